@@ -27,7 +27,7 @@ from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span, span_id
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 
 SIGN = 1 << 63

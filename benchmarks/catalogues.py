@@ -34,7 +34,8 @@ from benchmarks.show import machine
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.block import ENTRY_SCHEMA, PUT

@@ -44,12 +44,14 @@ from tidegate.mounter.batch_layout import Layout
 from tidegate.mounter.columns import fill_of, target_type, to_arrow
 from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
-from tidegate.tidb import arrow_kernels, checksum, row_kernels
-from tidegate.tidb.checksum_kernels import MATCHED, check_image
-from tidegate.tidb.json_kernels import STACK_WORDS
-from tidegate.tidb.kernels import I64, Slots
+from tidegate.tidb import checksum
+from tidegate.tidb.kernels import arrow as arrow_kernels
+from tidegate.tidb.kernels import row as row_kernels
+from tidegate.tidb.kernels.checksum import MATCHED, check_image
+from tidegate.tidb.kernels.json import STACK_WORDS
+from tidegate.tidb.kernels.text import I64, Slots
+from tidegate.tidb.kernels.zone import month_lines
 from tidegate.tidb.table_info import table_schema
-from tidegate.tidb.zone_kernels import month_lines
 
 BATCHES = (64, 1_000, 10_000)
 VALUES = ("value", "old_value")

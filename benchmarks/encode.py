@@ -28,7 +28,7 @@ from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.readback import ReadBack
 from tidegate.codec.registry import CODECS, codec_options, row_protocols
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.kernel import PAD, address
 from tidegate.model.message import MessageBlock

@@ -51,8 +51,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model import timestamp
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.proto import cdcpb_pb2, cdcpb_pb2_grpc, pdpb_pb2, pdpb_pb2_grpc
-from tidegate.puller import block_matcher
+from tidegate.proto import cdcpb_pb2, cdcpb_pb2_grpc, kvrpcpb_pb2, pdpb_pb2, pdpb_pb2_grpc
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 
 ROWS: Final = 100_000
@@ -454,7 +454,7 @@ def _serve(folder: str, regions: int, stores: int) -> None:
 
 
 def _write(address: str, mode: str, txn_rows: str, rows: str, seconds: str, first: str) -> None:
-    client = Client(address, 0)
+    client = Client(address, kvrpcpb_pb2.APIVersion.V1)
     writer = Writer(client, int(txn_rows), mode, int(first))
     began = time.monotonic()
     writer.run(float(seconds), int(rows))

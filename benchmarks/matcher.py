@@ -22,8 +22,8 @@ import numpy as np
 
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller import block_matcher, match_kernels, scan_kernels
-from tidegate.puller.block_matcher import BlockMatcher
+from tidegate.puller.match import block_matcher, match_kernels, scan_kernels
+from tidegate.puller.match.block_matcher import BlockMatcher
 
 REGIONS: Final = 64
 ROWS: Final = 1000

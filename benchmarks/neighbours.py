@@ -46,7 +46,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model import timestamp
 from tidegate.model.span import Span
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.server.backfill import Backfill
 from tidegate.tidb import keys

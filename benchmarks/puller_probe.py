@@ -19,8 +19,8 @@ from tidegate import log
 from tidegate.eventstore import kernels, segment
 from tidegate.eventstore.floors import FloorPage
 from tidegate.eventstore.manifest import ManifestFile
-from tidegate.puller import block_matcher
-from tidegate.puller.block_matcher import BlockMatcher
+from tidegate.puller.match import block_matcher
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.server.puller_process import run
 
 TICK = os.sysconf("SC_CLK_TCK")

@@ -24,7 +24,8 @@ from benchmarks.accounting import Ledger
 from benchmarks.rows import LOGS, ROWS_A_TXN, Source
 from tools.processes import Child
 
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.eventstore import outlook
 from tidegate.eventstore.store import EventStore

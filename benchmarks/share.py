@@ -2,6 +2,9 @@
 
     python -m benchmarks.share [--json FILE]
 
+A second table has the owner of the changefeed (`control/owner.py`): what its tick takes if nothing has
+changed, if one range was reported since, and if all were; milliseconds of one core, the least of some ticks.
+
 Each case has a division among captures, an event, and the division after it. Weights are bytes a second, from
 a lognormal distribution (sigma 1.5: 1 % of the pieces have about 20 % of it). The events:
 
@@ -23,13 +26,17 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.show import machine, table
 
+from tidegate.control.barrier import Barrier
+from tidegate.control.messages import RangeProgress
+from tidegate.control.metadata import GrantedRange
+from tidegate.control.owner import Owner, Persist, SendResolved
 from tidegate.control.share import Piece, Shares, load_of, moved, share
 from tidegate.model.span import Span
 
@@ -139,6 +146,57 @@ def measure(event: str, count: int, captures: int) -> Figures:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """One line of the owner's table."""
+
+    ranges: int
+    idle_ms: float
+    one_ms: float
+    all_ms: float
+
+
+def measure_ticks(count: int) -> Ticks:
+    """An owner of so many ranges on ten captures, which all run."""
+    edges = [b"t" + number.to_bytes(8, "big") for number in range(1, count)]
+    granted = [GrantedRange(span, (1, 1)) for span in ALL.cut_at(edges)]
+    owner = Owner(100, Barrier(100), ALL)
+    by_capture = {f"capture-{number}": granted[number::10] for number in range(10)}
+    for name, ranges in by_capture.items():
+        owner.grant(name, 1, ranges)
+    owner.sink_open(0)
+    for name, ranges in by_capture.items():
+        owner.running(name, 1, ranges)
+    owner.barrier.learn([], 1 << 60)
+    now = 0.0
+
+    def tick(moved: Mapping[str, Sequence[GrantedRange]], ts: int) -> float:
+        nonlocal now
+        now += 1.0
+        reports = {
+            name: [RangeProgress(one.id, one.token, ts, ts) for one in ranges]
+            for name, ranges in moved.items()
+        }
+        began = time.process_time()
+        for name, ranges in reports.items():
+            owner.report(name, 1, ranges)
+        for effect in owner.tick(now):
+            if isinstance(effect, SendResolved):
+                owner.resolved_done(effect.ts)
+            elif isinstance(effect, Persist):
+                owner.persisted(effect.ts)
+        return 1e3 * (time.process_time() - began)
+
+    tick(by_capture, 200)
+    one = {"capture-0": by_capture["capture-0"][:1]}
+    return Ticks(
+        count,
+        min(tick({}, 0) for _ in range(CALLS)),
+        min(tick(one, 300 + ts) for ts in range(CALLS)),
+        min(tick(by_capture, 400 + ts) for ts in range(CALLS)),
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -146,8 +204,16 @@ def main() -> None:
     options = parser.parse_args()
     found = [measure(event, *size) for size in SIZES for event in EVENTS]
     print(table([HEADINGS, *(one.cells() for one in found)]))
+    ticks = [measure_ticks(count) for count in (10, 1_000, 10_000)]
+    rows = [(f"{t.ranges:,}", f"{t.idle_ms:.3f}", f"{t.one_ms:.2f}", f"{t.all_ms:.2f}") for t in ticks]
+    print("\nowner: a tick in ms")
+    print(table([("ranges", "nothing changed", "one reported", "all reported"), *rows]))
     if options.json:
-        body = {"machine": machine(), "share": [asdict(one) for one in found]}
+        body = {
+            "machine": machine(),
+            "share": [asdict(one) for one in found],
+            "ticks": [asdict(t) for t in ticks],
+        }
         options.json.write_text(json.dumps(body, indent=1) + "\n")
 
 

@@ -30,7 +30,7 @@ from tools.processes import Child
 
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.model.message import MessageBlock
 from tidegate.model.timestamp import compose

@@ -53,7 +53,7 @@ from tools.processes import Child
 
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, marks
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.consumer.definition import Definition, from_info
 from tidegate.consumer.mysql.literals import inserts
 from tidegate.consumer.mysql.session import MySqlServer

@@ -95,7 +95,7 @@ def channel_to(address: str) -> grpc.Channel:
 class Client:
     """One BatchCommands stream a store, one Tso stream; everything happens on the caller's thread."""
 
-    def __init__(self, address: str, api_version: int) -> None:
+    def __init__(self, address: str, api_version: pb.APIVersion) -> None:
         self.channel = channel_to(address)
         pd = pdpb_pb2_grpc.PDStub(self.channel)
         found = pd.ScanRegions(pdpb_pb2.ScanRegionsRequest()).regions

@@ -8,6 +8,7 @@ given the virtual path `tidegate/proto/`, which makes the generated imports thos
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -26,7 +27,17 @@ def main() -> int:
             arguments.append(f"--grpc_python_out={out}")
         if code := protoc.main([*arguments, str(source)]):
             return int(code)
+    for types in (out / "tidegate/proto").glob("*_pb2.pyi"):
+        types.write_text(without_keywords(types.read_text()))
     return 0
+
+
+def without_keywords(types: str) -> str:
+    """Type stubs without the values of enums that are named None, which is no name in Python.
+
+    Code names them `Assertion.Value("None")`.
+    """
+    return re.sub(r"^ *None: .*\n", "", types, flags=re.MULTILINE)
 
 
 if __name__ == "__main__":

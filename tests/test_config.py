@@ -4,14 +4,10 @@ from pathlib import Path
 import pytest
 
 from tidegate.codec.registry import settled
-from tidegate.config import (
-    REDACTED,
-    KafkaConfig,
-    config_from_json,
-    load_config,
-    merge_config,
-    parse_sink_uri,
-)
+from tidegate.config.reading import config_from_json, load_config, merge_config
+from tidegate.config.settings import KafkaConfig
+from tidegate.config.sink_uri import parse_sink_uri
+from tidegate.config.values import REDACTED
 from tidegate.errors import InvalidInput
 
 PLAIN = "kafka://127.0.0.1:9092/topic?protocol=open-protocol"

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.codec.registry import encoder, options_of, settled
-from tidegate.config import config_from_json, merge_config, parse_sink_uri
+from tidegate.config.reading import config_from_json, merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.key_range import KeyRange, after_all, keyspace_of
 from tidegate.model.key_text import parse_key

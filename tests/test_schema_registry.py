@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from tests.fixtures.registry import Registry
-from tidegate.config import check_registry_url
+from tidegate.config.checks import check_registry_url
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.schema_registry import ATTEMPTS, ConfluentRegistry
 

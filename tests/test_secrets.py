@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 from tidegate import log
 from tidegate.access import Token
 from tidegate.api.operations import _shown
-from tidegate.config import ReplicaConfig, Secret, config_from_json, merge_config, parse_sink_uri, revealed
+from tidegate.config.reading import config_from_json, merge_config
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import parse_sink_uri
+from tidegate.config.values import Secret, revealed
 from tidegate.control.metadata import FeedId, FeedInfo, Grant, KeyValue, feed_key
 from tidegate.errors import Fatal
 from tidegate.server.feed_plan import FeedPlan, Paths

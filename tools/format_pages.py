@@ -91,7 +91,7 @@ def keys_page() -> str:
 {NOTE}
 
 A key sorts as bytes, so numbers and texts are written so that their bytes compare as they do. Plain form:
-`tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/row_kernels.py`.
+`tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/kernels/row.py`.
 
 ## Comparable integers and bytes
 
@@ -172,7 +172,7 @@ def rows_page() -> str:
 {NOTE}
 
 The value under a record key holds the columns that the key does not hold, by column id. Plain form: `tidb/row.py`;
-compiled: `tidb/row_kernels.py`, `mounter/decode.py`. What a cell's bytes mean is in [values](values.md).
+compiled: `tidb/kernels/row.py`, `mounter/decode.py`. What a cell's bytes mean is in [values](values.md).
 
 ## Format v2
 
@@ -304,7 +304,7 @@ def checksums_page() -> str:
 {NOTE}
 
 With `tidb_enable_row_level_checksum` TiDB writes a CRC-32 (IEEE) behind a row of format v2. Plain form:
-`tidb/checksum.py`; compiled: `tidb/checksum_kernels.py`; what a feed does about it: [integrity](../integrity.md).
+`tidb/checksum.py`; compiled: `tidb/kernels/checksum.py`; what a feed does about it: [integrity](../integrity.md).
 
 | version | the sum is over |
 |---|---|

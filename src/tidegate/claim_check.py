@@ -21,7 +21,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from tidegate.config import Secret, claim_uri, revealed
+from tidegate.config.checks import claim_uri
+from tidegate.config.values import Secret, revealed
 from tidegate.errors import InvalidInput, Retryable
 
 SUFFIX: Final = ".json"

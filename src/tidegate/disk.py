@@ -1,4 +1,4 @@
-"""A disk without room: what is raised, that a file which did not fit leaves nothing behind, and a ballast.
+"""Files that are written safely: what a full disk raises, a ballast, durable names, a lock.
 
 Full means ENOSPC, EDQUOT or EFBIG (RLIMIT_FSIZE): none of them is lasting, none damages what is there.
 """
@@ -6,6 +6,7 @@ Full means ENOSPC, EDQUOT or EFBIG (RLIMIT_FSIZE): none of them is lasting, none
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -72,6 +73,20 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def lock_file(path: Path, mode: int = 0o644) -> int:
+    """Open a file, made if needed, and lock it; the lock ends when the descriptor is closed.
+
+    Raises BlockingIOError when another process has the lock, and OSError when it cannot be opened or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def free_bytes(folder: Path) -> int:

@@ -38,6 +38,12 @@ COMPLETE: Final = "complete"
 """In the folder of compiled kernels, once there are all."""
 
 
+def _kernel_sources() -> list[Path]:
+    """The files that hold kernels or helpers of kernels: named `*kernels.py`, or in a folder `kernels`."""
+    package = Path(__file__).parent
+    return sorted([*package.rglob("*kernels.py"), *package.rglob("kernels/*.py")])
+
+
 def _cache_folder() -> Path:
     """Where compiled kernels are kept: one folder for each state of the kernels' source.
 
@@ -47,7 +53,7 @@ def _cache_folder() -> Path:
     """
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for source in sorted([*package.glob("kernel*.py"), *package.glob("*/*kernels.py")]):
+    for source in [*sorted(package.glob("kernel*.py")), *_kernel_sources()]:
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     beside = package / "__pycache__"
@@ -61,8 +67,7 @@ numba.config.CACHE_DIR = str(_cache_folder())
 
 def _state() -> str:
     """What numba's cache depends on besides the text of the sources: with another one it compiles again."""
-    package = Path(__file__).parent
-    sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sorted(package.glob("*/*kernels.py"))]
+    sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in _kernel_sources()]
     return f"{sys.version} {llvm.get_host_cpu_name()} {sources}"
 
 
@@ -300,18 +305,18 @@ def load_compiled() -> None:
 
 KERNEL_MODULES: Final = (
     "tidegate.kvclient.page_kernels",
-    "tidegate.puller.scan_kernels",
-    "tidegate.puller.open_kernels",
-    "tidegate.puller.spill_kernels",
+    "tidegate.puller.match.scan_kernels",
+    "tidegate.puller.match.open_kernels",
+    "tidegate.puller.match.spill_kernels",
     "tidegate.puller.frontier_kernels",
-    "tidegate.puller.slot_kernels",
-    "tidegate.puller.match_kernels",
-    "tidegate.puller.gather_kernels",
+    "tidegate.puller.match.slot_kernels",
+    "tidegate.puller.match.match_kernels",
+    "tidegate.puller.match.gather_kernels",
     "tidegate.eventstore.kernels",
-    "tidegate.tidb.row_kernels",
-    "tidegate.tidb.column_kernels",
-    "tidegate.tidb.arrow_kernels",
-    "tidegate.tidb.checksum_kernels",
+    "tidegate.tidb.kernels.row",
+    "tidegate.tidb.kernels.column",
+    "tidegate.tidb.kernels.arrow",
+    "tidegate.tidb.kernels.checksum",
     "tidegate.dispatcher.kernels",
     "tidegate.codec.connect_kernels",
     "tidegate.codec.kernels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -28,3 +29,15 @@ def bound(command: Sequence[str | Path], number: signal.Signals) -> list[str]:
     return [
         sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(number)), *map(str, command)
     ]  # fmt: skip
+
+
+def bind_forks(number: signal.Signals) -> None:
+    """Have each process that this one forks from now on get the signal `number` when this one ends."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def in_child() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, int(number))
+        if os.getppid() != parent:  # it had ended before
+            os._exit(1)
+
+    os.register_at_fork(after_in_child=in_child)

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
-from tidegate.config import check_registry_url
+from tidegate.config.checks import check_registry_url
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 ATTEMPTS: Final = 5

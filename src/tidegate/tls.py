@@ -1,4 +1,4 @@
-"""TLS to PD and TiKV, both sides proving who they are: the three PEM files that every tool of TiDB takes.
+"""TLS to PD, TiKV and captures, both sides proving who they are: the three PEM files of every tool of TiDB.
 
 `tidegate --ca CA --cert CERT --key KEY ...` puts their paths into the environment, where the processes that
 a command starts (the puller, Spark's Python workers) find them too; on a Spark cluster the executors need
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -69,18 +69,69 @@ class Tls:
         return grpc.ssl_server_credentials([(key, cert)], _read(self.ca), require_client_auth=True)
 
     def http(self) -> ssl.SSLContext:
-        """The same for HTTP."""
+        """The same for HTTP. The next connection uses a certificate that was renewed meanwhile."""
         if self.cert is None or self.key is None:
             raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.ca))
-        context.load_cert_chain(self.cert, self.key)
+        cert, key = self.cert, self.key
+        context = self._context(ssl.Purpose.CLIENT_AUTH)
         context.verify_mode = ssl.CERT_REQUIRED
+        read = _stamps(cert, key)
+
+        def renew(connection: Any, name: str | None, begun: ssl.SSLContext) -> None:
+            nonlocal read
+            found = _stamps(cert, key)
+            if found == read:
+                return
+            try:
+                # A connection has what its context had when it began, so this one gets another context.
+                renewed = self._context(ssl.Purpose.CLIENT_AUTH)
+                begun.load_cert_chain(cert, key)
+            except (InvalidInput, OSError, ssl.SSLError):
+                return  # half of the pair is written: the next connection tries again
+            read = found
+            connection.context = renewed
+
+        context.sni_callback = renew
+        return context
+
+    def http_client(self) -> ssl.SSLContext:
+        """Of a client of HTTP: it trusts this CA only, and shows its certificate if it has one.
+
+        Raises InvalidInput when a file cannot be read.
+        """
+        return self._context(ssl.Purpose.SERVER_AUTH)
+
+    def _context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
+        for path in filter(None, (self.ca, self.cert, self.key)):
+            _read(path)
+        try:
+            context = ssl.create_default_context(purpose, cafile=str(self.ca))
+            if self.cert is not None and self.key is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(
+                "the certificates cannot be used",
+                where=", ".join(str(path) for path in (self.ca, self.cert, self.key) if path is not None),
+                why=str(error),
+                fix="check --ca, --cert and --key: does the key belong to the certificate?",
+            ) from error
         return context
 
     def _pair(self) -> tuple[bytes | None, bytes | None]:
         if self.cert is None or self.key is None:
             return None, None
         return _read(self.cert), _read(self.key)
+
+
+def common_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """Those of a peer's certificate, as `ssl.SSLSocket.getpeercert` gives it."""
+    parts = (certificate or {}).get("subject", ())
+    return frozenset(value for part in parts for name, value in part if name == "commonName")
+
+
+def _stamps(*paths: Path) -> tuple[int, ...]:
+    """What changes when a file does; 0: it is not there."""
+    return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 
 def _read(path: Path) -> bytes:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from typer.testing import CliRunner
 
+from tests.certificates import Authority
 from tidegate.access import Token
 from tidegate.api import door
 from tidegate.api.app import _refused
-from tidegate.api.door import MAX_BODY, Door, Patient, Rules
-from tidegate.api.listening import listen
+from tidegate.api.door import MAX_BODY, Door, Rules
+from tidegate.api.listening import listen, server_config
 from tidegate.api.serve import check_door
+from tidegate.cli.client import call
 from tidegate.cli.main import app as command_line
-from tidegate.errors import InvalidInput, TidegateError
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.server.courier import peer_client
+from tidegate.tls import CA, CERT, KEY, Tls
 
 SECRET = "0123456789abcdef0123"
 JSON = "application/json"
@@ -34,7 +41,7 @@ JSON = "application/json"
 class Running:
     """A server with one route that tells how much it was sent."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, tls: Tls | None = None) -> None:
         self.sizes: list[int] = []
         app = Starlette(
             routes=[Route("/", self._take, methods=["GET", "POST", "PUT", "DELETE"])],
@@ -42,8 +49,8 @@ class Running:
         )
         listener = listen("127.0.0.1:0")
         self.port: int = listener.getsockname()[1]
-        config = uvicorn.Config(Door(app, rules), http=Patient, ws="none", log_config=None, lifespan="off")
-        self._server = uvicorn.Server(config)
+        secured = None if tls is None else tls.http()
+        self._server = uvicorn.Server(server_config(Door(app, rules), door.CONNECTIONS_MAX, 1, secured))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 
@@ -248,3 +255,92 @@ def test_commands_send_the_token(
     assert "give --token-file FILE" in without.stderr
     with_it = CliRunner().invoke(command_line, ["--token-file", str(path), *command])
     assert "not JSON" in with_it.stderr, "let in; there is no such route here"
+
+
+async def _asked(port: int, tls: Tls) -> httpx.Response:
+    async with peer_client(tls, 20.0) as client:
+        return await client.get(f"https://127.0.0.1:{port}/")
+
+
+def test_with_tls_only_clients_with_a_certificate_of_the_ca_are_let_in(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = Running(Rules(), authority.signed("capture"))
+    stranger = Authority(tmp_path, "other").signed("stranger")
+    try:
+        assert asyncio.run(_asked(server.port, authority.signed("client"))).status_code == 200
+        for wrong in (
+            Tls(authority.signed("client").ca),  # it shows none
+            replace(stranger, ca=authority.signed("client").ca),
+            stranger,  # which does not trust the server either
+        ):
+            with pytest.raises(httpx.TransportError):
+                asyncio.run(_asked(server.port, wrong))
+        with pytest.raises(httpx.TransportError):
+            server.ask()  # without TLS
+        assert server.sizes == [0]
+    finally:
+        server.stop()
+
+
+def test_a_certificate_of_another_name_is_refused_in_words(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = Running(Rules(names=frozenset({"capture", "admin"})), authority.signed("capture"))
+    try:
+        assert asyncio.run(_asked(server.port, authority.signed("admin"))).status_code == 200
+        refused = asyncio.run(_asked(server.port, authority.signed("intern")))
+        assert refused.status_code == 403
+        assert "the common name intern; --cert-allowed-cn does not" in refused.json()["error_msg"]
+    finally:
+        server.stop()
+
+
+def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls = authority.signed("capture")
+    server, context = Running(Rules(), tls), tls.http_client()
+
+    def serial() -> int:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as plain:
+            secured = context.wrap_socket(plain, server_hostname="127.0.0.1")
+            found = secured.getpeercert()
+            assert found is not None
+            return int(str(found["serialNumber"]), 16)
+
+    try:
+        first = serial()
+        assert serial() == first
+        authority.signed("capture")  # into the same files
+        assert serial() != first
+        assert tls.key is not None
+        tls.key.write_text("-----BEGIN half")
+        assert serial() == serial(), "half a pair is left alone"
+    finally:
+        server.stop()
+
+
+def test_certificates_are_asked_for_before_a_capture_starts_with_tls(tmp_path: Path) -> None:
+    run = ["server", "--pd", "127.0.0.1:1", "--data-dir", str(tmp_path)]
+    answer = CliRunner().invoke(command_line, [*run, "--api-tls"])
+    assert answer.exit_code == 2
+    assert "give --ca, --cert and --key" in answer.stderr
+    answer = CliRunner().invoke(command_line, [*run, "--cert-allowed-cn", "admin"])
+    assert answer.exit_code == 2
+    assert "without --api-tls" in answer.stderr
+    check_door(listen("0.0.0.0:0"), Rules(), is_secure=True)  # certificates are as good as a token
+
+
+def test_a_command_shows_its_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = Running(Rules(), authority.signed("capture"))
+    try:
+        with pytest.raises(Retryable, match="tidegate --ca CA --cert CERT --key KEY"):
+            call(f"https://127.0.0.1:{server.port}", "GET", "/tso")
+        with pytest.raises(Retryable, match="write https://HOST:PORT"):
+            call(f"127.0.0.1:{server.port}", "GET", "/tso")
+        authority.signed("admin").into(os.environ)
+        with pytest.raises(InvalidInput, match="404"):  # it came in; there is no such route
+            call(f"https://127.0.0.1:{server.port}", "GET", "/tso")
+    finally:
+        for name in (CA, CERT, KEY):
+            os.environ.pop(name, None)
+        server.stop()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from tidegate.api.changefeeds import body_of, number
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
 from tidegate.server.new_feed import Refused, check_new

@@ -14,7 +14,8 @@ from tidegate.cli import consistency, consumer
 from tidegate.cli.consumer import _JsonLines, _Lines, status
 from tidegate.cli.consumer_status import summary, table
 from tidegate.codec.registry import settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer import job
 from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition, applied_lag_s

@@ -26,7 +26,8 @@ from tidegate.codec.protocols.debezium import fields
 from tidegate.codec.protocols.debezium.plain import DebeziumDecoder, DebeziumEncoder, DebeziumOptions
 from tidegate.codec.protocols.debezium.templates import cells
 from tidegate.codec.registry import codec_options, settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.source import Topic
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent

@@ -16,7 +16,8 @@ from tests.contracts.codec_rows import golden_rows
 from tidegate.codec.entry import RowCodec
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.registry import CODECS, encoder, options_of
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 
 BUILD_MS = 1_795_246_227_000

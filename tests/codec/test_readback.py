@@ -21,7 +21,8 @@ from tidegate.codec.entry import Loss
 from tidegate.codec.large import HANDLE_KEY_ONLY
 from tidegate.codec.readback import Misencoded, ReadBack, is_compared
 from tidegate.codec.registry import codec_of, codec_options, row_protocols, settled, unverified
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.message import MessageBlock
 from tidegate.model.row import RowChange

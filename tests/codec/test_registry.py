@@ -9,7 +9,8 @@ from tidegate.codec.large import LargeOptions
 from tidegate.codec.protocols.canal_json.plain import CanalOptions
 from tidegate.codec.protocols.kv_json.plain import KvOptions
 from tidegate.codec.registry import codec, codec_of, codec_options, key_codec_of, settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.pipeline.stages import plan
 

@@ -25,7 +25,8 @@ from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
 from tidegate.codec.protocols.simple.definition import version_of
 from tidegate.codec.protocols.simple.plain import SimpleDecoder, SimpleEncoder, SimpleOptions, tells, versions
 from tidegate.codec.registry import codec_of, codec_options, settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChecksum
 from tidegate.model.schema import Kind, TableSchema

@@ -14,7 +14,8 @@ from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
 from tidegate.codec.registry import settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

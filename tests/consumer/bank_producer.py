@@ -20,7 +20,9 @@ from confluent_kafka import Producer
 from tests.consumer.bank import Bank
 from tests.consumer.topics import Event, messages_of
 from tidegate.codec.registry import codec_options
-from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.model.message import Message
 from tidegate.sink.kafka.client import CALL_TIMEOUT_S, producer_settings, read_records
 

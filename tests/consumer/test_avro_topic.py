@@ -9,7 +9,8 @@ import pytest
 from tests.test_config import refused
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import codec_of, options_of
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.checks import check_timed
 from tidegate.consumer.source import Topic, TopicDecoder
 from tidegate.errors import InvalidInput, Retryable

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidegate.codec.base import BadMessage, Batch, DdlMessage, Decoded, DecodedTable, WireColumn
 from tidegate.codec.entry import DdlTo
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Verdict
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.places import number_of

@@ -13,7 +13,7 @@ from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import Places, events_of, messages_to
 from tidegate.codec.base import DdlMessage
 from tidegate.codec.registry import CODECS, codec_options
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.consumer.checks import check_followed, check_joining, check_same
 from tidegate.consumer.flow import Ddls, Flow, Rows
 from tidegate.consumer.places import number_of, place_of

@@ -25,10 +25,10 @@ from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl_jobs
-from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys
+from tidegate.tidb.table_filter import is_system_schema
 from tidegate.workload.changelog import SnapshotLine, Txn, read_log
 
 

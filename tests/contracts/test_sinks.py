@@ -24,7 +24,8 @@ from tests.fixtures.topic import read_committed
 from tests.sink.test_kafka import Grants, block
 from tests.sink.test_kafka_owner import event
 from tidegate.codec import registry
-from tidegate.config import load_config, parse_sink_uri, reader_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_sink_uri, reader_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.block import ENTRY_SCHEMA, PUT

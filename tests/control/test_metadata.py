@@ -13,6 +13,7 @@ from tidegate.control.metadata import (
     raised,
     settled,
     shared_out,
+    writers_of,
 )
 from tidegate.errors import InvalidInput
 from tidegate.model.span import Span
@@ -22,6 +23,9 @@ def test_values_survive_the_store() -> None:
     ranges = (GrantedRange(Span(b"", b"t"), (7, 2)), GrantedRange(Span(b"t", b""), (7, 3)))
     grant = Grant("f00d", (7, 3), 12, 4, ranges, {"c2": 6})
     assert Grant.from_bytes(grant.to_bytes()) == grant
+    gone = settled(Grant("f00d", (7, 3), 12, 4))
+    assert gone.fenced
+    assert Grant.from_bytes(gone.to_bytes()) == gone
     status = FeedStatus(5, 9)
     assert FeedStatus.from_bytes(status.to_bytes()) == status
     error = FeedError("broken", "CDC:ErrX", 17, "127.0.0.1:8300")
@@ -133,3 +137,19 @@ def test_a_capture_without_a_share_has_no_proof() -> None:
     grants = raised(stored, "c", "i", (1, 3), [A, B, C], 2)
     assert grants["c"].givers == {"a": 4, "b": 4}
     assert grants["c"].slots == 4, "ids that were used once are fenced for ever"
+
+
+def test_a_capture_that_is_gone_is_fenced_once_and_again_only_after_it_came_back() -> None:
+    """Else an owner would fence all captures that there ever were whenever the key space is divided."""
+    stored = shared({}, 1, a=[A], b=[B], c=[C])
+    stored = shared(stored, 2, a=[A, B], b=[C])
+    assert writers_of(stored) == {"a": 4, "b": 4, "c": 4}
+    stored = {name: settled(one) for name, one in stored.items()}
+    assert writers_of(stored) == {"a": 4, "b": 4}, "those with ranges may have left transactions open"
+    stored = shared(stored, 3, a=[A], b=[B], c=[C])
+    assert writers_of(stored) == {"a": 4, "b": 4, "c": 4}
+    stored |= raised(stored, "a", "i", (1, 4), [A, B, C], 4)  # which is to fence b and c by itself
+    assert writers_of(stored) == {"a": 4, "b": 4, "c": 4}
+    stored |= raised(stored, "d", "i", (1, 5), [A, B, C], 4)  # a has not come to it
+    stored = {name: settled(one) for name, one in shared(stored, 6, b=[A], d=[B, C]).items()}
+    assert writers_of(stored) == {"b": 4, "d": 4}

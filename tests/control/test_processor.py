@@ -569,3 +569,28 @@ def test_with_a_post_that_delivers_it_gets_on() -> None:
         cluster.acknowledge()
     assert len(cluster.world.ddls_done) == len(cluster.world.ddls) == 10
     assert cluster.owner.checkpoint > 1000 + 190 * 3
+
+
+def test_what_came_for_other_ranges_is_not_told_of_those_that_may_come() -> None:
+    low, high = GrantedRange(Span(b"", b"m"), (0, 0)), GrantedRange(Span(b"m", b""), (0, 0))
+    machine = Processor(HEADER)
+    assert machine.hear(dispatch(1, 200, incarnation=0, wish=Wish.PREPARE, ranges=(low,)))
+    machine.open(100, [task("a")], [], 200)
+    machine.resolve({"a": 190})
+    assert checkpoints(machine.tick(0.0))
+    assert machine.hear(dispatch(2, 200, incarnation=0, wish=Wish.PREPARE, ranges=(high,)))
+    assert checkpoints(machine.tick(0.1)) == [], "it is open for the others still"
+
+
+def test_an_owner_learns_what_of_its_words_has_come() -> None:
+    machine = Processor(HEADER)
+
+    def heard(now: float) -> list[int]:
+        return [one.heard for one in machine.tick(now) if isinstance(one, Sync)]
+
+    machine.hear(dispatch(7, 200))
+    assert heard(0.0) == [7]
+    assert not machine.hear(replace(dispatch(9, 200), header=replace(HEADER, sequence=9, capture_epoch=1)))
+    assert heard(10.0) == [9], "it has come, although it was for the process before"
+    machine.hear(Announce(replace(HEADER, owner_rev=2, sequence=3), "1.0"))
+    assert heard(10.1) == [3], "another owner counts for itself"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.codec.slots import block_of
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.conflict import Conflicts, Tracker, key_hashes
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.partitions import partition_of

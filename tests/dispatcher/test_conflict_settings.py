@@ -9,7 +9,9 @@ import pytest
 from tests.dispatcher.test_conflict import column as column_of
 from tests.dispatcher.test_conflict import table_of
 from tidegate.codec.registry import settled
-from tidegate.config import DispatchRule, ReplicaConfig, merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.settings import DispatchRule, ReplicaConfig
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.dispatcher.guarantees import UNREADABLE, weakness
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tidegate.codec.entry import DdlTo
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.consistency import (
     ROW,
     TRANSACTION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.guarantees import weakness
 from tidegate.errors import InvalidInput
 from tidegate.model.schema import TableSchema

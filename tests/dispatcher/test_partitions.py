@@ -7,7 +7,7 @@ import pytest
 
 from tests.codec import golden
 from tests.codec.slots import block_of
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.partitions import RULES, partition_of
 from tidegate.dispatcher.router import Router

@@ -9,7 +9,7 @@ import pytest
 from tests.golden_folder import count, lines
 from tests.mounter.jobs import DDL_CASES, finished
 from tidegate.codec.registry import codec_of, codec_options
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.topics import NAME_MAX, topic_name
 from tidegate.errors import InvalidInput

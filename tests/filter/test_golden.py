@@ -11,7 +11,8 @@ import pytest
 from tests.codec.golden import case as rows_case
 from tests.codec.slots import block_of
 from tests.golden_folder import count, lines
-from tidegate.config import FilterConfig, config_from_json
+from tidegate.config.reading import config_from_json
+from tidegate.config.settings import FilterConfig
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.events import EVENT_OF_ACTION, SCHEMA_ACTIONS

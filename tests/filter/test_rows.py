@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.codec.slots import block_of
 from tests.filter.tables import EVERY_KIND, NOT_NULL, PRIMARY, VALUES, column, index, row_of, table
-from tidegate.config import EventFilterRule, FilterConfig
+from tidegate.config.settings import EventFilterRule, FilterConfig
 from tidegate.errors import Fatal
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.rows import ignored, ignores

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter

@@ -33,8 +33,8 @@ from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import CAPTURE_ERRORS, KV_ERRORS
+from tidegate.tikv.raft.region import Region
 from tidegate.tikv.reader import Reader
-from tidegate.tikv.region import Region
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import chaos, chaos_feeds
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 

@@ -30,7 +30,8 @@ from tests.pipeline.test_conflict import (
 )
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import options_of
-from tidegate.config import load_config, parse_source_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_source_uri
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction

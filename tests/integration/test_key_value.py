@@ -19,7 +19,8 @@ import pytest
 from tests.fixtures.topic import read_committed
 from tests.integration.cluster import Cluster, eventually
 from tidegate.codec.protocols.kv_json.plain import KeyChange, KeyResolved, decode, partition_of
-from tidegate.config import RAW_MODE, parse_sink_uri
+from tidegate.config.sink_uri import parse_sink_uri
+from tidegate.config.values import RAW_MODE
 from tidegate.errors import TidegateError
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient

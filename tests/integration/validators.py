@@ -9,7 +9,8 @@ from tests.fixtures.topic import read_committed
 from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_of, options_of
-from tidegate.config import load_config, parse_source_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_source_uri
 from tidegate.consumer.contract import TopicCheck
 from tidegate.consumer.places import number_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.config import TXN_MODE
+from tidegate.config.values import TXN_MODE
 from tidegate.errors import Retryable
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pages import columns_of, pages

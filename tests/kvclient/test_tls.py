@@ -20,7 +20,7 @@ from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import CA, CERT, KEY, Tls

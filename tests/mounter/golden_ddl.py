@@ -12,9 +12,9 @@ from tests.golden_folder import plain_name
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.ddl import Told
-from tidegate.mounter.filter import TableFilter
 from tidegate.tidb import table_info
 from tidegate.tidb.ddl_job import DdlJob
+from tidegate.tidb.table_filter import TableFilter
 
 RECOVER_SCHEMA = 63
 RENAMES = (14, 47)

@@ -20,11 +20,11 @@ from tests.mounter.jobs import OURS, written
 from tests.tidb.definition_fuzz import redefined
 from tidegate.errors import TidegateError, Undecodable
 from tidegate.mounter.ddl_admission import admit
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.server import told_text
 from tidegate.tidb import ddl_job
 from tidegate.tidb.ddl_job import DdlJob
+from tidegate.tidb.table_filter import TableFilter
 
 KEEP_EVERY = 50
 

@@ -18,7 +18,7 @@ from tidegate.model.schema import Column, Kind
 from tidegate.mounter.columns import Losses, target_type, to_arrow
 from tidegate.mounter.decode import MountOptions, mount
 from tidegate.mounter.rows import rows_of
-from tidegate.tidb.arrow_kernels import TILE
+from tidegate.tidb.kernels.arrow import TILE
 from tidegate.tidb.types import enum
 
 

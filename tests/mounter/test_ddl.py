@@ -17,10 +17,10 @@ from tidegate.mounter.ddl_admission import admit, concerned
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.ddl_partitions import REORGANISATIONS
 from tidegate.mounter.ddl_rules import EARLY, RULES, TOLD_BY_TICDC, Handling, Outcome, Spans
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.tidb import keys, table_info
 from tidegate.tidb.ddl_job import DdlJob, JobState
+from tidegate.tidb.table_filter import TableFilter
 
 VIEWS = (21, 24)
 DROP_PARTITION, TRUNCATE_PARTITION, FLASHBACK_CLUSTER = 20, 23, 62

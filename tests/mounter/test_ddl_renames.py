@@ -12,9 +12,9 @@ from tidegate.errors import InvalidInput
 from tidegate.mounter.ddl import Told
 from tidegate.mounter.ddl_admission import admit
 from tidegate.mounter.ddl_renames import names_in
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb.ddl_job import DdlJob
+from tidegate.tidb.table_filter import TableFilter
 
 Step = tuple[str, str, str]
 """Table before the job, new schema, new name."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_ROWS, PUT

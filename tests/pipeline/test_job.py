@@ -21,7 +21,7 @@ from tests.sink.slots import deliver
 from tools.processes import descendants
 
 from tidegate.codec.protocols.simple.plain import OPERATIONS
-from tidegate.config import parse_sink_uri
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.model.progress import SpanProgress, span_key

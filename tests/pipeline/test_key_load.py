@@ -13,7 +13,9 @@ from tests.fixtures.topic import read_committed
 from tests.pipeline.recorded import begin
 
 from tidegate.codec.protocols.kv_json.plain import KeyChange, decode, partition_of
-from tidegate.config import TXN_MODE, merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
+from tidegate.config.values import TXN_MODE
 from tidegate.control.load import LoadPlan, LoadQueue
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.errors import Fenced

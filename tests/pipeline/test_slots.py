@@ -10,7 +10,8 @@ import pytest
 from tests.pipeline.recorded import CAPTURE, RecordedFeed, begin
 from tests.pipeline.test_job import BANK, UPTO
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import GrantedRange
 from tidegate.errors import Fenced
 from tidegate.eventstore import outlook

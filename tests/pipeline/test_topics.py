@@ -16,7 +16,8 @@ from tidegate.codec.base import Batch, Decoded
 from tidegate.codec.decode import decoder
 from tidegate.codec.protocols.avro.schema import AvroOptions
 from tidegate.codec.registry import options_of, settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import TOPICS_KEY, Topics
 from tidegate.pipeline.access import LocalAccess

@@ -20,10 +20,10 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span
-from tidegate.puller.block_matcher import BlockMatcher, Matched
-from tidegate.puller.budget import Budget, StreamMemory
 from tidegate.puller.event_feed import MessageQueue
-from tidegate.puller.matcher import Kind, Row
+from tidegate.puller.match.block_matcher import BlockMatcher, Matched
+from tidegate.puller.match.budget import Budget, StreamMemory
+from tidegate.puller.match.matcher import Kind, Row
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -205,7 +205,7 @@ from pathlib import Path
 from tests.puller.test_budget import Fed, Row, Span, StreamMemory, resolved_message, rows_message
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) >> 10

@@ -18,11 +18,11 @@ from tests.puller.wire import resolved_message, rows_message
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller.block_matcher import BlockMatcher
-from tidegate.puller.budget import Budget
 from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.frontier import Frontier
-from tidegate.puller.matcher import Kind, Row
+from tidegate.puller.match.block_matcher import BlockMatcher
+from tidegate.puller.match.budget import Budget
+from tidegate.puller.match.matcher import Kind, Row
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import Failed, History, Reason, RegionFeed, Relocate, pause_s
 

@@ -12,7 +12,7 @@ import pytest
 
 import tidegate
 from tests.puller.test_puller import SPAN, World, eventually, fail
-from tidegate.config import TXN_MODE
+from tidegate.config.values import TXN_MODE
 from tidegate.eventstore import outlook
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff

@@ -14,8 +14,8 @@ from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.puller.puller import Puller
+from tidegate.tikv.rpc.services import ChangeDataService
 from tidegate.tikv.server import EmbeddedUpstream
-from tidegate.tikv.services import ChangeDataService
 
 pytestmark = pytest.mark.integration
 

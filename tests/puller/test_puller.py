@@ -21,8 +21,8 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span, span_id
-from tidegate.puller import block_matcher
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match import block_matcher
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.puller.test_puller import eventually, fail
-from tidegate.config import RAW_MODE
+from tidegate.config.values import RAW_MODE
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import entries_of
@@ -22,7 +22,7 @@ from tidegate.model.key_range import after_all, front_of
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream

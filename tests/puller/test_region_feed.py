@@ -12,7 +12,7 @@ from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.proto import errorpb_pb2 as errorpb
 from tidegate.proto import metapb_pb2 as metapb
-from tidegate.puller.matcher import Violation
+from tidegate.puller.match.matcher import Violation
 from tidegate.puller.region_feed import (
     PAUSES,
     VIOLATIONS_MAX,

@@ -22,8 +22,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span
 from tidegate.proto import metapb_pb2
-from tidegate.puller import block_matcher
 from tidegate.puller.event_feed import MessageQueue
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.faults import CAPTURE_ERRORS

@@ -18,7 +18,7 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import span_id
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes

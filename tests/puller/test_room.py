@@ -28,8 +28,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.reports import ToPuller, Watch
 from tidegate.model.span import Span, span_id
-from tidegate.puller import block_matcher
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match import block_matcher
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.puller.room import CROWDED_S, REST_S, SHED_AFTER_S, Deed, Room, greediest
 from tidegate.server.puller_process import store_dir

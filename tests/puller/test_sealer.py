@@ -11,8 +11,8 @@ import pytest
 from tests.puller.test_puller import eventually
 from tidegate.clock import SystemClock
 from tidegate.puller import event_feed, sealer
-from tidegate.puller.budget import Budget
 from tidegate.puller.event_feed import MessageQueue
+from tidegate.puller.match.budget import Budget
 from tidegate.puller.sealer import Sealer
 
 

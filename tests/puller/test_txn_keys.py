@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.puller.test_puller import eventually, fail
-from tidegate.config import TXN_MODE
+from tidegate.config.values import TXN_MODE
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import entries_of
@@ -18,7 +18,7 @@ from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model.key_range import after_all
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 

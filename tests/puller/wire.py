@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller.matcher import Row
+from tidegate.puller.match.matcher import Row
 
 
 def rows_message(region: int, request: int, rows: Iterable[Row]) -> bytes:

@@ -34,8 +34,10 @@ from tidegate.mounter.catalogue import Catalogue
 from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
 from tidegate.server.catalogues import Shared
+from tidegate.server.courier import scheme
 from tidegate.server.owner_sink import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
@@ -64,6 +66,7 @@ class Running:
         puller_timeout_s: float = 60.0,
         event_store_bytes: int = 0,
         etcd: str = "",
+        tls: Tls | None = None,
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -78,6 +81,7 @@ class Running:
             etcd=etcd,
             session_ttl_s=8,
             standing_by=self._ready,
+            api_tls=tls,
         )
         self.address = ""
         self._up = threading.Event()
@@ -102,13 +106,15 @@ class Running:
             assert not self._thread.is_alive()
 
     def call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
+        tls = self._options.api_tls
         answer = httpx.request(
             method,
-            f"http://{self.address}/api/v2{path}",
+            f"{scheme(tls)}://{self.address}/api/v2{path}",
             json=body,
             params=query,
             timeout=120,
             trust_env=False,
+            verify=True if tls is None else tls.http_client(),
         )
         return answer.json() | {"http": answer.status_code}
 

@@ -15,7 +15,8 @@ from tests.etcd.line import Line
 from tests.server.test_capture import Running, bank, wait_for, work
 
 from tidegate.api.forward import PASSED_ON
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.gc import service_id
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput

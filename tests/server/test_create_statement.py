@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.codec.ddl_header import decode, encode
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.filter.feed import FeedFilter
 from tidegate.mounter.table_version import Parsed, TableVersion
 from tidegate.server.create_statement import create_schema, create_table

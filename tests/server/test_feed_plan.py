@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import SpanTask
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, Put, grant_key, raised
 from tidegate.disk import DiskFull

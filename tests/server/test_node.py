@@ -26,11 +26,13 @@ from tidegate.control.metadata import (
     grant_key,
 )
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
+from tidegate.etcd.client import EtcdClient
+from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.model.span import Span
 from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.node import WRITE_MAX, Node
+from tidegate.server.node import CAPTURES_MAX, WRITE_MAX, Node
 from tidegate.server.reactor import Reactor
 
 CLUSTER, CAPTURE = 7, "here"
@@ -248,3 +250,24 @@ def test_who_is_not_the_owner_any_more_shows_no_checkpoint_of_its_changefeeds() 
     metrics.forget_feed("somewhere", "one")
     metrics.forget_feed("somewhere", "one")  # of which nothing is shown
     assert b"somewhere" not in metrics.render()
+
+
+def test_as_many_captures_as_may_share_a_changefeed_fit_into_one_transaction_of_etcd(
+    etcd: str, owner: Callable[..., Node]
+) -> None:
+    """etcd takes 128 comparisons. Dead captures do not count, and a key that is written is compared once."""
+    store = EtcdMetadata(EtcdClient(etcd))
+    node = owner(metadata=store, shared=f"etcd:{etcd}")
+    names = [f"c{i:03}" for i in range(2 * CAPTURES_MAX)]
+    keys = [b"%03d" % i for i in range(1, CAPTURES_MAX)]
+    ranges = [Span(start, end) for start, end in zip([b"", *keys], [*keys, b""], strict=True)]
+
+    def share(among: Sequence[str]) -> dict[str, Grant]:
+        shares = {name: [one] for name, one in zip(among, ranges, strict=True)}
+        return asyncio.run(node.share_out(ONE, "f00d", node.token(), shares, dict.fromkeys(among, 4)))
+
+    first = share(names[:CAPTURES_MAX])
+    asyncio.run(node.settle(ONE, first))
+    assert len(share(names[:CAPTURES_MAX])) == CAPTURES_MAX, "again, as at each division"
+    with pytest.raises(InvalidInput, match="more than etcd takes in one transaction"):
+        share(names[CAPTURES_MAX:])

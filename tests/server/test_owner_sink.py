@@ -10,7 +10,8 @@ from typing import Any
 
 from tests.sink.test_kafka_owner import event
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.metadata import FeedId, Grant
 from tidegate.model.ddl import DdlEvent

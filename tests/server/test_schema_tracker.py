@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from tests.mounter.jobs import written
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.eventstore import outlook, reader

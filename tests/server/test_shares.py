@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from tidegate import __version__
 from tidegate.control.gc import History
 from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.node import Node
-from tidegate.server.peers import JOIN_S, SHUN_S, SILENT_S, Peer, Peers
+from tidegate.server.peers import CUT_OFF_S, JOIN_S, SHUN_S, SILENT_S, WARM_MAX_S, Peer, Peers
 from tidegate.server.sharing import BALANCE_S, WORTH, Sharing
 from tidegate.server.stripes import table_task
 
@@ -153,3 +154,138 @@ def test_what_an_owner_says_of_history_counts_in_the_order_of_its_messages() -> 
     assert not hear((7, 8), 100)
     assert node.histories[-1].safe_point == 40
     assert hear((8, 1), 90), "the next owner's"
+
+
+def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    plan = world.sharing.handed({TABLES[1].physical_id, TABLES[3].physical_id}, "a")
+    assert [one.taker for one in plan.moves] == ["a"]
+    assert plan.shares == {
+        "a": (Span(b"", TABLES[2].span.start), Span(TABLES[3].span.start, b"")),
+        "b": (Span(TABLES[2].span.start, TABLES[3].span.start),),
+    }
+    world.sharing.hand({TABLES[3].physical_id}, "a")
+    world.peers["a"].received = 0
+    assert world.better() == ("", [world.peers["a"]]), "the taker prepares"
+    assert world.peers["a"].coming == (Span(TABLES[3].span.start, b""),)
+    world.peers["a"].received = NOW
+    assert world.better()[0]
+    before = world.sharing.now
+    after = world.sharing.divide(before, shared=True)
+    assert after == plan.shares
+    for name, spans in after.items():
+        granted = tuple(GrantedRange(span, (7, 2)) for span in spans)
+        world.peers[name].grant = Grant("i", (7, 2), 1, 4, granted)
+        world.peers[name].coming = ()
+    # Loads that differ move nothing now, and a restart of all incarnations does not either.
+    world.sharing.loads["a"] = dict.fromkeys((task.id for task in TABLES[:2]), int(9 * WORTH))
+    world.now += 2 * BALANCE_S
+    for peer in world.peers:
+        peer.heard_at = world.now
+    assert world.better() == ("", [])
+    assert world.sharing.divide(world.sharing.now, shared=True) == after
+    world.sharing.ask()
+    world.better()
+    assert world.sharing.aim is not None
+    assert world.sharing.aim != after
+
+
+def test_what_is_asked_for_by_hand_is_done_after_a_restart_and_dropped_when_it_cannot_be() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.sharing.hand({TABLES[2].physical_id}, "a")
+    again = world.sharing.divide(world.sharing.now, shared=True)  # something failed before anybody prepared
+    assert again == {"a": (Span(b"", cut),), "b": (Span(cut, b""),)}
+    assert world.better() == ("", [world.peers["a"]])
+    assert world.peers["a"].coming == (Span(b"", TABLES[3].span.start),)
+    world.node.drained.add("a")
+    world.better()
+    assert world.sharing.aim == {"b": (ALL,)}, "a drained capture gets nothing"
+    with pytest.raises(KeyError, match="99"):
+        world.sharing.handed({99}, "b")
+
+
+def test_a_key_space_is_not_moved_into_pieces_without_end() -> None:
+    world = World("b")
+    world.sharing.begin([table_task(table, 1) for table in range(1, 100)])
+    world.run(a=ALL)
+    with pytest.raises(ValueError, match="99 ranges, and 16 are allowed"):
+        world.sharing.handed(set(range(2, 100, 2)), "b")
+
+
+def test_after_a_failure_who_delivered_goes_on_and_takers_go_on_preparing() -> None:
+    """Moved at once, its ranges would wait for all that upstream has to scan."""
+    world = World("b")
+    world.run(a=ALL)
+    taker = world.peers["b"]
+    assert world.better() == ("", [taker])
+    assert world.sharing.divide({"a": [ALL]}, shared=True) == {"a": (ALL,)}
+    world.run(a=ALL)
+    taker.coming = ()  # the incarnation ended
+    assert world.better() == ("", [taker])
+    taker.received = NOW
+    assert world.better()[0]
+    assert set(world.sharing.divide({"a": [ALL]}, shared=True)) == {"a", "b"}
+
+
+def test_a_move_waits_for_its_own_takers_however_long_others_were_waited_for() -> None:
+    world = World("b", "c")
+    world.run(a=ALL)
+    world.better()
+    world.now += WARM_MAX_S + 1
+    for peer in world.peers:
+        peer.heard_at, peer.met_at = world.now, 0.0
+        peer.received = 1
+    world.node.drained.add("b")
+    assert world.better()[0] == "", "another plan, just made"
+    world.peers["c"].received = 1
+    assert world.better()[0] == "", "and its taker has begun"
+    world.now += WARM_MAX_S + 1
+    for peer in world.peers:
+        peer.heard_at = world.now
+    world.peers["c"].received = 0
+    assert world.better()[0] == "", "it has received nothing at all"
+    world.peers["c"].received = 1
+    assert "not all takers are ready" in world.better()[0]
+
+
+def test_a_capture_that_hears_nothing_is_lost_though_it_speaks() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    peer = world.peers["b"]
+    peer.say(5, world.now)
+    peer.say(6, world.now + 1)
+    for _ in range(3):
+        world.now += SILENT_S / 2
+        peer.heard_at = world.now
+        peer.has(4)
+    assert "has been silent" in world.sharing.lost(world.now)
+    peer.has(5)
+    assert world.sharing.lost(world.now) == ""
+
+
+def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    for peer in world.peers:
+        peer.knows(NOW, world.now)
+    world.now += CUT_OFF_S + 1
+    for peer in world.peers:
+        peer.heard_at = world.now
+    assert world.sharing.lost(world.now) == "", "upstream reaches nobody"
+    world.peers["a"].knows(NOW + 1, world.now)
+    assert "received nothing from upstream" in world.sharing.lost(world.now)
+    assert world.sharing.able() == ["a"]
+
+
+def test_a_capture_of_another_version_gets_nothing_while_others_can() -> None:
+    world = World("b")
+    world.peers["b"].version = "0.0.1"
+    assert world.sharing.able() == ["a"]
+    world.peers["b"].version = __version__
+    assert world.sharing.able() == ["a", "b"]

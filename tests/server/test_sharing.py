@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.certificates import Authority
 from tests.server.test_capture import Running, bank, check_order, wait_for, work
 from tests.server.test_captures import reached
 from typer.testing import CliRunner
@@ -19,13 +20,15 @@ from tidegate.server.courier import Courier
 from tidegate.server.peers import SILENT_S
 from tidegate.server.processor import FeedProcessor
 from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
 __all__ = ["bank"]
 
 ONE = FeedId("default", "one")
-Start = Callable[[str], Running]
+Start = Callable[..., Running]
+"""Of a folder's name, and certificates if the API speaks TLS."""
 
 
 @pytest.fixture
@@ -41,8 +44,8 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
 def start(upstream: EmbeddedUpstream, etcd: str, tmp_path: Path) -> Iterator[Start]:
     running: dict[str, Running] = {}
 
-    def one(name: str) -> Running:
-        running[name] = Running(upstream.pd_addr, tmp_path / name, tmp_path / "out", etcd=etcd)
+    def one(name: str, tls: Tls | None = None) -> Running:
+        running[name] = Running(upstream.pd_addr, tmp_path / name, tmp_path / "out", etcd=etcd, tls=tls)
         return running[name]
 
     yield one
@@ -151,8 +154,15 @@ def test_a_feed_that_pauses_is_let_go_of_everywhere_and_resumes(
     wait_for(lambda: not second.capture.spans.held, "nothing is held for a feed that is gone")
 
 
-def tidegate(*words: str) -> str:
-    done = CliRunner().invoke(command_line, list(words))
+def environment(tls: Tls | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if tls is not None:
+        tls.into(found)
+    return found
+
+
+def tidegate(*words: str, tls: Tls | None = None) -> str:
+    done = CliRunner(env=environment(tls)).invoke(command_line, list(words))
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -202,20 +212,38 @@ def test_a_capture_is_drained_and_given_ranges_again(
     check_order(first.lines("one"))
 
 
-def test_a_capture_that_is_evicted_loses_its_ranges_and_joins_again(
-    start: Start, bank: BankWorkload, fenced: list[set[str]]
+def all_tables(running: Running) -> list[dict[str, str]]:
+    body = {"sink_uri": "kafka://127.0.0.1:1/t?protocol=open-protocol", "replica_config": {}}
+    found: list[dict[str, str]] = running.call("POST", "/verify_table", body)["eligible_tables"]
+    return found
+
+
+def test_over_tls_a_capture_that_is_evicted_joins_again(
+    start: Start, bank: BankWorkload, fenced: list[set[str]], tmp_path: Path
 ) -> None:
-    first, second = start("a"), start("b")
+    authority = Authority(tmp_path)
+    tls = authority.signed("capture")
+    first, second = start("a", tls), start("b", tls)
+    assert second.call("POST", "/tso", {})["http"] == 200, "the second passes it on to the owner"
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     before = second.capture
-    tidegate("capture", "evict", before.id, "--server", second.address)
+    tidegate("capture", "evict", before.id, "--server", f"https://{second.address}", tls=tls)
     wait_for(lambda: second.capture is not before, "it has a new session")
+    assert second.capture.id == before.id, "a drained one stays drained"
     wait_for(lambda: len(shares(first)) == 2, "it delivers again")
+    move = ["changefeed", "move", "-c", "one", "--server", f"https://{second.address}", "--to"]
+    tables = [f"{table['database_name']}.{table['table_name']}" for table in all_tables(first)]
+    assert "are moving" in tidegate(*move, second.capture.id, *tables, tls=tls)
+    wait_for(lambda: list(shares(first)) == [second.address], "the second has all tables")
+    assert "nothing to move" in tidegate(*move, second.capture.id, *tables, tls=tls)
+    delivers(first, bank)
+    tidegate("changefeed", "rebalance", "-c", "one", "--server", f"https://{first.address}", tls=tls)
+    wait_for(lambda: len(shares(first)) == 2, "both have tables again")
     delivers(first, bank)
     check_order(first.lines("one"))
-    refused = CliRunner().invoke(
-        command_line, ["capture", "evict", first.capture.id, "--server", first.address]
+    refused = CliRunner(env=environment(tls)).invoke(
+        command_line, ["capture", "evict", first.capture.id, "--server", f"https://{first.address}"]
     )
     assert refused.exit_code != 0
     assert "resign" in refused.output

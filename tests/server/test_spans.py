@@ -306,3 +306,29 @@ def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
     feed._look_around()  # type: ignore[arg-type]
     assert feed._makes_way is makes_way
     assert (feed._failure is not None) is makes_way
+
+
+def test_what_was_refused_is_followed_from_where_it_is_needed_once_nobody_needs_more() -> None:
+    """The puller stands still at what it has refused, and asking from later on alone changes nothing."""
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 10)
+    registry.hear_refused(Refused(SPAN, 10, 20))
+    puller.take()
+    registry.needed({ONE: (10, 10)})
+    assert puller.take() == []
+    registry.needed({ONE: (30, 30)})
+    assert puller.take() == [("unwatch", None), ("watch", 30)]
+    assert registry.refusal(ONE) is None
+    registry.hear_refused(Refused(SPAN, 30, 40))
+    registry.try_again(ONE, 50)
+    assert puller.take() == [("unwatch", None), ("watch", 50)]
+
+
+def test_history_is_held_for_each_span_that_a_capture_is_to_take() -> None:
+    """Its changefeed's checkpoint rises by what others deliver, while regions of the span still wait."""
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 30)
+    assert registry.behind({NAME: 25}, only=ONE) == {}, "what it delivers itself holds it"
+    assert registry.behind({NAME: 25}, only=ONE, every=True) == {ONE: 25}
+    assert registry.behind({}, only=ONE, every=True) == {ONE: 30}, "nothing has come yet"
+    assert registry.behind({NAME: 25}, only=TWO, every=True) == {}

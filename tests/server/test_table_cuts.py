@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.config import ReplicaConfig, merge_config, parse_sink_uri
-from tidegate.config.settings import SchedulerConfig
+from tidegate.config.reading import merge_config
+from tidegate.config.settings import ReplicaConfig, SchedulerConfig
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.config.values import TABLE_CUTS_MAX
 from tidegate.errors import InvalidInput
 from tidegate.server.new_feed import with_spans_of

@@ -17,7 +17,7 @@ from tests.small_tables import ID, SmallTables, number
 from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
-from tidegate.config import REDACTED
+from tidegate.config.values import REDACTED
 from tidegate.control.metadata import FeedId, FeedStatus, Outcome, Put, Transaction, feed_key
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient

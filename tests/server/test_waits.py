@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
 
-from tidegate.config import ReplicaConfig
+from tidegate.config.settings import ReplicaConfig
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
 from tidegate.model.progress import JOURNAL_KEY, TOPICS_KEY, SpanProgress
 from tidegate.sink.base import Content, SlotTaken, Writer
 from tidegate.sink.kafka.client import read_records

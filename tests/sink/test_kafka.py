@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.sink.slots import deliver, read_progress
-from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress

@@ -15,7 +15,8 @@ from tests.integration.cluster import eventually
 from tests.integration.validators import read_topic
 from tests.sink.slots import deliver, read_progress
 from tidegate.codec import registry
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.layout import Layout

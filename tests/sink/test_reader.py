@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sink.test_kafka_owner import event
-from tidegate.config import load_config, parse_sink_uri, reader_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_sink_uri, reader_uri
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.progress import SpanProgress

@@ -11,8 +11,8 @@ from tests.server.test_supervisor import runs, wait_until
 
 DAEMON = """
 import os, signal, time
-from tidegate.spark.daemon import end_with_parent
-end_with_parent()
+from tidegate.launcher import bind_forks
+bind_forks(signal.SIGKILL)
 child = os.fork()
 if child == 0:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -59,7 +59,7 @@ pyspark.daemon.manager = lambda: None
 sys.argv = ["daemon", "pyspark.worker"]
 daemon.serve(())
 assert loaded() or not (complete / kernel.COMPLETE).exists()
-assert "tidegate.puller.match_kernels" not in sys.modules, "no worker needs it"
+assert "tidegate.puller.match.match_kernels" not in sys.modules, "no worker needs it"
 print("ok" if loaded() else "not compiled")
 """
 

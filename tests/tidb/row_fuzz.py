@@ -33,9 +33,11 @@ from tidegate.model.slots import Image
 from tidegate.mounter.decode import empty_image, plan_of
 from tidegate.mounter.mounter import mount_row
 from tidegate.mounter.rows import stored_of
-from tidegate.tidb import checksum, checksum_kernels, row_kernels, value
+from tidegate.tidb import checksum, value
 from tidegate.tidb.checksum import Outcome
-from tidegate.tidb.row_kernels import Fault
+from tidegate.tidb.kernels import checksum as checksum_kernels
+from tidegate.tidb.kernels import row as row_kernels
+from tidegate.tidb.kernels.row import Fault
 
 MEMORY = 3 << 30
 """Bytes of address space a fuzzing child may have beyond what it begins with."""

@@ -15,17 +15,18 @@ from tests.tikv.support import commit, prewrite, taken
 from tidegate.clock import SystemClock
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import metapb_pb2 as pb
-from tidegate.tikv import keys, region_meta
+from tidegate.tikv import keys
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.node import Shared, StoreNode
-from tidegate.tikv.operators import Operators
-from tidegate.tikv.raftstore import Raftstore
-from tidegate.tikv.region import Region
-from tidegate.tikv.stores import Stores
-from tidegate.tikv.tso import Tso, TsoMode
+from tidegate.tikv.pd.operators import Operators
+from tidegate.tikv.pd.stores import Stores
+from tidegate.tikv.pd.tso import Tso, TsoMode
+from tidegate.tikv.raft import region_meta
+from tidegate.tikv.raft.raftstore import Raftstore
+from tidegate.tikv.raft.region import Region
 
 CLUSTER = 99
 WAIT_S = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tikv.cluster import Cluster
-from tidegate.tikv.tso import TsoMode
+from tidegate.tikv.pd.tso import TsoMode
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tests.tikv.test_server import Wire
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.proto import pdpb_pb2, tikvpb_pb2
-from tidegate.tikv import services, store
 from tidegate.tikv.cdc import channel, endpoint
 from tidegate.tikv.cdc.channel import Channel, Subscription
+from tidegate.tikv.rpc import services, store
 from tidegate.tikv.server import EmbeddedUpstream
 
 WAIT_S = 120

@@ -14,10 +14,10 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import keyspace_prefix
 from tidegate.tikv.collector import Collector
-from tidegate.tikv.gc import SafePoints
 from tidegate.tikv.mvcc import Write
+from tidegate.tikv.pd.gc import SafePoints
+from tidegate.tikv.pd.tso import TsoMode
 from tidegate.tikv.reader import Reader
-from tidegate.tikv.tso import TsoMode
 
 LONG = b"L" * 300
 Make = Callable[..., Cluster]

@@ -16,12 +16,12 @@ from tidegate.errors import InvalidInput
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
 from tidegate.tikv.engine import META, Engine
-from tidegate.tikv.raftstore import Command
-from tidegate.tikv.region import Region
-from tidegate.tikv.region_change import RegionChange
-from tidegate.tikv.region_meta import Ids, load
-from tidegate.tikv.splitter import by_size, middle
-from tidegate.tikv.tso import TsoMode
+from tidegate.tikv.pd.splitter import by_size, middle
+from tidegate.tikv.pd.tso import TsoMode
+from tidegate.tikv.raft.raftstore import Command
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raft.region_change import RegionChange
+from tidegate.tikv.raft.region_meta import Ids, load
 
 
 def error(pending: Pending) -> Any:

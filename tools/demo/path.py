@@ -20,7 +20,8 @@ from tools.processes import Child
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import options_of
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config.reading import load_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.model.timestamp import physical_ms
 
 FEED = "bank"

@@ -41,6 +41,7 @@ ROUTES: Final = [
     Route("/changefeeds/{name}/resume", changefeeds.resume, methods=["POST"]),
     Route("/changefeeds/{name}/repartition", changefeeds.repartition, methods=["POST"]),
     Route("/changefeeds/{name}/rebalance", changefeeds.rebalance, methods=["POST"]),
+    Route("/changefeeds/{name}/move", changefeeds.move, methods=["POST"]),
     Route("/changefeeds/{name}/status", changefeeds.show_status, methods=["GET"]),
     Route("/changefeeds/{name}/meta_info", changefeeds.show_meta, methods=["GET"]),
     Route("/changefeeds/{name}/synced", changefeeds.show_synced, methods=["GET"]),

@@ -16,7 +16,7 @@ async def show_all(request: Request) -> Response:
     """GET /captures: list the captures of the cluster.
 
     Answer: `total`, and `items` with `id`, `is_owner`, `address`, `cluster_id`, and `tidegate` with `name`,
-    `changefeeds`, `tables`, `drained`.
+    `changefeeds`, `tables`, `drained`, `left`: tables that it delivers or may still deliver.
     """
     capture = capture_of(request)
     there = [(capture.id, capture.node.capture, capture.options.address)]
@@ -34,6 +34,7 @@ async def show_all(request: Request) -> Response:
                 "changefeeds": burdens.get(name, 0),
                 "tables": capture.reactor.tables_of(name),
                 "drained": name in capture.node.drained,
+                "left": capture.reactor.left_on(name),
             },
         }
         for found, name, address in there

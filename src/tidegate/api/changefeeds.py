@@ -20,7 +20,8 @@ from tidegate import __version__
 from tidegate.api.bounds import check_bounds
 from tidegate.api.status import capture_of
 from tidegate.codec.registry import settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
 from tidegate.control.synced import synced
@@ -32,6 +33,7 @@ from tidegate.server import initial_load
 from tidegate.server.capture import Capture
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, weak_orders
+from tidegate.server.sharing import Plan
 from tidegate.sink.reader.changes import Standing
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
@@ -277,6 +279,29 @@ async def rebalance(request: Request) -> Response:
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
     plan = await capture_of(request).reactor.rebalance(_feed_id(request), dry_run=dry_run)
+    return JSONResponse({"dry_run": dry_run, **_plan_json(plan)})
+
+
+async def move(request: Request) -> Response:
+    """POST /changefeeds/{name}/move: let a capture deliver some tables of a changefeed.
+
+    Tables with neighbouring ids may share a span; they move together.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Body: `tables` as SCHEMA.TABLE or ids; `capture` its id.
+    Answer: `unit`, `captures`, `moves` as POST /changefeeds/{name}/rebalance has them; no moves: it has them.
+    Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused, ErrTableIneligible, ErrCaptureNotExist.
+    """
+    body, capture = await body_of(request), capture_of(request)
+    tables = body.get("tables")
+    if not isinstance(tables, list) or not tables:
+        raise InvalidInput("The request names no tables.", fix='give "tables", a list of names or ids')
+    name = capture.named(str(body.get("capture") or ""))
+    plan = await capture.reactor.move(_feed_id(request), [str(table) for table in tables], name)
+    return JSONResponse(_plan_json(plan))
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
     moves = [
         {
             "start": one.span.start.hex(),
@@ -292,7 +317,7 @@ async def rebalance(request: Request) -> Response:
         for name in sorted({*plan.before, *plan.loads})
     }
     unit = "bytes per second" if plan.in_bytes else "spans"
-    return JSONResponse({"dry_run": dry_run, "unit": unit, "captures": loads, "moves": moves})
+    return {"unit": unit, "captures": loads, "moves": moves}
 
 
 async def remove(request: Request) -> Response:

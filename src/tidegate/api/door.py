@@ -21,6 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tidegate.access import Token
 from tidegate.errors import InvalidInput
+from tidegate.tls import common_names
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -37,6 +38,8 @@ CONNECTIONS_MAX: Final = 512
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 BY_TICKET: Final = "/api/v2/readers/changes"
 """Who asks for this shows a ticket instead of the token; its route looks at it (`api.readers`)."""
+NAMES: Final = "common_names"
+"""The member of a request's state with the common names of the client's certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,17 @@ class Rules:
 
     hosts: frozenset[str] = frozenset()
     token: Token | None = None
+    names: frozenset[str] = frozenset()
+    """The common names of which a client's certificate must have one; empty: any certificate of the CA."""
+
+    def refuse_client(self, shown: frozenset[str]) -> Refusal | None:
+        """None for a client whose certificate has these common names and who may come in."""
+        if not self.names or self.names & shown:
+            return None
+        found = ", ".join(sorted(map(_shown, shown))) or "none"
+        return Refusal(
+            403, f"the client's certificate has the common name {found}; --cert-allowed-cn does not allow it"
+        )
 
     def refuse(self, method: str, headers: list[tuple[str, str]], path: str = "") -> Refusal | None:
         """None for a request that may come in. Header names are in lower case."""
@@ -113,7 +127,8 @@ class Door:
         if scope["type"] != "http":
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        refusal = self._rules.refuse(scope["method"], headers, scope["path"])
+        refusal = self._rules.refuse_client(scope.get("state", {}).get(NAMES, frozenset()))
+        refusal = refusal or self._rules.refuse(scope["method"], headers, scope["path"])
         if refusal is None:
             await self._app(scope, _bounded(receive), send)
             return
@@ -156,6 +171,8 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody connected."""
+        if (certificate := transport.get_extra_info("peercert")) is not None:
+            self.app_state = {**self.app_state, NAMES: common_names(certificate)}
         super().connection_made(transport)
         self._wait_for_head()
 

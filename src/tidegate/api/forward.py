@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import Retryable
+from tidegate.server.courier import peer_client, scheme
 
 PASSED_ON: Final = "x-tidegate-passed-on"
 KEPT: Final = ("authorization", "content-type", "accept")
@@ -43,10 +44,10 @@ async def to_owner(request: Request) -> Response:
     headers = {name: request.headers[name] for name in KEPT if name in request.headers}
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     try:
-        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+        async with peer_client(capture.options.api_tls, ANSWER_S) as client:
             answer = await client.request(
                 request.method,
-                f"http://{owner.address}{path}",
+                f"{scheme(capture.options.api_tls)}://{owner.address}{path}",
                 headers={**headers, PASSED_ON: capture.options.address},
                 content=await request.body(),
             )

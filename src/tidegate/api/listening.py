@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 
 import uvicorn
 
@@ -35,7 +36,9 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
     return listener
 
 
-def server_config(app: App, connections: int, close_s: int) -> uvicorn.Config:
+def server_config(
+    app: App, connections: int, close_s: int, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     """How both servers are run: HTTP/1 with patience for slow clients only as `Patient` has it, and silent.
 
     `connections`: above it clients get 503; `close_s`: grace for open requests at the end.
@@ -49,6 +52,7 @@ def server_config(app: App, connections: int, close_s: int) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=close_s,
+        ssl_context_factory=None if tls is None else lambda config, default: tls,
     )
 
 

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.changefeeds import body_of, number
 from tidegate.api.status import capture_of
-from tidegate.config import config_from_json, parse_sink_uri
+from tidegate.config.reading import config_from_json
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.gc import service_id
 from tidegate.control.metadata import FeedInfo, KeyValue, feed_of_key
 from tidegate.errors import InvalidInput, TidegateError

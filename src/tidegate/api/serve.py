@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -50,14 +51,18 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def check_door(listener: socket.socket, rules: Rules) -> None:
-    """Raises InvalidInput for an address that other machines reach without a token to ask them for."""
+def check_door(listener: socket.socket, rules: Rules, *, is_secure: bool = False) -> None:
+    """Raises InvalidInput for an address that other machines reach, if nothing is asked of them.
+
+    `is_secure`: they have to show certificates.
+    """
     host = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
-    if not host.is_loopback and rules.token is None:
+    if not host.is_loopback and rules.token is None and not is_secure:
         raise InvalidInput(
             "Other machines reach this address, and anybody there could create changefeeds.",
             where=address_of(listener),
-            fix="give a token, `tidegate --token-file FILE server ...`, or listen on 127.0.0.1",
+            fix="give a token, `tidegate --token-file FILE server ...`, or certificates and --api-tls, or "
+            "listen on 127.0.0.1",
         )
 
 
@@ -83,13 +88,15 @@ async def run(
 
     A PD that does not answer is waited for.
     """
-    check_door(listener, rules)
+    check_door(listener, rules, is_secure=options.api_tls is not None)
+    context = None if options.api_tls is None else options.api_tls.http()
     if options.etcd:
         check_reachable(listener)
-    options = dataclasses.replace(options, address=address_of(listener))
+    # A capture that has lost its session stands again under the same id: what was said of it still holds.
+    options = dataclasses.replace(options, address=address_of(listener), id=options.id or str(uuid.uuid4()))
     capture = Capture(options)
     app = create_app(capture)
-    server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S))
+    server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S, context))
     # It listens before the capture is open: while that waits for PD, its status can be asked for.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda served: stop.set())

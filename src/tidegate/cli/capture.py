@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
-from tidegate.errors import Retryable
+from tidegate.errors import InvalidInput, Retryable
 
 app = typer.Typer(help="Watch captures.", no_args_is_help=True)
 
@@ -63,8 +63,9 @@ def drain(
             print(f"capture {capture} may be given ranges again")
             return
         deadline, left, shown = time.monotonic() + wait, 1, -1
+        call(server, "PUT", path)
         while left:
-            left = call(server, "PUT", path)["current_table_count"]
+            left = _left_on(server, capture)
             if left != shown:
                 print(
                     f"capture {capture}: {left} tables left"
@@ -83,6 +84,24 @@ def drain(
                 return
             if left:
                 time.sleep(DRAIN_LOOK_S)
+
+
+def _left_on(server: str, capture: str) -> int:
+    """How many tables a drained capture still has. Raises InvalidInput if it is drained no longer."""
+    found = [
+        one["tidegate"]
+        for one in call(server, "GET", "/captures")["items"]
+        if capture in (one["id"], one["tidegate"]["name"])
+    ]
+    if not found:
+        return 0  # it is gone, and others take what it had
+    if not found[0]["drained"]:
+        raise InvalidInput(
+            "The capture is not drained any more.",
+            where=f"capture {capture}",
+            why="its process has started again, or somebody has said --back",
+        )
+    return int(found[0]["left"])
 
 
 @app.command()

@@ -62,7 +62,8 @@ def create(
 ) -> None:
     """Create a changefeed and start it."""
     from tidegate.codec import registry
-    from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
+    from tidegate.config.reading import laid_over, merge_config, read_toml
+    from tidegate.config.sink_uri import parse_sink_uri
     from tidegate.model.key_text import parse_key
 
     with reported():
@@ -161,7 +162,7 @@ def update(
     as_json: JsonOption = False,
 ) -> None:
     """Change the settings of a stopped or failed changefeed; resume it to go on with them."""
-    from tidegate.config import laid_over, read_toml
+    from tidegate.config.reading import laid_over, read_toml
 
     with reported():
         path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
@@ -279,13 +280,35 @@ def rebalance(
         show(found, _rebalanced(found), as_json)
 
 
-def _rebalanced(found: dict[str, Any]) -> str:
+@app.command()
+def move(
+    tables: Annotated[list[str], typer.Argument(help="SCHEMA.TABLE, or the id of a table or partition.")],
+    changefeed_id: IdOption,
+    to: Annotated[str, typer.Option("--to", help="The capture, as `tidegate capture list` shows it.")],
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Let a capture deliver some tables of a changefeed.
+
+    They stay there until captures come or go, another owner is elected, or you rebalance the changefeed.
+    Tables with neighbouring ids may share a span; they move together.
+    """
+    with reported():
+        path, query = f"/changefeeds/{changefeed_id}/move", {"namespace": namespace}
+        found = call(server, "POST", path, {"tables": tables, "capture": to}, query)
+        show(found, _rebalanced(found, "nothing to move: the capture has these tables"), as_json)
+
+
+def _rebalanced(
+    found: dict[str, Any], nothing: str = "nothing to move: it could not be divided better"
+) -> str:
     if not found["moves"]:
-        return "nothing to move: it could not be divided better"
+        return nothing
     rows = [("CAPTURE", "LOAD NOW", "LOAD AFTER")]
     rows += [(name, f"{one['before']:,}", f"{one['after']:,}") for name, one in found["captures"].items()]
     load = sum(one["load"] for one in found["moves"])
-    verb = "would move" if found["dry_run"] else "are moving"
+    verb = "would move" if found.get("dry_run") else "are moving"
     moves = f"{len(found['moves'])} ranges {verb}, with {load:,} of the load"
     return f"{columns(rows)}\n\nload in {found['unit']}; {moves}"
 

@@ -12,8 +12,11 @@ import typer
 
 from tidegate.access import Token
 from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.tls import Tls
 
-ServerOption = Annotated[str, typer.Option("--server", help="A capture's address, with or without http://.")]
+ServerOption = Annotated[
+    str, typer.Option("--server", help="A capture's address; with https:// if it was started with --api-tls.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 DEFAULT_SERVER: Final = "127.0.0.1:8300"
@@ -31,7 +34,8 @@ def call(
     import httpx
 
     base = server if "://" in server else f"http://{server}"
-    token = Token.from_environment()
+    token, tls = Token.from_environment(), Tls.from_environment()
+    is_secure = base.startswith("https://")
     try:
         answer = httpx.request(
             method,
@@ -41,13 +45,17 @@ def call(
             headers=token.header if token else {},
             timeout=TIMEOUT_S,
             trust_env=False,
+            verify=tls.http_client() if tls is not None and is_secure else True,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Retryable(
             "No capture answers.",
             where=base,
             why=str(error),
-            fix="start one with `tidegate server`, or name it with --server",
+            fix="give the certificates that it asks for: tidegate --ca CA --cert CERT --key KEY ..."
+            if is_secure
+            else "start one with `tidegate server`, or name it with --server; write https://HOST:PORT if it "
+            "was started with --api-tls",
         ) from error
     try:
         found = answer.json()

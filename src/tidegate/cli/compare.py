@@ -31,7 +31,7 @@ def compare(
     from tidegate.consumer.comparison import compare as verdicts
     from tidegate.consumer.snapshots import open_snapshot
     from tidegate.kvclient.pd import PdClient
-    from tidegate.mounter.filter import TableFilter
+    from tidegate.tidb.table_filter import TableFilter
 
     try:
         wanted = None if at == "latest" else _ts(at)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tidegate.codec.base import CodecOptions
-    from tidegate.config import ReplicaConfig
+    from tidegate.config.settings import ReplicaConfig
     from tidegate.consumer.source import Topic
     from tidegate.consumer.target import Address
     from tidegate.dispatcher.consistency import Order, Seen, Setting

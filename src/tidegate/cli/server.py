@@ -20,6 +20,7 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     from tidegate.api.door import Rules
     from tidegate.server.capture import Capture, Options
+    from tidegate.tls import Tls
 
 
 LOCAL: Final = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?")
@@ -53,6 +54,16 @@ def server(
     worker_cn: Annotated[
         list[str] | None,
         typer.Option(help="A common name their certificates may have; by default any of the CA will do."),
+    ] = None,
+    api_tls: Annotated[
+        bool,
+        typer.Option(
+            "--api-tls", help="The HTTP API speaks TLS, and clients have to show a certificate of --ca."
+        ),
+    ] = False,
+    cert_allowed_cn: Annotated[
+        list[str] | None,
+        typer.Option(help="A common name clients of --api-tls may have; by default any of the CA will do."),
     ] = None,
     event_store_quota: Annotated[
         str,
@@ -101,6 +112,7 @@ def server(
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     workers = _workers(spark_master, worker_addr, worker_python, worker_cn or [])
     quota = _bytes(event_store_quota)
+    secured = _api_tls(api_tls, cert_allowed_cn or [])
     import asyncio
 
     from tidegate import log
@@ -131,10 +143,12 @@ def server(
             etcd=etcd,
             session_ttl_s=session_ttl,
             token=Token.from_environment(),
+            api_tls=secured,
             standing_by=partial(_say_standing_by, as_json=as_json),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )
-        rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())
+        hosts, names = frozenset(name.lower() for name in allow_host or []), frozenset(cert_allowed_cn or [])
+        rules = Rules(hosts, Token.from_environment(), names)
         failure = asyncio.run(_run(options, listener, rules, as_json))
     except TidegateError as error:
         failure = error
@@ -144,6 +158,24 @@ def server(
     sys.stderr.flush()
     # A thread may still be in a blocking call to the sink; nothing is lost by leaving it.
     os._exit(failure.exit_code if failure is not None else 0)
+
+
+def _api_tls(wanted: bool, names: list[str]) -> Tls | None:
+    """With what the API speaks TLS."""
+    from tidegate.tls import Tls
+
+    if not wanted:
+        if names:
+            raise typer.BadParameter(
+                "without --api-tls clients show no certificates", param_hint="--cert-allowed-cn"
+            )
+        return None
+    found = Tls.from_environment()
+    if found is None or found.cert is None:
+        raise typer.BadParameter(
+            "it needs certificates: give --ca, --cert and --key (tidegate --help)", param_hint="--api-tls"
+        )
+    return found
 
 
 def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str, ...]:
@@ -227,7 +259,8 @@ def _say_ready(capture: Capture, as_json: bool) -> None:
     }
     if capture.options.etcd:
         ready["owner_rev"] = capture.node.owner_rev
-    text = f"capture ready: http://{address}, PD {capture.options.pd}, cluster {capture.cluster}"
+    at = f"{_scheme(capture)}://{address}"
+    text = f"capture ready: {at}, PD {capture.options.pd}, cluster {capture.cluster}"
     print(json.dumps(ready) if as_json else text, flush=True)
 
 
@@ -235,5 +268,10 @@ def _say_standing_by(capture: Capture, as_json: bool) -> None:
     address, owner = capture.options.address, capture.owner
     at = owner.address if owner is not None else ""
     said = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
-    text = f"capture stands by: http://{address}; the owner is at http://{at}"
+    scheme = _scheme(capture)
+    text = f"capture stands by: {scheme}://{address}; the owner is at {scheme}://{at}"
     print(json.dumps(said) if as_json else text, flush=True)
+
+
+def _scheme(capture: Capture) -> str:
+    return "http" if capture.options.api_tls is None else "https"

@@ -63,7 +63,7 @@ def check(
     It reads them whole, from their oldest messages. Exit 0: no violation was found; 1: there is one.
     """
     from tidegate.codec import registry
-    from tidegate.config import load_config
+    from tidegate.config.reading import load_config
     from tidegate.consumer.contract import Producer
     from tidegate.consumer.source import Topic
     from tidegate.consumer.topic_check import check_topic

@@ -322,7 +322,7 @@ def check_log_command(
     """
     import dataclasses
 
-    from tidegate.cli.check_log import check_log
+    from tidegate.verify.check_log import check_log
 
     equal = True
     with _reported():

@@ -47,8 +47,8 @@ from tidegate.kernel import (
 from tidegate.kernel_ascii import APOSTROPHE, BACKSLASH, COMMA, LOWER_C, LOWER_D, LOWER_U, MINUS, POINT, ZERO
 from tidegate.kernel_layout import Layout, pointer, signed, word
 from tidegate.model.slots import DELETE, INSERT, UPDATE
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64, put_u64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64, put_u64
 
 NULL: Final = -1
 

@@ -86,9 +86,9 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_ascii import COMMA
 from tidegate.model.slots import DELETE, INSERT
-from tidegate.tidb.float_kernels import single_bits
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.float import single_bits
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
     I64,
     POWERS_OF_TEN,

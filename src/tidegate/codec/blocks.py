@@ -26,7 +26,7 @@ from tidegate.kernel import PAD, address, buffer
 from tidegate.model.message import MessageBlock
 from tidegate.model.schema import TableSchema
 from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
-from tidegate.tidb.json_kernels import STACK_WORDS
+from tidegate.tidb.kernels.json import STACK_WORDS
 from tidegate.tidb.local_time import localised
 
 Bytes = npt.NDArray[np.uint8]

@@ -53,9 +53,9 @@ from tidegate.kernel_ascii import (
     UPPER_T,
     ZERO,
 )
-from tidegate.tidb.float_kernels import put_double_fixed, put_double_json, put_float_json
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.float import put_double_fixed, put_double_json, put_float_json
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import (
     I64,
     U64,
     put_datetime,

@@ -57,8 +57,8 @@ from tidegate.kernel_ascii import (
 )
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.slots import DELETE, INSERT
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64
 
 # How a column's values stand in messages.
 TEXT: Final = 0

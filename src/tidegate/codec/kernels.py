@@ -34,6 +34,7 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    same_bytes,
     store_u8,
     store_u16,
     store_u32,
@@ -42,14 +43,14 @@ from tidegate.kernel import (
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model import slots
 from tidegate.model.slots import DELETE, INSERT
-from tidegate.tidb.float_kernels import (
+from tidegate.tidb.kernels.float import (
     put_double_fixed,
     put_double_json,
     put_float_fixed,
     put_float_json,
 )
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import (
     I64,
     U64,
     put_date,
@@ -254,15 +255,6 @@ def put_value(
     if form == VECTOR:
         return put_vector(out, a, size)
     return put_connected(out, form, param, a, size, scratch, stack)
-
-
-@inline
-def same_bytes(left: int, right: int, size: int) -> bool:
-    """Whether two runs of bytes are equal."""
-    at = 0
-    while at < size and load_u8(left + at) == load_u8(right + at):
-        at += 1
-    return at == size
 
 
 @kernel

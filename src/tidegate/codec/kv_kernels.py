@@ -37,7 +37,7 @@ from tidegate.kernel import (
 from tidegate.kernel_ascii import CLOSE_BRACE, EQUALS, LOWER_A, PLUS, SLASH, UPPER_A, ZERO
 from tidegate.kernel_layout import Layout, run
 from tidegate.model.block import DELETE
-from tidegate.tidb.kernels import put_u64
+from tidegate.tidb.kernels.text import put_u64
 
 _LETTERS: Final = 26
 _PLUS: Final = 62

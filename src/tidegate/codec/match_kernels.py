@@ -39,6 +39,7 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    same_bytes,
     store_u8,
     store_u32,
     store_u64,
@@ -65,8 +66,8 @@ from tidegate.kernel_ascii import (
     ZERO,
 )
 from tidegate.kernel_layout import Layout, pointer, signed, word
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64
 
 # Forms of a template's piece: what follows its constant.
 CELL: Final = 0  # any scalar, booleans too; its span goes to a slot
@@ -187,21 +188,6 @@ _SPACES: Final = U64(0x2020202020202020)
 _ONES: Final = U64(0x0101010101010101)
 _HIGH_BITS: Final = U64(0x8080808080808080)
 _MIX: Final = U64(0x9E3779B97F4A7C15)
-
-
-@inline
-def same(left: int, right: int, size: int) -> bool:
-    """Whether `size` bytes are equal."""
-    at = 0
-    while at + 8 <= size:
-        if load_u64(left + at) != load_u64(right + at):
-            return False
-        at += 8
-    while at < size:
-        if load_u8(left + at) != load_u8(right + at):
-            return False
-        at += 1
-    return True
 
 
 @inline
@@ -331,7 +317,7 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
         size = load_i64(piece + PIECE_LENGTH)
-        if size >= end - at or not same(at, load_i64(piece + PIECE_CONST), size):
+        if size >= end - at or not same_bytes(at, load_i64(piece + PIECE_CONST), size):
             return U64(0)
         at += size
         if load_i64(piece + PIECE_FORM) == STRING:
@@ -408,7 +394,7 @@ def find_member(at: int, end: int, members: int) -> int:
             return -1
         entry = load_i64(members + S_ENTRIES) + ENTRY_BYTES * number
         size = load_i64(entry + PIECE_LENGTH)
-        if size <= end - at and same(at, load_i64(entry + PIECE_CONST), size):
+        if size <= end - at and same_bytes(at, load_i64(entry + PIECE_CONST), size):
             return number
         place = (place + 1) & mask
 
@@ -432,7 +418,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
         number = expected
         entry = entries + ENTRY_BYTES * number
         size = load_i64(entry + PIECE_LENGTH)
-        if number >= count or size > end - at or not same(at, load_i64(entry + PIECE_CONST), size):
+        if number >= count or size > end - at or not same_bytes(at, load_i64(entry + PIECE_CONST), size):
             number = find_member(at, end, members)
             if number < 0:
                 return 0
@@ -446,7 +432,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
         form = load_i64(entry + PIECE_FORM)
         if form != TEXT_ALONE:
             at = scalar(at, end, form, load_i64(entry + PIECE_SLOT), starts, lengths, result)
-            if at == 0 or tail_length > end - at or not same(at, tail, tail_length):
+            if at == 0 or tail_length > end - at or not same_bytes(at, tail, tail_length):
                 return 0
             at += tail_length
         met += 1
@@ -485,7 +471,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         form = load_i64(piece + PIECE_FORM)
         if form == WRAPPER:
             continue
-        fits = size <= end - at and same(at, load_i64(piece + PIECE_CONST), size)
+        fits = size <= end - at and same_bytes(at, load_i64(piece + PIECE_CONST), size)
         if form == END:
             if fits and at + size == end:
                 store_u64(result + RESULT_OP, load_i64(piece + PIECE_SLOT))
@@ -527,7 +513,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
             # A byte is left behind the constant, so that the quote may be looked at.
             if (
                 size >= end - at
-                or not same(at, load_i64(opening + PIECE_CONST), size)
+                or not same_bytes(at, load_i64(opening + PIECE_CONST), size)
                 or load_u8(at + size) != QUOTE
             ):
                 return False

@@ -25,7 +25,8 @@ from tidegate.codec.protocols import (
     simple,
     ticdc_mq,
 )
-from tidegate.config import ReplicaConfig, nearest
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import nearest
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message

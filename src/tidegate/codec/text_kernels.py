@@ -56,9 +56,9 @@ from tidegate.kernel_ascii import (
     TWO_EQUALS,
     UPPER_U,
 )
-from tidegate.tidb.float_kernels import put_float_fixed
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.float import put_float_fixed
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64
 
 _HIGH: Final = U64(0x8080808080808080)
 _ONES: Final = U64(0x0101010101010101)

@@ -26,9 +26,9 @@ from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.columns import target_type, to_arrow
 from tidegate.mounter.decode import MountOptions, mount
-from tidegate.mounter.filter import TableFilter, is_system_schema
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys
+from tidegate.tidb.table_filter import TableFilter, is_system_schema
 
 PAGE_ROWS: Final = 8192
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from tidegate.disk import lock_file
 from tidegate.errors import InvalidInput
 
 OWN: Final = "_tidegate"
@@ -26,7 +26,15 @@ def directory_lock(root: Path, check: Callable[[], None]) -> Iterator[None]:
     try:
         check()
         (root / OWN).mkdir(parents=True, exist_ok=True)
-        handle = os.open(root / OWN / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        handle = lock_file(root / OWN / "lock")
+    except BlockingIOError as error:
+        holder = (root / OWN / "lock").read_text(errors="replace").strip()
+        raise InvalidInput(
+            "another consumer writes this target",
+            where=str(root),
+            why=f"process {holder} holds its lock",
+            fix="stop that process, or choose another directory",
+        ) from error
     except OSError as error:
         raise InvalidInput(
             "the target directory cannot be used",
@@ -35,16 +43,6 @@ def directory_lock(root: Path, check: Callable[[], None]) -> Iterator[None]:
             fix="choose a --target directory that can be made and written",
         ) from error
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            raise InvalidInput(
-                "another consumer writes this target",
-                where=str(root),
-                why=f"process {holder} holds its lock",
-                fix="stop that process, or choose another directory",
-            ) from error
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield

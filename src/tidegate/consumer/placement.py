@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.codec.base import DecodedTable, WireColumn
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
 from tidegate.model.schema import Kind

@@ -44,7 +44,10 @@ from tidegate.codec.entry import Loss
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.opening import in_pieces, opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
-from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_source_uri, revealed
+from tidegate.config.reading import load_config
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_source_uri
+from tidegate.config.values import revealed
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader

@@ -146,6 +146,10 @@ class Sync:
     """Whether its application runs, so that a range that it is given is delivered at once."""
     received: Timestamp = 0
     """Up to where it has received the ranges that may come to it; 0: not known yet, or there are none."""
+    coming: Sequence[Span] = ()
+    """Those ranges."""
+    heard: int = 0
+    """The greatest sequence of a message that has come from this owner."""
     loads: Mapping[str, int] = field(default_factory=dict)
     """By span, its changes in bytes per second; those with most, at most `LOADS_MAX`."""
 

@@ -213,6 +213,9 @@ class Grant:
     ranges: tuple[GrantedRange, ...] = ()
     givers: Mapping[str, int] = field(default_factory=dict)
     """Captures from which ranges were taken, each with its slots: they are fenced before progress is read."""
+    fenced: bool = False
+    """Whether the capture's writers were fenced after it had lost its last range. Without a range it cannot
+    prove a new one, so it has none until its next incarnation, whose grant says False again."""
 
     @property
     def spec_file(self) -> str:
@@ -246,6 +249,7 @@ class Grant:
                 "slots": self.slots,
                 "ranges": [[one.id.start.hex(), one.id.end.hex(), *one.token] for one in self.ranges],
                 "givers": dict(self.givers),
+                **({"fenced": True} if self.fenced else {}),
             }
         )
 
@@ -265,6 +269,7 @@ class Grant:
                     for start, end, first, second in body["ranges"]
                 ),
                 {str(capture): int(slots) for capture, slots in body["givers"].items()},
+                bool(body.get("fenced", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput("A grant in the metadata store is damaged.", why=repr(error)) from error
@@ -340,9 +345,18 @@ def shared_out(
     return changed
 
 
+def writers_of(stored: Mapping[str, Grant]) -> dict[str, int]:
+    """The captures that may have writers, or transactions that they have left open, each with its slots."""
+    found = {name: grant.slots for name, grant in stored.items() if not grant.fenced}
+    for grant in stored.values():
+        for giver, slots in grant.givers.items():
+            found[giver] = max(slots, found.get(giver, 0))
+    return found
+
+
 def settled(grant: Grant) -> Grant:
-    """The same once its givers are fenced."""
-    return replace(grant, givers={})
+    """The same once all writers are fenced, those of its givers and those of its earlier incarnations."""
+    return replace(grant, givers={}, fenced=not grant.ranges)
 
 
 @dataclass(frozen=True, slots=True)

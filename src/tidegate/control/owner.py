@@ -109,6 +109,10 @@ class Owner:
         self.persisted_ts = checkpoint
         self.resolved_sent = 0
         self._ranges: dict[Span, _Range] = {}
+        self._gap = self._find_gap()
+        """`hole`, kept because each tick asks for it several times, and there may be thousands of ranges."""
+        self._least: int | None = None
+        """The least checkpoint of all ranges, kept until the next report or grant."""
         self._log = DdlLog(checkpoint)
         self._said: dict[str, KnownDdl] = {}
         """By capture, what it knows of DDL, if we do not know as much yet."""
@@ -148,6 +152,7 @@ class Owner:
         self._ranges = {span: one for span, one in before.items() if one.capture != capture}
         for new in ranges:
             self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
+        self._gap, self._least = self._find_gap(), None
         held = {one.capture for one in self._ranges.values()}
         self._said = {name: said for name, said in self._said.items() if name in held}
         self._others = {name: said for name, said in self._others.items() if name in held}
@@ -239,7 +244,8 @@ class Owner:
             if known is None:
                 counts = False
                 continue
-            known.checkpoint = max(one.checkpoint_ts, known.checkpoint)
+            if one.checkpoint_ts > known.checkpoint:
+                known.checkpoint, self._least = one.checkpoint_ts, None
             known.resolved = max(one.resolved_ts, known.resolved)
         return counts
 
@@ -255,6 +261,9 @@ class Owner:
 
     def hole(self) -> Span | None:
         """What of the wanted part nobody has been granted, from its first gap on; None: there is no gap."""
+        return self._gap
+
+    def _find_gap(self) -> Span | None:
         at = self.wanted.start
         for span in sorted(self._ranges, key=lambda one: one.start):
             if span.start > at:
@@ -267,7 +276,11 @@ class Owner:
     @property
     def durable(self) -> int:
         """Up to where every wanted key is durable, by what was reported; 0 while something is not granted."""
-        return 0 if self.hole() is not None else min(one.checkpoint for one in self._ranges.values())
+        if self._gap is not None:
+            return 0
+        if self._least is None:
+            self._least = min(one.checkpoint for one in self._ranges.values())
+        return self._least
 
     @property
     def slowest(self) -> str:

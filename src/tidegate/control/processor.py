@@ -89,11 +89,15 @@ class Processor:
         """And of its application."""
         self.received = 0
         """And of the ranges that may come."""
+        self.coming: Sequence[Span] = ()
+        """And which these are."""
+        self._latest = 0
+        """The greatest sequence of this owner's messages, those that did not count included."""
         self.loads: Mapping[str, int] = {}
         """And of the load of its spans."""
         self._spans: dict[str, _Progress] | None = None
-        self._open_for: tuple[str, int] | None = None
-        """Instance and incarnation of the Dispatch for which that holds."""
+        self._open_for: tuple[str, int, tuple[GrantedRange, ...]] | None = None
+        """Instance, incarnation and ranges of the Dispatch for which that holds."""
         self._reported: dict[str, int] = {}
         """What this incarnation said about spans, also about those that a DDL yet to come will add."""
         self._waiting: deque[DdlBatch] = deque()
@@ -128,6 +132,8 @@ class Processor:
             return False
         if header.owner_rev < self._heard[0]:
             return False
+        is_new = header.owner_rev > self._heard[0]
+        self._latest = header.sequence if is_new else max(self._latest, header.sequence)
         match message:
             case Announce():
                 if header.owner_rev > self._heard[0]:
@@ -190,16 +196,16 @@ class Processor:
     def confirm(self) -> None:
         """What is open is what the Dispatch that holds now needs: what is known of it may be told."""
         assert self.dispatch is not None
-        self._open_for = self.dispatch.header.instance, self.dispatch.incarnation
+        self._open_for = self._wanted_of(self.dispatch)
+
+    @staticmethod
+    def _wanted_of(dispatch: Dispatch) -> tuple[str, int, tuple[GrantedRange, ...]]:
+        return dispatch.header.instance, dispatch.incarnation, tuple(dispatch.ranges)
 
     @property
     def _is_confirmed(self) -> bool:
         dispatch = self.dispatch
-        return (
-            self.is_open
-            and dispatch is not None
-            and self._open_for == (dispatch.header.instance, dispatch.incarnation)
-        )
+        return self.is_open and dispatch is not None and self._open_for == self._wanted_of(dispatch)
 
     def open(
         self, checkpoint: int, initial: Iterable[SpanTask], batches: Iterable[DdlBatch], known: int
@@ -473,6 +479,8 @@ class Processor:
             self.needs,
             self.ready,
             self.received,
+            self.coming,
+            self._latest,
             self.loads,
         )
 

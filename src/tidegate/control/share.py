@@ -37,6 +37,7 @@ from operator import le
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tidegate.control.holding import NOBODY, Holding
 from tidegate.control.partition import Part, Weights, even_cuts, optimum
@@ -102,6 +103,25 @@ def share(
         return {chosen[0]: (wanted,)}
     found = _divide(_held(keys, weights, chosen, before), tolerance)
     return _spans(wanted, keys, chosen, found)
+
+
+def handed(
+    wanted: Span,
+    pieces: Sequence[Piece],
+    before: Mapping[str, Sequence[Span]],
+    given: Sequence[Piece],
+    taker: str,
+) -> Shares:
+    """`before`, with some of the pieces given to a capture, and nothing else changed.
+
+    `before` covers `wanted`; a piece that nobody has goes to the taker, too.
+    """
+    keys, weights = _inside(wanted, pieces)
+    captures = list({**before, taker: ()})
+    held, number = _holders(keys, captures, before), captures.index(taker)
+    held[[bisect_right(keys, max(piece.span.start, wanted.start)) - 1 for piece in given]] = number
+    held[held == NOBODY] = number
+    return _spans(wanted, keys, captures, Holding.of(weights, len(captures), held))
 
 
 def load_of(shares: Mapping[str, Sequence[Span]], pieces: Sequence[Piece]) -> dict[str, float]:
@@ -211,7 +231,14 @@ def _chosen(
 def _held(
     keys: Sequence[bytes], weights: Weights, captures: Sequence[str], before: Mapping[str, Sequence[Span]]
 ) -> Holding:
-    """Who has which piece now: the capture with its first key, otherwise one with any key of it."""
+    """Who has which piece now."""
+    return Holding.of(weights, len(captures), _holders(keys, captures, before))
+
+
+def _holders(
+    keys: Sequence[bytes], captures: Sequence[str], before: Mapping[str, Sequence[Span]]
+) -> npt.NDArray[np.int64]:
+    """By piece, the number of the capture with its first key, otherwise of one with any key of it."""
     holders = np.full(len(keys), NOBODY)
     ranges = [(number, span) for number, name in enumerate(captures) for span in before.get(name, ())]
     for number, span in ranges:
@@ -221,7 +248,7 @@ def _held(
         piece = bisect_right(keys, span.start) - 1
         if piece >= 0 and holders[piece] == NOBODY:
             holders[piece] = number
-    return Holding.of(weights, len(captures), holders)
+    return holders
 
 
 def _spans(wanted: Span, keys: Sequence[bytes], captures: Sequence[str], holding: Holding) -> Shares:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.unique_keys import (
     HASHES,

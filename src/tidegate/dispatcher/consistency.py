@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 
 ROW: Final = "row"
 TRANSACTION: Final = "transaction"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.partitions import CONFLICT, hashed_columns
 from tidegate.dispatcher.unique_keys import tracked_keys, why_by_table
 from tidegate.model.schema import TableSchema

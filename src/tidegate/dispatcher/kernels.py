@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.partitions import hashed_columns, table_hash
 from tidegate.kernel import (
     PAD,
@@ -25,16 +25,17 @@ from tidegate.kernel import (
     load_i32,
     load_i64,
     load_u8,
+    same_bytes,
     store_u8,
     store_u32,
 )
 from tidegate.kernel_layout import Layout, signed
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
-from tidegate.tidb.crc_kernels import FULL, crc_bytes
-from tidegate.tidb.float_kernels import FIXED_TEXT, put_double_fixed, put_float_fixed
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS, put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.crc import FULL, crc_bytes
+from tidegate.tidb.kernels.float import FIXED_TEXT, put_double_fixed, put_float_fixed
+from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS, put_json
+from tidegate.tidb.kernels.text import (
     I64,
     SLACK,
     U64,
@@ -176,11 +177,8 @@ def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
                 elif new_size >= 0 and load_i64(column + K_POINTERS) == 0:
                     if new != old:
                         differs = 1
-                elif new_size > 0:
-                    for k in range(new_size):
-                        if load_u8(new + k) != load_u8(old + k):
-                            differs = 1
-                            break
+                elif new_size > 0 and not same_bytes(new, old, new_size):
+                    differs = 1
         found += differs
         store_u8(out + row, differs)
     return found

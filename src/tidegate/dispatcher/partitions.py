@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 from zlib import crc32
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.unique_keys import why_by_table
 from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChange

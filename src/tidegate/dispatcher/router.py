@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Self
 
-from tidegate.config import DispatchRule, ReplicaConfig
+from tidegate.config.settings import DispatchRule, ReplicaConfig
 from tidegate.dispatcher.partitions import CONFLICT, RULES
 from tidegate.dispatcher.topics import check_expression, topic_name
 from tidegate.errors import InvalidInput

@@ -118,7 +118,9 @@ class EtcdMetadata:
             found = self.get(key)
             known[key] = found.mod_revision if found is not None else 0
         compares = [one for guard in guards for one in _compares(guard)]
-        compares += [_mod(key, revision or 0) for key, revision in known.items()]
+        # A guard that names a revision does what ours would: etcd takes few comparisons in a transaction.
+        guarded = {guard.key for guard in guards if guard.mod_revision is not None}
+        compares += [_mod(key, revision or 0) for key, revision in known.items() if key not in guarded]
         looked_at = dict.fromkeys([*keys, *(guard.key for guard in guards)])
         return pb.TxnRequest(
             compare=compares,

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.disk import DiskFull, writing
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import damage, kernels, reader, segment

@@ -27,7 +27,6 @@ manifest takes the room of `STORE/reserve` if it must), and `recover` notices wh
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -36,7 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tidegate.disk import DiskFull, free_bytes, writing
+from tidegate.disk import DiskFull, free_bytes, lock_file, writing
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import damage, kernels, records
 from tidegate.eventstore.floors import FLOORS, FloorPage
@@ -335,15 +334,12 @@ class EventStore:
 
 
 def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_file(path)
     except BlockingIOError as error:
-        os.close(descriptor)
         raise Retryable(
             "the event store is in use",
             where=str(path.parent),
             why="another process holds its lock",
             fix="stop the other capture, or give this one a data folder of its own",
         ) from error
-    return descriptor

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from tidegate.config import FilterConfig
+from tidegate.config.settings import FilterConfig
 from tidegate.errors import InvalidInput
 from tidegate.filter.events import EVENT_OF_ACTION
 from tidegate.filter.rows import ignored

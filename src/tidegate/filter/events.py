@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tidegate.config import nearest
+from tidegate.config.values import nearest
 from tidegate.errors import InvalidInput
 
 INSERT_EVENT, UPDATE_EVENT, DELETE_EVENT = "insert", "update", "delete"

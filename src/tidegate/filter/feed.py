@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidegate.config import ReplicaConfig
+from tidegate.config.settings import ReplicaConfig
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.dispatcher.partitions import hashed_columns
 from tidegate.dispatcher.router import Router

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.config import EventFilterRule
+from tidegate.config.settings import EventFilterRule
 from tidegate.errors import InvalidInput
 from tidegate.filter.events import check_names, ignored_actions, ignored_operations
 from tidegate.filter.expression.bind import bind

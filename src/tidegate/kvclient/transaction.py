@@ -45,9 +45,9 @@ class AlreadyExists(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One key's change; `op` is a kvrpcpb.Op: PUT, DELETE, LOCK, INSERT or CHECK_NOT_EXISTS."""
+    """One key's change; `op` is PUT, DELETE, LOCK, INSERT or CHECK_NOT_EXISTS."""
 
-    op: int
+    op: kvrpcpb.Op
     key: bytes
     value: bytes = b""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.config import RAW_MODE, TXN_MODE, ReplicaConfig
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import RAW_MODE, TXN_MODE
 from tidegate.model.span import Span
 
 DEFAULT_KEYSPACE: Final = 0

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from tidegate.kernel import address
 from tidegate.model.schema import Column
-from tidegate.tidb.arrow_kernels import LINE_WORDS, Fill, Word
-from tidegate.tidb.json_kernels import JSON_GROWTH
-from tidegate.tidb.kernels import DECIMAL_TEXT, DURATION_TEXT
+from tidegate.tidb.kernels.arrow import LINE_WORDS, Fill, Word
+from tidegate.tidb.kernels.json import JSON_GROWTH
+from tidegate.tidb.kernels.text import DECIMAL_TEXT, DURATION_TEXT
 from tidegate.tidb.value import fsp
 
 _WIDTHS: Final = {
@@ -45,7 +45,7 @@ class Layout:
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], fills: Sequence[Fill]) -> None:
         self.schema = schema
         self.lines = np.zeros((len(columns), LINE_WORDS), dtype=np.int64)
-        """int64[columns, LINE_WORDS], for `arrow_kernels`; to be copied for each batch."""
+        """int64[columns, LINE_WORDS], for `tidb.kernels.arrow`; to be copied for each batch."""
         self._held: list[npt.NDArray[np.generic]] = []
         for at, (column, fill) in enumerate(zip(columns, fills, strict=True)):
             line = self.lines[at]

@@ -21,11 +21,11 @@ from tidegate.kernel import address
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import DELETE, INSERT, RowBlock
 from tidegate.mounter.batch_layout import Layout
-from tidegate.tidb import arrow_kernels
-from tidegate.tidb.arrow_kernels import Fill, Word
-from tidegate.tidb.json_kernels import STACK_WORDS
-from tidegate.tidb.kernels import Slots
-from tidegate.tidb.zone_kernels import month_lines
+from tidegate.tidb.kernels import arrow as arrow_kernels
+from tidegate.tidb.kernels.arrow import Fill, Word
+from tidegate.tidb.kernels.json import STACK_WORDS
+from tidegate.tidb.kernels.text import Slots
+from tidegate.tidb.kernels.zone import month_lines
 
 Int64s = npt.NDArray[np.int64]
 

@@ -35,10 +35,10 @@ from tidegate.mounter.ddl_partitions import (
 )
 from tidegate.mounter.ddl_renames import Name
 from tidegate.mounter.ddl_rules import EARLY, RECREATE, RULES, Handling, Rule
-from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.table_version import Parsed, TableVersion
 from tidegate.tidb import table_info
 from tidegate.tidb.ddl_job import PUBLIC, DdlJob, JobState
+from tidegate.tidb.table_filter import is_system_schema
 
 CREATE_TABLE: Final = 3
 MODIFY_COLUMN: Final = 12

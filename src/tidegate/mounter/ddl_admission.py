@@ -10,8 +10,8 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 from tidegate.mounter.ddl import RENAME_TABLE, Refusal, Told
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.table_version import TableVersion
+from tidegate.tidb.table_filter import TableFilter
 
 _NO_KEY: Final = (
     "give it a primary key or a unique key over NOT NULL columns, set force-replicate, or exclude it"

@@ -24,11 +24,12 @@ from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import NULL, Image, RowBlock, stride_for, take
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import Follows, SchemaStore
-from tidegate.tidb import row_kernels, value
+from tidegate.tidb import value
+from tidegate.tidb.kernels import row as row_kernels
+from tidegate.tidb.kernels.row import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
+from tidegate.tidb.kernels.value import Form
 from tidegate.tidb.row import Stored
-from tidegate.tidb.row_kernels import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
 from tidegate.tidb.types import temporal
-from tidegate.tidb.value_kernels import Form
 
 Int64s = npt.NDArray[np.int64]
 
@@ -88,7 +89,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A table version as `row_kernels.decode_rows` wants it."""
+    """A table version as `tidb.kernels.row.decode_rows` wants it."""
 
     lines: Int64s
     """int64[columns, PLAN_WORDS], in ascending order of column id."""
@@ -367,7 +368,7 @@ def arguments(
     context: Int64s,
     checks: Checks | None = None,
 ) -> tuple[int, int, row_kernels.Block, row_kernels.Table, row_kernels.Decoded, int, int]:
-    """The arguments of `row_kernels.decode_rows`; the caller keeps everything named here alive."""
+    """The arguments of `tidb.kernels.row.decode_rows`; the caller keeps everything named here alive."""
     block = columns.block
     entries = row_kernels.Block(
         *binary_of(block, "key"),

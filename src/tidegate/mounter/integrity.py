@@ -21,7 +21,7 @@ from tidegate.model.slots import CHECKSUM, DELETE, INSERT, Image, RowBlock
 from tidegate.mounter.decode import Checks
 from tidegate.tidb import checksum, keys, slot_checksum
 from tidegate.tidb.checksum import Check, Outcome
-from tidegate.tidb.checksum_kernels import BY_COLUMNS
+from tidegate.tidb.kernels.checksum import BY_COLUMNS
 
 Int64s = npt.NDArray[np.int64]
 IMAGES: Final = ("new", "old")

@@ -26,11 +26,11 @@ from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl, schema_image
 from tidegate.mounter.ddl import Refusal, Told
 from tidegate.mounter.ddl_jobs import UnreadableJob
-from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.schema_image import Dropped, Image
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 from tidegate.tidb import ddl_job_table, keys, table_info
 from tidegate.tidb.ddl_job import DdlJob
+from tidegate.tidb.table_filter import is_system_schema
 
 JOBS_REMEMBERED: Final = 256
 """Jobs whose ids are known: TiDB may write a finished job again before it moves it into the history."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tidegate.clock import SystemClock
 from tidegate.codec.readback import Misencoded
-from tidegate.config import ReplicaConfig
+from tidegate.config.settings import ReplicaConfig
 from tidegate.dispatcher.conflict import Conflicts, SpanConflicts
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal, Fenced

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
+from tidegate.config.reading import config_from_json
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.metadata import SCHEME, shared

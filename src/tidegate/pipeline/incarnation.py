@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from tidegate.config import Secret
+from tidegate.config.values import Secret
 from tidegate.errors import TidegateError
 from tidegate.log import redact
 from tidegate.model.reports import Report

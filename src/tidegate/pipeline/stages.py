@@ -29,7 +29,8 @@ from tidegate.codec.large import CLAIM_CHECK, LargeOptions
 from tidegate.codec.readback import Misencoded, ReadBack
 from tidegate.codec.registry import codec_of, marks, options_of
 from tidegate.codec.schema_book import SchemaBook, SchemaRegistry, register_missing
-from tidegate.config import ReplicaConfig, revealed
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import revealed
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.dispatcher.conflict import SpanConflicts
 from tidegate.dispatcher.kernels import partition_block

@@ -47,7 +47,6 @@ class Op(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 
 class Assertion(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    None: _ClassVar[Assertion]
     Exist: _ClassVar[Assertion]
     NotExist: _ClassVar[Assertion]
 
@@ -107,7 +106,6 @@ PessimisticLock: Op
 CheckNotExists: Op
 SharedLock: Op
 SharedPessimisticLock: Op
-None: Assertion
 Exist: Assertion
 NotExist: Assertion
 Off: AssertionLevel

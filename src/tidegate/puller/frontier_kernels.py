@@ -11,7 +11,7 @@ import numpy as np
 
 from tidegate.kernel import kernel
 from tidegate.model import timestamp
-from tidegate.puller.table_kernels import I64, U64
+from tidegate.puller.match.table_kernels import I64, U64
 
 FREE = np.uint64(timestamp.MAX)
 """The ts of a place that holds nothing back."""

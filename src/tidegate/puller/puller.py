@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import RAW_MODE, TABLE_MODE, TXN_MODE
+from tidegate.config.values import RAW_MODE, TABLE_MODE, TXN_MODE
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
@@ -45,14 +45,14 @@ from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import region_feed as feed
 from tidegate.puller import silence
 from tidegate.puller.admission import Admission, Urgency
-from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
-from tidegate.puller.budget import StreamMemory
 from tidegate.puller.cover import Found, Part, Uncovered, limits_of
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.inbox import Inbox
 from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
 from tidegate.puller.locator import Locator
+from tidegate.puller.match.block_matcher import Happening, Matched, Note, Registration
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.room import Deed, Room, greediest

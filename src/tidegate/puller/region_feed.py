@@ -23,7 +23,7 @@ from tidegate.errors import Fatal, TidegateError
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import physical_ms
-from tidegate.puller.matcher import Violation
+from tidegate.puller.match.matcher import Violation
 
 
 class State(StrEnum):

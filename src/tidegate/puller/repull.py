@@ -17,7 +17,7 @@ from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.puller.sink import Sink, SpanSink
 

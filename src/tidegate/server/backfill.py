@@ -33,7 +33,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.budget import OPEN_BYTES_MAX, QUEUE_BYTES_MAX, StreamMemory
+from tidegate.puller.match.budget import OPEN_BYTES_MAX, QUEUE_BYTES_MAX, StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.puller.repull import Bounded
 

@@ -29,7 +29,7 @@ from typing import Any, Final, assert_never, cast
 from tidegate import __version__, metrics
 from tidegate.access import Token
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S
 from tidegate.control.metadata import (
     FORMAT,
@@ -86,6 +86,7 @@ from tidegate.server.readers import Readers
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Child, Connection, ControlSocket, spawn
+from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -123,6 +124,8 @@ class Options:
 
     pd: str
     data_dir: Path
+    id: str = ""
+    """The capture's id, as long as its process lives; empty: a new one."""
     address: str = ""
     """Where its API will be, for status."""
     event_store_bytes: int = 0
@@ -144,6 +147,8 @@ class Options:
     """Called when the capture begins to stand by, and when another owner is elected meanwhile."""
     token: Token | None = None
     """What the other captures ask for, as this one does."""
+    api_tls: Tls | None = None
+    """With what the API speaks TLS, on all captures of a cluster; None: it does not."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -153,7 +158,7 @@ class Capture:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.id = str(uuid.uuid4())
+        self.id = options.id or str(uuid.uuid4())
         self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
         """Resolves when the capture cannot go on."""
         self.cluster = 0
@@ -258,7 +263,8 @@ class Capture:
             name = member.me.name
             self.node.ids = lambda: self.ids
             self.node.others = lambda: {one.name: one.address for one in self._captures if one.name != name}
-            crew.start(Courier(name, self.cluster, lambda to: self.node.others().get(to, ""), options.token))
+            address_of = lambda to: self.node.others().get(to, "")  # noqa: E731
+            crew.start(Courier(name, self.cluster, address_of, options.token, options.api_tls))
             crew.stand_by()
             application.warm()
             self.takes_messages = True

@@ -17,7 +17,9 @@ from typing import Final
 import httpx
 
 from tidegate.access import Token
+from tidegate.errors import InvalidInput
 from tidegate.log import event
+from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -36,14 +38,34 @@ IDLE_S: Final = 60.0
 """The connection to a capture to which nothing was sent for so long is closed."""
 
 
+def scheme(tls: Tls | None) -> str:
+    """Of the addresses of captures: all of a cluster have an API with TLS, or none has."""
+    return "http" if tls is None else "https"
+
+
+def peer_client(
+    tls: Tls | None, timeout_s: float, headers: dict[str, str] | None = None
+) -> httpx.AsyncClient:
+    """Asks other captures. Raises InvalidInput when a certificate cannot be read."""
+    verify = True if tls is None else tls.http_client()
+    return httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=verify, headers=headers)
+
+
 class Courier:
     """The sending side. One asyncio loop."""
 
-    def __init__(self, me: str, cluster: int, address_of: Callable[[str], str], token: Token | None) -> None:
+    def __init__(
+        self,
+        me: str,
+        cluster: int,
+        address_of: Callable[[str], str],
+        token: Token | None,
+        tls: Tls | None = None,
+    ) -> None:
         """`me`: this capture's name in grants. `address_of`: of another's API by its name, empty while it is
-        not there.
+        not there. `tls`: what APIs of captures ask for, None: nothing.
         """
-        self._address_of = address_of
+        self._address_of, self._tls = address_of, tls
         self._headers = {SENDER: me, CLUSTER: str(cluster), "content-type": "application/json"}
         self._headers |= token.header if token is not None else {}
         self._routes: dict[str, _Route] = {}
@@ -66,7 +88,14 @@ class Courier:
 
     async def _carry(self, capture: str, route: _Route) -> None:
         """Until nothing was sent for `IDLE_S`."""
-        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=self._headers) as client:
+        try:
+            opened = peer_client(self._tls, ANSWER_S, self._headers)
+        except InvalidInput as error:
+            # The next message tries again, with what the files hold then.
+            event(LOG, logging.WARNING, "messages not sent", capture=capture, why=str(error))
+            await asyncio.sleep(RETRY_MAX_S)
+            return
+        async with opened as client:
             failures, said = 0, ""
             while await route.wait(IDLE_S):
                 batch = route.batch()
@@ -87,7 +116,8 @@ class Courier:
         if not address:
             return "it is not among the captures", False  # they are said again if it comes back
         try:
-            answer = await client.post(f"http://{address}{PATH}", content=b"[" + b",".join(batch) + b"]")
+            url = f"{scheme(self._tls)}://{address}{PATH}"
+            answer = await client.post(url, content=b"[" + b",".join(batch) + b"]")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}", True
         # What it cannot read it could not read later either, and what comes next would wait behind it.

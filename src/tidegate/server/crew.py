@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
@@ -95,6 +95,8 @@ class Crew:
         if self.node.over() is not None:
             return
         feed = FeedId.parse(changefeed)
+        if feed in self.processors:
+            return  # it ends, and lets go of spans that the next one would hold: what is said is said again
         processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
         self.processors[feed] = processor
         self.node.post.processors[changefeed] = processor.box
@@ -103,9 +105,13 @@ class Crew:
     async def end(self, feed: FeedId) -> None:
         """End the processor of a changefeed that is removed."""
         self.node.post.processors.pop(str(feed), None)
-        if (processor := self.processors.pop(feed, None)) is not None:
-            self._sequences[feed] = processor.machine.sequence + LAST_WORDS
+        if (processor := self.processors.get(feed)) is None:
+            return
+        self._sequences[feed] = processor.machine.sequence + LAST_WORDS
+        try:
             await processor.stop()
+        finally:
+            self.processors.pop(feed, None)
 
     async def _retire(self) -> None:
         """End processors whose changefeed does not run any more, if its owner could not tell them so."""

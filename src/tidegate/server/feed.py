@@ -32,6 +32,7 @@ from tidegate.control.messages import (
     Checkpoint,
     Dispatch,
     DispatchResponse,
+    FromOwner,
     FromProcessor,
     Header,
     RangeProgress,
@@ -51,6 +52,7 @@ from tidegate.control.metadata import (
     GrantedRange,
     Put,
     feed_key,
+    writers_of,
 )
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.disk import DiskFull
@@ -213,6 +215,8 @@ class Feed(FeedLife):
         if self.owner is not None and self.owner.checkpoint > self.persisted and not forget:
             await self._store_last(self.owner.checkpoint)
         self.owner = self._ddl = None
+        self._is_shared_out = False
+        """Whether this owner has said once which capture has what."""
         self.waiting_for = ""
         if forget:
             await self._meet()
@@ -378,6 +382,7 @@ class Feed(FeedLife):
         plan = self.plan
         slots = {name: plan.slots(self.peers[name].cores) for name in shares}
         grants = await node.share_out(self.id, self.info.instance, token, shares, slots)
+        self._is_shared_out = True
         reachable = self._reachable()
         for peer in self.peers:
             peer.coming, peer.received = (), 0
@@ -442,14 +447,12 @@ class Feed(FeedLife):
         if len(grants) == 1:
             return
         stored = await self.node.grants(self.id)
-        writers = {name: grant.slots for name, grant in stored.items()}
-        for grant in stored.values():
-            for giver, slots in grant.givers.items():
-                writers[giver] = max(slots, writers.get(giver, 0))
+        writers = writers_of(stored)
         fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers)
         await thread.call(f"the fence of {', '.join(sorted(writers))}", fence)
-        for name, grant in (await self.node.settle(self.id, grants)).items():
-            self.peers[name].grant = grant
+        settled = await self.node.settle(self.id, {**stored, **grants})
+        for name in grants:
+            self.peers[name].grant = settled[name]
 
     # --- changes of the layout -----------------------------------------------------------------------
 
@@ -617,7 +620,11 @@ class Feed(FeedLife):
         for peer in self._reachable():
             if not peer.answers(self.node.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
                 peer.announced_at = now
-                self.node.post.to_processor(Announce(self._header(peer), __version__))
+                self._say(peer, Announce(self._header(peer), __version__))
+
+    def _say(self, peer: Peer, message: FromOwner) -> None:
+        peer.say(message.header.sequence, self.node.clock.monotonic())
+        self.node.post.to_processor(message)
 
     def _dispatch(self, peer: Peer, wish: Wish) -> None:
         """Tell a processor all that is wanted of it."""
@@ -638,9 +645,14 @@ class Feed(FeedLife):
             self.history.safe_point,
             peer.coming if grant is not None else (),
         )
-        peer.asked, peer.asked_at = message, self.node.clock.monotonic()
+        now = self.node.clock.monotonic()
+        if wish is not Wish.RUN:
+            peer.known_at = float("inf")
+        elif not peer.runs:
+            peer.known_at = now
+        peer.asked, peer.asked_at = message, now
         peer.given_up.clear()
-        self.node.post.to_processor(message)
+        self._say(peer, message)
 
     async def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
         """Ask processors to give up what they do, and wait until they have, or their captures are gone."""
@@ -721,8 +733,12 @@ class Feed(FeedLife):
                 if peer.met_rev != header.owner_rev:
                     peer.met_rev, peer.met_at = header.owner_rev, now
                 peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
+                peer.has(message.heard)
+                if peer.version != message.processor_version != __version__:
+                    self._note_version(peer.capture, message.processor_version)
+                peer.version = message.processor_version
                 if peer.runs:
-                    peer.received = message.received
+                    peer.received = message.received if tuple(message.coming) == peer.coming else 0
                 self.sharing.loads[peer.capture] = message.loads
                 self._met.set()
                 self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
@@ -741,6 +757,16 @@ class Feed(FeedLife):
             case _:
                 assert_never(message)
 
+    def _note_version(self, capture: str, version: str) -> None:
+        why = f"it runs Tidegate {version}, and the owner runs {__version__}"
+        event(
+            LOG,
+            logging.WARNING,
+            "capture gets no ranges while others can have them",
+            capture=capture,
+            why=why,
+        )
+
     def _end_leftover(self, peer: Peer) -> None:
         """Have a processor let go of what an earlier owner gave it."""
         if peer.holds and peer.asked is None and peer.grant is None:
@@ -749,6 +775,7 @@ class Feed(FeedLife):
     def _hear_progress(
         self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
     ) -> None:
+        peer.knows(ddl.upto, self.node.clock.monotonic())
         if self.owner is not None:
             self.owner.hear_ddl(peer.capture, ddl)
             self.owner.report(peer.capture, incarnation, ranges)
@@ -1020,9 +1047,20 @@ class Feed(FeedLife):
 
     def tables_of(self, peer: Peer) -> list[int]:
         """The tables and partitions whose rows a capture delivers now."""
-        ranges = peer.grant.ranges if peer.runs and peer.grant is not None else ()
-        has_tables = self.config.has_tables
+        return self._tables_in(peer.grant) if peer.runs and peer.grant is not None else []
+
+    def _tables_in(self, grant: Grant) -> list[int]:
+        has_tables, ranges = self.config.has_tables, grant.ranges
         return sorted({t for one in ranges for t in self.sharing.tables_in(one.id)}) if has_tables else []
+
+    def left_on(self, capture: str) -> int:
+        """How many tables a capture delivers, or may deliver: 1 if that is not known yet."""
+        peer = self.peers.get(capture)
+        if not self._is_shared_out:
+            return 1  # what an earlier owner gave it, it may deliver still
+        if peer is None or peer.grant is None or not peer.grant.ranges:
+            return 0
+        return max(1, len(self._tables_in(peer.grant)))
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

@@ -19,7 +19,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from tidegate.config import config_from_json, parse_sink_uri
+from tidegate.config.reading import config_from_json
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import Command, Life, State
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Put, feed_key
 from tidegate.disk import DiskFull

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
+from tidegate.config.reading import config_from_json
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.barrier import SpanTask
 from tidegate.control.metadata import FeedId, FeedInfo, Grant
 from tidegate.disk import replace_file, writing

@@ -26,7 +26,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.key_range import scope_of
 from tidegate.model.timestamp import Timestamp, readable
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.repull import repull
 
 LOG: Final = logging.getLogger(__name__)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidegate.codec.registry import codec_of, options_of, settled
-from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.metadata import FeedId
 from tidegate.dispatcher.guarantees import APART, IN_PIECES, UNREADABLE, weakness
 from tidegate.dispatcher.partitions import CONFLICT

@@ -40,6 +40,10 @@ from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
 from tidegate.server.spans import SpanRegistry
 
+CAPTURES_MAX: Final = 100
+"""At most so many get ranges of one changefeed: their grants are stored in one transaction of etcd."""
+KEYS_MAX: Final = 128
+"""So many keys etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20
 """Bytes of one write to an etcd."""
 
@@ -166,7 +170,7 @@ class Node:
                 raise over
             mine = Compare(self.owner_key, mod_revision=self.owner_rev)
             if self.shared:
-                check_size(writes)
+                check_size(writes, guards)
             try:
                 outcome = await self._commits.transact(Transaction((mine, *guards), writes))
             except TidegateError as error:
@@ -238,13 +242,16 @@ class Node:
             grants = raised(stored, name, instance, token, shares[name], slots[name])
         else:
             grants = shared_out(stored, instance, token, shares, slots)
-        await self._store_grants(feed, grants, tuple(seen for _, seen in found.values()))
+        # Who has no range, and had none to fence, can neither lose one nor pass on whom to fence.
+        looked_at = {name for name, one in stored.items() if one.ranges or one.givers} | grants.keys()
+        guards = tuple(seen for name, (_, seen) in found.items() if name in looked_at)
+        await self._store_grants(feed, grants, guards)
         return {name: grants[name] for name in shares}
 
     async def settle(self, feed: FeedId, grants: Mapping[str, Grant]) -> dict[str, Grant]:
-        """Store that the givers of these grants are fenced."""
+        """Store that all writers of these captures and of their givers are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
-        await self._store_grants(feed, after)
+        await self._store_grants(feed, {name: one for name, one in after.items() if one != grants[name]})
         return after
 
     async def _store_grants(
@@ -267,8 +274,18 @@ class Node:
         return None if found is None else Grant.from_bytes(found)
 
 
-def check_size(writes: Sequence[Put | Delete]) -> None:
-    """Raises InvalidInput for more than etcd takes in one request (1.5 MiB, `--max-request-bytes`)."""
+def check_size(writes: Sequence[Put | Delete], guards: Sequence[Compare] = ()) -> None:
+    """Raises InvalidInput for more than etcd takes in one request (1.5 MiB, `--max-request-bytes`; 128
+    comparisons or writes, `--max-txn-ops`).
+    """
+    keys = {one.key for one in (*writes, *guards)}
+    if len(keys) >= KEYS_MAX:
+        raise InvalidInput(
+            "This is more than etcd takes in one transaction.",
+            where=", ".join(sorted(keys)[:3]) + ", ...",
+            why=f"{len(keys)} keys, of at most {KEYS_MAX - 1}",
+            fix=f"let at most {CAPTURES_MAX} captures share a changefeed",
+        )
     size = sum(len(one.value) for one in writes if isinstance(one, Put))
     if size > WRITE_MAX:
         raise InvalidInput(

@@ -38,6 +38,10 @@ WARM_S: Final = 2.0
 WARM_MAX_S: Final = 600.0
 """For so long a move waits for all that a taker has to receive; it is never made before its Spark runs."""
 
+CUT_OFF_S: Final = 120.0
+"""A capture that delivers, and has read no further in the history of DDL for so long while others have, is
+cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
+
 LAST: Final = ("lag_ms", "batch_ms")
 """What of `Told` is no count: the greatest of all processors is shown."""
 COUNTED: Final = (
@@ -60,6 +64,14 @@ class Peer:
     announced_at: float = float("-inf")
     latest: tuple[int, int] = (0, 0)
     """Epoch and sequence of the last that it said of its state."""
+    version: str = ""
+    """Of its program; empty: it has not said."""
+    unheard: tuple[int, float] | None = None
+    """Of the first message to it that it has not said it has, the sequence, and when it was sent."""
+    known: int = 0
+    """Up to where it knows DDL."""
+    known_at: float = float("inf")
+    """When that has risen last, or it was given ranges; inf: it has none."""
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
@@ -115,8 +127,28 @@ class Peer:
         return now - self.failed_at >= shunned_s
 
     def answers(self, owner_rev: int, now: float) -> bool:
-        """Whether it can be asked for something."""
-        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S
+        """Whether it can be asked for something: it speaks to us, and has what we say to it."""
+        is_deaf = self.unheard is not None and now - self.unheard[1] > SILENT_S
+        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S and not is_deaf
+
+    def say(self, sequence: int, now: float) -> None:
+        """Note a message to it."""
+        if self.unheard is None:
+            self.unheard = sequence, now
+
+    def has(self, sequence: int) -> None:
+        """It says that it has our messages up to one."""
+        if self.unheard is not None and sequence >= self.unheard[0]:
+            self.unheard = None
+
+    def knows(self, upto: int, now: float) -> None:
+        """It says up to where it knows DDL."""
+        if upto > self.known:
+            self.known, self.known_at = upto, now
+
+    def is_cut_off(self, now: float) -> bool:
+        """Whether nothing has come to it from upstream for long."""
+        return now - self.known_at > CUT_OFF_S
 
 
 class Peers:

@@ -371,7 +371,7 @@ class FeedProcessor:
                 if task.id in self._wanted_soon:
                     start = max(task.start_ts, dispatch.checkpoint)
                     self._spans.hold(self.id, task.span, start, guarded=guarded)
-            machine.received = 0
+            machine.received, machine.coming = 0, ranges
             self._say_needs()
         if ranges:
             machine.received = min(
@@ -381,7 +381,9 @@ class FeedProcessor:
     def _received(self, span: str, frontier: Mapping[str, int]) -> int:
         """Up to where a span is there from where it is wanted on."""
         manifest = self.node.manifest(self._opened.paths.store, span)
-        begins_late = manifest is None or manifest.dropped_to > self._coming_at
+        assert self.machine.dispatch is not None
+        begins = max(self._coming_at, self.machine.dispatch.checkpoint)
+        begins_late = manifest is None or manifest.dropped_to > begins
         return 0 if begins_late else frontier.get(span, 0)
 
     def _hold(self, tasks: Iterable[SpanTask]) -> None:
@@ -407,7 +409,8 @@ class FeedProcessor:
         self._concerned = None
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
-        self._coming, self._wanted_soon, self.machine.received = (), frozenset(), 0
+        self._coming, self._wanted_soon = (), frozenset()
+        self.machine.received, self.machine.coming = 0, ()
         self._load, self._loaded, self._load_plan = LoadState(), False, None
         self.machine.told, self.machine.loads, self._pulled_before = Told(), {}, {}
 
@@ -605,7 +608,7 @@ class FeedProcessor:
             self._needs_at = now
             self._prepare_coming(frontier)
             if not self.node.is_owner:
-                self._say_needs(self._spans.behind(frontier, only=self.id).get(self.id, MAX))
+                self._say_needs()
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -738,10 +741,11 @@ class FeedProcessor:
             begins_at = min(begins_at, self._coming_at)
         return begins_at, min(begins_at, self._ddl.base_ts(begins_at)) if self._ddl is not None else begins_at
 
-    def _say_needs(self, behind: int = MAX) -> None:
+    def _say_needs(self) -> None:
         """Tell the owner, at once if it is less than what was said before."""
-        if self.node.is_owner:
+        if self.node.is_owner or self._plan is None:
             return
+        behind = self._spans.behind(self._frontier(), only=self.id, every=True).get(self.id, MAX)
         before, self.machine.needs = self.machine.needs, min(*self.needs, behind)
         if self.machine.needs < before:
             self.machine.sync_soon()

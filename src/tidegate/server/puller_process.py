@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn, assert_never
 
 from tidegate import log
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient
@@ -42,7 +42,7 @@ from tidegate.model.reports import (
     Watch,
 )
 from tidegate.model.span import Span
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.server.backfill import Backfill
 from tidegate.server.mender import Mender

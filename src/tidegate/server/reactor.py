@@ -11,15 +11,17 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from tidegate import metrics
-from tidegate.config import TABLE_MODE, ReplicaConfig, with_secrets_of
 from tidegate.config.kept_password import elsewhere
+from tidegate.config.reading import with_secrets_of
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, History, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
@@ -602,9 +604,45 @@ class Reactor:
                     why="the server runs without --etcd, or its sink takes one writer at a time",
                 )
             plan = found.sharing.plan(shared=not found.loading)
-            if not dry_run and plan.moves:
+            if not dry_run:
                 found.sharing.ask()
             return plan
+
+    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Plan:
+        """Let a capture deliver some tables, with all that share a span with them.
+
+        `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.
+        """
+        async with self._in_turn(feed) as found:
+            self._check_movable(found, capture)
+            good, _ = await self.tables(found.config, found.checkpoint)
+            ids = _ids_of(tables, good)
+            try:
+                plan = found.sharing.handed(ids, capture)
+            except (KeyError, ValueError) as error:
+                why = (
+                    f"the changefeed does not deliver table {error.args[0]}"
+                    if isinstance(error, KeyError)
+                    else f"{error}: `tidegate changefeed rebalance` joins ranges"
+                )
+                raise _not_moved(feed, why) from error
+            if plan.moves:
+                found.sharing.hand(ids, capture)
+            return plan
+
+    def _check_movable(self, feed: Feed, capture: str) -> None:
+        """Raises Refused."""
+        if not feed.may_be_shared:
+            why = "the server runs without --etcd, or the changefeed's sink takes one writer at a time"
+        elif feed.loading:
+            why = "one capture makes the initial load; try again when it is durable"
+        elif not feed.peers.running or feed.waiting_for:
+            why = f"the changefeed does not deliver now: {feed.waiting_for or feed.life.state}"
+        elif capture not in feed.sharing.able():
+            why = f"capture {capture} is drained, or does not answer, or has just failed or joined"
+        else:
+            return
+        raise _not_moved(feed.id, why)
 
     async def drain(self, capture: str, *, again: bool = False) -> int:
         """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
@@ -619,12 +657,16 @@ class Reactor:
             await node.write(Put(key, node.ids()[capture].encode()))
             node.drained.add(capture)
             event(LOG, logging.INFO, "capture is drained", capture=capture)
-        return self.tables_of(capture)
+        return self.left_on(capture)
 
     def tables_of(self, capture: str) -> int:
         """How many tables a capture delivers, of all changefeeds together."""
         peers = ((feed, feed.peers.get(capture)) for feed in self.feeds.values())
         return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
+
+    def left_on(self, capture: str) -> int:
+        """How many tables a capture delivers or may deliver; 0: it can be stopped without anybody waiting."""
+        return sum(feed.left_on(capture) for feed in self.feeds.values() if feed.life.runs)
 
     async def _note_drained(self) -> None:
         """Which captures are drained, by what is stored; one that has started again is not."""
@@ -828,7 +870,8 @@ class Reactor:
         """From where on each feed of a keyspace may still read: those whose history is held."""
         behind: dict[FeedId, int] = {}
         for captured in self._captured():
-            behind |= captured.spans.behind(outlook.read_frontier(captured.store))
+            floors = outlook.read_frontier(captured.store)
+            behind |= captured.spans.behind(floors, every=self.node.shared != "")
         feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
         now = self.node.clock.monotonic()
         return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
@@ -878,6 +921,33 @@ class Reactor:
 
     async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
+
+
+def _not_moved(feed: FeedId, why: str) -> Refused:
+    return Refused(
+        "CDC:ErrChangefeedUpdateRefused",
+        f"[CDC:ErrChangefeedUpdateRefused]the tables of {feed} cannot be moved.",
+        why=why,
+        fix="`tidegate capture list` and `tidegate changefeed query` show who delivers what",
+    )
+
+
+def _ids_of(wanted: Sequence[str], tables: Iterable[TableVersion]) -> set[int]:
+    """The physical ids of tables given by name or id. Raises Refused."""
+    by_name: dict[str, tuple[int, ...]] = {}
+    for table in tables:
+        by_name[f"{table.schema}.{table.table}".lower()] = by_name[str(table.id)] = table.physical_ids
+        by_name |= {str(one): (one,) for one in table.physical_ids}
+    found: set[int] = set()
+    for name in wanted:
+        if (ids := by_name.get(name.lower())) is None:
+            raise Refused(
+                "CDC:ErrTableIneligible",
+                f"[CDC:ErrTableIneligible]the changefeed has no table '{name[:200]}'.",
+                fix="write SCHEMA.TABLE, or the id of a table or partition",
+            )
+        found.update(ids)
+    return found
 
 
 def _refuse_reader(feed: Feed, why: str) -> None:

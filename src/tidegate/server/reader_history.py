@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.config import ROWS, nearest
+from tidegate.config.sink_uri import ROWS
+from tidegate.config.values import nearest
 from tidegate.errors import InvalidInput
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.columns import target_type

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 import orjson
 import pyarrow as pa
 
-from tidegate.config import reader_uri
+from tidegate.config.sink_uri import reader_uri
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput, Retryable, TidegateError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.codec.registry import has_marks, options_of
-from tidegate.config import ReplicaConfig
+from tidegate.config.settings import ReplicaConfig
 from tidegate.control.metadata import FeedInfo
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused

@@ -8,16 +8,17 @@ incarnations of the changefeed end for it, and others begin, which stops the che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tidegate import __version__
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.control.share import Move, Piece, Shares, load_of, moved, share
+from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.node import Node
-from tidegate.server.peers import JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
+from tidegate.server.node import CAPTURES_MAX, Node
+from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
 CAPTURES_S: Final = 0.5
@@ -62,21 +63,28 @@ class Sharing:
     """What is delivered at the checkpoint: the places at which the key space may be cut."""
     loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """By capture, what it has said last of its spans, in bytes per second; those with most."""
+    aim: Shares | None = None
+    """Those for which takers prepare."""
     next: Shares | None = None
-    """Those for which takers have prepared; None: whoever is there then is given something."""
+    """Those for which they have prepared; None: who delivered before goes on with it."""
     _changed: int = 0
     _best_for: object = None
     """For what the shares were found to be as good as any: they are not compared again and again."""
     _planned_for: object = None
-    """For what `next` was planned."""
+    """For what `aim` was planned."""
     _looked_at: float = float("-inf")
     _warming_since: float = float("inf")
     _asked_for: bool = False
+    _by_hand: tuple[frozenset[int], str] | None = None
+    """Tables that are to be moved, and the capture that is to have them."""
+    _kept_for: frozenset[str] = frozenset()
+    """Those among whom tables were moved by hand. Loads move nothing until others are there."""
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
         """What is delivered at the stored checkpoint."""
         self.tasks = {task.id: task for task in tasks}
         self._changed += 1
+        self.aim = self.next = None
 
     def passed(self, batch: DdlBatch) -> None:
         """A DDL is behind the checkpoint."""
@@ -101,10 +109,31 @@ class Sharing:
         able, self.next = self.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
+            if self._by_hand is not None:
+                self._by_hand, self._kept_for = None, frozenset(able)
+        elif self._is_kept(able) and shared and self._covers(before, able):
+            found = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
-            found = self._divided(able, before, shared=shared)
-        self.next, self._warming_since, self._asked_for = None, float("inf"), False
+            # Others may lack what they would be given: they get it once they have prepared (`better`).
+            there = [name for name in able if before.get(name)]
+            found = self._divided(there or able, before, shared=shared)
+        self.aim = self.next = None
+        self._warming_since, self._asked_for = float("inf"), False
         return found
+
+    def _is_kept(self, able: Collection[str]) -> bool:
+        """Whether tables were moved by hand among just these captures."""
+        return bool(self._kept_for) and self._kept_for == frozenset(able)
+
+    def _covers(self, before: Mapping[str, Sequence[Span]], able: Collection[str]) -> bool:
+        """Whether all that is wanted is some able capture's."""
+        given = sorted((span.start, span.end) for name in able for span in before.get(name, ()))
+        reached = self.wanted.start
+        for start, end in given:
+            if start != reached:
+                return False
+            reached = end
+        return bool(given) and reached == self.wanted.end
 
     def _still_possible(self) -> Shares | None:
         able = set(self.able(joined_s=0.0))
@@ -123,7 +152,8 @@ class Sharing:
         if len(able) == 1:
             return {able[0]: (self.wanted,)}
         pieces, _ = self.pieces
-        return share(self.wanted, pieces, able, before, at_most=0 if shared else 1, tolerance=tolerance)
+        most = CAPTURES_MAX if shared else 1
+        return share(self.wanted, pieces, able, before, at_most=most, tolerance=tolerance)
 
     def able(self, *, joined_s: float | None = None) -> list[str]:
         """The captures that may be given ranges, those with the fewest changefeeds first; at least this one.
@@ -137,7 +167,11 @@ class Sharing:
             for peer in self.reachable()
             if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
         ]
-        for is_good in (lambda name: name not in node.drained, lambda name: self.peers[name].may_try(now)):
+        for is_good in (
+            lambda name: self.peers[name].version in ("", __version__),
+            lambda name: name not in node.drained,
+            lambda name: self.peers[name].may_try(now),
+        ):
             found = list(filter(is_good, found)) or found
         found = found or [node.capture]
         return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))
@@ -155,6 +189,43 @@ class Sharing:
         moves = moved(before, after, pieces)
         return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
+    def handed(self, tables: Collection[int], taker: str) -> Plan:
+        """The shares as they are, but one capture has some tables, with all that share a span with them.
+
+        Raises KeyError with a table that is not delivered, ValueError if there would be too many ranges.
+        """
+        pieces, in_bytes = self.pieces
+        by_table = {
+            table: piece
+            for piece, task in zip(
+                pieces, sorted(self.tasks.values(), key=lambda task: task.span.start), strict=True
+            )
+            for table in ids_of(task)
+        }
+        before = self.now
+        after = handed(self.wanted, pieces, before, [by_table[table] for table in tables], taker)
+        most = RANGES_PER_CAPTURE * len({*after, *self.able()})
+        if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
+            raise ValueError(f"the key space would be in {ranges} ranges, and {most} are allowed")
+        moves = moved(before, after, pieces)
+        return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
+
+    def hand(self, tables: Collection[int], taker: str) -> None:
+        """Do so, as soon as the taker has prepared."""
+        self._by_hand, self.aim = (frozenset(tables), taker), None
+        self._asked_for, self._best_for, self._planned_for = False, None, None
+
+    def _handed(self, able: Collection[str]) -> Shares | None:
+        """What was asked for by hand; None: nothing, or it is not possible any more."""
+        if self._by_hand is None:
+            return None
+        tables, taker = self._by_hand
+        there = {table for task in self.tasks.values() for table in ids_of(task)}
+        try:
+            return self.handed(tables & there, taker).shares if taker in able and tables & there else None
+        except ValueError:
+            return None
+
     def forget(self, captures: Iterable[str]) -> None:
         """They are gone."""
         for capture in captures:
@@ -163,6 +234,7 @@ class Sharing:
     def ask(self) -> None:
         """Divide it in the best way, now."""
         self._asked_for, self._best_for, self._planned_for = True, None, None
+        self._by_hand, self._kept_for = None, frozenset()
 
     # --- whether it is time --------------------------------------------------------------------------
 
@@ -183,6 +255,9 @@ class Sharing:
                 return f"capture {peer.capture} is gone"
             if not peer.answers(self.node.owner_rev, now):
                 return f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
+            if peer.is_cut_off(now) and any(one.known_at > now - SILENT_S for one in self.peers.running):
+                peer.fails(now)
+                return f"capture {peer.capture} has received nothing from upstream for {CUT_OFF_S:.0f} s"
         return ""
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
@@ -191,26 +266,35 @@ class Sharing:
         known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
             return "", []
+        if self._kept_for and not self._is_kept(able):
+            self._kept_for = frozenset()
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
-        if self.next is not None and known[:-1] == self._planned_for:
-            after = self.next  # takers prepare for these: loads that change meanwhile are for the next time
+        is_planned = self.aim is not None and known[:-1] == self._planned_for
+        if self.aim is not None and is_planned:
+            after = self.aim  # takers prepare for these: loads that change meanwhile are for the next time
+        elif (asked := self._handed(able) if shared else None) is not None:
+            after, self._planned_for = asked, known[:-1]
+        elif self._is_kept(able) and shared and not self._asked_for and self._covers(before, able):
+            after = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
             after = self._divided(able, before, shared=shared, tolerance=tolerance)
             self._planned_for = known[:-1]
         if not self._is_worth_it(before, after):
             self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
-            self.next = None
+            self.aim = self._by_hand = None
             return "", []
         takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}
         waits = [self.peers[name] for name, ranges in takers.items() if ranges]
         prepare = [peer for peer in waits if peer.coming != takers[peer.capture]]
         for peer in prepare:
             peer.coming, peer.received = takers[peer.capture], 0
-        self.next, self._warming_since = after, min(now, self._warming_since)
+        self.aim, self._warming_since = after, min(now, self._warming_since) if is_planned else now
         warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
         if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
+            self.next = after
             return f"other shares are better: {', '.join(sorted(after))}", prepare
-        if now - self._warming_since > WARM_MAX_S and all(peer.ready for peer in waits):
+        if now - self._warming_since > WARM_MAX_S and all(peer.ready and peer.received for peer in waits):
+            self.next = after
             return (
                 f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
                 prepare,
@@ -232,7 +316,7 @@ class Sharing:
 
     def not_wanted(self) -> list[Peer]:
         """Those that prepare for ranges that they are not to have any more."""
-        coming, now = self.next or {}, self.now
+        coming, now = self.aim or {}, self.now
         found = [
             peer
             for peer in self.peers

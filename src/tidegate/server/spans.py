@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.metadata import FeedId
 from tidegate.model.reports import DropBelow, Refused, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id
@@ -166,7 +166,12 @@ class SpanRegistry:
         refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
         for name in [one for one in refused if feed in self._holders[one]]:
             self._holders[name][feed] = max(start_ts, self._holders[name][feed])
-            self._watch(name, self._spans[name])
+            self._begin_again(name)
+
+    def _begin_again(self, name: str) -> None:
+        """Follow a span from where it is needed now, also where it stands still before that."""
+        self._tell(Unwatch(self._spans[name]))
+        self._watch(name, self._spans[name])
 
     def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
         """The spans that a feed holds of some ranges."""
@@ -185,6 +190,9 @@ class SpanRegistry:
             ddl = int(name == DDL_SPAN_ID)
             for feed in holders.keys() & needs.keys():
                 holders[feed] = max(holders[feed], needs[feed][ddl])
+        for name, refused in list(self._refused.items()):
+            if min(self._holders[name].values()) > refused.start_ts:
+                self._begin_again(name)  # nobody needs any more what was refused
 
     def drop_below(self, limits: Mapping[FeedId, tuple[int, int]]) -> None:
         """Let segments go that no holder needs; `limits`: where each feed is done with rows, with DDL."""
@@ -201,18 +209,21 @@ class SpanRegistry:
         """The spans that feeds hold."""
         return frozenset(self._holders)
 
-    def behind(self, floors: Mapping[str, int], *, only: FeedId | None = None) -> dict[FeedId, int]:
+    def behind(
+        self, floors: Mapping[str, int], *, only: FeedId | None = None, every: bool = False
+    ) -> dict[FeedId, int]:
         """For each feed, how far the slowest of its stripes is: its own progress may have passed that.
 
         Upstream's history must be held from there: a region that is behind is registered again from where it
-        stands, whoever wants its tables.
+        stands, whoever wants its tables. `every`: of all its spans. If captures share a feed, its checkpoint
+        rises by what others deliver while regions of a span that this one is to take still wait.
         """
         found: dict[FeedId, int] = {}
-        for name in self._stripes:
-            floor = floors.get(name, 0)
-            holders = self._holders[name] if only is None else {only} & self._holders[name].keys()
-            for feed in holders if floor else ():
-                found[feed] = min(floor, found.get(feed, floor))
+        for name in self._holders if every else self._stripes:
+            floor, holders = floors.get(name, 0), self._holders[name]
+            for feed in holders if only is None else {only} & holders.keys():
+                least = floor or (holders[feed] if every else MAX)
+                found[feed] = min(least, found.get(feed, least))
         return found
 
     def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:

@@ -23,7 +23,8 @@ from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
 from tidegate.errors import Retryable
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.ddl import DdlEvent

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-PR_SET_PDEATHSIG: Final = 1
+from tidegate.launcher import bind_forks
+
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_MAX: Final = -4
 KEPT_BYTES: Final = 256 << 20
@@ -33,21 +33,6 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill what this process forks from now on as soon as this process is gone.
-
-    Spark asks its workers to end, which a stopped one never sees: it would keep its memory for ever.
-    """
-    libc, parent = ctypes.CDLL(None), os.getpid()
-
-    def in_child() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it had ended before
-            os._exit(1)
-
-    os.register_at_fork(after_in_child=in_child)
-
-
 def serve(preload: Sequence[str]) -> None:
     """Load `preload` for the general worker only, freeze the heap, and hand over to Spark's own daemon."""
     if "pyspark.worker" in sys.argv[1:]:
@@ -58,5 +43,6 @@ def serve(preload: Sequence[str]) -> None:
         gc.collect()
         gc.freeze()
         keep_freed_memory()
-        end_with_parent()
+        # Spark asks its workers to end. A stopped one never sees that and would keep its memory for ever.
+        bind_forks(signal.SIGKILL)
     import_module("pyspark.daemon").manager()

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tidegate.config import nearest
+from tidegate.config.values import nearest
 from tidegate.errors import InvalidInput, Undecodable
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span

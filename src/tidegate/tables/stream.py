@@ -57,9 +57,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTr
 from pyspark.sql.types import StructType
 
 from tidegate.access import TOKEN_FILE, Token
-from tidegate.config import ROWS, nearest
+from tidegate.config.sink_uri import ROWS
+from tidegate.config.values import nearest
 from tidegate.errors import Fatal, InvalidInput, Retryable, cut
 from tidegate.sink.reader.changes import COMMIT_TS, DDL, KIND, OWN_COLUMNS, SCHEMA_NAME, SEQ, TABLE_NAME
+from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -414,6 +416,13 @@ class Api:
         return Answer(self._address, self._secure, method, f"/api/v2{path}", body, headers, refusal)
 
 
+def _connection(address: str) -> http.client.HTTPSConnection:
+    """With the certificates that the environment names, if it does: `tidegate server --api-tls`."""
+    tls = Tls.from_environment()
+    context = None if tls is None else tls.http_client()
+    return http.client.HTTPSConnection(address, timeout=TIMEOUT_S, context=context)
+
+
 class Answer:
     """One request and the reading of its answer; leaving the block closes the connection."""
 
@@ -427,9 +436,11 @@ class Answer:
         headers: dict[str, str],
         refusal: type[InvalidInput] | type[Fatal],
     ) -> None:
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         try:
-            self._connection = kind(address, timeout=TIMEOUT_S)
+            if secure:
+                self._connection: http.client.HTTPConnection = _connection(address)
+            else:
+                self._connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
         except http.client.InvalidURL as error:
             raise _refused(f"option server is no address: '{cut(address)}'", "give HOST:PORT") from error
         self._where, self._request, self._refusal = address, (method, path, body, headers), refusal

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from tidegate.errors import InvalidInput
 from tidegate.kernel import address
 from tidegate.model.schema import Kind
-from tidegate.tidb import checksum_kernels
-from tidegate.tidb.checksum_kernels import FORMS, Form
-from tidegate.tidb.crc_kernels import FULL
+from tidegate.tidb.kernels import checksum as checksum_kernels
+from tidegate.tidb.kernels.checksum import FORMS, Form
+from tidegate.tidb.kernels.crc import FULL
 from tidegate.tidb.types import temporal, vector
 
 Registers = npt.NDArray[np.uint32]

@@ -10,7 +10,7 @@ have been written before a column came or went, so a difference there says nothi
 bytes: then its header has lost the version. Rows of format v1 and rows written with the switch off carry no
 checksum and pass unchecked. What messages carry is always `column_sum`.
 
-The plain twin of `checksum_kernels`. Source: TiDB `pkg/util/rowcodec/{common,row}.go`, TiCDC
+The plain twin of `kernels.checksum`. Source: TiDB `pkg/util/rowcodec/{common,row}.go`, TiCDC
 `cdc/entry/mounter.go`.
 """
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from tidegate.kernel import address, buffer
 from tidegate.model.schema import TableSchema
 from tidegate.model.slots import Image
-from tidegate.tidb import checksum_kernels
-from tidegate.tidb.checksum_kernels import FORMS
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels import DECIMAL_TEXT, SLACK, Slots
+from tidegate.tidb.kernels import checksum as checksum_kernels
+from tidegate.tidb.kernels.checksum import FORMS
+from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels.text import DECIMAL_TEXT, SLACK, Slots
 from tidegate.tidb.value import fsp
 
 Int64s = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 
@@ -69,5 +69,5 @@ def refusal(store: int, context: pb.Context, raw: bool, modes: Iterable[tuple[Ke
     return ""
 
 
-def _mismatch(store: int, asked: Any) -> str:
+def _mismatch(store: int, asked: pb.APIVersion) -> str:
     return f"API version not matched: the store has V{store}, the request {pb.APIVersion.Name(asked)}"

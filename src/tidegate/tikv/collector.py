@@ -17,14 +17,15 @@ from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.errors import Retryable
-from tidegate.tikv import keys, mvcc, snapshot
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.engine import META
-from tidegate.tikv.gc import SafePoints
 from tidegate.tikv.mvcc import Change
-from tidegate.tikv.raftstore import Command, Raftstore
-from tidegate.tikv.rawkv import decode_value
+from tidegate.tikv.pd.gc import SafePoints
+from tidegate.tikv.raft.raftstore import Command, Raftstore
+from tidegate.tikv.raw.rawkv import decode_value
 from tidegate.tikv.reader import Reader
+from tidegate.tikv.txn import snapshot
 
 POLL_S: Final = 1.0
 BATCH_CHANGES: Final = 4096

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from tidegate.clock import Clock
 from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint, Watchdog
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
-from tidegate.tikv.concurrency import ConcurrencyManager
-from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.faults import Faults
-from tidegate.tikv.lock_waiting import LockWaiting
-from tidegate.tikv.max_ts import MaxTsSync
-from tidegate.tikv.raftstore import Raftstore
-from tidegate.tikv.rawkv import RawKv
-from tidegate.tikv.region import Region
-from tidegate.tikv.region_change import Kind, NewId, RegionChange
-from tidegate.tikv.region_table import RegionTable
-from tidegate.tikv.scheduler import Scheduler
-from tidegate.tikv.store import Parts, Store
-from tidegate.tikv.tso import Tso, TsoMode
-from tidegate.tikv.txn_status import TxnStatusCache
+from tidegate.tikv.pd.tso import Tso, TsoMode
+from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.raft.raftstore import Raftstore
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raft.region_change import Kind, NewId, RegionChange
+from tidegate.tikv.raft.region_table import RegionTable
+from tidegate.tikv.raw.rawkv import RawKv
+from tidegate.tikv.rpc.store import Parts, Store
+from tidegate.tikv.txn.deadlock import DeadlockDetector
+from tidegate.tikv.txn.lock_waiting import LockWaiting
+from tidegate.tikv.txn.max_ts import MaxTsSync
+from tidegate.tikv.txn.scheduler import Scheduler
+from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 
 @dataclass(slots=True)

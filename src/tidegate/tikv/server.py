@@ -1,6 +1,6 @@
 """The gRPC face of the embedded upstream: PD with Tidegate's own service, and TiKV with ChangeData per store.
 
-The only network edge of this folder. `EmbeddedUpstream` puts the parts together and owns their life.
+`EmbeddedUpstream` puts the rooms of this folder together and owns their life. `rpc/` and this file listen.
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
-from tidegate.tikv.gc import SafePoints
-from tidegate.tikv.grpc_server import new_server
-from tidegate.tikv.http_pages import StatusServer
-from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.node import Shared, StoreNode
-from tidegate.tikv.operators import Operators
-from tidegate.tikv.pd import PlacementDriver, load_api_version, load_cluster_id
-from tidegate.tikv.pd_members import PdMembers
-from tidegate.tikv.pd_regions import PdRegions
-from tidegate.tikv.raftstore import Raftstore
-from tidegate.tikv.region import STORE_ID, split_keys
-from tidegate.tikv.region_change import present
-from tidegate.tikv.region_meta import Ids
-from tidegate.tikv.region_meta import load as load_regions
-from tidegate.tikv.services import (
+from tidegate.tikv.pd.gc import SafePoints
+from tidegate.tikv.pd.keyspace import Keyspaces
+from tidegate.tikv.pd.operators import Operators
+from tidegate.tikv.pd.placement_driver import PlacementDriver, load_api_version, load_cluster_id
+from tidegate.tikv.pd.regions import PdRegions
+from tidegate.tikv.pd.splitter import Splitter, middle
+from tidegate.tikv.pd.stores import HEARTBEAT_S, StoreInfo, Stores
+from tidegate.tikv.pd.tso import Tso, TsoMode
+from tidegate.tikv.raft.raftstore import Raftstore
+from tidegate.tikv.raft.region import STORE_ID, split_keys
+from tidegate.tikv.raft.region_change import present
+from tidegate.tikv.raft.region_meta import Ids
+from tidegate.tikv.raft.region_meta import load as load_regions
+from tidegate.tikv.rpc.grpc_server import new_server
+from tidegate.tikv.rpc.http_pages import StatusServer
+from tidegate.tikv.rpc.members import PdMembers
+from tidegate.tikv.rpc.services import (
     ChangeDataService,
     EtcdService,
     KeyspaceService,
@@ -54,12 +57,9 @@ from tidegate.tikv.services import (
     health,
     service,
 )
-from tidegate.tikv.splitter import Splitter, middle
-from tidegate.tikv.status import StatusPages
-from tidegate.tikv.store import Store
-from tidegate.tikv.stores import HEARTBEAT_S, StoreInfo, Stores
-from tidegate.tikv.tso import Tso, TsoMode
-from tidegate.tikv.upstream_service import UpstreamService
+from tidegate.tikv.rpc.status_pages import StatusPages
+from tidegate.tikv.rpc.store import Store
+from tidegate.tikv.rpc.upstream_service import UpstreamService
 from tidegate.tls import Tls
 
 SCHEDULER_THREADS: Final = 4
@@ -84,7 +84,7 @@ class EmbeddedUpstream:
     explicit encoded `boundaries`) and `stores` count only at the first start of a data directory; later the
     stored ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and
     for keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
-    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP.
+    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `rpc.status_pages`.
     PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
     served to clients that have a certificate of its CA, and to no others. `watchdog` ends streams of changes
     that nobody reads; a store's incremental scans send `scan_bytes_s` at most. `start` returns when requests

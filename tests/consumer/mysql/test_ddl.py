@@ -16,7 +16,8 @@ import pytest
 from tests.consumer.mysql.reading import forget
 from tests.consumer.test_ddl_at_target import message, recorded, renamed
 from tests.mounter.jobs import OURS
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.ddl_plan import Drop, Rewrite, plan
 from tidegate.consumer.definition import Definition, target_column

@@ -20,8 +20,8 @@ from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream
 from tidegate.tikv.cdc.endpoint import ended_by
 from tidegate.tikv.cdc.old_value import ScannedOldValues
-from tidegate.tikv.region import Region
-from tidegate.tikv.region_change import Kind, RegionChange
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raft.region_change import Kind, RegionChange
 
 Make = Callable[..., Cluster]
 LONG = b"L" * 400

@@ -16,7 +16,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import keyspace_prefix
 from tidegate.tikv.mvcc import Lock
-from tidegate.tikv.tso import TsoMode
+from tidegate.tikv.pd.tso import TsoMode
 
 LONG = b"L" * 512
 K = keyspace_prefix(b"r", 0)

@@ -15,9 +15,9 @@ from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream, State
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.mvcc import Lock, Write
-from tidegate.tikv.raftstore import Command
+from tidegate.tikv.raft.raftstore import Command
+from tidegate.tikv.raft.region import Region
 from tidegate.tikv.reader import Reader
-from tidegate.tikv.region import Region
 
 LONG = b"x" * 300
 

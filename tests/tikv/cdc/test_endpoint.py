@@ -17,8 +17,8 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc import endpoint
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate
-from tidegate.tikv.raftstore import Command
-from tidegate.tikv.tso import TsoMode
+from tidegate.tikv.pd.tso import TsoMode
+from tidegate.tikv.raft.raftstore import Command
 
 LONG = b"L" * 300
 

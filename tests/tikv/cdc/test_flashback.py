@@ -13,8 +13,9 @@ from tidegate.errors import InvalidInput
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import errorpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, region_meta
+from tidegate.tikv import keys
 from tidegate.tikv.percolator import flashback as decisions
+from tidegate.tikv.raft import region_meta
 
 LONG = b"L" * 400
 Make = Callable[..., Cluster]

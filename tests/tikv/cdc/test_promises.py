@@ -22,7 +22,7 @@ from tests.tikv.support import commit, delete, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
 from tidegate.tikv.cdc import endpoint
-from tidegate.tikv.region import Region
+from tidegate.tikv.raft.region import Region
 
 NAMES = (b"a", b"b", b"c", b"d")
 SOME = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3).map(sorted)

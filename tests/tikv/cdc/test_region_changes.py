@@ -14,8 +14,8 @@ from tests.tikv.cluster import WAIT_S, Client, Cluster, Feed
 from tests.tikv.support import commit, prewrite, put
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
-from tidegate.tikv.region import Region
-from tidegate.tikv.region_change import RegionChange
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raft.region_change import RegionChange
 
 
 def ended(client: Client, feed: Feed) -> cdc.Error:

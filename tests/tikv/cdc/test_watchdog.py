@@ -15,7 +15,7 @@ from tests.tikv.support import prewrite, put
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import cdcpb_pb2_grpc, tikvpb_pb2_grpc
 from tidegate.tikv.cdc.endpoint import SCAN_THREADS, Watchdog
-from tidegate.tikv.region import Region
+from tidegate.tikv.raft.region import Region
 from tidegate.tikv.server import EmbeddedUpstream
 
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
-from tidegate.config import Secret, revealed
+from tidegate.config.values import Secret, revealed
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.tls import Tls

@@ -16,10 +16,10 @@ from tidegate.filter.expression.typed import Beyond
 from tidegate.kernel import address, buffer
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import NULL, Image
-from tidegate.tidb import column_kernels
-from tidegate.tidb.column_kernels import Text
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels import Slots
+from tidegate.tidb.kernels import column as column_kernels
+from tidegate.tidb.kernels.column import Text
+from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels.text import Slots
 from tidegate.tidb.types import temporal
 
 Bools = npt.NDArray[np.bool_]

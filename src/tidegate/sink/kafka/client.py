@@ -38,7 +38,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tidegate.config import KafkaConfig, SinkUri, revealed
+from tidegate.config.settings import KafkaConfig
+from tidegate.config.sink_uri import SinkUri
+from tidegate.config.values import revealed
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.sink.base import OpenTransactions
 

@@ -28,7 +28,8 @@ from dataclasses import replace
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.layout import Layout, first_change

@@ -17,7 +17,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
 from tidegate.model.message import MessageBlock
 from tidegate.sink.base import Content, Prove, SlotTaken, Undecided
 from tidegate.sink.kafka.client import (
@@ -293,6 +294,10 @@ def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any])
     ]
 
 
+FENCES_AT_ONCE: Final = 32
+"""Each has a client with connections to all brokers."""
+
+
 def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None:
     """Initialise every slot once, so that no writer of an older incarnation can commit any more."""
 
@@ -303,5 +308,5 @@ def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None
             raise unreachable(uri, error) from error
 
     # Each waits mostly for the broker to abort what its predecessor left open.
-    with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="fence") as pool:
+    with ThreadPoolExecutor(min(max(1, len(ids)), FENCES_AT_ONCE), thread_name_prefix="fence") as pool:
         list(pool.map(fence, ids))

@@ -33,9 +33,9 @@ from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import Channel, Subscription
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.cdc.resolver import Resolver
-from tidegate.tikv.raftstore import Command
-from tidegate.tikv.rawkv import decode_value
-from tidegate.tikv.region import Region
+from tidegate.tikv.raft.raftstore import Command
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raw.rawkv import decode_value
 
 CDC_WRITE_SOURCE: Final = 0xFF
 """Bits of txn_source that a CDC writer sets; dropped when the downstream filters loops."""

@@ -37,14 +37,14 @@ from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.old_value import Counts, OldValues
 from tidegate.tikv.cdc.resolver import Resolver
 from tidegate.tikv.cdc.service import Connection
-from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import EngineSnapshot
 from tidegate.tikv.faults import Faults
-from tidegate.tikv.raftstore import Command, Raftstore
-from tidegate.tikv.region import STORE_ID, Region
-from tidegate.tikv.region_change import Kind, RegionChange
-from tidegate.tikv.region_table import RegionTable, not_leader
-from tidegate.tikv.txn_status import TxnStatusCache
+from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.raft.raftstore import Command, Raftstore
+from tidegate.tikv.raft.region import STORE_ID, Region
+from tidegate.tikv.raft.region_change import Kind, RegionChange
+from tidegate.tikv.raft.region_table import RegionTable, not_leader
+from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 TICK_S: Final = 0.05
 QUIET_S: Final = 2.0

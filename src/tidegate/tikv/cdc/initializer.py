@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tidegate.tikv import keys, mvcc, snapshot
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
@@ -23,6 +23,7 @@ from tidegate.tikv.engine import EngineSnapshot, Range
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Write
 from tidegate.tikv.reader import Reader
+from tidegate.tikv.txn import snapshot
 
 EVENT_BYTES: Final = 32 << 10
 LOOK_S: Final = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tidegate.tikv.raftstore import Command
+from tidegate.tikv.raft.raftstore import Command
 
 
 class CdcObserver:

@@ -97,7 +97,7 @@ def conflict(
     key: bytes,
     commit_ts: int,
     write: Write,
-    reason: pb.WriteConflict.Reason.ValueType,
+    reason: pb.WriteConflict.Reason,
 ) -> RefusedError:
     """A record of the raw key is newer than the transaction may see."""
     found = pb.WriteConflict(

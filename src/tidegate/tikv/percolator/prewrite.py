@@ -15,8 +15,8 @@ from typing import Final
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.concurrency import Choice, ConcurrencyManager
 from tidegate.tikv.mvcc import Change, Lock, Write
+from tidegate.tikv.percolator.concurrency import Choice, ConcurrencyManager
 from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, conflict, locked
 from tidegate.tikv.reader import Reader
 

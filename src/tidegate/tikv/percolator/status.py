@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.mvcc import Change, Lock
 from tidegate.tikv.percolator.commit import is_expired, make_rollback, rollback_lock
+from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.percolator.outcome import Outcome, RefusedError, lock_info
 from tidegate.tikv.reader import Reader
 

@@ -1,0 +1,123 @@
+"""The hash table of open prewrites: buckets of one cache line, seven entries each, found by their tags.
+
+A bucket's first word holds a tag (a byte of the hash, 0 where there is no entry) for each of its seven
+entries and, in its highest byte, how many entries that belong here had to go to a later bucket; the other
+words are the entries: a row's number with IN_MESSAGE, or a record's offset in the arena. All seven tags are
+compared at once, and what is looked for is nearly always in the first bucket or nowhere, so that there is
+little for the processor to guess. After F14 (Facebook, folly), in words instead of vectors.
+
+The place of an entry is the number of its word, counted from the table's address; it moves only in `rehash`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tidegate.kernel import address, cttz64, inline, load_u64, store_u64
+from tidegate.puller.match.table_kernels import U64, i64, put_word, table_mask
+
+ENTRIES = 7
+"""Entries of a bucket."""
+
+BUCKET = 64
+_WORD = 8
+"""Bytes of a bucket, and of one of its words."""
+
+_EACH = np.uint64(0x0101010101010101)
+_LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
+_TAGS = np.uint64(0x0080808080808080)
+_OVER = np.uint64(56)
+_FULL = np.uint64(255)
+
+
+@inline
+def tag_of(h: Any) -> Any:
+    """The tag of a hash; never 0."""
+    tag = (h >> np.uint64(48)) & np.uint64(0xFF)
+    return tag + np.uint64(tag == np.uint64(0))
+
+
+@inline
+def tag_matches(tags: Any, tag: Any) -> Any:
+    """The highest bit of the byte of each of a bucket's entries with a tag: exactly of these."""
+    differ = tags ^ (tag * _EACH)
+    return ~(((differ & _LOW) + _LOW) | differ) & _TAGS
+
+
+@inline
+def has_overflow(tags: Any) -> Any:
+    """Whether entries that belong to a bucket are in a later one."""
+    return (tags >> _OVER) != np.uint64(0)
+
+
+@inline
+def bucket_of(table: int, h: Any) -> Any:
+    """The address of the bucket where a hash belongs."""
+    return table + BUCKET * (i64(h) & table_mask(table))
+
+
+@inline
+def first_match(table: int, h: Any) -> Any:
+    """The first entry in its bucket that may be the one with this hash; 0 when there is none."""
+    bucket = bucket_of(table, h)
+    matches = tag_matches(load_u64(bucket), tag_of(h))
+    if matches == np.uint64(0):
+        return np.uint64(0)
+    return load_u64(bucket + _WORD + i64(cttz64(matches) & np.uint64(0x38)))
+
+
+@inline
+def add_entry(table: int, h: Any, entry: Any) -> int:
+    """Put an entry where its hash belongs, or after; its place. There is room."""
+    mask = table_mask(table)
+    number = i64(h) & mask
+    while True:
+        bucket = table + BUCKET * number
+        tags = load_u64(bucket)
+        free = (tags - _EACH) & ~tags & _TAGS
+        if free != np.uint64(0):
+            bit = cttz64(free) & np.uint64(0x38)
+            store_u64(bucket, tags | (tag_of(h) << bit))
+            place: int = 8 * number + 1 + i64(bit >> np.uint64(3))
+            put_word(table, place, entry)
+            return place
+        if (tags >> _OVER) != _FULL:
+            store_u64(bucket, tags + (np.uint64(1) << _OVER))
+        number = (number + 1) & mask
+
+
+@inline
+def remove_entry(table: int, place: int, h: Any) -> None:
+    """Remove the entry with this hash from its place."""
+    mask = table_mask(table)
+    number = place >> 3
+    bit = np.uint64(8 * ((place & 7) - 1))
+    bucket = table + BUCKET * number
+    store_u64(bucket, load_u64(bucket) & ~(np.uint64(0xFF) << bit))
+    passed = i64(h) & mask
+    while passed != number:
+        bucket = table + BUCKET * passed
+        tags = load_u64(bucket)
+        if (tags >> _OVER) != _FULL:
+            store_u64(bucket, tags - (np.uint64(1) << _OVER))
+        passed = (passed + 1) & mask
+
+
+def hash_table(entries: int) -> U64:
+    """An empty table that may hold `entries` of them (it is then 57 % full). Kernels take `table_address`."""
+    buckets = 1 << max(0, (max(entries, 1) - 1) // 4).bit_length()
+    table = np.zeros(8 * (buckets + 2), dtype=np.uint64)
+    table[(table_address(table) - address(table)) // 8 - 1] = buckets - 1
+    return table
+
+
+def table_room(table: U64) -> int:
+    """How many entries it may hold: four of each seven."""
+    return 4 * (len(table) // 8 - 2)
+
+
+def table_address(table: U64) -> int:
+    """Where its first bucket is, at the beginning of a cache line; the word before it holds the mask."""
+    return (address(table) + 8 + BUCKET - 1) & -BUCKET

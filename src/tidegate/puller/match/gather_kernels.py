@@ -1,0 +1,130 @@
+"""From references to columns: completed changes of one span, copied into the columns of ENTRY_SCHEMA."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    copy_exact,
+    kernel,
+    prefetch,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.kernel_layout import Layout, pointer
+from tidegate.puller.match.table_kernels import (
+    O_COMMIT,
+    O_KEY,
+    O_KEY_SIZE,
+    O_OLD,
+    O_OLD_SIZE,
+    O_OP,
+    O_SPAN,
+    O_START,
+    O_VALUE,
+    O_VALUE_SIZE,
+    get_int,
+    i64,
+    out_word,
+    put_int,
+)
+
+AHEAD, CALLED = 4, 256
+"""So many changes in advance so many bytes are called for, from the key on: the values follow it."""
+CACHE_LINE = 64
+"""Bytes."""
+
+BLOCK: Final = Layout(
+    "block", "G_", "The buffers of a new block of ENTRY_SCHEMA.",
+    commit=pointer("commit_ts, uint64"),
+    start=pointer("start_ts, uint64"),
+    op=pointer("operation, uint8"),
+    key_ends=pointer("offsets of keys, int32, one more than rows"),
+    key=pointer("keys"),
+    value_ends=pointer("offsets of values"),
+    value=pointer("values"),
+    old_ends=pointer("offsets of old values"),
+    old=pointer("old values"),
+)  # fmt: skip
+(G_COMMIT, G_START, G_OP, G_KEY_ENDS, G_KEY, G_VALUE_ENDS, G_VALUE, G_OLD_ENDS, G_OLD) = BLOCK.words()
+
+
+@kernel
+def one_span(out: int, count: int) -> bool:
+    """Whether all changes are of the first one's span."""
+    i = 0
+    while i < count and out_word(out, i, O_SPAN) == out_word(out, 0, O_SPAN):
+        i += 1
+    return i == count
+
+
+@kernel
+def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, sizes: int) -> int:
+    """Changes from out[first] on that fit one block, all of one span: `sizes` becomes three byte sums.
+
+    Returns the index after the last; at least one change fits.
+    """
+    span = out_word(out, first, O_SPAN)
+    keys, values, olds = 0, 0, 0
+    i = first
+    while i < count and i - first < max_rows and out_word(out, i, O_SPAN) == span:
+        k = i64(out_word(out, i, O_KEY_SIZE))
+        v = i64(out_word(out, i, O_VALUE_SIZE))
+        o = i64(out_word(out, i, O_OLD_SIZE))
+        if i > first and keys + values + olds + k + v + o > max_bytes:
+            break
+        keys, values, olds = keys + k, values + v, olds + o
+        i += 1
+    put_int(sizes, 0, keys)
+    put_int(sizes, 1, values)
+    put_int(sizes, 2, olds)
+    return i
+
+
+@kernel
+def gather(out: int, first: int, end: int, columns: int) -> None:
+    """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK.
+
+    Reads changes and the bytes they point to. Writes the block's buffers. Bound: what `measure` has
+    counted. Trick: what later changes point to is fetched into the cache.
+    """
+    commits, starts, ops = get_int(columns, G_COMMIT), get_int(columns, G_START), get_int(columns, G_OP)
+    key_ends, keys = get_int(columns, G_KEY_ENDS), get_int(columns, G_KEY)
+    value_ends, values = get_int(columns, G_VALUE_ENDS), get_int(columns, G_VALUE)
+    old_ends, olds = get_int(columns, G_OLD_ENDS), get_int(columns, G_OLD)
+    store_u32(key_ends, np.uint32(0))
+    store_u32(value_ends, np.uint32(0))
+    store_u32(old_ends, np.uint32(0))
+    key_end, value_end, old_end = 0, 0, 0
+    for i in range(first, end):
+        n = i - first
+        store_u64(commits + 8 * n, out_word(out, i, O_COMMIT))
+        store_u64(starts + 8 * n, out_word(out, i, O_START))
+        store_u8(ops + n, np.uint8(out_word(out, i, O_OP)))
+        if i + AHEAD < end:
+            later = i64(out_word(out, i + AHEAD, O_KEY))
+            for line in range(0, CALLED, CACHE_LINE):
+                prefetch(later + line)
+        k = i64(out_word(out, i, O_KEY_SIZE))
+        v = i64(out_word(out, i, O_VALUE_SIZE))
+        o = i64(out_word(out, i, O_OLD_SIZE))
+        copy_exact(keys + key_end, i64(out_word(out, i, O_KEY)), k)
+        copy_exact(values + value_end, i64(out_word(out, i, O_VALUE)), v)
+        copy_exact(olds + old_end, i64(out_word(out, i, O_OLD)), o)
+        key_end, value_end, old_end = key_end + k, value_end + v, old_end + o
+        store_u32(key_ends + 4 * (n + 1), np.uint32(key_end))
+        store_u32(value_ends + 4 * (n + 1), np.uint32(value_end))
+        store_u32(old_ends + 4 * (n + 1), np.uint32(old_end))
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    spare = np.zeros(1024, np.uint64)
+    at = address(spare)
+    one_span(at, 0)
+    measure(at, 0, 0, 1, 1, at)
+    gather(at, 0, 0, address(np.full(len(BLOCK.fields), at, np.int64)))

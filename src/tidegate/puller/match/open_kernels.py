@@ -1,0 +1,395 @@
+"""Open prewrites: the hash table that finds them, and the arena in which they wait between batches.
+
+The table (`bucket_kernels`) is of (slot, start_ts, key). During a batch an entry refers to the row in the
+message; `keep` afterwards copies what is still open into the arena, so a transaction that commits within the
+batch is never copied. The room of a record that ended is used again by the next of its size class, the latest
+first: while few are open they stay in the cache. `compact` rewrites the arena with what is still open and
+rebuilds the table. Commits and rollbacks that come before INITIALIZED wait in a second arena.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    copy_exact,
+    ctlz64,
+    cttz64,
+    inline,
+    kernel,
+    load_u8,
+    load_u64,
+    prefetch,
+    same_bytes,
+)
+from tidegate.puller.match.bucket_kernels import (
+    BUCKET,
+    ENTRIES,
+    add_entry,
+    has_overflow,
+    hash_table,
+    table_address,
+    tag_matches,
+    tag_of,
+)
+from tidegate.puller.match.table_kernels import (
+    C_ARENA,
+    C_ENDED,
+    C_KEPT,
+    C_LIVE,
+    C_OPEN_ROWS,
+    C_WAITING,
+    FREE_LISTS,
+    GENERATION,
+    HASH,
+    IN_MESSAGE,
+    KEY,
+    KEY_SIZE,
+    LIVE,
+    MIXER,
+    MULTIPLIER,
+    OLD,
+    OLD_SIZE,
+    PLACE,
+    R_GENERATION,
+    R_HASH,
+    R_KEY_SIZE,
+    R_LIVE,
+    R_OLD_SIZE,
+    R_SLOT,
+    R_START,
+    R_VALUE_SIZE,
+    RECORD,
+    S_CHECKPOINT,
+    S_HEAD,
+    S_OPEN,
+    S_RESOLVED,
+    S_SPILLED,
+    S_STATE,
+    S_TAIL,
+    S_WAITING,
+    SCANNING,
+    SLOT,
+    START,
+    VALUE,
+    VALUE_SIZE,
+    W_KEY_SIZE,
+    W_NEXT,
+    W_SLOT,
+    WAIT_RECORD,
+    get_int,
+    get_word,
+    i64,
+    put_int,
+    put_row_word,
+    put_slot_word,
+    put_word,
+    row_word,
+    slot_word,
+    table_mask,
+)
+
+CALLED = 320
+"""So many bytes of a record that comes next are called for."""
+
+
+@inline
+def row_hash(start: Any, key: int, size: int) -> Any:
+    """A hash of start_ts and key, to which `with_slot` adds."""
+    h = (start ^ (np.uint64(size) * MIXER)) * MULTIPLIER
+    if size >= 8:
+        i = 0
+        while i + 8 < size:
+            h = (h ^ load_u64(key + i)) * MULTIPLIER
+            h ^= h >> np.uint64(29)
+            i += 8
+        h = (h ^ load_u64(key + size - 8)) * MULTIPLIER
+    else:
+        for i in range(size):
+            h = (h ^ np.uint64(load_u8(key + i))) * MULTIPLIER
+    return h ^ (h >> np.uint64(32))
+
+
+@inline
+def with_slot(h: Any, slot: int) -> Any:
+    """The hash by which the table of open prewrites knows (slot, start_ts, key)."""
+    h = (h + np.uint64(slot)) * MULTIPLIER
+    return h ^ (h >> np.uint64(32))
+
+
+@inline
+def record_word(arena: int, offset: Any, word: int) -> Any:
+    """A word of a record's header."""
+    return get_word(arena + i64(offset), word)
+
+
+@inline
+def _is(entry: Any, slot: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
+    if entry & IN_MESSAGE:
+        row = i64(entry & ~IN_MESSAGE)
+        return (
+            row_word(rows, row, START) == start
+            and row_word(rows, row, KEY_SIZE) == np.uint64(size)
+            and row_word(rows, row, SLOT) == np.uint64(slot)
+            and same_bytes(i64(row_word(rows, row, KEY)), key, size)
+        )
+    return (
+        record_word(arena, entry, R_START) == start
+        and record_word(arena, entry, R_KEY_SIZE) == np.uint64(size)
+        and record_word(arena, entry, R_SLOT) == np.uint64(slot)
+        and same_bytes(arena + i64(entry) + RECORD, key, size)
+    )
+
+
+@inline
+def find_open(table: int, h: Any, slot: int, start: Any, key: int, size: int, rows: int, arena: int) -> int:
+    """The place of the open prewrite of (slot, start, key), or 0."""
+    mask, tag = table_mask(table), tag_of(h)
+    number = i64(h) & mask
+    for _ in range(mask + 1):
+        tags = load_u64(table + BUCKET * number)
+        matches = tag_matches(tags, tag)
+        while matches != np.uint64(0):
+            place: int = 8 * number + 1 + i64(cttz64(matches) >> np.uint64(3))
+            if _is(get_word(table, place), slot, start, key, size, rows, arena):
+                return place
+            matches &= matches - np.uint64(1)
+        if not has_overflow(tags):
+            return 0
+        number = (number + 1) & mask
+    return 0
+
+
+@inline
+def _class_of(size: int) -> tuple[Any, Any]:
+    """The size class of a record of `size` bytes, and the bytes that records of it take.
+
+    Multiples of 64 up to 1024; above, eight steps for each power of two.
+    """
+    if size <= 1024:
+        number = (size + 63) >> 6
+        return number, number << 6
+    power = 63 - i64(ctlz64(np.uint64(size - 1)))
+    step = power - 3
+    number = (size + (1 << step) - 1) >> step
+    return 16 + 8 * (power - 10) + number - 8, number << step
+
+
+@inline
+def record_bytes(arena: int, ref: Any) -> Any:
+    """Bytes that a record takes, with its header."""
+    sizes = (
+        record_word(arena, ref, R_KEY_SIZE)
+        + record_word(arena, ref, R_VALUE_SIZE)
+        + record_word(arena, ref, R_OLD_SIZE)
+    )
+    _, taken = _class_of(i64(sizes) + RECORD)
+    return taken
+
+
+@kernel
+def rehash(old: int, new: int, rows: int, arena: int) -> None:
+    """Move all entries into a larger, empty table.
+
+    Reads the old table and the hashes of its entries. Writes the new table, and PLACE of rows in
+    messages. Bound: the new table is larger.
+    """
+    for number in range(table_mask(old) + 1):
+        tags = load_u64(old + BUCKET * number)
+        for lane in range(ENTRIES):
+            if (tags >> np.uint64(8 * lane)) & np.uint64(0xFF):
+                entry = get_word(old, 8 * number + 1 + lane)
+                if entry & IN_MESSAGE:
+                    row = i64(entry & ~IN_MESSAGE)
+                    place = add_entry(new, row_word(rows, row, HASH), entry)
+                    put_row_word(rows, row, PLACE, np.uint64(place))
+                else:
+                    add_entry(new, record_word(arena, entry, R_HASH), entry)
+
+
+@kernel
+def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, counts: int) -> None:
+    """Copy prewrites that are still open from the messages into the arena, which has room for them.
+
+    They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
+
+    Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
+    for all rows, by `BlockMatcher._make_room`. Trick: the room of the latest dead record of a size class
+    is used first, which is still in the cache.
+    """
+    for i in range(get_int(counts, C_KEPT)):
+        row = get_int(kept, i)
+        place = i64(row_word(rows, row, PLACE))
+        if place == 0:
+            continue
+        k = i64(row_word(rows, row, KEY_SIZE))
+        v = i64(row_word(rows, row, VALUE_SIZE))
+        o = i64(row_word(rows, row, OLD_SIZE))
+        number, taken = _class_of(RECORD + k + v + o)
+        offset = get_int(free, number)
+        if offset != 0:
+            then = i64(record_word(arena, offset, R_START))
+            put_int(free, number, then)
+            for line in range(0, min(taken, CALLED), 64):
+                prefetch(arena + then + line)
+        else:
+            offset = get_int(counts, C_ARENA)
+            put_int(counts, C_ARENA, offset + taken)
+        to = arena + offset
+        slot = i64(row_word(rows, row, SLOT))
+        put_word(to, R_START, row_word(rows, row, START))
+        put_word(to, R_SLOT, np.uint64(slot))
+        put_word(to, R_LIVE, max(slot_word(slots, slot, S_RESOLVED), np.uint64(1)))
+        put_word(to, R_GENERATION, row_word(rows, row, GENERATION))
+        put_word(to, R_HASH, row_word(rows, row, HASH))
+        put_word(to, R_KEY_SIZE, np.uint64(k))
+        put_word(to, R_VALUE_SIZE, np.uint64(v))
+        put_word(to, R_OLD_SIZE, np.uint64(o))
+        copy_exact(to + RECORD, i64(row_word(rows, row, KEY)), k)
+        copy_exact(to + RECORD + k, i64(row_word(rows, row, VALUE)), v)
+        copy_exact(to + RECORD + k + v, i64(row_word(rows, row, OLD)), o)
+        put_word(table, place, np.uint64(offset))
+        put_int(counts, C_LIVE, get_int(counts, C_LIVE) + taken)
+        put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) + np.uint64(taken))
+
+
+@inline
+def end_record(arena: int, ref: Any, slots: int, counts: int) -> None:
+    """A record is dead; its bytes stay until `release`."""
+    taken = record_bytes(arena, ref)
+    slot = i64(record_word(arena, ref, R_SLOT))
+    put_word(arena + i64(ref), R_LIVE, np.uint64(0))
+    put_word(arena + i64(ref), R_START, np.uint64(get_int(counts, C_ENDED)))
+    put_int(counts, C_ENDED, i64(ref))
+    put_int(counts, C_LIVE, get_int(counts, C_LIVE) - taken)
+    put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) - np.uint64(taken))
+
+
+@kernel
+def release(arena: int, free: int, counts: int) -> None:
+    """Let the room of records that ended be used again: what came out of them has been copied."""
+    at = get_int(counts, C_ENDED)
+    while at != 0:
+        then = i64(record_word(arena, at, R_START))
+        sizes = (
+            record_word(arena, at, R_KEY_SIZE)
+            + record_word(arena, at, R_VALUE_SIZE)
+            + record_word(arena, at, R_OLD_SIZE)
+        )
+        number, _ = _class_of(i64(sizes) + RECORD)
+        put_word(arena + at, R_START, np.uint64(get_int(free, number)))
+        put_int(free, number, at)
+        at = then
+    put_int(counts, C_ENDED, 0)
+
+
+class Compaction(NamedTuple):
+    """What `compact` works on: addresses, and what it may drop."""
+
+    old: int
+    new: int
+    """The arenas."""
+    table: int
+    """An empty table of open prewrites."""
+    free: int
+    """The lists of dead records, which become empty."""
+    slots: int
+    slot_count: int
+    drop_resolved: int
+    victim: int
+    counts: int
+
+
+@kernel
+def compact(work: Compaction) -> None:
+    """Rewrite the arena with the records of running, not spilled slots; rebuild `table`, which is empty. What
+    was dead is gone, and with it the `free` lists.
+
+    With `drop_resolved` records go that started below a resolved ts the slot was told after them (nothing
+    pins them any more, but for pipelined transactions, which have a generation), and those of slot `victim`
+    (-1: none). A prewrite may well come when the resolved ts has passed its start_ts: it then stands there.
+    Should such a commit come after all, the registration is made anew.
+
+    Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
+    arena is as large as what is live.
+    """
+    old, new, slots, victim, counts = work.old, work.new, work.slots, work.victim, work.counts
+    for slot in range(work.slot_count):
+        put_slot_word(slots, slot, S_OPEN, np.uint64(0))
+    at, end, to = RECORD, get_int(counts, C_ARENA), RECORD
+    entries = 0
+    while at < end:
+        size = record_bytes(old, np.uint64(at))
+        slot = i64(record_word(old, np.uint64(at), R_SLOT))
+        state = slot_word(slots, slot, S_STATE)
+        stays = record_word(old, np.uint64(at), R_LIVE) != np.uint64(0) and slot != victim
+        stays = stays and (state == np.uint64(SCANNING) or state == np.uint64(LIVE))
+        stays = stays and slot_word(slots, slot, S_SPILLED) == np.uint64(0)
+        if work.drop_resolved != 0:
+            resolved = slot_word(slots, slot, S_RESOLVED)
+            young = record_word(old, np.uint64(at), R_START) >= resolved
+            young = young or resolved <= slot_word(slots, slot, S_CHECKPOINT)
+            young = young or resolved <= record_word(old, np.uint64(at), R_LIVE)
+            stays = stays and (young or record_word(old, np.uint64(at), R_GENERATION) != np.uint64(0))
+        if stays:
+            copy_exact(new + to, old + at, size)
+            add_entry(work.table, record_word(old, np.uint64(at), R_HASH), np.uint64(to))
+            put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) + np.uint64(size))
+            entries += 1
+            to += size
+        at += size
+    for number in range(FREE_LISTS):
+        put_int(work.free, number, 0)
+    put_int(counts, C_ENDED, 0)
+    put_int(counts, C_ARENA, to)
+    put_int(counts, C_LIVE, to - RECORD)
+    put_int(counts, C_OPEN_ROWS, entries)
+
+
+@kernel
+def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int) -> None:
+    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order.
+
+    Reads the old arena from end to end. Writes the new arena and the chains of slots. Bound: the new
+    arena is as large as the old one.
+    """
+    for slot in range(slot_count):
+        put_slot_word(slots, slot, S_HEAD, np.uint64(0))
+        put_slot_word(slots, slot, S_TAIL, np.uint64(0))
+        put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+    at, end, to = 0, get_int(counts, C_WAITING), 0
+    while at < end:
+        size = (i64(get_word(old + at, W_KEY_SIZE)) + WAIT_RECORD + 7) & ~7
+        slot = i64(get_word(old + at, W_SLOT))
+        spilled = slot_word(slots, slot, S_SPILLED) != np.uint64(0)
+        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING) and not spilled:
+            copy_exact(new + to, old + at, size)
+            put_word(new + to, W_NEXT, np.uint64(0))
+            if slot_word(slots, slot, S_HEAD) == np.uint64(0):
+                put_slot_word(slots, slot, S_HEAD, np.uint64(to + 1))
+            else:
+                put_word(new + i64(slot_word(slots, slot, S_TAIL)) - 1, W_NEXT, np.uint64(to + 1))
+            put_slot_word(slots, slot, S_TAIL, np.uint64(to + 1))
+            put_slot_word(
+                slots,
+                slot,
+                S_WAITING,
+                slot_word(slots, slot, S_WAITING) + np.uint64(1),
+            )
+            to += size
+        at += size
+    put_int(counts, C_WAITING, to)
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    spare, table, other = np.zeros(1024, np.uint64), hash_table(4), hash_table(4)
+    at = address(spare)
+    keep(at, at, table_address(table), at, at, at, at)
+    release(at, at, at)
+    rehash(table_address(table), table_address(other), at, at)
+    compact(Compaction(at, at, table_address(table), at, at, 0, 0, -1, at))
+    compact_waiting(at, at, at, 0, at)

@@ -1,0 +1,314 @@
+"""Rows on their way to disk and back: records of a log, written from the matcher's tables and read into them.
+
+A record is LOG_WORDS words, then key, value and old value, padded to words. Kinds are those of cdcpb, and two
+more: FORCED + kind for a commit or rollback that already waited for INITIALIZED, TICK for a resolved ts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tidegate.kernel import address, copy_exact, inline, kernel
+from tidegate.model.block import PUT
+from tidegate.puller.match.open_kernels import record_bytes, record_word, row_hash
+from tidegate.puller.match.table_kernels import (
+    C_LOG,
+    COMMIT,
+    COMMIT_ROW,
+    COMMITTED_ROW,
+    E_END,
+    E_FIRST,
+    E_KIND,
+    E_REGION,
+    E_REQUEST,
+    E_TS,
+    FORCED,
+    GENERATION,
+    HASH,
+    INITIALIZED_ROW,
+    KEY,
+    KEY_SIZE,
+    KIND,
+    L_COMMIT,
+    L_GENERATION,
+    L_KEY_SIZE,
+    L_KIND,
+    L_OLD_SIZE,
+    L_OP,
+    L_SIZE,
+    L_SLOT,
+    L_START,
+    L_VALUE_SIZE,
+    LOG_RECORD,
+    OLD,
+    OLD_SIZE,
+    OP,
+    PREWRITE_ROW,
+    R_GENERATION,
+    R_KEY_SIZE,
+    R_LIVE,
+    R_OLD_SIZE,
+    R_SLOT,
+    R_START,
+    R_VALUE_SIZE,
+    RECORD,
+    RESOLVED,
+    ROLLBACK_ROW,
+    ROWS,
+    S_LEAST,
+    S_SPILLED,
+    START,
+    TICK,
+    VALUE,
+    VALUE_SIZE,
+    W_COMMIT,
+    W_KEY_SIZE,
+    W_KIND,
+    W_SLOT,
+    W_START,
+    WAIT_RECORD,
+    get_int,
+    get_word,
+    i64,
+    put_event_word,
+    put_int,
+    put_row_word,
+    put_slot_word,
+    put_word,
+    row_word,
+    slot_word,
+)
+
+_FORCED_COMMIT = np.uint64(FORCED) + COMMIT_ROW
+
+
+class Head(NamedTuple):
+    """What stands before a record's bytes, see LOGGED; its size follows from the others."""
+
+    slot: Any
+    kind: Any
+    op: Any
+    start: Any
+    commit: Any
+    generation: Any
+    key_size: Any
+    value_size: Any
+    old_size: Any
+
+
+@inline
+def _put_head(at: int, head: Head) -> int:
+    """Write a record's words; its size."""
+    data = i64(head.key_size) + i64(head.value_size) + i64(head.old_size)
+    size: int = (LOG_RECORD + data + 7) & ~7
+    put_word(at, L_SIZE, np.uint64(size))
+    put_word(at, L_SLOT, np.uint64(head.slot))
+    put_word(at, L_KIND, np.uint64(head.kind))
+    put_word(at, L_OP, np.uint64(head.op))
+    put_word(at, L_START, np.uint64(head.start))
+    put_word(at, L_COMMIT, np.uint64(head.commit))
+    put_word(at, L_GENERATION, np.uint64(head.generation))
+    put_word(at, L_KEY_SIZE, np.uint64(head.key_size))
+    put_word(at, L_VALUE_SIZE, np.uint64(head.value_size))
+    put_word(at, L_OLD_SIZE, np.uint64(head.old_size))
+    return size
+
+
+@inline
+def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int, counts: int) -> bool:
+    """Append a row to the log; False: no room, nothing was done."""
+    kind = row_word(rows, row, KIND)
+    k = row_word(rows, row, KEY_SIZE)
+    v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, OLD_SIZE)
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW:
+        v, o = np.uint64(0), np.uint64(0)
+    used = get_int(counts, C_LOG)
+    if used + LOG_RECORD + i64(k) + i64(v) + i64(o) + 8 > log_size:
+        return False
+    commit = row_word(rows, row, COMMIT)
+    op, start, generation = (
+        row_word(rows, row, OP),
+        row_word(rows, row, START),
+        row_word(rows, row, GENERATION),
+    )
+    size = _put_head(log + used, Head(slot, kind, op, start, commit, generation, k, v, o))
+    at = log + used + LOG_RECORD
+    copy_exact(at, i64(row_word(rows, row, KEY)), i64(k))
+    copy_exact(at + i64(k), i64(row_word(rows, row, VALUE)), i64(v))
+    copy_exact(at + i64(k) + i64(v), i64(row_word(rows, row, OLD)), i64(o))
+    put_int(counts, C_LOG, used + size)
+    least = slot_word(slots, slot, S_LEAST)
+    if kind == ROLLBACK_ROW:
+        commit = row_word(rows, row, START)
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW or kind == COMMITTED_ROW:
+        if least == np.uint64(0) or commit < least:
+            put_slot_word(slots, slot, S_LEAST, max(commit, np.uint64(1)))
+    elif kind != PREWRITE_ROW and kind != INITIALIZED_ROW:
+        put_slot_word(slots, slot, S_LEAST, np.uint64(1))
+    return True
+
+
+@inline
+def log_tick(slot: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
+    """Append a resolved ts to the log; False: no room, nothing was done."""
+    used = get_int(counts, C_LOG)
+    if used + LOG_RECORD > log_size:
+        return False
+    zero = np.uint64(0)
+    size = _put_head(log + used, Head(slot, TICK, zero, zero, ts, zero, zero, zero, zero))
+    put_int(counts, C_LOG, used + size)
+    return True
+
+
+@kernel
+def log_open(arena: int, at: int, end: int, slots: int, log: int, log_size: int, counts: int) -> int:
+    """Append the open prewrites of spilled slots in arena[at:end] to the log, as far as it has room.
+
+    Returns where to go on; `end` when it is done.
+    """
+    while at < end:
+        size = record_bytes(arena, np.uint64(at))
+        slot = record_word(arena, np.uint64(at), R_SLOT)
+        live = record_word(arena, np.uint64(at), R_LIVE) != np.uint64(0)
+        if live and slot_word(slots, i64(slot), S_SPILLED) != np.uint64(0):
+            k = record_word(arena, np.uint64(at), R_KEY_SIZE)
+            v = record_word(arena, np.uint64(at), R_VALUE_SIZE)
+            o = record_word(arena, np.uint64(at), R_OLD_SIZE)
+            used = get_int(counts, C_LOG)
+            data = i64(k) + i64(v) + i64(o)
+            if used + LOG_RECORD + data + 8 > log_size:
+                return at
+            start = record_word(arena, np.uint64(at), R_START)
+            generation = record_word(arena, np.uint64(at), R_GENERATION)
+            head = Head(slot, PREWRITE_ROW, np.uint64(PUT), start, np.uint64(0), generation, k, v, o)
+            done = _put_head(log + used, head)
+            copy_exact(log + used + LOG_RECORD, arena + at + RECORD, data)
+            put_int(counts, C_LOG, used + done)
+        at += size
+    return end
+
+
+@kernel
+def log_waiting(waiting: int, at: int, end: int, slots: int, log: int, log_size: int, counts: int) -> int:
+    """The same for commits and rollbacks that wait for INITIALIZED."""
+    while at < end:
+        record = waiting + at
+        k = get_word(record, W_KEY_SIZE)
+        slot = get_word(record, W_SLOT)
+        if slot_word(slots, i64(slot), S_SPILLED) != np.uint64(0):
+            used = get_int(counts, C_LOG)
+            if used + LOG_RECORD + i64(k) + 8 > log_size:
+                return at
+            kind = (get_word(record, W_KIND) >> np.uint64(8)) + np.uint64(FORCED)
+            op = get_word(record, W_KIND) & np.uint64(0xFF)
+            zero = np.uint64(0)
+            start, commit = get_word(record, W_START), get_word(record, W_COMMIT)
+            done = _put_head(log + used, Head(slot, kind, op, start, commit, zero, k, zero, zero))
+            copy_exact(log + used + LOG_RECORD, record + WAIT_RECORD, i64(k))
+            put_int(counts, C_LOG, used + done)
+            least = slot_word(slots, i64(slot), S_LEAST)
+            if kind == _FORCED_COMMIT and (least == np.uint64(0) or commit < least):
+                put_slot_word(slots, i64(slot), S_LEAST, max(commit, np.uint64(1)))
+        at += (i64(k) + WAIT_RECORD + 7) & ~7
+    return end
+
+
+@kernel
+def sizes_by_slot(log: int, size: int, sizes: int) -> None:
+    """Add each record's size to the word of its slot."""
+    at = 0
+    while at < size:
+        slot = i64(get_word(log + at, L_SLOT))
+        put_int(sizes, slot, get_int(sizes, slot) + i64(get_word(log + at, L_SIZE)))
+        at += i64(get_word(log + at, L_SIZE))
+
+
+@kernel
+def group_by_slot(log: int, size: int, places: int, out: int) -> None:
+    """Copy records to out, those of a slot together; `places`: where each slot's begin, moved on."""
+    at = 0
+    while at < size:
+        slot, one = i64(get_word(log + at, L_SLOT)), i64(get_word(log + at, L_SIZE))
+        copy_exact(out + get_int(places, slot), log + at, one)
+        put_int(places, slot, get_int(places, slot) + one)
+        at += one
+
+
+@kernel
+def cut(log: int, at: int, end: int, most: int) -> int:
+    """The end of the whole records from `at` on that make up at least `most` bytes, or `end`."""
+    first = at
+    while at < end and at - first < most:
+        at += i64(get_word(log + at, L_SIZE))
+    return at
+
+
+class Played(NamedTuple):
+    """Where `load` puts what it reads from a log."""
+
+    region: int
+    request: int
+    """What the events are of."""
+    events: int
+    rows: int
+    room: int
+    """Of each of these tables, in records."""
+    found: int
+    """int64[2]: the numbers of events and of rows."""
+
+
+@kernel
+def load(log: int, at: int, end: int, to: Played) -> int:
+    """Make events and rows of the records in log[at:end], as far as there is room; where to continue."""
+    events, rows, room = to.events, to.rows, to.room
+    e, r, open_event = 0, 0, False
+    while at < end and e < room and r < room:
+        kind = get_word(log + at, L_KIND)
+        if kind == np.uint64(TICK):
+            put_event_word(events, e, E_KIND, np.uint64(RESOLVED))
+            put_event_word(events, e, E_TS, get_word(log + at, L_COMMIT))
+            open_event = False
+        else:
+            if open_event:
+                e -= 1
+            else:
+                put_event_word(events, e, E_KIND, np.uint64(ROWS))
+                put_event_word(events, e, E_FIRST, np.uint64(r))
+                open_event = True
+            k, v = get_word(log + at, L_KEY_SIZE), get_word(log + at, L_VALUE_SIZE)
+            key = log + at + LOG_RECORD
+            put_row_word(rows, r, START, get_word(log + at, L_START))
+            put_row_word(rows, r, COMMIT, get_word(log + at, L_COMMIT))
+            put_row_word(rows, r, KIND, kind)
+            put_row_word(rows, r, OP, get_word(log + at, L_OP))
+            put_row_word(rows, r, GENERATION, get_word(log + at, L_GENERATION))
+            put_row_word(rows, r, KEY, np.uint64(key))
+            put_row_word(rows, r, VALUE, np.uint64(key + i64(k)))
+            put_row_word(rows, r, OLD, np.uint64(key + i64(k) + i64(v)))
+            put_row_word(rows, r, KEY_SIZE, k)
+            put_row_word(rows, r, HASH, row_hash(get_word(log + at, L_START), key, i64(k)))
+            put_row_word(rows, r, VALUE_SIZE, v)
+            put_row_word(rows, r, OLD_SIZE, get_word(log + at, L_OLD_SIZE))
+            r += 1
+            put_event_word(events, e, E_END, np.uint64(r))
+        put_event_word(events, e, E_REGION, np.uint64(to.region))
+        put_event_word(events, e, E_REQUEST, np.uint64(to.request))
+        e += 1
+        at += i64(get_word(log + at, L_SIZE))
+    put_int(to.found, 0, e)
+    put_int(to.found, 1, r)
+    return at
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    spare = np.zeros(1024, np.uint64)
+    at = address(spare)
+    log_open(at, 0, 0, at, at, 0, at)
+    log_waiting(at, 0, 0, at, at, 0, at)
+    sizes_by_slot(at, 0, at)
+    group_by_slot(at, 0, at, at)
+    cut(at, 0, 0, 1)
+    load(at, 0, 0, Played(0, 0, at, at, 0, at))

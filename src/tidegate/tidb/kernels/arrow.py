@@ -1,0 +1,565 @@
+"""Arrow kernels: one image of many rows, from slots to the buffers of a whole record batch.
+
+`mounter.columns` calls them one after the other: `measure` gives every buffer its place in the body of an
+Arrow message, `fill` writes validity, offsets and values, `seal` the head (`mounter.batch_layout`). Rows are
+handled in tiles: their slots stay in the first-level cache, the column's kind is asked once a tile, and a
+tile's validity is one word, whose bits lead to the values: which are NULL differs from row to row and is no
+branch.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    copy32,
+    copy_exact,
+    ctpop64,
+    cttz64,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u16,
+    store_u32,
+    store_u64,
+)
+from tidegate.kernel_ascii import COMMA
+from tidegate.kernel_layout import Layout, pointer, signed
+from tidegate.tidb.kernels.column import unscaled
+from tidegate.tidb.kernels.float import single_bits
+from tidegate.tidb.kernels.json import STACK_WORDS, put_json
+from tidegate.tidb.kernels.text import (
+    BYTES_OF_DIGITS,
+    I64,
+    POWERS_OF_TEN,
+    SLACK,
+    U64,
+    Slots,
+    put_decimal,
+    put_duration,
+)
+from tidegate.tidb.kernels.value import word_before
+from tidegate.tidb.kernels.zone import clock_seconds, day_of, month_line
+
+
+class Fill(IntEnum):
+    """What becomes of a column's slots."""
+
+    WORD1 = 1
+    WORD2 = 2
+    WORD4 = 3
+    WORD8 = 4
+    WIDE = 5
+    """An unsigned bigint as decimal128."""
+    SINGLE = 6
+    DECIMAL = 7
+    DAYS = 8
+    MICROS = 9
+    BYTES = 10
+    DECIMAL_TEXT = 11
+    DURATION = 12
+    JSON = 13
+    ENUM = 14
+    SET = 15
+    VECTOR = 16
+
+
+WORD1: Final = int(Fill.WORD1)
+WORD2: Final = int(Fill.WORD2)
+WORD4: Final = int(Fill.WORD4)
+WORD8: Final = int(Fill.WORD8)
+WIDE: Final = int(Fill.WIDE)
+SINGLE: Final = int(Fill.SINGLE)
+DECIMAL: Final = int(Fill.DECIMAL)
+DAYS: Final = int(Fill.DAYS)
+MICROS: Final = int(Fill.MICROS)
+BYTES: Final = int(Fill.BYTES)
+AS_TEXT: Final = int(Fill.DECIMAL_TEXT)
+DURATION: Final = int(Fill.DURATION)
+JSON: Final = int(Fill.JSON)
+ENUM: Final = int(Fill.ENUM)
+SET: Final = int(Fill.SET)
+VECTOR: Final = int(Fill.VECTOR)
+
+
+class Word(IntEnum):
+    """The words of a layout's line, one line a column."""
+
+    FILL = 0
+    CELL = 1
+    """Cell of the column's slot in a row."""
+    ARGUMENT = 2
+    """Scale of a decimal, fsp of a time, or where the elements of an enum or set are."""
+    ELEMENTS = 3
+    """How many; an element is two int64: address and length of its name."""
+    WIDTH = 4
+    """Bytes of a value of fixed width."""
+    GROWTH = 5
+    """Bytes of text, at most, for each of a slot's bytes."""
+    LONGEST = 6
+    """Bytes of text, at most, of a value whose length does not follow from its slot's."""
+    VALID = 7
+    """From here on `measure` and `fill` write. Where in the body: the validity bits, in whole tiles;"""
+    DATA = 8
+    """the values, or the offsets of text and vectors, int32[n + 1];"""
+    TEXT = 9
+    """the bytes of text, or the vectors' elements."""
+    USED = 10
+    """Bytes of text."""
+    NULLS = 11
+    LOST = 12
+    """Values that the target's type cannot hold; they are null."""
+    HIGH = 13
+    """1 if the text has bytes above 127."""
+
+
+LINE_WORDS: Final = len(Word)
+_LINE: Final = 8 * LINE_WORDS
+_CELL: Final = 8 * int(Word.CELL)
+_ARGUMENT: Final = 8 * int(Word.ARGUMENT)
+_ELEMENTS: Final = 8 * int(Word.ELEMENTS)
+_WIDTH: Final = 8 * int(Word.WIDTH)
+_GROWTH: Final = 8 * int(Word.GROWTH)
+_LONGEST: Final = 8 * int(Word.LONGEST)
+_VALID: Final = 8 * int(Word.VALID)
+_DATA: Final = 8 * int(Word.DATA)
+_TEXT: Final = 8 * int(Word.TEXT)
+_USED: Final = 8 * int(Word.USED)
+_NULLS: Final = 8 * int(Word.NULLS)
+_LOST: Final = 8 * int(Word.LOST)
+_HIGH: Final = 8 * int(Word.HIGH)
+ELEMENT: Final = Layout(
+    "element", "ELEMENT_", "An element of an enum or set.",
+    name=pointer("its name"),
+    size=signed("of the name", "bytes"),
+)  # fmt: skip
+ELEMENT_NAME, ELEMENT_SIZE = ELEMENT.offsets()
+_ELEMENT: Final = ELEMENT.size
+PAIR: Final = Layout(
+    "IPC pair", "PAIR_", "A node (length, NULLs) or buffer (offset, length) of an Arrow message's head.",
+    first=signed("length, or offset"), second=signed("NULLs, or length"),
+)  # fmt: skip
+PAIR_FIRST, PAIR_SECOND = PAIR.offsets()
+_PAIR: Final = PAIR.size
+_DECIMAL128: Final = 16
+_UPPER_HALF: Final = 8
+"""Bytes of a decimal128, and where its upper half is."""
+TILE: Final = 32
+_SPARE: Final = max(SLACK, 64)
+"""Bytes that may be written after the end of a text."""
+_ONE: Final = U64(1)
+_NONE: Final = U64(0)
+_TOP_BITS: Final = U64(0x8080808080808080)
+_SMALL_DIGITS: Final = 18
+"""Decimals of so many digits fit an int64."""
+
+
+@inline
+def present(rows: int, ops: int, lacking: int) -> Any:
+    """A bit for each row of a tile that has the image."""
+    bits = _NONE
+    for i in range(rows):
+        bits |= (_ONE if load_u8(ops + i) != lacking else _NONE) << U64(i)
+    return bits
+
+
+@inline
+def filled(valid: Any, i: int) -> int:
+    """-1 if row i of the tile has a value, else 0."""
+    return I64(_NONE - ((valid >> U64(i)) & _ONE))
+
+
+@inline
+def not_null(rows: int, sizes: int, step: int) -> Any:
+    """A bit for each row of a tile whose slot is not NULL; step: bytes between rows."""
+    bits = _NONE
+    for i in range(rows):
+        bits |= (~U64(I64(load_i32(sizes + step * i))) >> U64(63)) << U64(i)
+    return bits
+
+
+@inline
+def element(elements: int, number: int, out: int) -> int:
+    """Append an element's name; returns the new end."""
+    entry = elements + _ELEMENT * number
+    size = load_i64(entry + ELEMENT_SIZE)
+    copy_exact(out, load_i64(entry + ELEMENT_NAME), size)
+    return out + size
+
+
+@inline
+def set_text(out: int, mask: Any, elements: int) -> int:
+    """The names of a set's bits, joined by commas."""
+    number = 0
+    first = out
+    while mask != _NONE:
+        if mask & _ONE != _NONE:
+            if out > first:
+                store_u8(out, COMMA)
+                out += 1
+            out = element(elements, number, out)
+        mask >>= _ONE
+        number += 1
+    return out
+
+
+@inline
+def set_known(mask: Any, count: int) -> bool:
+    """Whether all bits of a set have an element."""
+    return count >= 64 or mask >> U64(count) == _NONE
+
+
+@inline
+def small_unscaled(addr: int, integer: int, frac: int) -> int:
+    """The digits of a decimal as one number, at most `_SMALL_DIGITS` of them."""
+    at = addr + 2
+    flip = -1 if load_u8(at) & 0x80 == 0 else 0
+    sign = 0x80
+    value = 0
+    lead = integer % 9
+    if lead > 0:
+        size = BYTES_OF_DIGITS[lead]
+        at += size
+        value = word_before(at, size, flip) ^ (sign << (8 * size - 8))
+        sign = 0
+    for _ in range(integer // 9 + frac // 9):
+        at += 4
+        value = value * 1000000000 + (word_before(at, 4, flip) ^ (sign << 24))
+        sign = 0
+    tail = frac % 9
+    if tail > 0:
+        size = BYTES_OF_DIGITS[tail]
+        at += size
+        value = value * POWERS_OF_TEN[tail] + (word_before(at, size, flip) ^ (sign << (8 * size - 8)))
+    return (value ^ flip) - flip
+
+
+@inline
+def put_unscaled(out: int, addr: int, scale: int) -> bool:
+    """A decimal as decimal128 of that scale; False when digits would be lost."""
+    frac = I64(load_u8(addr + 1))
+    integer = I64(load_u8(addr)) - frac
+    if frac > scale or integer + scale > _SMALL_DIGITS:
+        return unscaled(addr, scale, out)
+    value = small_unscaled(addr, integer, frac)
+    for _ in range(scale - frac):
+        value *= 10
+    store_u64(out, value)
+    store_u64(out + _UPPER_HALF, value >> 63)
+    return True
+
+
+@inline
+def put_text(out: int, addr: int, size: int, safe_from: int, safe_to: int) -> None:
+    """Copy `size` bytes; where 64 may be read at least 64 are, so that short texts are all alike."""
+    if safe_from <= addr <= safe_to:
+        copy32(out, addr)
+        copy32(out + 32, addr + 32)
+        if size > 64:
+            copy_exact(out + 64, addr + 64, size - 64)
+    else:
+        copy_exact(out, addr, size)
+
+
+@inline
+def aligned(at: int) -> int:
+    """The next multiple of 64."""
+    return (at + 63) & -64
+
+
+@kernel
+def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lacking: int) -> int:  # noqa: E741
+    """Give each column its places in the body of a message; returns the body's bytes.
+
+    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; l: the slots' second words; ops:
+    uint8[n], rows of operation `lacking` do not have the image. Text is given the room it needs at most, by
+    the sizes of its slots.
+    """
+    for first in range(0, n, TILE):
+        rows = min(TILE, n - first)
+        held = present(rows, ops + first, lacking)
+        for c in range(columns):
+            line = lines + c * _LINE
+            if load_i64(line + _GROWTH) > 0:
+                sizes = l + 4 * (first * stride + load_i64(line + _CELL))
+                total = 0
+                for i in range(rows):
+                    size = I64(load_i32(sizes + 4 * stride * i))
+                    total += size & ~(size >> 63) & filled(held, i)
+                store_u64(line + _USED, load_i64(line + _USED) + total)
+    at = 0
+    for c in range(columns):
+        line = lines + c * _LINE
+        store_u64(line + _VALID, at)
+        at = aligned(at + (n + TILE - 1) // TILE * (TILE // 8))
+        store_u64(line + _DATA, at)
+        if load_i64(line) < BYTES:
+            at = aligned(at + load_i64(line + _WIDTH) * n)
+        else:
+            at = aligned(at + 4 * (n + 1))
+            store_u64(line + _TEXT, at)
+            text = load_i64(line + _USED) * load_i64(line + _GROWTH) + load_i64(line + _LONGEST) * n
+            at = aligned(at + text + _SPARE)
+            store_u64(line + _USED, 0)
+    return at
+
+
+class Tile(NamedTuple):
+    """Rows of one column that are written together."""
+
+    first: int
+    """The number of the first row."""
+    rows: int
+    words: int
+    sizes: int
+    """Addresses of the first row's slot."""
+    stride: int
+    """Cells from one row's slot to the next one's."""
+    valid: Any
+    """A bit for each row that has a value."""
+
+
+class Source(NamedTuple):
+    """One image, and the rows that have it."""
+
+    slots: Slots
+    ops: int
+    """uint8 a row."""
+    lacking: int
+    """The operation of rows that do not have the image."""
+
+
+class Memory(NamedTuple):
+    """What `fill` writes to and reads beside slots."""
+
+    body: int
+    stack: int
+    """int64[STACK_WORDS], for JSON."""
+    months: int
+    """`zone.month_lines`."""
+    safe_from: int
+    safe_to: int
+    """From each address between these 64 bytes may be read."""
+
+
+@inline
+def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
+    """One tile of a column of fixed width; returns the bits of values that could not be kept."""
+    first, rows, words, step, valid = tile.first, tile.rows, tile.words, 8 * tile.stride, tile.valid
+    data = body + load_i64(line + _DATA)
+    lost = _NONE
+    if kind == WORD8:
+        for i in range(rows):
+            store_u64(data + 8 * (first + i), load_i64(words + step * i) & filled(valid, i))
+    elif kind == WORD4:
+        for i in range(rows):
+            store_u32(data + 4 * (first + i), load_i64(words + step * i) & filled(valid, i))
+    elif kind == WORD2:
+        for i in range(rows):
+            store_u16(data + 2 * (first + i), load_i64(words + step * i) & filled(valid, i))
+    elif kind == WORD1:
+        for i in range(rows):
+            store_u8(data + first + i, load_i64(words + step * i) & filled(valid, i))
+    elif kind == WIDE:
+        for i in range(rows):
+            out = data + _DECIMAL128 * (first + i)
+            store_u64(out, load_i64(words + step * i) & filled(valid, i))
+            store_u64(out + _UPPER_HALF, 0)
+    elif kind == SINGLE:
+        for i in range(rows):
+            store_u32(data + 4 * (first + i), single_bits(load_i64(words + step * i) & filled(valid, i)))
+    elif kind == DECIMAL:
+        scale = load_i64(line + _ARGUMENT)
+        for at in range(data + _DECIMAL128 * first, data + _DECIMAL128 * (first + rows), 8):
+            store_u64(at, 0)
+        left = valid
+        while left != _NONE:
+            i = I64(cttz64(left))
+            out = data + _DECIMAL128 * (first + i)
+            if not put_unscaled(out, load_i64(words + step * i), scale):
+                store_u64(out, 0)
+                store_u64(out + _UPPER_HALF, 0)
+                lost |= _ONE << U64(i)
+            left &= left - _ONE
+    else:
+        width = 4 if kind == DAYS else 8
+        for at in range(data + width * first, data + width * (first + rows), 4):
+            store_u32(at, 0)
+        left = valid
+        while left != _NONE:
+            i = I64(cttz64(left))
+            packed = load_i64(words + step * i)
+            moment = month_line(packed, months)
+            day = day_of(packed, moment)
+            days = (moment >> 8) + day
+            if day < 0:
+                lost |= _ONE << U64(i)
+            elif kind == DAYS:
+                store_u32(data + 4 * (first + i), days)
+            else:
+                micros = (days * 86400 + clock_seconds(packed)) * 1000000 + (packed & 0xFFFFFF)
+                store_u64(data + 8 * (first + i), micros)
+            left &= left - _ONE
+    return lost
+
+
+@inline
+def fill_bytes(line: int, body: int, tile: Tile, safe_from: int, safe_to: int) -> None:
+    """One tile of a column whose bytes are its values."""
+    first, rows, valid = tile.first, tile.rows, tile.valid
+    words, sizes, stride = tile.words, tile.sizes, tile.stride
+    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
+    text = body + load_i64(line + _TEXT)
+    end = load_i64(line + _USED)
+    for i in range(rows):
+        end += I64(load_i32(sizes + 4 * stride * i)) & filled(valid, i)
+        store_u32(ends + 4 * i, end)
+    store_u64(line + _USED, end)
+    left = valid
+    while left != _NONE:
+        i = I64(cttz64(left))
+        size = I64(load_i32(sizes + 4 * stride * i))
+        out = text + I64(load_u32(ends + 4 * i)) - size
+        put_text(out, load_i64(words + 8 * stride * i), size, safe_from, safe_to)
+        left &= left - _ONE
+
+
+@inline
+def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
+    """One tile of any other column of text or vectors; returns the bits of values that could not be kept."""
+    first, rows, valid = tile.first, tile.rows, tile.valid
+    words, sizes, stride = tile.words, tile.sizes, tile.stride
+    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
+    text = body + load_i64(line + _TEXT)
+    out = text + load_i64(line + _USED)
+    argument = load_i64(line + _ARGUMENT)
+    count = load_i64(line + _ELEMENTS)
+    unit = 0 if kind <= SET else 2
+    lost = _NONE
+    for i in range(rows):
+        bit = _ONE << U64(i)
+        if valid & bit != _NONE:
+            word = load_i64(words + 8 * stride * i)
+            size = I64(load_i32(sizes + 4 * stride * i))
+            if kind == AS_TEXT:
+                out = put_decimal(out, word, size)
+            elif kind == DURATION:
+                out = put_duration(out, word, argument)
+            elif kind == JSON:
+                out = put_json(out, word, size, stack)
+            elif kind == ENUM:
+                if U64(word) > U64(count):
+                    lost |= bit
+                elif word > 0:
+                    out = element(argument, word - 1, out)
+            elif kind == SET:
+                if set_known(U64(word), count):
+                    out = set_text(out, U64(word), argument)
+                else:
+                    lost |= bit
+            else:
+                copy_exact(out, word + 4, size - 4)
+                out += size - 4
+        store_u32(ends + 4 * i, (out - text) >> unit)
+    store_u64(line + _USED, out - text)
+    return lost
+
+
+@kernel
+def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
+    """Write every column of n rows into the body, at the places that `measure` has given it.
+
+    Reads slots and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
+    Bound: the places that `measure` has given. Twin: `mounter/rows.py`. Trick: tiles of rows, whose
+    validity is one word.
+    """
+    body, ops, lacking = memory.body, source.ops, source.lacking
+    a, l, stride = source.slots.a, source.slots.l, source.slots.stride  # noqa: E741
+    for c in range(columns):
+        if load_i64(lines + c * _LINE) >= BYTES:
+            store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
+    for first in range(0, n, TILE):
+        rows = min(TILE, n - first)
+        held = present(rows, ops + first, lacking)
+        for c in range(columns):
+            line = lines + c * _LINE
+            kind = load_i64(line)
+            cell = first * stride + load_i64(line + _CELL)
+            sizes = l + 4 * cell
+            valid = held & not_null(rows, sizes, 4 * stride)
+            tile = Tile(first, rows, a + 8 * cell, sizes, stride, valid)
+            lost = _NONE
+            if kind < BYTES:
+                lost = fill_fixed(line, kind, body, tile, memory.months)
+            elif kind == BYTES:
+                fill_bytes(line, body, tile, memory.safe_from, memory.safe_to)
+            else:
+                lost = fill_text(line, kind, body, tile, memory.stack)
+            valid ^= lost
+            store_u32(body + load_i64(line + _VALID) + first // 8, valid)
+            store_u64(line + _LOST, load_i64(line + _LOST) + I64(ctpop64(lost)))
+            store_u64(line + _NULLS, load_i64(line + _NULLS) + rows - I64(ctpop64(valid)))
+    for c in range(columns):
+        line = lines + c * _LINE
+        if load_i64(line) >= BYTES:
+            high = above_127(body + load_i64(line + _TEXT), load_i64(line + _USED))
+            store_u64(line + _HIGH, 1 if high else 0)
+
+
+@kernel
+def seal(n: int, lines: int, columns: int, nodes: int, buffers: int) -> None:
+    """Write the nodes (length, NULLs) and buffers (offset, length) of a message's head, after `fill`."""
+    for c in range(columns):
+        line = lines + c * _LINE
+        kind = load_i64(line)
+        text = load_i64(line + _TEXT)
+        used = load_i64(line + _USED)
+        nodes = put_pair(nodes, n, load_i64(line + _NULLS))
+        buffers = put_pair(buffers, load_i64(line + _VALID), (n + 7) // 8)
+        size = load_i64(line + _WIDTH) * n if kind < BYTES else 4 * (n + 1)
+        buffers = put_pair(buffers, load_i64(line + _DATA), size)
+        if kind == VECTOR:
+            nodes = put_pair(nodes, used // 4, 0)
+            buffers = put_pair(buffers, text, 0)
+        if kind >= BYTES:
+            buffers = put_pair(buffers, text, used)
+
+
+@inline
+def put_pair(at: int, first: int, second: int) -> int:
+    """Two int64; returns where the next ones go."""
+    store_u64(at + PAIR_FIRST, first)
+    store_u64(at + PAIR_SECOND, second)
+    return at + _PAIR
+
+
+@inline
+def above_127(text: int, size: int) -> bool:
+    """Whether any of the bytes is not ASCII."""
+    seen = _NONE
+    at = 0
+    while at + 8 <= size:
+        seen |= load_u64(text + at)
+        at += 8
+    while at < size:
+        seen |= U64(load_u8(text + at))
+        at += 1
+    return bool(seen & _TOP_BITS != _NONE)
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet."""
+    words = np.zeros(STACK_WORDS, dtype=np.int64)
+    at = address(words)
+    measure(0, at, 0, at, 1, at, 0)
+    fill(0, at, 0, Source(Slots(at, at, 1), at, 0), Memory(at, at, at, 0, 0))
+    seal(0, at, 0, at, at)

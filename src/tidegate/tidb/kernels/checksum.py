@@ -1,0 +1,256 @@
+"""Checksum kernels (docs/formats/checksums.md): the compiled twin of `checksum`, over whole blocks.
+
+`check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row.decode_rows`
+to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded slots;
+`fold_words` and `fold_bytes` do the same for Arrow columns, one column a call. Nothing is read outside the
+given buffers, whatever they hold.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from tidegate.kernel import (
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    store_u32,
+    store_u64,
+)
+from tidegate.kernel_layout import Layout, signed
+from tidegate.model.schema import Kind
+from tidegate.tidb.checksum import Outcome
+from tidegate.tidb.kernels.crc import FULL, crc_bytes, crc_row, crc_u32, crc_word
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import I64, U64, Slots, put_date, put_datetime, put_decimal, put_duration
+from tidegate.tidb.row import CHECKSUM, EXTRA_CHECKSUM, LARGE, V2
+
+UNCHECKED: Final = int(Outcome.UNCHECKED)
+MATCHED: Final = int(Outcome.MATCHED)
+MISMATCHED: Final = int(Outcome.MISMATCHED)
+BY_COLUMNS: Final = 5
+"""What `check_image` says of an image with a sum of version 0."""
+
+_HANDLE_AT: Final = 11
+
+# A row of format v2: its marker, flags, two counts, then its lists (docs/formats/rows.md#format-v2).
+FLAGS_AT, FILLED_AT, NULLS_AT, ROW_HEAD = 1, 2, 4, 6
+# What follows its data: a header, one sum or two.
+SUM_VERSION: Final = 7
+"""The bits of a header that are its version."""
+_SUM_AT, _EXTRA_AT = 1, 5
+ONE_SUM, TWO_SUMS = 5, 9
+"""Bytes with one sum, and with two."""
+_OF_COLUMNS, _WITH_KEY = 0, 1
+"""Versions: the sum of the columns, and of the row with the whole key."""
+_SECOND: Final = 4
+"""Where the second u32 of `carried` is."""
+
+
+@inline
+def header_at(value: int, length: int) -> int:
+    """Where the checksum's header byte is; 0: the row has none; -1: its lists do not fit its length."""
+    if length < ROW_HEAD or load_u8(value) != V2 or load_u8(value + FLAGS_AT) & CHECKSUM == 0:
+        return 0
+    large = I64(load_u8(value + FLAGS_AT)) & LARGE
+    filled = I64(load_u16(value + FILLED_AT))
+    nulls = I64(load_u16(value + NULLS_AT))
+    at = ROW_HEAD + (filled + nulls) * (4 if large else 1) + filled * (4 if large else 2)
+    if at > length:
+        return -1
+    if filled > 0:
+        ends = value + at
+        at += I64(load_u32(ends - 4)) if large else I64(load_u16(ends - 2))
+    room = length - at
+    if (room != ONE_SUM and room != TWO_SUMS) or (room == TWO_SUMS) != (
+        load_u8(value + at) & EXTRA_CHECKSUM != 0
+    ):
+        return -1
+    return at
+
+
+@inline
+def check_image(value: int, length: int, key: int, key_size: int, carried: int) -> int:
+    """The outcome of an image under its record key.
+
+    carried: u32[2]. BY_COLUMNS: its two sums. MATCHED, MISMATCHED: its sum and version; 0 and 0 where its
+    lists do not fit. UNCHECKED: nothing.
+    """
+    at = header_at(value, length)
+    if at == 0:
+        return UNCHECKED
+    if at < 0:
+        store_u64(carried, 0)
+        return MISMATCHED
+    version = I64(load_u8(value + at)) & SUM_VERSION
+    expected = I64(load_u32(value + at + _SUM_AT))
+    if version == _OF_COLUMNS:
+        store_u32(carried, expected)
+        store_u32(
+            carried + _SECOND, load_u32(value + at + _EXTRA_AT) if length - at == TWO_SUMS else expected
+        )
+        return BY_COLUMNS
+    store_u32(carried, expected)
+    store_u32(carried + _SECOND, version)
+    skip = 0 if version == _WITH_KEY else _HANDLE_AT
+    # As in the plain twin: the sum covers all but the sums themselves.
+    if crc_row(value, at + 1, key + skip, key_size - skip) == expected:
+        return MATCHED
+    return MISMATCHED
+
+
+# --- the columns' sum -----------------------------------------------------------------------------------
+
+
+class Form(IntEnum):
+    """What a column adds to the columns' sum."""
+
+    WORD = 0
+    FLOAT = 1
+    BYTES = 2
+    """Length and bytes."""
+    BARE = 3
+    """Bytes without a length: vectors."""
+    DATE = 4
+    DATETIME = 5
+    TIME = 6
+    DECIMAL = 7
+    JSON = 8
+
+
+FORMS: Final = {
+    Kind.INT: Form.WORD,
+    Kind.UINT: Form.WORD,
+    Kind.YEAR: Form.WORD,
+    Kind.ENUM: Form.WORD,
+    Kind.SET: Form.WORD,
+    Kind.BIT: Form.WORD,
+    Kind.FLOAT: Form.FLOAT,
+    Kind.DOUBLE: Form.FLOAT,
+    Kind.STRING: Form.BYTES,
+    Kind.BYTES: Form.BYTES,
+    Kind.VECTOR: Form.BARE,
+    Kind.DATE: Form.DATE,
+    Kind.DATETIME: Form.DATETIME,
+    Kind.TIMESTAMP: Form.DATETIME,
+    Kind.TIME: Form.TIME,
+    Kind.DECIMAL: Form.DECIMAL,
+    Kind.JSON: Form.JSON,
+}
+
+_FLOAT: Final = int(Form.FLOAT)
+_BYTES: Final = int(Form.BYTES)
+_BARE: Final = int(Form.BARE)
+_DATE: Final = int(Form.DATE)
+_DATETIME: Final = int(Form.DATETIME)
+_TIME: Final = int(Form.TIME)
+_DECIMAL: Final = int(Form.DECIMAL)
+SUM: Final = Layout(
+    "sum line", "SUM_", "A column in the plan of `column_sums`: lines in ascending order of column id.",
+    cell=signed("its cell in a row of slots"),
+    form=signed("what it adds, a `Form`"),
+    fsp=signed("digits of a time's fraction"),
+)  # fmt: skip
+SUM_WORDS: Final = len(SUM.fields)
+_SUM_LINE: Final = SUM.size
+SUM_CELL, SUM_FORM, SUM_FSP = SUM.offsets()
+_EXPONENT: Final = 0x7FF0000000000000
+
+
+@inline
+def finite(word: int) -> int:
+    """The bits of a double; of NaN and infinities, those of 0."""
+    return 0 if word & _EXPONENT == _EXPONENT else word
+
+
+@inline
+def crc_prefixed(register: int, addr: int, size: int) -> int:
+    """The register after a u32 length and the bytes."""
+    return crc_bytes(crc_u32(register, size), addr, size)
+
+
+@inline
+def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> int:
+    """The text of a value that is held in another form."""
+    if form == _DATE:
+        return put_date(out, a)
+    if form == _DATETIME:
+        return put_datetime(out, a, fsp)
+    if form == _TIME:
+        return put_duration(out, a, fsp)
+    if form == _DECIMAL:
+        return put_decimal(out, a, size)
+    return put_json(out, a, size, stack)
+
+
+@kernel
+def column_sums(
+    n: int, rows: int, image: Slots, plan: int, columns: int, scratch: int, stack: int, out: int
+) -> int:
+    """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's slots.
+
+    plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
+
+    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    time, in `scratch`. Twin: `tidb/checksum.py`.
+    """
+    for i in range(n):
+        first = load_i64(rows + 8 * i) * image.stride
+        register = FULL
+        for c in range(columns):
+            cell = first + load_i64(plan + _SUM_LINE * c + SUM_CELL)
+            size = I64(load_i32(image.l + 4 * cell))
+            if size < 0:
+                continue
+            form = load_i64(plan + _SUM_LINE * c + SUM_FORM)
+            word = load_i64(image.a + 8 * cell)
+            if form < _BYTES:
+                register = crc_word(register, U64(finite(word) if form == _FLOAT else word))
+            elif form == _BYTES:
+                register = crc_prefixed(register, word, size)
+            elif form == _BARE:
+                register = crc_bytes(register, word, size)
+            else:
+                fsp = load_i64(plan + _SUM_LINE * c + SUM_FSP)
+                end = put_text(scratch, form, fsp, word, size, stack)
+                register = crc_prefixed(register, scratch, end - scratch)
+        store_u32(out + 4 * i, register ^ FULL)
+    return n
+
+
+@kernel
+def fold_words(n: int, words: int, valid: int, registers: int) -> int:
+    """Add a column of int64[n] to uint32[n] registers where uint8[n] `valid` is not 0."""
+    for i in range(n):
+        if load_u8(valid + i) != 0:
+            register = crc_word(I64(load_u32(registers + 4 * i)), U64(load_i64(words + 8 * i)))
+            store_u32(registers + 4 * i, register)
+    return n
+
+
+@kernel
+def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, registers: int) -> int:
+    """The same for a column of bytes with int64[n + 1] offsets, each with its length first if `prefixed`."""
+    for i in range(n):
+        if load_u8(valid + i) != 0:
+            start = load_i64(ends + 8 * i)
+            size = load_i64(ends + 8 * (i + 1)) - start
+            register = I64(load_u32(registers + 4 * i))
+            if prefixed:
+                register = crc_prefixed(register, data + start, size)
+            else:
+                register = crc_bytes(register, data + start, size)
+            store_u32(registers + 4 * i, register)
+    return n
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet: each kernel, over no rows."""
+    column_sums(0, 0, Slots(0, 0, 1), 0, 0, 0, 0, 0)
+    fold_words(0, 0, 0, 0)
+    fold_bytes(0, 0, 0, 0, 1, 0)

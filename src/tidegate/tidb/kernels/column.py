@@ -1,0 +1,264 @@
+"""Column kernels: one column of many slots, as text or as decimal128.
+
+`filter.expression` calls them; the tests of the text kernels do too. Slots are given by the addresses of the
+first row's two words and the step between rows, in cells. Whole record batches: `arrow`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    buffer,
+    copy_bytes,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.kernels.float import (
+    FIXED_TEXT,
+    multiply_high,
+    put_double_fixed,
+    put_double_json,
+    put_double_tidb,
+    put_float_fixed,
+    put_float_json,
+)
+from tidegate.tidb.kernels.json import STACK_WORDS, json_ok, put_json
+from tidegate.tidb.kernels.text import (
+    BYTES_OF_DIGITS,
+    DATE_TEXT,
+    DATETIME_TEXT,
+    DECIMAL_TEXT,
+    DURATION_TEXT,
+    I64,
+    INTEGER_TEXT,
+    POWERS_OF_TEN,
+    SLACK,
+    U64,
+    Slots,
+    decimal_word,
+    put_date,
+    put_datetime,
+    put_decimal,
+    put_duration,
+    put_i64,
+    put_u64,
+)
+from tidegate.tidb.kernels.zone import in_zone
+
+_ZERO: Final = U64(0)
+_ONE: Final = U64(1)
+_UPPER_HALF: Final = 8
+"""Where the upper half of a 128-bit number is."""
+NONE: Final = -1
+
+
+class Text(IntEnum):
+    """Which text kernel `texts` runs."""
+
+    SIGNED = 1
+    UNSIGNED = 2
+    DECIMAL = 3
+    DATE = 4
+    DATETIME = 5
+    DURATION = 6
+    JSON = 7
+    DOUBLE = 8
+    FLOAT = 9
+    DOUBLE_JSON = 10
+    FLOAT_JSON = 11
+    DOUBLE_TIDB = 12
+    BYTES = 13
+    TIMESTAMP = 14
+
+
+SIGNED: Final = int(Text.SIGNED)
+UNSIGNED: Final = int(Text.UNSIGNED)
+DECIMAL: Final = int(Text.DECIMAL)
+DATE: Final = int(Text.DATE)
+DATETIME: Final = int(Text.DATETIME)
+DURATION: Final = int(Text.DURATION)
+JSON: Final = int(Text.JSON)
+DOUBLE: Final = int(Text.DOUBLE)
+FLOAT: Final = int(Text.FLOAT)
+DOUBLE_JSON: Final = int(Text.DOUBLE_JSON)
+FLOAT_JSON: Final = int(Text.FLOAT_JSON)
+DOUBLE_TIDB: Final = int(Text.DOUBLE_TIDB)
+BYTES: Final = int(Text.BYTES)
+TIMESTAMP: Final = int(Text.TIMESTAMP)
+
+WIDTH: Final = {
+    Text.SIGNED: INTEGER_TEXT,
+    Text.UNSIGNED: INTEGER_TEXT,
+    Text.DECIMAL: DECIMAL_TEXT,
+    Text.DATE: DATE_TEXT,
+    Text.DATETIME: DATETIME_TEXT,
+    Text.DURATION: DURATION_TEXT,
+    Text.JSON: 0,
+    Text.DOUBLE: FIXED_TEXT,
+    Text.FLOAT: FIXED_TEXT,
+    Text.DOUBLE_JSON: FIXED_TEXT,
+    Text.FLOAT_JSON: FIXED_TEXT,
+    Text.DOUBLE_TIDB: FIXED_TEXT,
+    Text.BYTES: 0,
+    Text.TIMESTAMP: DATETIME_TEXT,
+}
+"""The longest text of each; JSON: `JSON_GROWTH` times its length, BYTES: their length."""
+
+
+class Column(NamedTuple):
+    """Where `texts` writes a column."""
+
+    out: int
+    """Room for all texts at their longest, and `SLACK`."""
+    ends: int
+    """int32[n + 1], offsets as Arrow wants them."""
+    valid: int
+    """uint8[n], 0 for NULL."""
+
+
+@kernel
+def texts(what: int, fsp: int, n: int, slots: Slots, column: Column, stack: int, zone: int) -> int:
+    """The texts of n slots, one after the other; returns their bytes.
+
+    stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
+    """
+    out, ends, step = column.out, column.ends, slots.stride
+    base = out
+    store_u32(ends, 0)
+    for i in range(n):
+        size = I64(load_i32(slots.l + 4 * i * step))
+        word = load_i64(slots.a + 8 * i * step)
+        store_u8(column.valid + i, 1 if size >= 0 else 0)
+        if size < 0:
+            pass
+        elif what == SIGNED:
+            out = put_i64(out, word)
+        elif what == UNSIGNED:
+            out = put_u64(out, U64(word))
+        elif what == DECIMAL:
+            out = put_decimal(out, word, size)
+        elif what == DATE:
+            out = put_date(out, word)
+        elif what == DATETIME:
+            out = put_datetime(out, word, fsp)
+        elif what == TIMESTAMP:
+            out = put_datetime(out, in_zone(word, zone), fsp)
+        elif what == DURATION:
+            out = put_duration(out, word, fsp)
+        elif what == JSON:
+            out = put_json(out, word, size, stack)
+        elif what == BYTES:
+            copy_bytes(out, word, size)
+            out += size
+        elif what == DOUBLE:
+            out = put_double_fixed(out, word)
+        elif what == FLOAT:
+            out = put_float_fixed(out, word)
+        elif what == DOUBLE_JSON:
+            out = put_double_json(out, word)
+        elif what == FLOAT_JSON:
+            out = put_float_json(out, word)
+        else:
+            out = put_double_tidb(out, word)
+        store_u32(ends + 4 * (i + 1), out - base)
+    return out - base
+
+
+@inline
+def shift_in(out: int, factor: Any, word: int) -> bool:
+    """The U128 at `out` times `factor`, plus `word`; False when it does not fit 127 bits."""
+    low = load_u64(out)
+    high = load_u64(out + _UPPER_HALF)
+    new_low = low * factor + U64(word)
+    carry = multiply_high(low, factor) + (_ONE if new_low < U64(word) else _ZERO)
+    store_u64(out, new_low)
+    store_u64(out + _UPPER_HALF, high * factor + carry)
+    return multiply_high(high, factor) == _ZERO and load_i64(out + _UPPER_HALF) >= 0
+
+
+@inline
+def unscaled(addr: int, scale: int, out: int) -> bool:
+    """A decimal as a signed 128-bit number of units of 10**-scale; False when digits would be lost."""
+    frac = I64(load_u8(addr + 1))
+    integer = I64(load_u8(addr)) - frac
+    digits = addr + 2
+    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    store_u64(out, 0)
+    store_u64(out + _UPPER_HALF, 0)
+    if frac > scale:
+        return False
+    fits = True
+    at = 0
+    words = integer // 9 + frac // 9 + 2
+    for i in range(words):
+        width = 9
+        if i == 0:
+            width = integer % 9
+        elif i == words - 1:
+            width = frac % 9
+        size = BYTES_OF_DIGITS[width]
+        if width > 0:
+            fits &= shift_in(out, U64(POWERS_OF_TEN[width]), decimal_word(digits, at, size, flip))
+        at += size
+    while frac < scale:
+        fits &= shift_in(out, U64(10), 0)
+        frac += 1
+    if flip != 0:
+        low = U64(0) - load_u64(out)
+        store_u64(out, low)
+        store_u64(out + _UPPER_HALF, ~load_u64(out + _UPPER_HALF) + (_ONE if low == _ZERO else _ZERO))
+    return fits
+
+
+@kernel
+def decimals(n: int, a: int, l: int, scale: int, out: int, valid: int) -> int:  # noqa: E741
+    """Decimals as Arrow's decimal128 (16 bytes each, little-endian) of that scale.
+
+    Returns how many have more digits than the scale or 127 bits hold: those are null in `valid`.
+    """
+    lost = 0
+    for i in range(n):
+        filled = load_i32(l + 4 * i) >= 0
+        if filled and not unscaled(load_i64(a + 8 * i), scale, out + 16 * i):
+            filled = False
+            lost += 1
+        store_u8(valid + i, 1 if filled else 0)
+    return lost
+
+
+@kernel
+def check_json(n: int, a: int, l: int, ok: int, stack: int) -> int:  # noqa: E741
+    """Whether each of n JSON slots is whole (uint8[n]); returns how many are. For tests."""
+    good = 0
+    for i in range(n):
+        passed = json_ok(load_i64(a + 8 * i), I64(load_i32(l + 4 * i)), stack)
+        store_u8(ok + i, 1 if passed else 0)
+        good += 1 if passed else 0
+    return good
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet."""
+    word = np.zeros(1, dtype=np.int64)
+    none = np.full(1, NONE, dtype=np.int32)
+    end = np.zeros(2, dtype=np.int32)
+    valid = np.zeros(1, dtype=np.uint8)
+    stack = np.zeros(STACK_WORDS, dtype=np.int64)
+    out = buffer(SLACK)
+    at = address(word)
+    column = Column(address(out), address(end), address(valid))
+    texts(SIGNED, 0, 1, Slots(at, address(none), 1), column, address(stack), 0)
+    check_json(0, at, at, at, at)
+    decimals(0, at, at, 0, at, at)

@@ -1,0 +1,230 @@
+"""Value kernels: the stored bytes of one column's value, checked, into a slot.
+
+Formats: docs/formats/values.md, docs/formats/rows.md#format-v1.
+Nothing is read outside the given bytes. Plain twin: `value`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u32, store_u64
+from tidegate.kernel_layout import Layout, signed
+from tidegate.tidb.kernels.json import json_ok
+from tidegate.tidb.kernels.text import BYTES_OF_DIGITS, I64, U64, decimal_size
+from tidegate.tidb.kernels.zone import calendar_ok
+from tidegate.tidb.types.temporal import DURATION_MAX_NS
+
+
+class Form(IntEnum):
+    """How the stored bytes of a column become a slot, and what is checked on the way."""
+
+    SIGNED = 1
+    NANOSECONDS = 2
+    UNSIGNED = 3
+    PACKED = 4
+    PACKED_ZONED = 5
+    BYTES = 6
+    FLOAT = 7
+    DECIMAL = 8
+    JSON = 9
+    VECTOR = 10
+
+
+SIGNED: Final = int(Form.SIGNED)
+NANOSECONDS: Final = int(Form.NANOSECONDS)
+UNSIGNED: Final = int(Form.UNSIGNED)
+PACKED: Final = int(Form.PACKED)
+PACKED_ZONED: Final = int(Form.PACKED_ZONED)
+BYTES: Final = int(Form.BYTES)
+FLOAT: Final = int(Form.FLOAT)
+DECIMAL: Final = int(Form.DECIMAL)
+JSON: Final = int(Form.JSON)
+
+PLAN: Final = Layout(
+    "plan line", "PLAN_", "A column of a table version; lines are in ascending order of id.",
+    id=signed("the column's id"),
+    cell=signed("its cell in a row of slots"),
+    form=signed("how stored bytes become a slot, a `Form`"),
+    source=signed("for rows without it: FROM_DEFAULT, NO_DEFAULT, or a datum of the handle"),
+    default_a=signed("the default's slot, first word"),
+    default_l=signed("the default's slot, second word"),
+    _6=signed("unused"),
+    _7=signed("unused"),
+)  # fmt: skip
+PLAN_ID, PLAN_CELL, PLAN_FORM, PLAN_SOURCE, PLAN_DEFAULT_A, PLAN_DEFAULT_L, _, _ = PLAN.offsets()
+
+SIGN: Final = U64(1 << 63)
+_POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
+_LONGEST_TIME: Final = DURATION_MAX_NS
+_PACKED_YEARS: Final = 10_000 * 13 * 32
+"""Above every packed year, month and day."""
+_INTEGER_SIZES: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 8
+_SHAPES_SIDE: Final = 82
+
+
+def _shapes() -> Any:
+    """By precision and fraction: the bytes with header, those of both partial words, and their digits."""
+    found = np.zeros(_SHAPES_SIDE * _SHAPES_SIDE, dtype=np.int32)
+    for precision in range(1, _SHAPES_SIDE):
+        for frac in range(precision + 1):
+            integer = precision - frac
+            lead, tail = int(BYTES_OF_DIGITS[integer % 9]), int(BYTES_OF_DIGITS[frac % 9])
+            size = 2 + lead + tail + 4 * (integer // 9 + frac // 9)
+            digits = (integer % 9) << 16 | (frac % 9) << 20
+            found[precision * _SHAPES_SIDE + frac] = size | lead << 8 | tail << 12 | digits
+    return found
+
+
+_SHAPES: Final = _shapes()
+
+
+@inline
+def put_slot(a: int, l: int, cell: int, word: int, size: int) -> None:  # noqa: E741
+    """Write both words of a slot."""
+    store_u64(a + 8 * cell, word)
+    store_u32(l + 4 * cell, size)
+
+
+@inline
+def decimal_extent(addr: int, room: int) -> int:
+    """The bytes that a decimal takes at `addr` by its two bytes of header, or -1 if `room` is not enough."""
+    if room < 3:
+        return -1
+    size = decimal_size(I64(load_u8(addr)), I64(load_u8(addr + 1)))
+    return size + 2 if 0 <= size <= room - 2 else -1
+
+
+@inline
+def word_before(end: int, size: int, flip: int) -> int:
+    """The big-endian word of 1 to 4 bytes that ends at `end`, three more bytes being readable before it."""
+    word = I64(bswap64(load_u32(end - 4)) >> U64(32)) ^ flip
+    return word & ((1 << (8 * size)) - 1)
+
+
+@inline
+def decimal_ok(addr: int, size: int) -> bool:
+    """Whether `size` bytes are a decimal, its words within their digits; a byte before `addr` is readable."""
+    if size < 3:
+        return False
+    precision = I64(load_u8(addr))
+    frac = I64(load_u8(addr + 1))
+    if precision >= _SHAPES_SIDE or frac >= _SHAPES_SIDE:
+        return False
+    shape = I64(_SHAPES[precision * _SHAPES_SIDE + frac])
+    if shape & 0xFF != size:
+        return False
+    lead = (shape >> 8) & 15
+    tail = (shape >> 12) & 15
+    digits = addr + 2
+    end = addr + size
+    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    at = digits + lead
+    sign = 0x80000000
+    ok = True
+    if lead > 0:
+        word = word_before(at, lead, flip) ^ (0x80 << (8 * lead - 8))
+        ok = word < _POWERS[(shape >> 16) & 15]
+        sign = 0
+    while at < end - tail:
+        at += 4
+        ok &= (word_before(at, 4, flip) ^ sign) < 1000000000
+        sign = 0
+    if tail > 0:
+        word = word_before(end, tail, flip)
+        if sign != 0:
+            word ^= 0x80 << (8 * tail - 8)
+        ok &= word < _POWERS[shape >> 20]
+    return bool(ok)
+
+
+@inline
+def float_bits(addr: int) -> int:
+    """The bits of the double that EncodeFloat wrote."""
+    bits = bswap64(load_u64(addr))
+    if bits & SIGN != U64(0):
+        return I64(bits ^ SIGN)
+    return I64(~bits)
+
+
+@inline
+def packed_ok(packed: int, zoned: bool) -> bool:
+    """Whether a packed time has a clock and a year; zoned: whether it is a calendar date too, or zero."""
+    clock = (packed >> 24) & 0x1FFFF
+    ok = ((packed >> 41) & 0x7FFFFF) < _PACKED_YEARS
+    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & 63) < 60)
+    ok &= (packed & 0xFFFFFF) < 1000000
+    return bool(ok) and (not zoned or packed == 0 or calendar_ok(packed))
+
+
+@inline
+def integer_ok(form: int, word: int) -> bool:
+    """Whether an integer is a value of a column of that form."""
+    if form in (SIGNED, UNSIGNED):
+        return True
+    if form in (PACKED, PACKED_ZONED):
+        return packed_ok(word, form == PACKED_ZONED)
+    return -_LONGEST_TIME <= word <= _LONGEST_TIME
+
+
+@inline
+def bytes_ok(form: int, addr: int, size: int, stack: int) -> bool:
+    """Whether `size` bytes are a value of a column of a form that keeps them."""
+    if form == BYTES:
+        return True
+    if form == DECIMAL:
+        return decimal_ok(addr, size)
+    if form == JSON:
+        return json_ok(addr, size, stack)
+    return vector_ok(addr, size)
+
+
+@inline
+def vector_ok(addr: int, size: int) -> bool:
+    """Whether bytes are a vector of finite floats."""
+    if size < 4 or I64(load_u32(addr)) * 4 + 4 != size:
+        return False
+    infinite = 0
+    for at in range(4, size, 4):
+        infinite += 1 if load_u32(addr + at) & 0x7F800000 == 0x7F800000 else 0
+    return infinite == 0
+
+
+@inline
+def load_integer(form: int, end: int, size: int) -> int:
+    """A little-endian integer of 1, 2, 4 or 8 bytes that ends at `end`, signed for the signed forms.
+
+    Sizes differ from row to row, so that a branch on them would be mispredicted: one load of the 8 bytes
+    before `end`, which a row's header makes readable, and a shift.
+    """
+    word = load_u64(end - 8)
+    shift = 64 - 8 * size
+    signed = I64(word) >> shift
+    unsigned = I64(word >> U64(shift))
+    return signed if form <= NANOSECONDS else unsigned
+
+
+@inline
+def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -> bool:  # noqa: E741
+    """One value of `size` bytes at `addr`, as v2 stores it, into the slot its plan line names.
+
+    `size` is not negative, and at least 8 bytes of the row come before `addr`.
+    """
+    form = load_i64(entry + PLAN_FORM)
+    cell = load_i64(entry + PLAN_CELL)
+    if form < BYTES:
+        if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
+            return False
+        word = load_integer(form, addr + size, size)
+        put_slot(a, l, cell, word, 0)
+        return integer_ok(form, word)
+    if form == FLOAT:
+        if size != 8:
+            return False
+        put_slot(a, l, cell, float_bits(addr), 0)
+        return True
+    put_slot(a, l, cell, addr, size)
+    return bytes_ok(form, addr, size, stack)

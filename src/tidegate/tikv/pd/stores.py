@@ -1,0 +1,121 @@
+"""The stores of a cluster as PD knows them: ids, addresses, heartbeats.
+
+Ids and addresses are durable, so that a store comes back as the same one at the same address. Heartbeats are
+kept in memory, as PD keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.errors import InvalidInput
+from tidegate.proto import metapb_pb2
+from tidegate.tikv.engine import META, Engine
+from tidegate.tikv.raft.region import STORE_ID
+
+STORES_KEY: Final = b"pd/stores"
+STORES_MAX: Final = 64
+HEARTBEAT_S: Final = 3.0
+"""How often a store reports (TiKV: 10 s)."""
+VERSION: Final = "8.5.0"
+"""The TiKV version this upstream claims to be; clients gate features by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """One store. Times: `started` in unix seconds, `last_heartbeat` in unix nanoseconds, 0 for never."""
+
+    id: int
+    address: str = ""
+    status_address: str = ""
+    started: int = 0
+    last_heartbeat: int = 0
+    is_up: bool = False
+
+    def message(self) -> metapb_pb2.Store:
+        """As clients see it. A store that is down is Up to PD for long, as TiKV's are."""
+        return metapb_pb2.Store(
+            id=self.id,
+            address=self.address,
+            status_address=self.status_address,
+            version=VERSION,
+            start_timestamp=self.started,
+            last_heartbeat=self.last_heartbeat,
+        )
+
+
+class Stores:
+    """All stores. Thread-safe."""
+
+    def __init__(self, engine: Engine, clock: Clock, count: int | None) -> None:
+        """`count`: how many a new cluster has; None: as it has, 1 for a new one.
+
+        Raises InvalidInput when the data directory has another number.
+        """
+        self._engine = engine
+        self._clock = clock
+        self._mutex = threading.Lock()
+        stored = json.loads(engine.get(META, STORES_KEY) or b"[]")
+        known = {int(number): address for number, address in stored}
+        if known and count not in (None, len(known)):
+            raise InvalidInput(
+                f"this data directory is of a cluster of {len(known)} stores, not {count}",
+                fix="leave --stores out, or give a new --data-dir",
+            )
+        wanted = len(known) or count or 1
+        if not 0 < wanted <= STORES_MAX:
+            raise InvalidInput(
+                f"an upstream cannot have {wanted} stores", fix=f"give --stores 1 to {STORES_MAX}"
+            )
+        ids = [STORE_ID + i for i in range(wanted)]
+        self._stores = {number: StoreInfo(number, known.get(number, "")) for number in ids}
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def get(self, store_id: int) -> StoreInfo | None:
+        """A store by its id."""
+        return self._stores.get(store_id)
+
+    def all(self) -> list[StoreInfo]:
+        """All stores, by id."""
+        return list(self._stores.values())
+
+    def up(self) -> list[int]:
+        """The ids of those that serve."""
+        return [each.id for each in self.all() if each.is_up]
+
+    def started(self, store_id: int, address: str, status_address: str = "") -> None:
+        """A store serves at an address; durable."""
+        now_s = self._clock.now_ms() // 1000
+        with self._mutex:
+            info = replace(
+                self._stores[store_id],
+                address=address,
+                status_address=status_address,
+                started=now_s,
+                is_up=True,
+            )
+            self._stores[store_id] = info
+            rows = [[each.id, each.address] for each in self._stores.values()]
+            self._engine.write([(META, STORES_KEY, json.dumps(rows).encode())])
+            self._engine.sync()
+        self.heartbeat(store_id)
+
+    def stopped(self, store_id: int) -> None:
+        """A store serves no more."""
+        with self._mutex:
+            self._stores[store_id] = replace(self._stores[store_id], is_up=False)
+
+    def heartbeat(self, store_id: int) -> bool:
+        """A store is alive; False for one that is not known."""
+        now_ns = self._clock.now_ms() * 1_000_000
+        with self._mutex:
+            known = self._stores.get(store_id)
+            if known is not None:
+                self._stores[store_id] = replace(known, last_heartbeat=now_ns)
+        return known is not None

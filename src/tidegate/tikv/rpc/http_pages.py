@@ -1,0 +1,134 @@
+"""HTTP servers of the embedded upstream's pages (`status_pages`): at a port, and behind PD's. GET only."""
+
+from __future__ import annotations
+
+import json
+import socket
+import socketserver
+import ssl
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+
+from tidegate.errors import InvalidInput
+from tidegate.tls import Tls
+
+Page = Callable[[str], Any]
+"""The content at a path: str for text, else to be JSON; None when there is no such page."""
+REQUEST_S: Final = 30.0
+"""A client that says nothing for so long is let go."""
+REQUESTS_MAX: Final = 64
+"""Connections that are answered at once, each by a thread; one more is closed unanswered."""
+
+
+class _Pages(ThreadingHTTPServer):
+    """An HTTP server with so many threads and no more."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.Semaphore(REQUESTS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
+class StatusServer:
+    """Serves the pages at host:port, port 0 for a free one. `stop` once."""
+
+    def __init__(self, address: str) -> None:
+        """Bind; raises InvalidInput when the address is taken."""
+        host, _, port = address.rpartition(":")
+        self._page: Page | None = None
+        try:
+            self._server = _Pages((host, int(port)), self._handler())
+        except OSError as error:
+            raise InvalidInput(
+                "the upstream's status port cannot listen",
+                where=address,
+                why=error.strerror or str(error),
+                fix="choose a free --status-port",
+            ) from error
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
+
+    def start(self, page: Page) -> None:
+        """Begin to answer."""
+        self._page = page
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        return _handler(lambda path: None if self._page is None else self._page(path))
+
+
+class PageServer:
+    """Serves the pages at a Unix socket of the abstract namespace, under TLS if `tls`. `stop` once."""
+
+    def __init__(self, name: str, page: Page, tls: Tls | None) -> None:
+        self._server = _UnixServer("\0" + name, _handler(page))  # it takes any address
+        self._server.tls = None if tls is None else tls.http()
+        self._thread = threading.Thread(target=self._server.serve_forever, name="pd pages", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _UnixServer(_Pages):
+    address_family = socket.AF_UNIX
+    tls: ssl.SSLContext | None = None
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's own looks up the name of a host
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        sock, peer = super().get_request()
+        if self.tls is not None:
+            # The handshake is made by the request's thread: a slow client holds up nobody else.
+            sock = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return sock, peer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away, or proves nothing, is its own affair."""
+
+
+def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_S
+
+        def do_GET(self) -> None:
+            found = page(self.path)
+            text = isinstance(found, str)
+            shown = "not found" if found is None else found
+            body = (shown if isinstance(shown, str) and text else json.dumps(shown)).encode()
+            self.send_response(404 if found is None else 200)
+            self.send_header("Content-Type", "text/plain" if text else "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    return Handler

@@ -1,0 +1,75 @@
+"""How one request type is served: what it names, what checks it needs, its response, its handler. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.txn.scheduler import Answer
+
+Serve = Callable[[Region, Any, list[bytes], Answer], None]
+"""Serves a checked request: its region, itself, the stored form of the keys it names, who wants the
+answer."""
+
+
+class Call(NamedTuple):
+    """One request type. `keys` or `range` give what it names, as the client spells it; `stamps` are its
+    fields that raise max_ts.
+    """
+
+    response: Callable[..., Any]
+    serve: Serve
+    keys: Callable[[Any], Sequence[bytes]] | None = None
+    range: Callable[[Any], tuple[bytes, bytes]] | None = None
+    raw: bool = False
+    stamps: tuple[str, ...] = ()
+
+
+class RefusalError(Exception):
+    """A request that cannot be served as it is; its text goes into the response."""
+
+
+def refused(response: Any, text: str) -> Any:
+    """The empty response with an error in the form its type has for one."""
+    fields = response.DESCRIPTOR.fields_by_name
+    error = pb.KeyError(abort=text)
+    if "errors" in fields:
+        response.errors.append(error)
+    elif "error" in fields and fields["error"].message_type is None:
+        response.error = text
+    elif "error" in fields:
+        response.error.CopyFrom(error)
+    elif "pairs" not in fields and "kvs" not in fields:
+        response.region_error.message = text
+    else:
+        getattr(response, "pairs" if "pairs" in fields else "kvs").add(error=error)
+    return response
+
+
+def the_key(request: Any) -> Sequence[bytes]:
+    """Of a request for one key."""
+    return (request.key,)
+
+
+def the_keys(request: Any) -> Sequence[bytes]:
+    """Of a request for a list of keys."""
+    found: Sequence[bytes] = request.keys
+    return found
+
+
+def mutated(request: Any) -> Sequence[bytes]:
+    """Of a request with mutations."""
+    return [mutation.key for mutation in request.mutations]
+
+
+def the_range(request: Any) -> tuple[bytes, bytes]:
+    """Of a request for one range."""
+    return request.start_key, request.end_key
+
+
+def scan_range(request: Any) -> tuple[bytes, bytes]:
+    """Of a scan: a descending one names its upper bound first."""
+    low, high = request.start_key, request.end_key
+    return (high, low) if request.reverse else (low, high)

@@ -1,0 +1,59 @@
+"""Which keys are being written, and who waits for them, in order of arrival. Thread-safe.
+
+One `Latches` a store: a key may go from one region to another while commands for it wait.
+(TiKV: storage/txn/latch.rs.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Generic, Protocol, TypeVar
+
+
+class Holder(Protocol):
+    """A command, as far as latches know it."""
+
+    @property
+    def keys(self) -> Collection[bytes]: ...
+
+
+T = TypeVar("T", bound=Holder)
+
+
+class Latches(Generic[T]):
+    """`acquire` and `release`; a command whose keys are not free waits without a thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: set[bytes] = set()
+        self._waiting: list[T] = []
+
+    def acquire(self, task: T) -> bool:
+        """Whether the task may run now; if not, `release` will return it when it may."""
+        keys = task.keys
+        with self._mutex:
+            if self._held.isdisjoint(keys) and (
+                not self._waiting or all(frozenset(w.keys).isdisjoint(keys) for w in self._waiting)
+            ):
+                self._held.update(keys)
+                return True
+            self._waiting.append(task)
+            return False
+
+    def release(self, task: T) -> list[T]:
+        """Free the task's keys; the tasks that may run now (their keys are taken already)."""
+        with self._mutex:
+            self._held.difference_update(task.keys)
+            if not self._waiting:
+                return []
+            ready, still, ahead = list[T](), list[T](), set[bytes]()
+            for waiting in self._waiting:
+                if self._held.isdisjoint(waiting.keys) and ahead.isdisjoint(waiting.keys):
+                    self._held.update(waiting.keys)
+                    ready.append(waiting)
+                else:
+                    ahead.update(waiting.keys)
+                    still.append(waiting)
+            self._waiting = still
+            return ready

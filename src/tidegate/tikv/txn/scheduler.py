@@ -1,0 +1,161 @@
+"""Runs writing commands: latches on their keys from read to apply, then the answer.
+
+A command whose keys are free runs at once on the caller's thread; otherwise it waits in line, without a
+thread, and runs on the pool when all commands before it that share a key have been applied. Order among
+commands that share a key is order of arrival. A pessimistic lock request that meets a lock may wait for it
+(`lock_waiting`), without latches, and is decided again when it is woken.
+(TiKV: storage/txn/scheduler.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import mvcc
+from tidegate.tikv.mvcc import Change
+from tidegate.tikv.percolator import Outcome
+from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.raft.raftstore import Command, Raftstore
+from tidegate.tikv.raft.region import Region
+from tidegate.tikv.raft.region_table import RegionError
+from tidegate.tikv.reader import Reader
+from tidegate.tikv.txn.latches import Latches
+from tidegate.tikv.txn.lock_waiting import LockWaiting, Waiter
+
+Answer = Callable[[Any, Exception | None], None]
+"""Called once with the response, or with the error that prevented one."""
+Decide = Callable[[Reader], Outcome[Any]]
+
+
+class Patience(NamedTuple):
+    """A command that waits for locks: whose, until when, and its answer when it ends in a deadlock."""
+
+    start_ts: int
+    deadline: float
+    deadlocked: Callable[[pb.Deadlock], pb.PessimisticLockResponse]
+
+
+class Task:
+    """One command: the region it was accepted for, the encoded keys it may write, what decides, and who wants
+    the answer.
+    """
+
+    __slots__ = ("answer", "decide", "keys", "patience", "region", "woken_by")
+
+    def __init__(
+        self,
+        region: Region,
+        keys: Sequence[bytes],
+        decide: Decide,
+        answer: Answer,
+        patience: Patience | None = None,
+    ) -> None:
+        self.region = region
+        self.keys = keys
+        self.decide = decide
+        self.answer = answer
+        self.patience = patience
+        self.woken_by: bytes | None = None
+
+
+class Scheduler:
+    """Latches, decisions and proposals in one place."""
+
+    def __init__(
+        self, raftstore: Raftstore, pool: Executor, concurrency: ConcurrencyManager, waiting: LockWaiting
+    ) -> None:
+        self._raftstore = raftstore
+        self._pool = pool
+        self._concurrency = concurrency
+        self._waiting = waiting
+        self._regions = raftstore.regions
+        self._latches = Latches[Task]()
+
+    def submit(self, task: Task) -> None:
+        """Run the task now or when its keys are free; its `answer` is called exactly once.
+
+        A task whose region is another by then, or by the time its write is applied, is answered with
+        `RegionError`.
+        """
+        if self._latches.acquire(task):
+            self._run(task)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Run `work` on the pool."""
+        self._pool.submit(work)
+
+    def _run(self, task: Task) -> None:
+        region = task.region
+        if region is not self._regions.by_id.get(region.id) or region.merging:
+            refusal = self._regions.refusal(region)
+            if refusal is not None:
+                self._release(task)
+                task.answer(None, RegionError(refusal))
+                return
+        try:
+            outcome = task.decide(Reader(self._raftstore.engine))
+        except Exception as error:
+            self._release(task)
+            task.answer(None, error)
+            return
+        if task.patience is not None:
+            if outcome.blocked is not None and self._park(task, task.patience, outcome):
+                self._release(task)
+                return
+            self._pass_on(task, outcome)
+        if not outcome.changes:
+            self._concurrency.release(outcome.published)
+            self._release(task)
+            task.answer(outcome.response, None)
+            return
+
+        def applied(error: Exception | None) -> None:
+            if outcome.published:
+                self._concurrency.release(outcome.published)
+            self._release(task)
+            if self._waiting.is_busy and error is None:
+                self._tell_waiters(task, outcome.changes)
+            task.answer(outcome.response, error)
+
+        self._raftstore.propose(
+            Command(region.id, outcome.changes, outcome.old_values, applied, outcome.one_pc, region=region)
+        )
+
+    def _release(self, task: Task) -> None:
+        for ready in self._latches.release(task):
+            self._pool.submit(self._run, ready)
+
+    # --- waiting for locks ---
+
+    def _park(self, task: Task, patience: Patience, outcome: Outcome[Any]) -> bool:
+        blocked = outcome.blocked
+        assert blocked is not None
+
+        def resume() -> None:
+            task.woken_by = blocked.key
+            self._pool.submit(self.submit, task)
+
+        def give_up(deadlock: pb.Deadlock | None) -> None:
+            response = outcome.response if deadlock is None else patience.deadlocked(deadlock)
+            task.answer(response, None)
+
+        return self._waiting.park(Waiter(patience.start_ts, blocked, patience.deadline, resume, give_up))
+
+    def _pass_on(self, task: Task, outcome: Outcome[Any]) -> None:
+        """A woken task that neither takes the lock nor meets another leaves it to the next in line."""
+        key, task.woken_by = task.woken_by, None
+        if key is None or (outcome.blocked is not None and outcome.blocked.key == key):
+            return
+        if all(cf != mvcc.LOCK or changed != key for cf, changed, _ in outcome.changes):
+            self._pool.submit(self._waiting.released, [key])
+
+    def _tell_waiters(self, task: Task, changes: Sequence[Change]) -> None:
+        gone = [key for cf, key, value in changes if cf == mvcc.LOCK and value is None]
+        self._waiting.released(gone)
+        if task.patience is not None:
+            for cf, key, value in changes:
+                if cf == mvcc.LOCK and value is not None:
+                    self._waiting.taken(key, task.patience.start_ts)
