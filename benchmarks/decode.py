@@ -49,7 +49,7 @@ from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels import row as row_kernels
 from tidegate.tidb.kernels.checksum import MATCHED, check_image
 from tidegate.tidb.kernels.json import STACK_WORDS
-from tidegate.tidb.kernels.text import I64
+from tidegate.tidb.kernels.text import I64, Slots
 from tidegate.tidb.kernels.zone import month_lines
 from tidegate.tidb.table_info import table_schema
 
@@ -305,8 +305,9 @@ def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
         own = lines.copy()
         head, tail = (n, address(own), len(own)), (address(image.l), image.a.shape[1], address(ops), lacking)
         body = np.zeros(arrow_kernels.measure(*head, *tail), np.uint8)
-        places = (address(body), address(stack), address(months), 1, 0)
-        filled.append((*head, address(image.a), *tail, *places))
+        own_slots = Slots(address(image.a), address(image.l), image.a.shape[1])
+        memory = arrow_kernels.Memory(address(body), address(stack), address(months), 1, 0)
+        filled.append((*head, arrow_kernels.Source(own_slots, address(ops), lacking), memory))
         held += [own, body]
 
     def run() -> int:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tools import kernel_numbers
+from tools.reference import layouts
 
 from tidegate.codec.registry import CODECS
 from tidegate.kernel import KERNEL_MODULES
@@ -152,6 +154,35 @@ def test_every_module_with_kernels_is_warmed_at_setup() -> None:
     known = {name for name in KERNEL_MODULES if name.startswith("tidegate.")}
     folders = {name.rsplit(".", 1)[0] for name in known}
     assert {name.rsplit(".", 1)[0] for name in compiled} <= folders | {"tidegate"}, "add it to KERNEL_MODULES"
+
+
+def test_kernels_have_names_for_what_numbers_stand_for_and_no_long_argument_lists() -> None:
+    found = [f"{one.file}:{one.line}: {one.kind}: {one.text}" for one in kernel_numbers.places()]
+    assert not found, "name them: kernel_ascii, a Layout, or a constant beside its meaning"
+
+
+def test_bare_numbers_in_a_kernel_are_found(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(
+        "@kernel\n"
+        "def walk(a, b, c, d, e, f, g, h, i):\n"
+        "    if kind == np.uint64(5) or load_u8(at) == 34 or length == 8:\n"
+        "        store_u8(out, 92)\n"
+        "    return load_i64(entry + 24) + load_i32(ends + 4 * i + 4) + load_u64(spans + 32 * i)\n"
+    )
+    kinds = sorted(one.kind for one in kernel_numbers.places(tmp_path))
+    assert kinds == ["ascii", "ascii", "enum", "offset", "offset", "params"]
+
+
+def test_constants_of_a_layout_are_named_after_its_fields() -> None:
+    for place, module, found in layouts():
+        for name, layout in found:
+            words = range(layout.size // 8)
+            for number, (field, offset) in enumerate(zip(layout.fields, layout.offsets(), strict=True)):
+                if not field.startswith("_"):
+                    value = getattr(module, layout.constant(field))
+                    assert value == offset or (value == number and number in words), (
+                        f"{place}: {name}.{field}"
+                    )
 
 
 def test_the_lock_file_holds_every_dependency_with_its_hash() -> None:

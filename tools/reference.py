@@ -1,10 +1,10 @@
-"""docs/reference/*.md, written from the code: settings, HTTP API, metrics, errors, commands.
+"""docs/reference/*.md, written from the code: settings, HTTP API, metrics, errors, commands; and the layouts of kernels.
 
 python -m tools.reference            writes the pages; a test says when they are out of date
 python -m tools.reference --check    names the pages that are out of date; exit code 1 if there are any
 
 The meaning of each thing is written where it is declared: docstrings beneath settings and above handlers, help texts of
-metrics and options, the table of error codes.
+metrics and options, the table of error codes, the layouts that kernels share with Python (docs/internals/layouts.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, get_args, get_type_hints
@@ -36,9 +37,10 @@ from tidegate.consumer.gauges import Gauges
 from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition
 from tidegate.errors import CODES, TidegateError
+from tidegate.kernel_layout import Layout
 
 ROOT: Final = Path(__file__).parents[1]
-FOLDER: Final = ROOT / "docs" / "reference"
+FOLDER: Final = ROOT / "docs"
 SOURCE: Final = ROOT / "src" / "tidegate"
 NOTE: Final = "<!-- Written by tools/reference.py from {}: change that, not this page. -->"
 NONE: Final = "-"
@@ -464,12 +466,48 @@ def _given(parameter: Any) -> str:
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
 
 
+# Layouts of kernels.
+
+
+def layouts() -> Iterator[tuple[str, ModuleType, list[tuple[str, Layout]]]]:
+    """Each module that declares layouts, by its path under src/tidegate, with their names in it."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        names = re.findall(r"^(\w+): Final = Layout\(", source, re.MULTILINE)
+        if names:
+            place = file.relative_to(SOURCE)
+            module = import_module(".".join(("tidegate", *place.with_suffix("").parts)))
+            yield str(place), module, [(name, getattr(module, name)) for name in names]
+
+
+def layouts_page() -> str:
+    """docs/internals/layouts.md."""
+    parts = [
+        "# Layouts\n\n" + NOTE.format("the layouts that modules of kernels declare") + "\n\n"
+        "Compiled kernels and Python share memory: tables of records, and records of what a kernel works on. Each layout is "
+        "declared once, as a `Layout` in the module that owns it, and gives the constants below. All fields are "
+        "little-endian and follow each other without gaps. A `u64` or `i64` is 8 bytes, an `address` too; a `u32` is 4, and a `run` is an address and a size.\n"
+    ]
+    for place, _, found in layouts():
+        parts.append(f"\n## {place}\n")
+        for name, layout in found:
+            rows = [
+                [f"`{layout.constant(field)}`", str(at), kind.type, kind.unit or NONE, kind.about]
+                for (field, kind), at in zip(layout.fields.items(), layout.offsets(), strict=True)
+                if kind.about != "unused"
+            ]
+            parts.append(f"\n### {name}: {layout.name}, {layout.size} bytes\n\n{layout.about}\n\n")
+            parts.append(table(["Constant", "Offset", "Type", "Unit", "Meaning"], rows))
+    return "".join(parts)
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
-    "settings.md": settings_page,
-    "http-api.md": api_page,
-    "metrics.md": metrics_page_text,
-    "errors.md": errors_page,
-    "cli.md": cli_page,
+    "reference/settings.md": settings_page,
+    "reference/http-api.md": api_page,
+    "reference/metrics.md": metrics_page_text,
+    "reference/errors.md": errors_page,
+    "reference/cli.md": cli_page,
+    "internals/layouts.md": layouts_page,
 }
 
 
@@ -490,10 +528,10 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         stale = out_of_date()
         for name in stale:
-            print(f"docs/reference/{name} is out of date: run make docs")
+            print(f"docs/{name} is out of date: run make docs")
         return 1 if stale else 0
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name in PAGES:
+        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(page(name))
     return 0
 

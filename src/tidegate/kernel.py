@@ -31,6 +31,8 @@ from numba.extending import intrinsic
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_int64: Any = np.int64
+
 PAD: Final = 64
 COMPLETE: Final = "complete"
 """In the folder of compiled kernels, once there are all."""
@@ -51,7 +53,7 @@ def _cache_folder() -> Path:
     """
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for source in [Path(__file__), *_kernel_sources()]:
+    for source in [*sorted(package.glob("kernel*.py")), *_kernel_sources()]:
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     beside = package / "__pycache__"
@@ -258,6 +260,12 @@ def same_bytes(a: int, b: int, length: int) -> bool:
     while i < length and load_u8(a + i) == load_u8(b + i):
         i += 1
     return i == length
+
+
+@inline
+def load_bounds(offsets: int, i: int) -> tuple[int, int]:
+    """Where value `i` of an Arrow array begins and ends, by its int32 offsets; both int64."""
+    return _int64(load_i32(offsets + 4 * i)), _int64(load_i32(offsets + 4 * i + 4))
 
 
 @inline

@@ -73,12 +73,17 @@ class KernelDecoder:
         key, new_value, old_value = map(address, self._ends)
         self.outcomes.fill(0)
         row_kernels.parse_keys(1, key, at[0], table, handle, length)
+        block = row_kernels.Block(key, at[0], handle, change, new_value, at[1], old_value, at[2])
+        images = address(new.a), address(new.l), address(old.a), address(old.l)
+        sums = address(self.outcomes), address(self.carried)
         row_kernels.decode_rows(
-            *(1, position, key, at[0], handle, change, new_value, at[1], old_value, at[2]),
-            *(address(plan.lines), len(plan.lines), plan.datums, plan.stride, op),
-            *(address(new.a), address(new.l), address(old.a), address(old.l)),
-            *(fault, address(self._free), address(self._context)),
-            *(address(self.outcomes), address(self.carried)),
+            1,
+            position,
+            block,
+            row_kernels.Table(address(plan.lines), len(plan.lines), plan.datums),
+            row_kernels.Decoded(plan.stride, op, *images, fault, *sums),
+            address(self._free),
+            address(self._context),
         )
         return int(self._numbers[6]), new, old
 

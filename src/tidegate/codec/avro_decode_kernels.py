@@ -14,10 +14,20 @@ twins: `codec.protocols.avro.plain.AvroDecoder` and `codec.protocols.simple.plai
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tidegate.codec.layout_kernels import (
+    MESSAGE_BYTES,
+    MESSAGE_KEY,
+    MESSAGE_KEY_SIZE,
+    MESSAGE_VALUE,
+    MESSAGE_VALUE_SIZE,
+    NAME_AT,
+    NAME_BYTES,
+    NAME_SIZE,
+)
 from tidegate.kernel import (
     bswap64,
     copy_bytes,
@@ -26,6 +36,7 @@ from tidegate.kernel import (
     load_i32,
     load_i64,
     load_u8,
+    load_u16,
     load_u32,
     load_u64,
     same_bytes,
@@ -33,17 +44,26 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import APOSTROPHE, BACKSLASH, COMMA, LOWER_C, LOWER_D, LOWER_U, MINUS, POINT, ZERO
+from tidegate.kernel_layout import Layout, pointer, signed, word
+from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64, put_u64
 
 NULL: Final = -1
-INSERT, UPDATE, DELETE = 1, 2, 3
 
-FIELD_WORDS: Final = 6
-FIELD_BYTES: Final = 8 * FIELD_WORDS
-F_FORM, F_NULL, F_SLOT, F_PARAM, F_TABLE, _ = range(0, FIELD_BYTES, 8)
-"""Byte offsets in a field of a record: its form; the branch that is null (-1: no union); its slot; a form's
-parameter; the address of a table of names."""
+FIELD: Final = Layout(
+    "avro field", "F_", "A field of a record.",
+    form=signed("what it is, see NUMBER and the others"),
+    null=signed("the branch that is null; -1: it is no union"),
+    slot=signed("its slot"),
+    param=signed("the form's parameter"),
+    table=pointer("a table of names, a NAME each"),
+    _5=signed("unused"),
+)  # fmt: skip
+FIELD_WORDS: Final = len(FIELD.fields)
+FIELD_BYTES: Final = FIELD.size
+F_FORM, F_NULL, F_SLOT, F_PARAM, F_TABLE, _ = FIELD.offsets()
 
 # Forms of a field.
 NUMBER: Final = 0
@@ -66,18 +86,83 @@ COMMIT_TS: Final = 24
 SUM: Final = 25
 CORRUPTED: Final = 26
 
-RESULT_BYTES: Final = 40
-R_OP, R_TS, R_CURRENT, R_PREVIOUS, R_OLD = range(0, RESULT_BYTES, 8)
-"""Byte offsets in the result of a message: operation, 0 if it is left; commit ts; the sums of its images, -1
-without one; and, under way, whether there is an old image."""
+RESULT: Final = Layout(
+    "avro result", "R_", "What a message is.",
+    op=signed("its operation; 0: it is left to the plain decoder"),
+    ts=word("its commit_ts", "ts"),
+    current=signed("the sum of the new image; -1: none"),
+    previous=signed("the sum of the old image; -1: none"),
+    old=signed("under way: whether there is an old image"),
+)  # fmt: skip
+RESULT_BYTES: Final = RESULT.size
+R_OP, R_TS, R_CURRENT, R_PREVIOUS, R_OLD = RESULT.offsets()
 
-HEAD_WORDS: Final = 10
-HEAD_BYTES: Final = 8 * HEAD_WORDS
-H_GROUP, H_OP, H_TS, H_AT, H_CURRENT, H_PREVIOUS, H_NAMES, H_NAMES_SIZE, H_TABLE_ID, H_VERSION = range(
-    0, HEAD_BYTES, 8
-)
-"""Byte offsets in the head of one of simple's rows: group, -1 if it is left; operation; commit ts; where its
-images begin; sums; where schema and table stand; table id and version."""
+HEAD: Final = Layout(
+    "simple head", "H_", "The head of one of simple's rows.",
+    group=signed("its group; -1: it is left to the plain decoder"),
+    op=signed("its operation"),
+    ts=word("its commit_ts", "ts"),
+    at=pointer("its images"),
+    current=signed("the sum of the new image; -1: none"),
+    previous=signed("the sum of the old image; -1: none"),
+    names=pointer("its schema and table"),
+    names_size=signed("of these", "bytes"),
+    table_id=signed("its table's id"),
+    version=signed("its table's version"),
+)  # fmt: skip
+HEAD_WORDS: Final = len(HEAD.fields)
+HEAD_BYTES: Final = HEAD.size
+(
+    H_GROUP, H_OP, H_TS, H_AT, H_CURRENT, H_PREVIOUS, H_NAMES, H_NAMES_SIZE, H_TABLE_ID, H_VERSION,
+) = HEAD.offsets()  # fmt: skip
+
+GROUP: Final = Layout(
+    "avro group", "GROUP_", "What the messages of a group have in common.",
+    key=signed("the id of the key's schema; -1: no key"),
+    value=signed("the id of the value's schema; -1: a delete"),
+)  # fmt: skip
+GROUP_KEY, GROUP_VALUE = GROUP.offsets()
+_GROUP: Final = GROUP.size
+_ID_AT, _HEADER, _STAMP = 1, 5, 9
+"""A key or value begins with 0 and a schema's id (u32, big-endian); a delete with 3 and its commit_ts."""
+_DELETED: Final = 3
+_FIRST_VERSION: Final = 1
+_NO_SUM, _SUMMED = 0, 2
+"""Branches of the union of a checksum, as Avro writes their numbers."""
+
+
+class Fields(NamedTuple):
+    """The fields of a record, a FIELD each."""
+
+    at: int
+    size: int
+    """Of a value -1: deletes, whose key has the cells."""
+
+
+class Cells(NamedTuple):
+    """The slots of many messages, and what each message is."""
+
+    starts: int
+    """i64 each."""
+    lengths: int
+    """i32 each."""
+    results: int
+    """A RESULT each."""
+    stride: int
+    """Slots of a message."""
+
+
+class Taken(NamedTuple):
+    """One slot of the walked messages numbered in i64[n]."""
+
+    n: int
+    rows: int
+    starts: int
+    lengths: int
+    stride: int
+    slot: int
+
+
 MAX_GROUPS: Final = 256
 """Groups of messages told apart at once; messages of others are left."""
 MAX_DECIMAL: Final = 40
@@ -141,7 +226,7 @@ def read_digits(at: int, size: int) -> int:
         return -1
     value = 0
     for i in range(size):
-        digit = I64(load_u8(at + i)) - 48
+        digit = I64(load_u8(at + i)) - ZERO
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -153,7 +238,7 @@ def read_unsigned(at: int, size: int) -> tuple[int, bool]:
     """(the bits of an unsigned number of 64 bits, whether it is one)."""
     value = U64(0)
     for i in range(size):
-        digit = I64(load_u8(at + i)) - 48
+        digit = I64(load_u8(at + i)) - ZERO
         last = i == 19 and (value > _TENTH or (value == _TENTH and digit > 5))
         if digit < 0 or digit > 9 or i > 19 or last:
             return 0, False
@@ -174,15 +259,16 @@ def read_bits(at: int, size: int) -> int:
 def find_name(at: int, size: int, names: int, count: int) -> int:
     """The number of a name, from 1; 0: there is none, or the name has an escape's characters.
 
-    names: u32 offset and u32 length each, from the table's start, as in `avro_kernels`.
+    names: a NAME each, as in `avro_kernels`.
     """
     for i in range(size):
         byte = I64(load_u8(at + i))
-        if byte == 39 or byte == 92:
+        if byte == APOSTROPHE or byte == BACKSLASH:
             return 0
     for i in range(count):
-        entry = names + 8 * i
-        if I64(load_u32(entry + 4)) == size and same_bytes(names + I64(load_u32(entry)), at, size):
+        entry = names + NAME_BYTES * i
+        begin = names + I64(load_u32(entry + NAME_AT))
+        if I64(load_u32(entry + NAME_SIZE)) == size and same_bytes(begin, at, size):
             return i + 1
     return 0
 
@@ -194,7 +280,7 @@ def find_names(at: int, size: int, names: int, count: int) -> int:
     first = at
     end = at + size
     while at <= end:
-        if at == end or load_u8(at) == 44:
+        if at == end or load_u8(at) == COMMA:
             number = find_name(first, at - first, names, count)
             if number == 0 or number > 64:
                 return 0
@@ -253,9 +339,9 @@ def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: i
         put_cell(starts, lengths, slot, mask, 0)
     elif form == OPERATION:
         letter = I64(load_u8(at)) if size == 1 else 0
-        if letter != 99 and letter != 117 and letter != 100:
+        if letter != LOWER_C and letter != LOWER_U and letter != LOWER_D:
             return 0
-        if letter == 100:
+        if letter == LOWER_D:
             store_u64(result + R_OP, DELETE)
     elif form == SUM and size > 0:
         number = read_digits(at, size)
@@ -318,45 +404,46 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
 @inline
 def is_headed(at: int, size: int) -> bool:
     """Whether a key or value names a schema."""
-    return size >= 5 and load_u8(at) == 0
+    return size >= _HEADER and load_u8(at) == 0
 
 
 @kernel
 def read_heads(n: int, spans: int, groups: int, found: int) -> int:
     """The group of each message: i32[n], -1 if it is left; how many there are.
 
-    spans: (key address, size, value address, size), 32 bytes each, a size of -1 for null. found: i64[2] for
-    each of MAX_GROUPS: the ids of the key's schema (-1: no key) and of the value's (-1: a delete).
+    spans: a MESSAGE each. found: a GROUP for each of MAX_GROUPS.
     """
     count = 0
     last = 0
     for i in range(n):
-        key = load_i64(spans + 32 * i)
-        key_size = load_i64(spans + 32 * i + 8)
-        value = load_i64(spans + 32 * i + 16)
-        size = load_i64(spans + 32 * i + 24)
+        span = spans + MESSAGE_BYTES * i
+        key = load_i64(span + MESSAGE_KEY)
+        key_size = load_i64(span + MESSAGE_KEY_SIZE)
+        value = load_i64(span + MESSAGE_VALUE)
+        size = load_i64(span + MESSAGE_VALUE_SIZE)
         group = -1
         of_key = -1
         of_value = -1
         good = key_size < 0 or is_headed(key, key_size)
         if key_size >= 0 and good:
-            of_key = I64(bswap64(U64(load_u32(key + 1))) >> U64(32))
+            of_key = I64(bswap64(U64(load_u32(key + _ID_AT))) >> U64(32))
         if size >= 0 and is_headed(value, size):
-            of_value = I64(bswap64(U64(load_u32(value + 1))) >> U64(32))
-        elif size >= 0 and (size != 9 or load_u8(value) != 3):
+            of_value = I64(bswap64(U64(load_u32(value + _ID_AT))) >> U64(32))
+        elif size >= 0 and (size != _STAMP or load_u8(value) != _DELETED):
             good = False
         if good and (of_key >= 0 or of_value >= 0):
             for k in range(count):
                 number = last + k
                 if number >= count:
                     number -= count
-                if load_i64(found + 16 * number) == of_key and load_i64(found + 16 * number + 8) == of_value:
+                one = found + _GROUP * number
+                if load_i64(one + GROUP_KEY) == of_key and load_i64(one + GROUP_VALUE) == of_value:
                     group = number
                     break
             if group < 0 and count < MAX_GROUPS:
                 group = count
-                store_u64(found + 16 * count, of_key)
-                store_u64(found + 16 * count + 8, of_value)
+                store_u64(found + _GROUP * count + GROUP_KEY, of_key)
+                store_u64(found + _GROUP * count + GROUP_VALUE, of_value)
                 count += 1
         if group >= 0:
             last = group
@@ -366,25 +453,27 @@ def read_heads(n: int, spans: int, groups: int, found: int) -> int:
 
 @kernel
 def walk_records(
-    n: int, rows: int, spans: int, of_key: int, key_fields: int, of_value: int, value_fields: int,
-    columns: int, stride: int, starts: int, lengths: int, results: int, spare: int,
-) -> int:  # fmt: skip
+    n: int, rows: int, spans: int, of_key: Fields, of_value: Fields, columns: int, cells: Cells, spare: int
+) -> int:
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
-    of_key, of_value: fields of the records; value_fields -1: deletes, whose key has the cells. starts,
-    lengths: i64 and i32 [n, stride]; with room for two images the old one has its slots behind `columns`.
-    results: RESULT_BYTES each. spare: slots of a key beside a value, which nobody needs.
+    spans: a MESSAGE each. cells: those of the i-th row come i-th; with room for two images the old one has
+    its slots behind `columns`. spare: slots of a key beside a value, which nobody needs.
+
+    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    `codec/protocols/avro/plain.py`.
     """
+    stride = cells.stride
     walked = 0
     for i in range(n):
-        span = spans + 32 * load_i64(rows + 8 * i)
-        key = load_i64(span)
-        key_end = key + load_i64(span + 8)
-        value = load_i64(span + 16)
-        size = load_i64(span + 24)
-        cells = starts + 8 * stride * i
-        sizes = lengths + 4 * stride * i
-        result = results + RESULT_BYTES * i
+        span = spans + MESSAGE_BYTES * load_i64(rows + 8 * i)
+        key = load_i64(span + MESSAGE_KEY)
+        key_end = key + load_i64(span + MESSAGE_KEY_SIZE)
+        value = load_i64(span + MESSAGE_VALUE)
+        size = load_i64(span + MESSAGE_VALUE_SIZE)
+        words = cells.starts + 8 * stride * i
+        sizes = cells.lengths + 4 * stride * i
+        result = cells.results + RESULT_BYTES * i
         for slot in range(stride):
             store_u32(sizes + 4 * slot, NULL)
         store_u64(result + R_OP, 0)
@@ -392,19 +481,20 @@ def walk_records(
         store_u64(result + R_CURRENT, -1)
         store_u64(result + R_PREVIOUS, -1)
         store_u64(result + R_OLD, 0)
-        if value_fields < 0:
-            if not walk(key + 5, key_end, of_key, key_fields, cells, sizes, result):
+        if of_value.size < 0:
+            if not walk(key + _HEADER, key_end, of_key.at, of_key.size, words, sizes, result):
                 continue
             store_u64(result + R_OP, DELETE)
             if size >= 0:
-                store_u64(result + R_TS, bswap64(load_u64(value + 1)))
+                store_u64(result + R_TS, bswap64(load_u64(value + _ID_AT)))
             walked += 1
             continue
-        if key_fields > 0 and not walk(
-            key + 5, key_end, of_key, key_fields, spare, spare + 8 * key_fields, result
+        spare_sizes = spare + 8 * of_key.size
+        if of_key.size > 0 and not walk(
+            key + _HEADER, key_end, of_key.at, of_key.size, spare, spare_sizes, result
         ):
             continue
-        if not walk(value + 5, value + size, of_value, value_fields, cells, sizes, result):
+        if not walk(value + _HEADER, value + size, of_value.at, of_value.size, words, sizes, result):
             store_u64(result + R_OP, 0)
             continue
         if load_i64(result + R_OP) == DELETE:
@@ -413,7 +503,8 @@ def walk_records(
                 store_u64(result + R_OP, 0)
                 continue
             for c in range(columns):
-                put_cell(cells, sizes, columns + c, load_i64(cells + 8 * c), I64(load_i32(sizes + 4 * c)))
+                size = I64(load_i32(sizes + 4 * c))
+                put_cell(words, sizes, columns + c, load_i64(words + 8 * c), size)
                 store_u32(sizes + 4 * c, NULL)
             store_u64(result + R_PREVIOUS, load_i64(result + R_CURRENT))
             store_u64(result + R_CURRENT, -1)
@@ -425,11 +516,36 @@ def walk_records(
 
 # --- simple's rows --------------------------------------------------------------------------------------
 
-COLUMN_WORDS: Final = 4
-COLUMN_BYTES: Final = 8 * COLUMN_WORDS
-C_NAME, C_SIZE, C_FORM, C_NEXT = range(0, COLUMN_BYTES, 8)
-"""Byte offsets in a column of simple's plan: its name (address, size), its form; and, of the n-th, the column
-whose name is the n-th in the order of their bytes."""
+COLUMN: Final = Layout(
+    "simple column", "C_", "A column of simple's plan.",
+    name=pointer("its name"),
+    size=signed("of the name", "bytes"),
+    form=signed("what it is, see SIGNED and the others"),
+    next=signed("of the n-th, the column whose name is the n-th in the order of their bytes"),
+)  # fmt: skip
+COLUMN_WORDS: Final = len(COLUMN.fields)
+COLUMN_BYTES: Final = COLUMN.size
+C_NAME, C_SIZE, C_FORM, C_NEXT = COLUMN.offsets()
+
+
+class Plan(NamedTuple):
+    """The columns of a table version, and the way to them."""
+
+    columns: int
+    """A COLUMN each."""
+    column_count: int
+    table: int
+    """i32[1 << bits], columns by the hash of their names; -1: none."""
+    bits: int
+
+
+class Zone(NamedTuple):
+    """The name of the only time zone whose moments are taken."""
+
+    name: int
+    size: int
+
+
 SIGNED: Final = 30
 UNSIGNED: Final = 31
 SINGLE: Final = 32
@@ -464,28 +580,26 @@ def name_hash(at: int, size: int) -> int:
 
 
 @inline
-def find_column(at: int, size: int, nth: int, plan: int, columns: int, table: int, bits: int) -> int:
+def find_column(at: int, size: int, nth: int, plan: Plan) -> int:
     """The column of a name, -1 if there is none: that of the n-th name first, as we write them."""
-    if nth < columns:
-        column = load_i64(plan + COLUMN_BYTES * nth + C_NEXT)
-        entry = plan + COLUMN_BYTES * column
+    if nth < plan.column_count:
+        column = load_i64(plan.columns + COLUMN_BYTES * nth + C_NEXT)
+        entry = plan.columns + COLUMN_BYTES * column
         if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
             return column
-    place = I64(hash_name(at, size) >> U64(32)) & ((1 << bits) - 1)
+    place = I64(hash_name(at, size) >> U64(32)) & ((1 << plan.bits) - 1)
     while True:
-        column = I64(load_i32(table + 4 * place))
+        column = I64(load_i32(plan.table + 4 * place))
         if column < 0:
             return -1
-        entry = plan + COLUMN_BYTES * column
+        entry = plan.columns + COLUMN_BYTES * column
         if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
             return column
-        place = (place + 1) & ((1 << bits) - 1)
+        place = (place + 1) & ((1 << plan.bits) - 1)
 
 
 @inline
-def walk_value(
-    at: int, end: int, form: int, slot: int, starts: int, lengths: int, zone: int, zone_size: int
-) -> int:
+def walk_value(at: int, end: int, form: int, slot: int, starts: int, lengths: int, zone: Zone) -> int:
     """A value of a column; where it ended, 0 if it is not what this column's usually is."""
     branch, at = read_varint(at, end)
     if at == 0:
@@ -518,7 +632,7 @@ def walk_value(
         if branch != _MOMENT:
             return 0
         size, at = read_size(at, end)
-        if at == 0 or size != zone_size or not same_bytes(at, zone, size):
+        if at == 0 or size != zone.size or not same_bytes(at, zone.name, size):
             return 0
         at += size
     elif branch != (_BYTES if form == BINARY else _STRING):
@@ -532,9 +646,8 @@ def walk_value(
 
 @inline
 def walk_map(
-    at: int, end: int, base: int, plan: int, columns: int, table: int, bits: int,
-    starts: int, lengths: int, zone: int, zone_size: int,
-) -> tuple[int, int]:  # fmt: skip
+    at: int, end: int, base: int, plan: Plan, starts: int, lengths: int, zone: Zone
+) -> tuple[int, int]:
     """(how many entries, where a map ended) of an image whose slots begin at `base`."""
     entries = 0
     while True:
@@ -549,17 +662,17 @@ def walk_map(
             if at == 0:
                 return 0, 0
         # Two entries of one name are left, so that there are never more than columns.
-        if count < 0 or count > columns - entries:
+        if count < 0 or count > plan.column_count - entries:
             return 0, 0
         for _ in range(count):
             size, at = read_size(at, end)
             if at == 0:
                 return 0, 0
-            column = find_column(at, size, entries, plan, columns, table, bits)
+            column = find_column(at, size, entries, plan)
             if column < 0 or I64(load_i32(lengths + 4 * (base + column))) != _MISSING:
                 return 0, 0
-            form = load_i64(plan + COLUMN_BYTES * column + C_FORM)
-            at = walk_value(at + size, end, form, base + column, starts, lengths, zone, zone_size)
+            form = load_i64(plan.columns + COLUMN_BYTES * column + C_FORM)
+            at = walk_value(at + size, end, form, base + column, starts, lengths, zone)
             if at == 0:
                 return 0, 0
             entries += 1
@@ -569,7 +682,7 @@ def walk_map(
 def read_row(at: int, end: int, head: int) -> bool:
     """The head of a row's message, behind its first three bytes; False: it is left."""
     version, at = read_varint(at, end)
-    if at == 0 or version != 1:
+    if at == 0 or version != _FIRST_VERSION:
         return False
     store_u64(head + H_NAMES, at)
     names = at
@@ -587,11 +700,15 @@ def read_row(at: int, end: int, head: int) -> bool:
     # Neither a claim check, nor a message of the key only.
     if at == 0 or kind < 0 or kind > 2 or table_id < 0 or end - at < 3:
         return False
-    if load_u8(at) != 0 or load_u8(at + 1) != 0 or load_u8(at + 2) > 2 or load_u8(at + 2) == 1:
+    if (
+        load_u8(at) != 0
+        or load_u8(at + 1) != 0
+        or (load_u8(at + 2) != _NO_SUM and load_u8(at + 2) != _SUMMED)
+    ):
         return False
     current = 0
     previous = 0
-    summed = load_u8(at + 2) == 2
+    summed = load_u8(at + 2) == _SUMMED
     at += 3
     if summed:
         _version, at = read_varint(at, end)
@@ -623,10 +740,16 @@ def same_table(left: int, right: int) -> bool:
     )
 
 
+_ROW_HEAD: Final = bytes([0x16, 6, 6])
+_ROW_FIRST: Final = _ROW_HEAD[0]
+_ROW_REST: Final = int.from_bytes(_ROW_HEAD[1:], "little")
+"""How a row of simple begins: the branches of its unions, as Avro writes them."""
+
+
 @inline
 def is_row(value: int) -> bool:
     """Whether a message of at least three bytes begins as one of simple's rows."""
-    return load_u8(value) == 0x16 and load_u8(value + 1) == 6 and load_u8(value + 2) == 6
+    return load_u8(value) == _ROW_FIRST and load_u16(value + 1) == _ROW_REST
 
 
 @kernel
@@ -638,8 +761,9 @@ def read_rows(n: int, spans: int, heads: int, firsts: int) -> int:
     count = 0
     last = 0
     for i in range(n):
-        value = load_i64(spans + 32 * i + 16)
-        end = value + load_i64(spans + 32 * i + 24)
+        span = spans + MESSAGE_BYTES * i
+        value = load_i64(span + MESSAGE_VALUE)
+        end = value + load_i64(span + MESSAGE_VALUE_SIZE)
         head = heads + HEAD_BYTES * i
         group = -1
         if end - value > 3 and is_row(value) and read_row(value + 3, end, head):
@@ -674,26 +798,27 @@ def fill_missing(columns: int, starts: int, lengths: int) -> bool:
 
 
 @kernel
-def walk_rows(
-    n: int, rows: int, spans: int, heads: int, plan: int, columns: int, table: int, bits: int,
-    zone: int, zone_size: int, starts: int, lengths: int, results: int,
-) -> int:  # fmt: skip
+def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone, cells: Cells) -> int:
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
-    A message must have all the columns of the plan and no other. plan: COLUMN_BYTES each; table: i32[1 <<
-    bits], columns by the hash of their names, -1 where there is none. starts, lengths: [n, 2 * columns + 1].
+    A message must have all the columns of the plan and no other; `cells` has twice as many slots, and one.
+
+    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    `codec/protocols/simple/plain.py`. Trick: the n-th column is looked for where the n-th name of our own
+    messages is.
     """
     walked = 0
-    stride = 2 * columns + 1
+    columns, stride = plan.column_count, cells.stride
     for i in range(n):
         row = load_i64(rows + 8 * i)
         head = heads + HEAD_BYTES * row
-        end = load_i64(spans + 32 * row + 16) + load_i64(spans + 32 * row + 24)
+        span = spans + MESSAGE_BYTES * row
+        end = load_i64(span + MESSAGE_VALUE) + load_i64(span + MESSAGE_VALUE_SIZE)
         at = load_i64(head + H_AT)
         op = load_i64(head + H_OP)
-        cells = starts + 8 * stride * i
-        sizes = lengths + 4 * stride * i
-        result = results + RESULT_BYTES * i
+        words = cells.starts + 8 * stride * i
+        sizes = cells.lengths + 4 * stride * i
+        result = cells.results + RESULT_BYTES * i
         for slot in range(2 * columns):
             store_u32(sizes + 4 * slot, _MISSING)
         good = True
@@ -703,16 +828,14 @@ def walk_rows(
             if at == 0 or branch != (1 if wanted else 0):
                 good = False
             elif wanted:
-                entries, at = walk_map(
-                    at, end, side * columns, plan, columns, table, bits, cells, sizes, zone, zone_size
-                )
+                entries, at = walk_map(at, end, side * columns, plan, words, sizes, zone)
                 whole = entries == columns or (op == UPDATE and side == 1 and entries > 0)
                 good = at != 0 and whole
             else:
                 for slot in range(side * columns, (side + 1) * columns):
                     store_u32(sizes + 4 * slot, NULL)
         if good and op == UPDATE:
-            good = fill_missing(columns, cells, sizes)
+            good = fill_missing(columns, words, sizes)
         good = good and at == end
         store_u64(result + R_OP, op if good else 0)
         store_u64(result + R_TS, load_i64(head + H_TS))
@@ -726,46 +849,42 @@ def walk_rows(
 
 
 @kernel
-def take_words(
-    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, out: int, valid: int
-) -> int:
-    """A column of numbers: i64[n] and u8[n] validity, of the walked rows numbered in i64[n]; the nulls."""
+def take_words(of: Taken, out: int, valid: int) -> int:
+    """A column of numbers: i64[n] and u8[n] validity; the nulls."""
     nulls = 0
-    for i in range(n):
-        cell = load_i64(rows + 8 * i) * stride + slot
-        present = I64(load_i32(lengths + 4 * cell)) >= 0
+    for i in range(of.n):
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        present = I64(load_i32(of.lengths + 4 * cell)) >= 0
         store_u8(valid + i, 1 if present else 0)
-        store_u64(out + 8 * i, load_i64(starts + 8 * cell) if present else 0)
+        store_u64(out + 8 * i, load_i64(of.starts + 8 * cell) if present else 0)
         nulls += 0 if present else 1
     return nulls
 
 
 @kernel
-def measure_spans(n: int, rows: int, lengths: int, stride: int, slot: int) -> int:
+def measure_spans(of: Taken) -> int:
     """The bytes of a column of text or bytes."""
     total = 0
-    for i in range(n):
-        size = I64(load_i32(lengths + 4 * (load_i64(rows + 8 * i) * stride + slot)))
+    for i in range(of.n):
+        size = I64(load_i32(of.lengths + 4 * (load_i64(of.rows + 8 * i) * of.stride + of.slot)))
         total += max(size, 0)
     return total
 
 
 @kernel
-def take_spans(
-    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, out: int, ends: int, valid: int
-) -> int:
+def take_spans(of: Taken, out: int, ends: int, valid: int) -> int:
     """A column of text or bytes: the bytes, i32[n] ends of each and u8[n] validity; the nulls.
 
     `out` has what `measure_spans` says.
     """
     nulls = 0
     data = out
-    for i in range(n):
-        cell = load_i64(rows + 8 * i) * stride + slot
-        size = I64(load_i32(lengths + 4 * cell))
+    for i in range(of.n):
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)
         if size >= 0:
-            copy_bytes(out, load_i64(starts + 8 * cell), size)
+            copy_bytes(out, load_i64(of.starts + 8 * cell), size)
             out += size
         else:
             nulls += 1
@@ -797,7 +916,7 @@ def put_limbs_text(out: int, limbs: int) -> int:
             out = put_u64(out, U64(word))
         else:
             for digit in range(9):
-                store_u8(out + 8 - digit, 48 + word % 10)
+                store_u8(out + 8 - digit, ZERO + word % 10)
                 word //= 10
             out += 9
     return out
@@ -825,39 +944,36 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
 
 
 @kernel
-def take_decimals(
-    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, scale: int, scratch: int,
-    out: int, ends: int, valid: int,
-) -> int:  # fmt: skip
+def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, valid: int) -> int:
     """A column of decimals in bytes, as text: as `take_spans`.
 
     `out` has three bytes for each of `measure_spans` and `scale` + 4 a row. scratch: 512 bytes.
     """
     nulls = 0
     data = out
-    for i in range(n):
-        cell = load_i64(rows + 8 * i) * stride + slot
-        size = I64(load_i32(lengths + 4 * cell))
+    for i in range(of.n):
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)
         if size >= 0:
             digits = scratch + 128
-            end, negative = put_unscaled(digits, load_i64(starts + 8 * cell), size, scratch)
+            end, negative = put_unscaled(digits, load_i64(of.starts + 8 * cell), size, scratch)
             count = end - digits
             if negative:
-                store_u8(out, 45)
+                store_u8(out, MINUS)
                 out += 1
             whole = count - scale
             if whole > 0:
                 copy_bytes(out, digits, whole)
                 out += whole
             else:
-                store_u8(out, 48)
+                store_u8(out, ZERO)
                 out += 1
             if scale > 0:
-                store_u8(out, 46)
+                store_u8(out, POINT)
                 out += 1
                 for _ in range(max(-whole, 0)):
-                    store_u8(out, 48)
+                    store_u8(out, ZERO)
                     out += 1
                 tail = min(count, scale)
                 copy_bytes(out, end - tail, tail)
@@ -872,11 +988,12 @@ def warm() -> None:
     """Compile what is not in numba's cache yet, over no rows."""
     spare = np.zeros(8, dtype=np.int64)
     read_heads(0, 0, 0, 0)
-    walk_records(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
+    walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, Cells(0, 0, 0, 1), 0)
     name_hash(spare.ctypes.data, 8)
     read_rows(0, 0, 0, 0)
-    walk_rows(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
-    take_words(0, 0, 0, 0, 1, 0, 0, 0)
-    measure_spans(0, 0, 0, 1, 0)
-    take_spans(0, 0, 0, 0, 1, 0, 0, 0, 0)
-    take_decimals(0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    walk_rows(0, 0, 0, 0, Plan(0, 0, 0, 1), Zone(0, 0), Cells(0, 0, 0, 1))
+    taken = Taken(0, 0, 0, 0, 1, 0)
+    take_words(taken, 0, 0)
+    measure_spans(taken)
+    take_spans(taken, 0, 0, 0)
+    take_decimals(taken, 0, 0, 0, 0, 0)

@@ -3,8 +3,7 @@
 The plan is `codec.plan`'s: pieces for the key, then for each operation. A piece here is a constant (before
 the first value a message's header, before an old row the branch of its union, else mostly nothing), the
 branch of a union (`P_TAIL`, or `P_NULL` for NULL) and a value in one of the forms below. Enums and sets have
-a table of names among the plan's constants (`P_OPEN`, `P_PARAM` names): u32 offset and u32 length each, from
-the table's start, then the names.
+a table of names among the plan's constants (`P_OPEN`, `P_PARAM` names): a NAME each, then the names.
 
     data = [ key of row 0 | its value | key of row 1 | ... ]
 
@@ -61,6 +60,7 @@ from tidegate.codec.kernels import (
     P_TAIL,
     PIECE_BYTES,
     PREVIOUS_AT,
+    RECORD_OVERHEAD,
     TOO_LARGE,
     VERSION_AT,
     checksum_of,
@@ -68,6 +68,7 @@ from tidegate.codec.kernels import (
     put_short,
     row_bound,
 )
+from tidegate.codec.layout_kernels import NAME_AT, NAME_BYTES, NAME_SIZE, RUN_AT, RUN_BYTES, RUN_SIZE
 from tidegate.codec.text_kernels import put_const, put_vector
 from tidegate.kernel import (
     bswap64,
@@ -83,6 +84,8 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import COMMA
+from tidegate.model.slots import DELETE, INSERT
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import put_json
 from tidegate.tidb.kernels.text import (
@@ -271,8 +274,8 @@ def put_enum(out: int, index: int, names: int, count: int) -> int:
     if index < 1 or index > count:
         store_u8(out, 0)
         return out + 1
-    entry = names + 8 * (index - 1)
-    return put_sized(out, names + I64(load_u32(entry)), I64(load_u32(entry + 4)))
+    entry = names + NAME_BYTES * (index - 1)
+    return put_sized(out, names + I64(load_u32(entry + NAME_AT)), I64(load_u32(entry + NAME_SIZE)))
 
 
 @inline
@@ -281,17 +284,17 @@ def put_set(out: int, mask: int, names: int, count: int) -> int:
     size = -1
     for bit in range(count):
         if U64(mask) >> U64(bit) & U64(1) != U64(0):
-            size += I64(load_u32(names + 8 * bit + 4)) + 1
+            size += I64(load_u32(names + NAME_BYTES * bit + NAME_SIZE)) + 1
     out = put_varint(out, max(size, 0))
     first = True
     for bit in range(count):
         if U64(mask) >> U64(bit) & U64(1) != U64(0):
             if not first:
-                store_u8(out, 44)
+                store_u8(out, COMMA)
                 out += 1
             first = False
-            length = I64(load_u32(names + 8 * bit + 4))
-            copy_bytes(out, names + I64(load_u32(names + 8 * bit)), length)
+            length = I64(load_u32(names + NAME_BYTES * bit + NAME_SIZE))
+            copy_bytes(out, names + I64(load_u32(names + NAME_BYTES * bit + NAME_AT)), length)
             out += length
     return out
 
@@ -311,7 +314,7 @@ def put_checksum_members(out: int, job: int, op: int, row: int) -> int:
         store_u32(out, 0)
         return out + 3
     out = put_short_text(
-        out, put_u64(out + 1, U64(load_u32(found + (PREVIOUS_AT if op == 3 else CURRENT_AT))))
+        out, put_u64(out + 1, U64(load_u32(found + (PREVIOUS_AT if op == DELETE else CURRENT_AT))))
     )
     store_u8(out, load_u8(found + CORRUPTED_AT))
     return put_varint(out + 1, I64(load_u8(found + VERSION_AT)))
@@ -327,8 +330,8 @@ def put_checksum_record(out: int, job: int, op: int, row: int) -> int:
         return out
     out = put_varint(out, I64(load_u8(found + VERSION_AT)))
     store_u8(out, load_u8(found + CORRUPTED_AT))
-    out = put_varint(out + 1, 0 if op == 3 else I64(load_u32(found + CURRENT_AT)))
-    return put_varint(out, 0 if op == 1 else I64(load_u32(found + PREVIOUS_AT)))
+    out = put_varint(out + 1, 0 if op == DELETE else I64(load_u32(found + CURRENT_AT)))
+    return put_varint(out, 0 if op == INSERT else I64(load_u32(found + PREVIOUS_AT)))
 
 
 @inline
@@ -398,13 +401,14 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
     old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
     new_a = load_i64(job + J_NEW_A) + 8 * row * load_i64(job + J_NEW_STRIDE)
     new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
-    if op == 3:
+    if op == DELETE:
         new_a = old_a
         new_l = old_l
     scratch = load_i64(job + J_SCRATCH)
     stack = load_i64(job + J_STACK)
-    piece = load_i64(load_i64(job + J_PIECES) + 16 * number)
-    last = piece + PIECE_BYTES * load_i64(load_i64(job + J_PIECES) + 16 * number + 8)
+    pieces = load_i64(job + J_PIECES) + RUN_BYTES * number
+    piece = load_i64(pieces + RUN_AT)
+    last = piece + PIECE_BYTES * load_i64(pieces + RUN_SIZE)
     while piece < last:
         form = load_i64(piece + P_FORM)
         length = load_i64(piece + P_LENGTH)
@@ -428,15 +432,20 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
 
 @kernel
 def encode_avro(job: int) -> int:
-    """One message a row, its key before its value: DONE, or why not. J_AT is then the row."""
+    """One message a row, its key before its value: DONE, or why not. J_AT is then the row.
+
+    Reads and writes as `kernels.encode_single` does, with the same bound. Twins:
+    `codec/protocols/avro/plain.py` and `codec/protocols/simple/avro_write.py`. Trick: digits of at most
+    64 bits stay in a register.
+    """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
     out = data + load_i64(job + J_OUT)
     rows = load_i64(job + J_ROWS)
     ops = load_i64(job + J_OP)
     pieces = load_i64(job + J_PIECES)
-    limit = load_i64(job + J_MAX_BYTES) - 36
-    keyed = load_i64(pieces + 8) > 0
+    limit = load_i64(job + J_MAX_BYTES) - RECORD_OVERHEAD
+    keyed = load_i64(pieces + RUN_SIZE) > 0
     row = load_i64(job + J_AT)
     status = DONE
     while row < rows:
@@ -448,10 +457,10 @@ def encode_avro(job: int) -> int:
             break
         key = out
         start = put_members(key, job, 0, op, row) if keyed else key
-        valued = load_i64(pieces + 16 * op + 8) > 0
+        valued = load_i64(pieces + RUN_BYTES * op + RUN_SIZE) > 0
         out = put_members(start, job, op, op, row) if valued else start
         if out - key > limit:
-            store_u64(job + J_NEED, out - key + 36)
+            store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE
             break
         end_message(

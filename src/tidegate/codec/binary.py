@@ -81,9 +81,10 @@ class Walked:
         return cls(rows, starts, lengths, np.empty((n, words), dtype=np.int64))
 
     @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of cells and results, as the kernels take them."""
-        return address(self.starts), address(self.lengths), address(self.results)
+    def cells(self) -> kernels.Cells:
+        """Cells and results, as the kernels take them."""
+        parts = address(self.starts), address(self.lengths), address(self.results)
+        return kernels.Cells(*parts, self.starts.shape[1])
 
     def result(self, word: int) -> Int64s:
         """One of the results, by its byte offset."""
@@ -132,22 +133,22 @@ def _image(
 def _column(to: pa.DataType, scale: int, walked: Walked, chosen: Int64s, slot: int) -> pa.Array:
     n, stride = len(chosen), walked.starts.shape[1]
     valid = np.empty(n, dtype=np.uint8)
-    cells = n, address(chosen), address(walked.starts), address(walked.lengths), stride, slot
+    taken = kernels.Taken(n, address(chosen), address(walked.starts), address(walked.lengths), stride, slot)
     if not (pa.types.is_string(to) or pa.types.is_binary(to)):
         words = np.empty(n, dtype=np.int64)
-        nulls = kernels.take_words(*cells, address(words), address(valid))
+        nulls = kernels.take_words(taken, address(words), address(valid))
         if to == pa.float32():
             words = words.astype(np.uint32)
         return pa.Array.from_buffers(to, n, [_mask(valid, nulls), pa.py_buffer(words)])
-    size = kernels.measure_spans(n, address(chosen), address(walked.lengths), stride, slot)
+    size = kernels.measure_spans(taken)
     ends = np.zeros(n + 1, dtype=np.int32)
     if scale < 0:
         data = buffer(size)
-        nulls = kernels.take_spans(*cells, address(data), address(ends) + 4, address(valid))
+        nulls = kernels.take_spans(taken, address(data), address(ends) + 4, address(valid))
     else:
         data, scratch = buffer(3 * size + n * (scale + 4)), buffer(_SCRATCH_BYTES)
         nulls = kernels.take_decimals(
-            *cells, scale, address(scratch), address(data), address(ends) + 4, address(valid)
+            taken, scale, address(scratch), address(data), address(ends) + 4, address(valid)
         )
     return pa.Array.from_buffers(to, n, [_mask(valid, nulls), pa.py_buffer(ends), pa.py_buffer(data)])
 

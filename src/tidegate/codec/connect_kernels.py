@@ -16,12 +16,13 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from tidegate.codec.layout_kernels import NAME_AT, NAME_BYTES, NAME_SIZE
 from tidegate.codec.text_kernels import put_base64, put_const, put_hex_rune
 from tidegate.kernel import (
     cttz64,
     inline,
     kernel,
-    load_i32,
+    load_bounds,
     load_i64,
     load_u8,
     load_u32,
@@ -30,6 +31,27 @@ from tidegate.kernel import (
     store_u16,
     store_u32,
     store_u64,
+)
+from tidegate.kernel_ascii import (
+    BACKSLASH,
+    CARRIAGE_RETURN,
+    COMMA,
+    E_MINUS_TEXT,
+    FALS_TEXT,
+    LOWER_E,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    MINUS,
+    NEWLINE,
+    NULL_TEXT,
+    POINT,
+    QUOTE,
+    SPACE,
+    TAB,
+    TRUE_TEXT,
+    UPPER_T,
+    ZERO,
 )
 from tidegate.tidb.kernels.float import put_double_fixed, put_double_json, put_float_json
 from tidegate.tidb.kernels.json import put_json
@@ -78,6 +100,8 @@ _EXACT: Final = 1 << 53
 _EXACT_POWERS: Final = np.array([float(10**k) for k in range(23)], dtype=np.float64)
 _EPOCH_PACKED: Final = temporal.pack(temporal.Parts(1970, 1, 1, 0, 0, 0, 0))
 _DAY_SECONDS: Final = 86_400
+_DATE_BYTES: Final = 10
+"""Bytes of `YYYY-MM-DD`."""
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
 """Of the years 1 to 9999, since 1970."""
@@ -138,19 +162,19 @@ def put_raw_text(out: int, addr: int, size: int) -> int:
             out += clean
         byte = I64(load_u8(addr))
         addr += 1
-        if byte >= 32 and byte != 34 and byte != 92:
+        if byte >= SPACE and (byte != QUOTE and byte != BACKSLASH):
             store_u8(out, byte)
             out += 1
             continue
         short = byte
-        if byte == 10:
-            short = 110
-        elif byte == 13:
-            short = 114
-        elif byte == 9:
-            short = 116
-        if short >= 32:
-            store_u16(out, 92 | (short << 8))
+        if byte == NEWLINE:
+            short = LOWER_N
+        elif byte == CARRIAGE_RETURN:
+            short = LOWER_R
+        elif byte == TAB:
+            short = LOWER_T
+        if short >= SPACE:
+            store_u16(out, BACKSLASH | (short << 8))
             out += 2
         else:
             out = put_hex_rune(out, byte)
@@ -160,10 +184,10 @@ def put_raw_text(out: int, addr: int, size: int) -> int:
 @inline
 def with_two_digits(out: int, end: int) -> int:
     """A number's text with a zero before an exponent of one digit below zero: `1e-7` is `1e-07`."""
-    if end - out < 4 or load_u8(end - 3) != 101 or load_u8(end - 2) != 45:
+    if end - out < 4 or load_u8(end - 3) != LOWER_E or load_u8(end - 2) != MINUS:
         return end
     store_u8(end, load_u8(end - 1))
-    store_u8(end - 1, 48)
+    store_u8(end - 1, ZERO)
     return end + 1
 
 
@@ -180,24 +204,24 @@ def put_decimal_double(out: int, addr: int, length: int, scratch: int) -> int:
     count = 0
     frac = 0
     at = scratch
-    negative = load_u8(at) == 45
+    negative = load_u8(at) == MINUS
     at += negative
     while at < end:
         byte = I64(load_u8(at))
         at += 1
-        if byte == 46:
+        if byte == POINT:
             frac = end - at
             continue
-        if count > 0 or byte != 48:
+        if count > 0 or byte != ZERO:
             store_u8(last, byte)
             last += 1
             count += 1
             if count <= 18:
-                value = value * 10 + byte - 48
+                value = value * 10 + byte - ZERO
     if count <= 18 and value <= _EXACT and frac <= 22:
         number = value / _EXACT_POWERS[frac]
     else:
-        store_u16(last, 0x2D65)
+        store_u16(last, E_MINUS_TEXT)
         last = put_i64(last + 2, frac)
         store_u8(last, 0)
         number = strtod(text, 0)
@@ -240,9 +264,9 @@ def days_of(packed: int) -> int:
 def put_no_moment(out: int, param: int) -> int:
     """What stands for a date that no calendar knows."""
     if param & NULLABLE:
-        store_u32(out, 0x6C6C756E)
+        store_u32(out, NULL_TEXT)
         return out + 4
-    store_u8(out, 48)
+    store_u8(out, ZERO)
     return out + 1
 
 
@@ -271,7 +295,7 @@ def put_epoch(out: int, packed: int, param: int) -> int:
 def put_zoned(out: int, packed: int, fsp: int) -> int:
     """A timestamp in UTC, `YYYY-MM-DDThh:mm:ss[.f..]`; zero is the epoch, without a fraction."""
     end = put_datetime(out, _EPOCH_PACKED, 0) if packed == 0 else put_datetime(out, packed, fsp)
-    store_u8(out + 10, 84)
+    store_u8(out + _DATE_BYTES, UPPER_T)
     return end
 
 
@@ -292,10 +316,10 @@ def put_bits(out: int, value: int, length: int, scratch: int) -> int:
 def put_bool(out: int, value: int) -> int:
     """`true` or `false`."""
     if value != 0:
-        store_u32(out, 0x65757274)
+        store_u32(out, TRUE_TEXT)
         return out + 4
-    store_u32(out, 0x736C6166)
-    store_u8(out + 4, 101)
+    store_u32(out, FALS_TEXT)
+    store_u8(out + 4, LOWER_E)
     return out + 5
 
 
@@ -303,12 +327,13 @@ def put_bool(out: int, value: int) -> int:
 def put_name(out: int, number: int, table: int) -> int:
     """The name of an enum's element; nothing for a number that has none.
 
-    table: the number of elements as i64, then offset in the table and length of each name as u32.
+    table: the number of elements as i64, then a NAME for each.
     """
     if number < 1 or number > load_i64(table):
         return out
-    entry = table + 8 * number
-    return put_const(out, table + I64(load_u32(entry)), I64(load_u32(entry + 4)))
+    # The count before the names takes the room of the first.
+    entry = table + NAME_BYTES * number
+    return put_const(out, table + I64(load_u32(entry + NAME_AT)), I64(load_u32(entry + NAME_SIZE)))
 
 
 @inline
@@ -323,7 +348,7 @@ def put_names(out: int, mask: int, table: int) -> int:
         bit = I64(cttz64(rest))
         rest &= rest - U64(1)
         if not first:
-            store_u8(out, 44)
+            store_u8(out, COMMA)
             out += 1
         first = False
         out = put_name(out, bit + 1, table)
@@ -439,8 +464,8 @@ def bits_numbers(n: int, ends: int, data: int, size: int, out: int, bad: int) ->
     ends: i32[n + 1]; bad: u8[n].
     """
     for i in range(n):
-        start = I64(load_i32(ends + 4 * i))
-        length = I64(load_i32(ends + 4 * i + 4)) - start
+        start, end = load_bounds(ends, i)
+        length = end - start
         value = 0
         if length == size:
             for k in range(size):

@@ -35,6 +35,7 @@ from tidegate.codec.compression import NONE
 from tidegate.codec.entry import ReadCodec
 from tidegate.codec.joined import join, key_of
 from tidegate.codec.large import LargeOptions
+from tidegate.codec.layout_kernels import MESSAGE_KEY, MESSAGE_VALUE
 from tidegate.codec.opening import opening
 from tidegate.codec.registry import reader_of
 from tidegate.codec.template import Cells, DecodeForm
@@ -281,18 +282,26 @@ class _Cut:
         self._starts = np.empty(n * tables.widest + 1, dtype=np.int64)
         self._lengths = np.empty(n * tables.widest + 1, dtype=np.int32)
         self._results = np.empty((n + 1, match_kernels.RESULT_BYTES // 8), dtype=np.int64)
-        match_kernels.match_items(
-            n, address(self._items), address(tables.lists), address(tables.strides),
-            address(tables.following), address(tables.routes), len(tables.routes) - 1,
-            address(route.pieces), len(route.pieces), 0 if route.in_key else 16,
-            address(self._starts), address(self._lengths), address(self._results),
-        )  # fmt: skip
+        templates = match_kernels.Templates(
+            lists=address(tables.lists),
+            strides=address(tables.strides),
+            following=address(tables.following),
+            routes=address(tables.routes),
+            mask=len(tables.routes) - 1,
+            head=address(route.pieces),
+            head_pieces=len(route.pieces),
+            head_at=MESSAGE_KEY if route.in_key else MESSAGE_VALUE,
+        )
+        match_kernels.match_items(n, address(self._items), templates, self._spans())
         self._results = self._results[:n]
         self._missed = np.ones(len(messages) + 1, dtype=np.uint8)
         """Of these messages, which are left; the one behind them stands for none."""
         self._missed[self._owner] = 0
-        self._missed[self._owner[self._results[:, 2] < 0]] = 1
+        self._missed[self._owner[self._results[:, match_kernels.RESULT_TEMPLATE // 8] < 0]] = 1
         self._bad = np.zeros(n + 1, dtype=np.uint8)
+
+    def _spans(self) -> match_kernels.Spans:
+        return match_kernels.Spans(address(self._results), address(self._starts), address(self._lengths))
 
     def left(self) -> Int64s:
         """The messages not all of whose items matched and fitted."""
@@ -313,10 +322,9 @@ class _Cut:
         known, n = self._known, len(self._items)
         counts = np.zeros(len(known.ranked) + 1, dtype=np.int64)
         ops, order = np.zeros(len(known.ranked), dtype=np.uint8), np.empty(n + 1, dtype=np.int64)
-        total = match_kernels.order_items(
-            n, address(self._results), address(self._owner), address(self._missed), address(known.ranks),
-            len(known.ranked), address(counts), address(ops), address(order),
-        )  # fmt: skip
+        by = match_kernels.Ranks(address(known.ranks), len(known.ranked), address(counts), address(ops))
+        owners = address(self._owner), address(self._missed)
+        total = match_kernels.order_items(n, address(self._results), *owners, by, address(order))
         if total == 0:
             return []
         found: list[tuple[RowKey, DecodedTable]] = []
@@ -381,9 +389,9 @@ class _Cut:
             columns[number, kernels.C_OUT // 8] = address(out[number])
         scratch = np.empty(2 * kernels.CHUNK, dtype=np.int64)
         kernels.gather(
-            n, address(chosen), address(self._results), address(self._starts), address(self._lengths),
-            address(columns), len(columns), address(scratch), address(self._bad),
-        )  # fmt: skip
+            *(n, address(chosen), self._spans()),
+            *(address(columns), len(columns), address(scratch), address(self._bad)),
+        )
         valid = np.unpackbits(bits, axis=1, bitorder="little")[:, :n] != 0
         found = np.where(valid, out, np.uint64(0))
         found = np.where(valid[:2], found[:2], found[2:])
@@ -419,9 +427,9 @@ class _Cut:
             arena[at : at + 4] = 0
         scratch = np.empty(2 * kernels.CHUNK, dtype=np.int64)
         kernels.gather(
-            n, address(order), address(self._results), address(self._starts), address(self._lengths),
-            address(columns), len(columns), address(scratch), address(self._bad),
-        )  # fmt: skip
+            *(n, address(order), self._spans()),
+            *(address(columns), len(columns), address(scratch), address(self._bad)),
+        )
         memory, arrays = pa.py_buffer(arena), []
         nulls = columns[:, kernels.C_NULLS // 8].tolist()
         for number, (start, at, size, null) in enumerate(

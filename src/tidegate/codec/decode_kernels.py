@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tidegate.codec.match_kernels import ESCAPED, IS_STRING, RESULT_BYTES
+from tidegate.codec.match_kernels import ESCAPED, IS_STRING, RESULT_BYTES, RESULT_OP, RESULT_SPAN, Spans
 from tidegate.kernel import (
     copy_exact,
     ctpop64,
@@ -27,6 +27,35 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import (
+    APOSTROPHE,
+    BACKSLASH,
+    BACKSPACE,
+    BELL,
+    CARRIAGE_RETURN,
+    EQUALS,
+    FORM_FEED,
+    LOWER_A,
+    LOWER_B,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    LOWER_U,
+    LOWER_V,
+    LOWER_X,
+    MINUS,
+    NEWLINE,
+    NINE,
+    NOT_ASCII,
+    QUOTE,
+    SLASH,
+    TAB,
+    UPPER_U,
+    VERTICAL_TAB,
+    ZERO,
+)
+from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.slots import DELETE, INSERT
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
@@ -40,15 +69,27 @@ BASE64_TEXT: Final = 4
 SIGNED: Final = 5  # of the columns that become words of 64 bits
 UNSIGNED: Final = 6
 
-COLUMN_WORDS: Final = 8
-(C_MODE, C_IN_QUOTES, C_SLOT, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = range(0, 8 * COLUMN_WORDS, 8)
-"""Byte offsets in a column: its mode; whether the values are strings; its slot; whether it is of the old
-image; the bits of validity; i32[n + 1] end offsets, of texts and bytes; where the values go, and for texts
-the next one does; afterwards how many rows have no value."""
-COLUMN_BYTES: Final = 8 * COLUMN_WORDS
+COLUMN: Final = Layout(
+    "decoded column", "C_", "A column of a group of rows that `gather` writes.",
+    mode=signed("how its values stand in messages, see TEXT and the others"),
+    in_quotes=signed("1: the values are strings"),
+    slot=signed("its slot"),
+    old=signed("1: it is of the old image"),
+    valid=pointer("the bits of validity"),
+    ends=pointer("of texts and bytes: i32[n + 1], end offsets"),
+    out=pointer("where the values go; of texts the next one"),
+    nulls=signed("afterwards: rows without a value"),
+)  # fmt: skip
+COLUMN_WORDS: Final = len(COLUMN.fields)
+(C_MODE, C_IN_QUOTES, C_SLOT, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = COLUMN.offsets()
+COLUMN_BYTES: Final = COLUMN.size
 CHUNK: Final = 64
 """Rows at a time: one word of validity."""
 
+_LOWER: Final = 0x20
+"""The bit in which letters differ by case."""
+_NO_DIGIT: Final = -65536
+"""Below any sum of digits that are."""
 _UNBASE64: Final = np.full(256, 255, dtype=np.uint8)
 for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _UNBASE64[_c] = _i
@@ -110,7 +151,7 @@ def read_digits(at: int, size: int) -> tuple[Any, bool]:
 def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any, bool]:
     """(the 64 bits of the integer in a span, whether it is one that fits its column)."""
     at = word >> 2
-    negative = size > 0 and load_u8(at) == 45
+    negative = size > 0 and load_u8(at) == MINUS
     value, good = read_digits(at + negative, size - negative)
     if word & 3 != wanted:
         good = False
@@ -124,10 +165,10 @@ def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any
 @inline
 def hex_of(byte: int) -> int:
     """The value of a hexadecimal digit, or a negative number."""
-    if 48 <= byte <= 57:
-        return byte - 48
-    byte |= 32
-    return byte - 87 if 97 <= byte <= 102 else -65536
+    if ZERO <= byte <= NINE:
+        return byte - ZERO
+    byte |= _LOWER
+    return byte - LOWER_A + 10 if LOWER_A <= byte <= LOWER_F else _NO_DIGIT
 
 
 @inline
@@ -169,24 +210,24 @@ def read_escape(at: int, end: int) -> tuple[int, int]:
     if end - at < 2:
         return -1, 0
     letter = I64(load_u8(at + 1))
-    if letter == 34 or letter == 92 or letter == 47:
+    if letter == QUOTE or letter == BACKSLASH or letter == SLASH:
         return letter, 2
-    if letter == 110:
-        return 10, 2
-    if letter == 116:
-        return 9, 2
-    if letter == 114:
-        return 13, 2
-    if letter == 98:
-        return 8, 2
-    if letter == 102:
-        return 12, 2
-    if letter != 117 or end - at < 6:
+    if letter == LOWER_N:
+        return NEWLINE, 2
+    if letter == LOWER_T:
+        return TAB, 2
+    if letter == LOWER_R:
+        return CARRIAGE_RETURN, 2
+    if letter == LOWER_B:
+        return BACKSPACE, 2
+    if letter == LOWER_F:
+        return FORM_FEED, 2
+    if letter != LOWER_U or end - at < 6:
         return -1, 0
     code = hex4(at + 2)
     if code < 0xD800 or code > 0xDFFF:
         return (code, 6) if code >= 0 else (-1, 0)
-    if code > 0xDBFF or end - at < 12 or load_u8(at + 6) != 92 or load_u8(at + 7) != 117:
+    if code > 0xDBFF or end - at < 12 or load_u8(at + 6) != BACKSLASH or load_u8(at + 7) != LOWER_U:
         return -1, 0
     low = hex4(at + 8)
     if low < 0xDC00 or low > 0xDFFF:
@@ -200,12 +241,12 @@ def take_string(out: int, at: int, size: int, mode: int) -> int:
     end = at + size
     while at < end:
         byte = I64(load_u8(at))
-        if byte == 92:
+        if byte == BACKSLASH:
             code, used = read_escape(at, end)
             if code < 0:
                 return 0
             at += used
-        elif byte < 0x80:
+        elif byte < NOT_ASCII:
             store_u8(out, byte)
             out += 1
             at += 1
@@ -245,14 +286,14 @@ def take_base64(out: int, at: int, size: int) -> int:
             store_u8(out + 2, ((c << 6) | d) & 255)
             out += 3
         else:
-            if at + 4 != end or (a | b) >= 64 or load_u8(at + 3) != 61:
+            if at + 4 != end or (a | b) >= 64 or load_u8(at + 3) != EQUALS:
                 return 0
             store_u8(out, (a << 2) | (b >> 4))
             out += 1
             if c < 64:
                 store_u8(out, ((b << 4) | (c >> 2)) & 255)
                 out += 1
-            elif load_u8(at + 2) != 61:
+            elif load_u8(at + 2) != EQUALS:
                 return 0
         at += 4
     return out
@@ -261,21 +302,21 @@ def take_base64(out: int, at: int, size: int) -> int:
 @inline
 def short_escape(letter: int) -> int:
     """The byte of Go's one-letter escape, or -1."""
-    if letter == 92 or letter == 34 or letter == 39:
+    if letter == BACKSLASH or letter == QUOTE or letter == APOSTROPHE:
         return letter
-    if letter == 97:
-        return 7
-    if letter == 98:
-        return 8
-    if letter == 116:
-        return 9
-    if letter == 110:
-        return 10
-    if letter == 118:
-        return 11
-    if letter == 102:
-        return 12
-    return 13 if letter == 114 else -1
+    if letter == LOWER_A:
+        return BELL
+    if letter == LOWER_B:
+        return BACKSPACE
+    if letter == LOWER_T:
+        return TAB
+    if letter == LOWER_N:
+        return NEWLINE
+    if letter == LOWER_V:
+        return VERTICAL_TAB
+    if letter == LOWER_F:
+        return FORM_FEED
+    return CARRIAGE_RETURN if letter == LOWER_R else -1
 
 
 @inline
@@ -285,7 +326,7 @@ def unquote(start: int, end: int) -> int:
     out = start
     while at < end:
         byte = I64(load_u8(at))
-        if byte != 92:
+        if byte != BACKSLASH:
             store_u8(out, byte)
             out += 1
             at += 1
@@ -296,20 +337,20 @@ def unquote(start: int, end: int) -> int:
             store_u8(out, code)
             out += 1
             at += 2
-        elif letter == 120 and end - at >= 4:
+        elif letter == LOWER_X and end - at >= 4:
             code = (hex_of(I64(load_u8(at + 2))) << 4) + hex_of(I64(load_u8(at + 3)))
             if code < 0:
                 return 0
             store_u8(out, code)
             out += 1
             at += 4
-        elif letter == 117 and end - at >= 6:
+        elif letter == LOWER_U and end - at >= 6:
             code = hex4(at + 2)
             if code < 0 or 0xD800 <= code <= 0xDFFF:
                 return 0
             out = put_utf8(out, code)
             at += 6
-        elif letter == 85 and end - at >= 10:
+        elif letter == UPPER_U and end - at >= 10:
             high = hex4(at + 2)
             low = hex4(at + 6)
             if high < 0 or low < 0 or high > 0x10:
@@ -325,7 +366,7 @@ def unquote(start: int, end: int) -> int:
 def is_utf8(at: int, end: int) -> bool:
     """Whether the bytes are UTF-8."""
     while at < end:
-        if load_u8(at) < 0x80:
+        if load_u8(at) < NOT_ASCII:
             at += 1
         else:
             used = utf8_size(at, end - at)
@@ -365,8 +406,8 @@ def measure(n: int, order: int, results: int, lengths: int, cells: int, sums: in
     """Bytes of the cells of n rows: i64[2 * cells], new images before old. order: each row's item."""
     for row in range(n):
         result = results + RESULT_BYTES * load_i64(order + 8 * row)
-        op = load_i64(result)
-        span = lengths + 4 * load_i64(result + 24)
+        op = load_i64(result + RESULT_OP)
+        span = lengths + 4 * load_i64(result + RESULT_SPAN)
         # The spans of an image that the row has not were never written.
         for slot in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
             store_u64(sums + 8 * slot, load_i64(sums + 8 * slot) + max(0, I64(load_i32(span + 4 * slot))))
@@ -374,36 +415,37 @@ def measure(n: int, order: int, results: int, lengths: int, cells: int, sums: in
 
 
 @kernel
-def gather(
-    n: int, order: int, results: int, starts: int, lengths: int, columns: int, count: int, bases: int,
-    bad: int,
-) -> int:  # fmt: skip
+def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: int, bad: int) -> int:
     """Write `count` columns of n rows; rows without the column's image have no value. How many are bad.
 
-    order: i64[n], each row's item; columns as C_MODE ff. say; bases: i64[2 * CHUNK] of scratch memory; bad:
+    order: i64[n], each row's item; columns: a COLUMN each; bases: i64[2 * CHUNK] of scratch memory; bad:
     u8, by item. A column of texts has room for the sum of its lengths.
+
+    Reads the spans and the bytes they point to. Writes the columns and `bad`. Twin: the plain decoders.
+    Trick: 64 rows at a time, so that their messages stay in the cache while column after column is taken.
     """
+    results, starts, lengths = spans.results, spans.starts, spans.lengths
     wrong = 0
     for first in range(0, n, CHUNK):
         rows = min(CHUNK, n - first)
         for i in range(rows):
             result = results + RESULT_BYTES * load_i64(order + 8 * (first + i))
-            op = load_i64(result)
-            span = load_i64(result + 24)
+            op = load_i64(result + RESULT_OP)
+            span = load_i64(result + RESULT_SPAN)
             store_u64(bases + 8 * i, -1 if op == DELETE else span)
             store_u64(bases + 8 * (CHUNK + i), -1 if op == INSERT else span)
         for number in range(count):
             column = columns + COLUMN_BYTES * number
-            mode = load_i64(column)
+            mode = load_i64(column + C_MODE)
             in_quotes = load_i64(column + C_IN_QUOTES) != 0
             slot = load_i64(column + C_SLOT)
-            spans = bases + 8 * CHUNK * load_i64(column + C_OLD)
+            rows_spans = bases + 8 * CHUNK * load_i64(column + C_OLD)
             bits = U64(0)
             if mode >= SIGNED:
                 out = load_i64(column + C_OUT) + 8 * first
                 wanted = IS_STRING if in_quotes else 0
                 for i in range(rows):
-                    span = load_i64(spans + 8 * i)
+                    span = load_i64(rows_spans + 8 * i)
                     size = -1
                     if span >= 0:
                         size = I64(load_i32(lengths + 4 * (span + slot)))
@@ -422,7 +464,7 @@ def gather(
                 ends = load_i64(column + C_ENDS) + 4 * first
                 base = out - I64(load_i32(ends))
                 for i in range(rows):
-                    span = load_i64(spans + 8 * i)
+                    span = load_i64(rows_spans + 8 * i)
                     size = -1
                     if span >= 0:
                         size = I64(load_i32(lengths + 4 * (span + slot)))
@@ -444,4 +486,4 @@ def gather(
 def warm() -> None:
     """Compile what is not in numba's cache yet, over no rows."""
     measure(0, 0, 0, 0, 0, 0)
-    gather(0, 0, 0, 0, 0, 0, 0, 0, 0)
+    gather(0, 0, Spans(0, 0, 0), 0, 0, 0, 0)

@@ -23,6 +23,7 @@ import numpy as np
 
 from tidegate.codec import connect_kernels as connect
 from tidegate.codec.connect_kernels import put_connected
+from tidegate.codec.layout_kernels import RUN_AT, RUN_BYTES, RUN_SIZE
 from tidegate.codec.text_kernels import put_base64, put_const, put_latin1, put_quoted, put_text, put_vector
 from tidegate.kernel import (
     bswap64,
@@ -39,7 +40,9 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model import slots
+from tidegate.model.slots import DELETE, INSERT
 from tidegate.tidb.kernels.float import (
     put_double_fixed,
     put_double_json,
@@ -89,17 +92,27 @@ START_TS: Final = 37
 ROW_KEY: Final = 38
 """From CHECKSUM on: forms that few messages have."""
 
-PIECE_WORDS: Final = 12
-PIECE_BYTES: Final = 8 * PIECE_WORDS
+PIECE: Final = Layout(
+    "piece", "P_", "A part of a key or value: a constant, then a value of one form.",
+    const=pointer("its constant"),
+    length=signed("of the constant", "bytes"),
+    form=signed("what follows the constant, see INT and the others"),
+    cell=signed("the column's cell"),
+    image=signed("0: the new image, 1: the old one"),
+    param=signed("the form's parameter"),
+    tail=signed("the short text behind the value"),
+    null=signed("the short text that stands for NULL instead of both; LONG_NULL: it is at P_OPEN"),
+    null_back=signed("what that takes back of the constant", "bytes"),
+    only_changed=signed("1: the value is left out when it is equal to the new image"),
+    open=pointer("what comes before the first such piece; with LONG_NULL what stands for NULL"),
+    open_length=signed("of that", "bytes"),
+)  # fmt: skip
+PIECE_WORDS: Final = len(PIECE.fields)
+PIECE_BYTES: Final = PIECE.size
 (
     P_CONST, P_LENGTH, P_FORM, P_CELL, P_IMAGE, P_PARAM, P_TAIL, P_NULL, P_NULL_BACK, P_ONLY_CHANGED, P_OPEN,
     P_OPEN_LENGTH,
-) = range(0, PIECE_BYTES, 8)  # fmt: skip
-"""Byte offsets in a piece: its constant (address, length); form; column; image (0 new, 1 old); a form's
-parameter; the short text behind a value; the short text that stands for NULL instead of both, and how many
-bytes of the constant it takes back; whether the value is left out when equal to the new image; what to copy
-before the first such piece that is not (address, length). Where P_NULL is LONG_NULL, what stands for NULL is
-at P_OPEN instead (address, length)."""
+) = PIECE.offsets()  # fmt: skip
 CHECKSUM_BYTES: Final = slots.CHECKSUM.itemsize
 CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
     dict(slots.CHECKSUM.fields or {})[name][1]
@@ -111,7 +124,50 @@ LONG_NULL: Final = -1
 SHORT_TEXT: Final = 7
 """Most bytes of a short text: a word with the length in its highest byte."""
 
-JOB_WORDS: Final = 40
+JOB: Final = Layout(
+    "encode job", "J_", "What an encode kernel works on; from J_AT on its state between calls.",
+    rows=signed("rows"),
+    order=pointer("i64[rows], the order of rows; 0: as they are"),
+    op=pointer("u8[rows], operations"),
+    commit_ts=pointer("u64[rows]"),
+    physical=pointer("i64[rows], physical table ids"),
+    handle=pointer("i64[rows], integer handles; 0: none"),
+    partition=pointer("i32[rows]"),
+    new_a=pointer("first words of the new image's slots"),
+    new_l=pointer("second words of these"),
+    new_stride=signed("cells from row to row"),
+    old_a=pointer("first words of the old image's slots"),
+    old_l=pointer("second words of these"),
+    old_stride=signed("cells from row to row"),
+    pieces=pointer("RUN of pieces for the key, then for each operation"),
+    variables=pointer("i64 count, then a VARIABLE for each column of variable size"),
+    fixed=pointer("i64 for each operation: most bytes of a row's value without its variables", "bytes"),
+    max_bytes=signed("most bytes of a message", "bytes"),
+    max_rows=signed("most rows of a message"),
+    scratch=pointer("working memory for one value"),
+    stack=pointer("int64[STACK_WORDS], for JSON"),
+    printable=pointer("a bit for each code point, Go's IsPrint"),
+    data=pointer("where keys and values go"),
+    room=signed("of that", "bytes"),
+    key_start=pointer("u64 a message: where its key begins in data"),
+    key_length=pointer("u64 a message"),
+    value_start=pointer("u64 a message"),
+    value_length=pointer("u64 a message"),
+    message_partition=pointer("u32 a message"),
+    message_rows=pointer("u32 a message"),
+    build=signed("when the message is made", "ms"),
+    checksums=pointer("`slots.CHECKSUM` a row; 0: none"),
+    start_ts=pointer("u64[rows]"),
+    row_keys=pointer("RUN a row, its key in TiKV; 0: none"),
+    at=signed("the next row"),
+    key_out=signed("used of the part of data that holds keys", "bytes"),
+    out=signed("used of data", "bytes"),
+    messages=signed("finished messages"),
+    held=signed("rows of the message that is open"),
+    held_bytes=signed("its bytes so far: of keys << 40 | of values", "bytes"),
+    need=signed("with NEED_ROOM and TOO_LARGE: how much it was", "bytes"),
+)  # fmt: skip
+JOB_WORDS: Final = len(JOB.fields)
 (
     J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION, J_NEW_A, J_NEW_L, J_NEW_STRIDE,
     J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED,
@@ -119,8 +175,24 @@ JOB_WORDS: Final = 40
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
     J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS,
     J_AT, J_KEY_OUT, J_OUT, J_MESSAGES, J_HELD, J_HELD_BYTES, J_NEED,
-) = range(0, 8 * JOB_WORDS, 8)  # fmt: skip
-"""Byte offsets in the job: inputs, the plan, limits, outputs, and from J_AT on the state between calls."""
+) = JOB.offsets()  # fmt: skip
+
+VARIABLE: Final = Layout(
+    "variable", "VARIABLE_", "A column whose values differ in size.",
+    cell=signed("its cell"),
+    factor=signed("most bytes of text for each of a value's bytes"),
+)  # fmt: skip
+VARIABLE_CELL, VARIABLE_FACTOR = VARIABLE.offsets()
+_VARIABLE: Final = VARIABLE.size
+_VARIABLES: Final = 8
+"""Where they begin, behind their count."""
+
+BATCH_VERSION: Final = 0x0100000000000000
+"""The number 1 as a batch's key begins with it, big-endian."""
+LENGTH_BYTES: Final = 8
+"""What a batch has before each key and value, and before its first key."""
+RECORD_OVERHEAD: Final = 36
+"""What Kafka adds to a message, as TiCDC counts it."""
 
 DONE: Final = 0
 NEED_ROOM: Final = 1
@@ -270,9 +342,9 @@ def put_checksum(out: int, part: int, op: int, found: int) -> int:
     if part == SUM_CORRUPTED:
         return put_short(out, TRUE if load_u8(found + CORRUPTED_AT) else FALSE)
     if part == SUM_CURRENT:
-        return put_u64(out, U64(0 if op == 3 else I64(load_u32(found + CURRENT_AT))))
+        return put_u64(out, U64(0 if op == DELETE else I64(load_u32(found + CURRENT_AT))))
     if part == SUM_PREVIOUS:
-        return put_u64(out, U64(0 if op == 1 else I64(load_u32(found + PREVIOUS_AT))))
+        return put_u64(out, U64(0 if op == INSERT else I64(load_u32(found + PREVIOUS_AT))))
     return out
 
 
@@ -290,8 +362,8 @@ def put_seldom(out: int, job: int, piece: int, op: int, row: int, found: int) ->
         return put_checksum(out, load_i64(piece + P_PARAM), op, found)
     if form == START_TS:
         return put_u64(out, load_u64(load_i64(job + J_START_TS) + 8 * row))
-    key = load_i64(job + J_ROW_KEYS) + 16 * row
-    return put_base64(out, load_i64(key), load_i64(key + 8))
+    key = load_i64(job + J_ROW_KEYS) + RUN_BYTES * row
+    return put_base64(out, load_i64(key + RUN_AT), load_i64(key + RUN_SIZE))
 
 
 @inline
@@ -300,17 +372,18 @@ def row_bound(job: int, op: int, row: int) -> int:
     bound = load_i64(load_i64(job + J_FIXED) + 8 * op)
     keys = load_i64(job + J_ROW_KEYS)
     if keys != 0:
-        bound += 2 * load_i64(keys + 16 * row + 8)
+        bound += 2 * load_i64(keys + RUN_BYTES * row + RUN_SIZE)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
     new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
     old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
     for i in range(count):
-        cell = load_i64(entry + 8 + 16 * i)
-        factor = load_i64(entry + 16 + 16 * i)
-        if op != 3:
+        variable = entry + _VARIABLES + _VARIABLE * i
+        cell = load_i64(variable + VARIABLE_CELL)
+        factor = load_i64(variable + VARIABLE_FACTOR)
+        if op != DELETE:
             bound += factor * max(I64(load_i32(new_l + 4 * cell)), 0)
-        if op != 1:
+        if op != INSERT:
             bound += factor * max(I64(load_i32(old_l + 4 * cell)), 0)
     return bound
 
@@ -325,8 +398,9 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
     scratch = load_i64(job + J_SCRATCH)
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
-    piece = load_i64(load_i64(job + J_PIECES) + 16 * op)
-    last = piece + PIECE_BYTES * load_i64(load_i64(job + J_PIECES) + 16 * op + 8)
+    pieces = load_i64(job + J_PIECES) + RUN_BYTES * op
+    piece = load_i64(pieces + RUN_AT)
+    last = piece + PIECE_BYTES * load_i64(pieces + RUN_SIZE)
     kept = 0
     found = checksum_of(job, row)
     while piece < last:
@@ -381,7 +455,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
 def put_key_cell(out: int, job: int, piece: int, op: int, row: int) -> int:
     """A column's value in a key: the new one, of a delete the old one."""
     cell = load_i64(piece + P_CELL)
-    if op == 3:
+    if op == DELETE:
         at = row * load_i64(job + J_OLD_STRIDE) + cell
         a = load_i64(load_i64(job + J_OLD_A) + 8 * at)
         size = I64(load_i32(load_i64(job + J_OLD_L) + 4 * at))
@@ -406,8 +480,8 @@ def put_key(out: int, job: int, op: int, row: int) -> int:
     A row id of 0 (no integer handle) is left out together with its constant.
     """
     pieces = load_i64(job + J_PIECES)
-    piece = load_i64(pieces)
-    last = piece + PIECE_BYTES * load_i64(pieces + 8)
+    piece = load_i64(pieces + RUN_AT)
+    last = piece + PIECE_BYTES * load_i64(pieces + RUN_SIZE)
     while piece < last:
         form = load_i64(piece + P_FORM)
         handle = load_i64(load_i64(job + J_HANDLE) + 8 * row) if form == ROW_ID else 1
@@ -446,14 +520,18 @@ def encode_single(job: int) -> int:
     """One message a row, its key before its value; null when the key has no piece: DONE, or why not.
 
     J_AT is then the row.
+
+    Reads slots, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM,
+    compared with the worst case of each row before it is written. Twin: `plain` in each protocol's
+    folder. Trick: constants are copied 32 bytes at a time, over what the next write replaces.
     """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
     out = data + load_i64(job + J_OUT)
     rows = load_i64(job + J_ROWS)
     ops = load_i64(job + J_OP)
-    limit = load_i64(job + J_MAX_BYTES) - 36
-    keyed = load_i64(load_i64(job + J_PIECES) + 8) > 0
+    limit = load_i64(job + J_MAX_BYTES) - RECORD_OVERHEAD
+    keyed = load_i64(load_i64(job + J_PIECES) + RUN_SIZE) > 0
     row = load_i64(job + J_AT)
     status = DONE
     while row < rows:
@@ -467,7 +545,7 @@ def encode_single(job: int) -> int:
         start = put_key(key, job, op, row) if keyed else key
         out = put_row(start, job, op, row)
         if out - key > limit:
-            store_u64(job + J_NEED, out - key + 36)
+            store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE
             break
         end_message(job, row, key if keyed else data - 1, start if keyed else data - 2, start, out, row, 1)
@@ -494,6 +572,9 @@ def encode_framed(job: int) -> int:
     A batch's key begins with a version of 1 (u64, big-endian); each key and value has a length before it.
 
     Messages are noted when the next one begins; the last one when all rows are done.
+
+    Reads and writes as `encode_single` does; bound, twin and trick are the same. The keys of all messages
+    come first in data, so that a row's key and value are written once.
     """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
@@ -525,21 +606,28 @@ def encode_framed(job: int) -> int:
         fresh = held == 0 or held >= max_rows
         if not fresh:
             fresh = load_u32(partitions + 4 * row) != load_u32(partitions + 4 * before)
-        item = key_out + (16 if fresh else 8)
+        item = key_out + (2 * LENGTH_BYTES if fresh else LENGTH_BYTES)
         item_end = put_key(item, job, op, row)
-        value_end = put_row(out + 8, job, op, row)
+        value_end = put_row(out + LENGTH_BYTES, job, op, row)
         key_size = item_end - item
-        value_size = value_end - out - 8
-        if key_size + value_size + 60 > max_bytes:
-            store_u64(job + J_NEED, key_size + value_size + 60)
+        value_size = value_end - out - LENGTH_BYTES
+        if key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES > max_bytes:
+            store_u64(job + J_NEED, key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES)
             status = TOO_LARGE
             break
         if not fresh:
-            batch = (key_out - key_start) + (out - start) + 36 + key_size + value_size + 16
+            batch = (
+                (key_out - key_start)
+                + (out - start)
+                + RECORD_OVERHEAD
+                + key_size
+                + value_size
+                + 2 * LENGTH_BYTES
+            )
             if batch > max_bytes:
-                shift_right(item, item_end, 8)
-                item += 8
-                item_end += 8
+                shift_right(item, item_end, LENGTH_BYTES)
+                item += LENGTH_BYTES
+                item_end += LENGTH_BYTES
                 fresh = True
         if fresh:
             if held > 0:
@@ -548,8 +636,8 @@ def encode_framed(job: int) -> int:
             held = 0
             key_start = key_out
             start = out
-            store_u64(key_out, 0x0100000000000000)
-        store_u64(item - 8, bswap64(U64(key_size)))
+            store_u64(key_out, BATCH_VERSION)
+        store_u64(item - LENGTH_BYTES, bswap64(U64(key_size)))
         store_u64(out, bswap64(U64(value_size)))
         key_out = item_end
         out = value_end
@@ -582,9 +670,9 @@ def measure(job: int) -> int:
         new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
         old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
         for i in range(count):
-            cell = load_i64(entry + 8 + 16 * i)
-            new_size = I64(load_i32(new_l + 4 * cell)) if op != 3 else 0
-            old_size = I64(load_i32(old_l + 4 * cell)) if op != 1 else 0
+            cell = load_i64(entry + _VARIABLES + _VARIABLE * i + VARIABLE_CELL)
+            new_size = I64(load_i32(new_l + 4 * cell)) if op != DELETE else 0
+            old_size = I64(load_i32(old_l + 4 * cell)) if op != INSERT else 0
             total += max(new_size, 0) + max(old_size, 0)
             largest = max(largest, new_size, old_size)
     store_u64(job + J_NEED, largest)

@@ -38,11 +38,11 @@ def encode_keys(block: pa.RecordBatch, strip: int, partitions: int, options: Cod
         np.array([len(one) for one in constants], np.int64),
     )
     texts = np.stack([address(text) + np.cumsum(lengths) - lengths, lengths], axis=1)
-    arguments = [rows, strip, partitions, address(commit), address(op)]
-    for offsets, column in zip(ends, columns, strict=True):
-        arguments += [address(offsets), address(column.buffers()[2])]
-    arguments += [address(array) for array in (texts, out, places, partition)]
-    size = kv_kernels.encode(*arguments)
+    data = [column.buffers()[2] for column in columns]
+    parts = [address(part) for pair in zip(ends, data, strict=True) for part in pair]
+    entries = kv_kernels.Entries(address(commit), address(op), *parts)
+    output = kv_kernels.Output(address(out), address(places), address(partition))
+    size = kv_kernels.encode(rows, strip, partitions, entries, address(texts), output)
     return MessageBlock(
         data=out[:size],
         key_start=places[:, 0],

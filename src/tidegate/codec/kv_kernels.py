@@ -8,16 +8,25 @@ in whole groups and nothing else runs past what it returns.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tidegate.codec.layout_kernels import (
+    MESSAGE_BYTES,
+    MESSAGE_KEY,
+    MESSAGE_KEY_SIZE,
+    MESSAGE_VALUE,
+    MESSAGE_VALUE_SIZE,
+    RUN_AT,
+    RUN_SIZE,
+)
 from tidegate.kernel import (
     address,
     buffer,
     inline,
     kernel,
-    load_i32,
+    load_bounds,
     load_i64,
     load_u8,
     load_u64,
@@ -25,11 +34,18 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import CLOSE_BRACE, EQUALS, LOWER_A, PLUS, SLASH, UPPER_A, ZERO
+from tidegate.kernel_layout import Layout, run
+from tidegate.model.block import DELETE
 from tidegate.tidb.kernels.text import put_u64
 
-DELETE: Final = 2
+_LETTERS: Final = 26
+_PLUS: Final = 62
+"""The digit of Base64 behind letters and numerals."""
 FNV_BASIS: Final = np.uint64(0xCBF29CE484222325)
 FNV_PRIME: Final = np.uint64(0x100000001B3)
+_SIZE_BYTES: Final = 8
+"""Bytes of a length, and of a key's version."""
 FIXED: Final = 192
 """What a message takes beside its base64: frames, names, three numbers."""
 
@@ -42,13 +58,13 @@ def room_for(keys: int, values: int, rows: int) -> int:
 @inline
 def _digit(six: int) -> Any:
     """A base64 digit."""
-    if six < 26:
-        return np.uint8(65 + six)
-    if six < 52:
-        return np.uint8(71 + six)
-    if six < 62:
-        return np.uint8(six - 4)
-    return np.uint8(43) if six == 62 else np.uint8(47)
+    if six < _LETTERS:
+        return np.uint8(UPPER_A + six)
+    if six < 2 * _LETTERS:
+        return np.uint8(LOWER_A + six - _LETTERS)
+    if six < _PLUS:
+        return np.uint8(ZERO + six - 2 * _LETTERS)
+    return np.uint8(PLUS) if six == _PLUS else np.uint8(SLASH)
 
 
 @inline
@@ -69,8 +85,8 @@ def _put_base64(at: int, source: int, size: int) -> int:
             word |= int(load_u8(source + 1)) << 8
         store_u8(at, _digit((word >> 18) & 63))
         store_u8(at + 1, _digit((word >> 12) & 63))
-        store_u8(at + 2, _digit((word >> 6) & 63) if left == 2 else np.uint8(61))
-        store_u8(at + 3, np.uint8(61))
+        store_u8(at + 2, _digit((word >> 6) & 63) if left == 2 else np.uint8(EQUALS))
+        store_u8(at + 3, np.uint8(EQUALS))
         at += 4
     return at
 
@@ -95,7 +111,7 @@ def _varint(at: int, size: int) -> Any:
     """The number in `size` bytes of a protobuf varint, as the store sent it."""
     found = np.uint64(0)
     for i in range(size):
-        found |= np.uint64(load_u8(at + i) & np.uint8(127)) << np.uint64(7 * i)
+        found |= np.uint64(load_u8(at + i) & np.uint8(0x7F)) << np.uint64(7 * i)
     return found
 
 
@@ -108,66 +124,113 @@ def _partition(at: int, size: int, partitions: int) -> Any:
     return found % np.uint64(partitions)
 
 
-@kernel
-def encode(
-    rows: int,
-    strip: int,
-    partitions: int,
-    commit: int,
-    op: int,
-    key_ends: int,
-    key_data: int,
-    value_ends: int,
-    value_data: int,
-    expiry_ends: int,
-    expiry_data: int,
-    texts: int,
-    out: int,
-    places: int,
-    partition: int,
-) -> int:
-    """Write the messages of `rows` entries to `out`; the bytes written.
+class Entries(NamedTuple):
+    """The columns of a block: int32 offsets and bytes of keys, values and expiries."""
 
-    `strip`: bytes left out at the front of each key. `texts`: addresses and sizes of the constants, see
-    `kv_json.TEXTS`. `places`: int64[rows, 4], key start, key length, value start, value length.
-    `partition`: int32[rows].
+    commit: int
+    """uint64 a row."""
+    op: int
+    """uint8 a row, PUT or DELETE."""
+    key_ends: int
+    key_data: int
+    value_ends: int
+    value_data: int
+    expiry_ends: int
+    expiry_data: int
+
+
+class Output(NamedTuple):
+    """Where messages go."""
+
+    out: int
+    """`room_for` bytes."""
+    places: int
+    """A MESSAGE a row, its addresses counted from `out`."""
+    partition: int
+    """int32 a row."""
+
+
+TEXTS: Final = Layout(
+    "key-value texts", "T_", "The constants of a message, see `kv_json.TEXTS`.",
+    ts=run("before the commit_ts"),
+    key=run("before the key"),
+    key_end=run("after the key"),
+    value=run("before a value"),
+    deleted=run("of a delete"),
+    value_end=run("after a value"),
+    expiry=run("before the expiry"),
+)  # fmt: skip
+T_TS, T_KEY, T_KEY_END, T_VALUE, T_DELETED, T_VALUE_END, T_EXPIRY = TEXTS.offsets()
+
+
+@inline
+def _put_run(at: int, text: int) -> int:
+    """A constant, by its RUN."""
+    return _put_text(at, load_i64(text + RUN_AT), load_i64(text + RUN_SIZE))
+
+
+@inline
+def _put_key(at: int, key: int, size: int, commit: Any, texts: int) -> int:
+    """A message's key: a frame of a version and a size around one JSON object."""
+    start = at
+    _put_size(at, 1)
+    at = _put_run(at + 2 * _SIZE_BYTES, texts + T_TS)
+    at = put_u64(at, commit)
+    at = _put_run(at, texts + T_KEY)
+    at = _put_base64(at, key, size)
+    at = _put_run(at, texts + T_KEY_END)
+    _put_size(start + _SIZE_BYTES, at - start - 2 * _SIZE_BYTES)
+    return at
+
+
+@inline
+def _put_value(at: int, entries: Entries, row: int, texts: int) -> int:
+    """A message's value: a frame of a size around one JSON object."""
+    start = at
+    deleted = int(load_u8(entries.op + row)) == DELETE
+    if deleted:
+        at = _put_run(at + _SIZE_BYTES, texts + T_DELETED)
+    else:
+        first, end = load_bounds(entries.value_ends, row)
+        at = _put_run(at + _SIZE_BYTES, texts + T_VALUE)
+        at = _put_base64(at, entries.value_data + first, end - first)
+        at = _put_run(at, texts + T_VALUE_END)
+    first, end = load_bounds(entries.expiry_ends, row)
+    if end > first and not deleted:
+        at = _put_run(at, texts + T_EXPIRY)
+        at = put_u64(at, _varint(entries.expiry_data + first, end - first))
+    store_u8(at, np.uint8(CLOSE_BRACE))
+    _put_size(start, at + 1 - start - _SIZE_BYTES)
+    return at + 1
+
+
+@kernel
+def encode(rows: int, strip: int, partitions: int, entries: Entries, texts: int, output: Output) -> int:
+    """Write the messages of `rows` entries; the bytes written.
+
+    `strip`: bytes left out at the front of each key. `texts`: as TEXTS says.
+
+    Reads the entries. Writes as `Output` says. Bound: `room_for`. Twin:
+    `codec/protocols/kv_json/plain.py`.
     """
-    at = out
+    out, at = output.out, output.out
     for i in range(rows):
-        key, end = int(load_i32(key_ends + 4 * i)), int(load_i32(key_ends + 4 * i + 4))
-        key, size = key_data + key + strip, end - key - strip
-        store_u32(partition + 4 * i, np.uint32(_partition(key, size, partitions)))
+        first, end = load_bounds(entries.key_ends, i)
+        key, size = entries.key_data + first + strip, end - first - strip
+        store_u32(output.partition + 4 * i, np.uint32(_partition(key, size, partitions)))
+        place = output.places + MESSAGE_BYTES * i
         start = at
-        _put_size(at, 1)
-        at = _put_text(at + 16, load_i64(texts), load_i64(texts + 8))
-        at = put_u64(at, load_u64(commit + 8 * i))
-        at = _put_text(at, load_i64(texts + 16), load_i64(texts + 24))
-        at = _put_base64(at, key, size)
-        at = _put_text(at, load_i64(texts + 32), load_i64(texts + 40))
-        _put_size(start + 8, at - start - 16)
-        store_u64(places + 32 * i, np.uint64(start - out))
-        store_u64(places + 32 * i + 8, np.uint64(at - start))
+        at = _put_key(at, key, size, load_u64(entries.commit + 8 * i), texts)
+        store_u64(place + MESSAGE_KEY, np.uint64(start - out))
+        store_u64(place + MESSAGE_KEY_SIZE, np.uint64(at - start))
         start = at
-        if int(load_u8(op + i)) == DELETE:
-            at = _put_text(at + 8, load_i64(texts + 64), load_i64(texts + 72))
-        else:
-            first, end = int(load_i32(value_ends + 4 * i)), int(load_i32(value_ends + 4 * i + 4))
-            at = _put_text(at + 8, load_i64(texts + 48), load_i64(texts + 56))
-            at = _put_base64(at, value_data + first, end - first)
-            at = _put_text(at, load_i64(texts + 80), load_i64(texts + 88))
-        first, end = int(load_i32(expiry_ends + 4 * i)), int(load_i32(expiry_ends + 4 * i + 4))
-        if end > first and int(load_u8(op + i)) != DELETE:
-            at = _put_text(at, load_i64(texts + 96), load_i64(texts + 104))
-            at = put_u64(at, _varint(expiry_data + first, end - first))
-        store_u8(at, np.uint8(125))
-        at += 1
-        _put_size(start, at - start - 8)
-        store_u64(places + 32 * i + 16, np.uint64(start - out))
-        store_u64(places + 32 * i + 24, np.uint64(at - start))
+        at = _put_value(at, entries, i, texts)
+        store_u64(place + MESSAGE_VALUE, np.uint64(start - out))
+        store_u64(place + MESSAGE_VALUE_SIZE, np.uint64(at - start))
     return at - out
 
 
 def warm() -> None:
     """Compile every kernel with the types it is called with."""
     spare = address(buffer(64))
-    encode(0, 0, 1, spare, spare, spare, spare, spare, spare, spare, spare, spare, spare, spare, spare)
+    encode(0, 0, 1, Entries(*[spare] * 8), spare, Output(spare, spare, spare))

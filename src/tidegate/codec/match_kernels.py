@@ -14,10 +14,20 @@ All reads stay inside the message; addresses are int64.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tidegate.codec.layout_kernels import (
+    MESSAGE_BYTES,
+    MESSAGE_KEY,
+    MESSAGE_KEY_SIZE,
+    MESSAGE_VALUE,
+    MESSAGE_VALUE_SIZE,
+    RUN_AT,
+    RUN_BYTES,
+    RUN_SIZE,
+)
 from tidegate.kernel import (
     address,
     bswap64,
@@ -34,6 +44,28 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import (
+    BACKSLASH,
+    CLOSE_BRACE,
+    COMMA,
+    FALS_TEXT,
+    LOWER_E,
+    LOWER_F,
+    LOWER_N,
+    LOWER_T,
+    MINUS,
+    NINE,
+    NOT_ASCII,
+    NULL_TEXT,
+    PLUS,
+    POINT,
+    QUOTE,
+    SPACE,
+    TRUE_TEXT,
+    UPPER_E,
+    ZERO,
+)
+from tidegate.kernel_layout import Layout, pointer, signed, word
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
@@ -52,21 +84,99 @@ STRING: Final = 10  # of a route: a string that tells where the message belongs
 OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
 OPTIONAL_STRING: Final = 12  # constant and a string without escapes, which nobody needs, may be missing
 SEEN: Final = 13  # a cell that is told again later, in the same slot; a string has no escapes
-PIECE_BYTES: Final = 32
-"""A piece: address and length of the constant, form, slot."""
+PIECE: Final = Layout(
+    "template piece", "PIECE_", "A part of a template, or a member of a set: a constant, then a value.",
+    const=pointer("the constant; of a member it begins with the name in quotes"),
+    length=signed("of the constant", "bytes"),
+    form=signed("what follows the constant, see CELL and the others"),
+    slot=signed("the value's slot; of MEMBERS the address of their set, of END the operation"),
+)  # fmt: skip
+PIECE_CONST, PIECE_LENGTH, PIECE_FORM, PIECE_SLOT = PIECE.offsets()
+PIECE_BYTES: Final = PIECE.size
 
-SET_WORDS: Final = 10
+SET: Final = Layout(
+    "member set", "S_", "The members of an object that come in any order.",
+    count=signed("members"),
+    partial=signed("1: some may be missing"),
+    shift=signed("a missing member has the span of the slot so much lower"),
+    mask=signed("places of the hash table, less one"),
+    hashes=pointer("i32: an entry's number + 1, by the hash of its name; 0: none"),
+    stamps=pointer("i64: the generation in which an entry was last met"),
+    entries=pointer("a PIECE for each member"),
+    generation=signed("counts objects"),
+    tail=pointer("what stands behind each value"),
+    tail_length=signed("of that", "bytes"),
+)  # fmt: skip
+SET_WORDS: Final = len(SET.fields)
 (
     S_COUNT, S_PARTIAL, S_SHIFT, S_MASK, S_HASHES, S_STAMPS, S_ENTRIES, S_GENERATION, S_TAIL, S_TAIL_LENGTH,
-) = range(0, 8 * SET_WORDS, 8)  # fmt: skip
-"""Byte offsets in a set of members: how many; whether some may be missing, whose spans are then those of the
-slot so much lower; the hash table (i32, number + 1 of an entry) and its mask; i64 stamps, an entry's last
-generation; the entries; the generation, counted up by each object; what stands behind each value."""
-ENTRY_BYTES: Final = 32
-"""An entry: address and length of its constant, which begins with the name in quotes; form; slot."""
+) = SET.offsets()  # fmt: skip
+ENTRY_BYTES: Final = PIECE.size
 
-RESULT_BYTES: Final = 32
-"""A result: operation, commit ts, template or -1, the number of its first span."""
+RESULT: Final = Layout(
+    "match result", "RESULT_", "What an item is.",
+    op=signed("its operation"),
+    ts=word("its commit_ts", "ts"),
+    template=signed("the template it matched; -1: none"),
+    span=signed("the number of its first span"),
+)  # fmt: skip
+RESULT_OP, RESULT_TS, RESULT_TEMPLATE, RESULT_SPAN = RESULT.offsets()
+RESULT_BYTES: Final = RESULT.size
+
+ROUTE: Final = Layout(
+    "route", "ROUTE_", "A place of the hash table that leads from the head of an item to its templates.",
+    hash=word("the hash of the head"),
+    template=signed("the number + 1 of the template to be tried first; 0: the place is empty"),
+)  # fmt: skip
+ROUTE_HASH, ROUTE_TEMPLATE = ROUTE.offsets()
+_ROUTE: Final = ROUTE.size
+_LISTS: Final = 4
+"""Lists of pieces of a template, a RUN each: of its key, and three alternatives for its value."""
+_LISTS_BYTES: Final = _LISTS * RUN_BYTES
+_BATCH_VERSION: Final = U64(0x0100000000000000)
+"""The number 1 as a batch's key begins with it, big-endian."""
+_LENGTH: Final = 8
+"""Bytes of a length in a batch, and of its version."""
+
+
+class Spans(NamedTuple):
+    """What `match_items` finds: results, and where each span begins (i64) and how long it is (i32)."""
+
+    results: int
+    starts: int
+    lengths: int
+
+
+class Templates(NamedTuple):
+    """The templates of all tables, and the way to them."""
+
+    lists: int
+    """_LISTS lists of pieces for each template."""
+    strides: int
+    """i64: the spans that an item of a template takes."""
+    following: int
+    """i64: the template to be tried after one, or -1. A chain's first is the one that matched last."""
+    routes: int
+    """A ROUTE in each of `mask` + 1 places, by open addressing."""
+    mask: int
+    head: int
+    """The pieces of `route`."""
+    head_pieces: int
+    head_at: int
+    """MESSAGE_KEY or MESSAGE_VALUE: where they are looked for."""
+
+
+class Ranks(NamedTuple):
+    """In which order tables come, and what `order_items` counts of each."""
+
+    ranks: int
+    """i64 of each template."""
+    rank_count: int
+    counts: int
+    """i64[rank_count + 1], where the items of each rank begin."""
+    ops: int
+    """u8[rank_count], bits 1 << operation."""
+
 
 NULL_SPAN: Final = -1
 ESCAPED: Final = 1
@@ -83,7 +193,7 @@ _MIX: Final = U64(0x9E3779B97F4A7C15)
 @inline
 def scan_digits(at: int, end: int) -> int:
     """The end of a run of decimal digits."""
-    while at < end and 48 <= I64(load_u8(at)) <= 57:
+    while at < end and ZERO <= I64(load_u8(at)) <= NINE:
         at += 1
     return at
 
@@ -96,18 +206,18 @@ def scan_number(at: int, end: int) -> int:
     message that holds one must not match a template. They also refuse what is infinite as a double, so a
     number that might be (more than two digits of exponent, or 300 before it) is left to them.
     """
-    first = at + (at < end and load_u8(at) == 45)
+    first = at + (at < end and load_u8(at) == MINUS)
     stop = scan_digits(first, end)
-    if stop == first or stop - first > 300 or (stop - first > 1 and load_u8(first) == 48):
+    if stop == first or stop - first > 300 or (stop - first > 1 and load_u8(first) == ZERO):
         return at
-    if stop < end and load_u8(stop) == 46:
+    if stop < end and load_u8(stop) == POINT:
         fraction = scan_digits(stop + 1, end)
         if fraction == stop + 1:
             return at
         stop = fraction
-    if stop < end and (load_u8(stop) == 101 or load_u8(stop) == 69):
+    if stop < end and (load_u8(stop) == LOWER_E or load_u8(stop) == UPPER_E):
         exponent = stop + 1
-        exponent += exponent < end and (load_u8(exponent) == 43 or load_u8(exponent) == 45)
+        exponent += exponent < end and (load_u8(exponent) == PLUS or load_u8(exponent) == MINUS)
         stop = scan_digits(exponent, end)
         if stop == exponent or stop - exponent > 2:
             return at
@@ -117,9 +227,9 @@ def scan_number(at: int, end: int) -> int:
 @inline
 def scan_bool(at: int, end: int) -> int:
     """The end of `true` or `false`; `at` itself when neither stands there."""
-    if end - at >= 4 and load_u32(at) == 0x65757274:
+    if end - at >= 4 and load_u32(at) == TRUE_TEXT:
         return at + 4
-    if end - at >= 5 and load_u32(at) == 0x736C6166 and load_u8(at + 4) == 101:
+    if end - at >= 5 and load_u32(at) == FALS_TEXT and load_u8(at + 4) == LOWER_E:
         return at + 5
     return at
 
@@ -141,14 +251,14 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
                 continue
             at += I64(cttz64(odd)) >> 3
         byte = I64(load_u8(at))
-        if byte == 34:
+        if byte == QUOTE:
             return at, flags
-        if byte < 32:
+        if byte < SPACE:
             return 0, 0
-        if byte == 92:
+        if byte == BACKSLASH:
             flags = ESCAPED
             at += 2
-        elif byte < 128:
+        elif byte < NOT_ASCII:
             at += 1
         else:
             used = utf8_size(at, end - at)
@@ -165,7 +275,7 @@ def read_unsigned(at: int, end: int) -> Any:
     if at >= end or end - at > 19:
         return ~U64(0)
     while at < end:
-        digit = I64(load_u8(at)) - 48
+        digit = I64(load_u8(at)) - ZERO
         if digit < 0 or digit > 9:
             return ~U64(0)
         value = value * U64(10) + U64(digit)
@@ -206,12 +316,12 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
     found = U64(1)
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
-        size = load_i64(piece + 8)
-        if size >= end - at or not same_bytes(at, load_i64(piece), size):
+        size = load_i64(piece + PIECE_LENGTH)
+        if size >= end - at or not same_bytes(at, load_i64(piece + PIECE_CONST), size):
             return U64(0)
         at += size
-        if load_i64(piece + 16) == STRING:
-            if load_u8(at) != 34:
+        if load_i64(piece + PIECE_FORM) == STRING:
+            if load_u8(at) != QUOTE:
                 return U64(0)
             close, _ = scan_string(at + 1, end)
             if close == 0:
@@ -238,39 +348,39 @@ def scalar(at: int, end: int, form: int, slot: int, starts: int, lengths: int, r
     if at >= end:
         return 0
     byte = I64(load_u8(at))
-    if form == CELL and byte == 34:
+    if form == CELL and byte == QUOTE:
         close, flags = scan_string(at + 1, end)
         if close == 0:
             return 0
         store_u64(starts + 8 * slot, ((at + 1) << 2) | flags | IS_STRING)
         store_u32(lengths + 4 * slot, close - at - 1)
         return close + 1
-    if form in (CELL, WRAPPED) and byte == 110:
-        if end - at < 4 or load_u32(at) != 0x6C6C756E:
+    if form in (CELL, WRAPPED) and byte == LOWER_N:
+        if end - at < 4 or load_u32(at) != NULL_TEXT:
             return 0
         store_u64(starts + 8 * slot, 0)
         store_u32(lengths + 4 * slot, NULL_SPAN)
         return at + 4
-    stop = scan_bool(at, end) if byte == 116 or byte == 102 else scan_number(at, end)
+    stop = scan_bool(at, end) if (byte == LOWER_T or byte == LOWER_F) else scan_number(at, end)
     if stop == at:
         return 0
     if form == CELL:
         store_u64(starts + 8 * slot, at << 2)
         store_u32(lengths + 4 * slot, stop - at)
-    elif byte == 116 or byte == 102:
+    elif byte == LOWER_T or byte == LOWER_F:
         return 0
     elif form in (TIMESTAMP, MILLISECONDS):
         ts = read_unsigned(at, stop)
         if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(46) != U64(0)):
             return 0
-        store_u64(result + 8, ts << U64(18) if form == MILLISECONDS else ts)
+        store_u64(result + RESULT_TS, ts << U64(18) if form == MILLISECONDS else ts)
     return stop
 
 
 @inline
 def find_member(at: int, end: int, members: int) -> int:
     """The number of the entry whose constant stands at `at`, by its name; -1 when there is none."""
-    if at + 1 >= end or load_u8(at) != 34:
+    if at + 1 >= end or load_u8(at) != QUOTE:
         return -1
     close, _ = scan_string(at + 1, end)
     if close == 0:
@@ -283,8 +393,8 @@ def find_member(at: int, end: int, members: int) -> int:
         if number < 0:
             return -1
         entry = load_i64(members + S_ENTRIES) + ENTRY_BYTES * number
-        size = load_i64(entry + 8)
-        if size <= end - at and same_bytes(at, load_i64(entry), size):
+        size = load_i64(entry + PIECE_LENGTH)
+        if size <= end - at and same_bytes(at, load_i64(entry + PIECE_CONST), size):
             return number
         place = (place + 1) & mask
 
@@ -292,11 +402,11 @@ def find_member(at: int, end: int, members: int) -> int:
 @inline
 def walk_members(at: int, end: int, members: int, starts: int, lengths: int, result: int) -> int:
     """The end of an object whose members come in any order, from after its `{`; 0 when it is another one."""
-    count = load_i64(members)
+    count = load_i64(members + S_COUNT)
     generation = load_i64(members + S_GENERATION) + 1
     store_u64(members + S_GENERATION, generation)
     partial = load_i64(members + S_PARTIAL)
-    if at < end and load_u8(at) == 125:
+    if at < end and load_u8(at) == CLOSE_BRACE:
         return at + 1 if partial or count == 0 else 0
     entries = load_i64(members + S_ENTRIES)
     stamps = load_i64(members + S_STAMPS)
@@ -307,21 +417,21 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
     while True:
         number = expected
         entry = entries + ENTRY_BYTES * number
-        size = load_i64(entry + 8)
-        if number >= count or size > end - at or not same_bytes(at, load_i64(entry), size):
+        size = load_i64(entry + PIECE_LENGTH)
+        if number >= count or size > end - at or not same_bytes(at, load_i64(entry + PIECE_CONST), size):
             number = find_member(at, end, members)
             if number < 0:
                 return 0
             entry = entries + ENTRY_BYTES * number
-            size = load_i64(entry + 8)
+            size = load_i64(entry + PIECE_LENGTH)
         # The plain decoders take the last of two members of one name; that is left to them.
         if load_i64(stamps + 8 * number) == generation:
             return 0
         store_u64(stamps + 8 * number, generation)
         at += size
-        form = load_i64(entry + 16)
+        form = load_i64(entry + PIECE_FORM)
         if form != TEXT_ALONE:
-            at = scalar(at, end, form, load_i64(entry + 24), starts, lengths, result)
+            at = scalar(at, end, form, load_i64(entry + PIECE_SLOT), starts, lengths, result)
             if at == 0 or tail_length > end - at or not same_bytes(at, tail, tail_length):
                 return 0
             at += tail_length
@@ -331,9 +441,9 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
             return 0
         byte = load_u8(at)
         at += 1
-        if byte == 125:
+        if byte == CLOSE_BRACE:
             return at if partial or met == count else 0
-        if byte != 44:
+        if byte != COMMA:
             return 0
 
 
@@ -344,9 +454,9 @@ def fill_missing(members: int, starts: int, lengths: int) -> None:
     stamps = load_i64(members + S_STAMPS)
     entries = load_i64(members + S_ENTRIES)
     shift = load_i64(members + S_SHIFT)
-    for i in range(load_i64(members)):
+    for i in range(load_i64(members + S_COUNT)):
         if load_i64(stamps + 8 * i) != generation:
-            slot = load_i64(entries + ENTRY_BYTES * i + 24)
+            slot = load_i64(entries + ENTRY_BYTES * i + PIECE_SLOT)
             store_u64(starts + 8 * slot, load_u64(starts + 8 * (slot - shift)))
             store_u32(lengths + 4 * slot, load_u32(lengths + 4 * (slot - shift)))
 
@@ -357,14 +467,14 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
     filled = 0
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
-        size = load_i64(piece + 8)
-        form = load_i64(piece + 16)
+        size = load_i64(piece + PIECE_LENGTH)
+        form = load_i64(piece + PIECE_FORM)
         if form == WRAPPER:
             continue
-        fits = size <= end - at and same_bytes(at, load_i64(piece), size)
+        fits = size <= end - at and same_bytes(at, load_i64(piece + PIECE_CONST), size)
         if form == END:
             if fits and at + size == end:
-                store_u64(result, load_i64(piece + 24))
+                store_u64(result + RESULT_OP, load_i64(piece + PIECE_SLOT))
                 if filled != 0:
                     fill_missing(filled, starts, lengths)
                 return True
@@ -379,17 +489,17 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if form >= TEXT_ALONE:
             # What an escape of a string stands for that nobody reads is not looked at, so none is let pass.
             if form == SEEN:
-                slot = load_i64(piece + 24)
+                slot = load_i64(piece + PIECE_SLOT)
                 at = scalar(at, end, CELL, slot, starts, lengths, result)
                 if at == 0 or load_u64(starts + 8 * slot) & U64(ESCAPED) != U64(0):
                     return False
             if form == OPTIONAL_STRING:
                 close, flags = scan_string(at + 1, end)
-                if load_u8(at) != 34 or close == 0 or flags != 0:
+                if load_u8(at) != QUOTE or close == 0 or flags != 0:
                     return False
                 at = close + 1
             continue
-        slot = load_i64(piece + 24)
+        slot = load_i64(piece + PIECE_SLOT)
         if form == MEMBERS:
             at = walk_members(at, end, slot, starts, lengths, result)
             if at == 0:
@@ -397,15 +507,19 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
             if load_i64(slot + S_PARTIAL):
                 filled = slot
             continue
-        if form == WRAPPED and load_u8(at) != 110:
+        if form == WRAPPED and load_u8(at) != LOWER_N:
             opening = piece + PIECE_BYTES
-            size = load_i64(opening + 8)
+            size = load_i64(opening + PIECE_LENGTH)
             # A byte is left behind the constant, so that the quote may be looked at.
-            if size >= end - at or not same_bytes(at, load_i64(opening), size) or load_u8(at + size) != 34:
+            if (
+                size >= end - at
+                or not same_bytes(at, load_i64(opening + PIECE_CONST), size)
+                or load_u8(at + size) != QUOTE
+            ):
                 return False
             at += size + 1
             close, flags = scan_string(at, end)
-            if close == 0 or close + 1 >= end or load_u8(close + 1) != 125:
+            if close == 0 or close + 1 >= end or load_u8(close + 1) != CLOSE_BRACE:
                 return False
             store_u64(starts + 8 * slot, (at << 2) | flags | IS_STRING)
             store_u32(lengths + 4 * slot, close - at)
@@ -420,153 +534,137 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
 @inline
 def fits_template(item: int, lists: int, starts: int, lengths: int, result: int) -> bool:
     """Whether an item is one of a template, of whichever operation."""
-    key = load_i64(item)
-    pieces = load_i64(lists + 8)
-    if pieces > 0 and not walk(
-        key, key + load_i64(item + 8), load_i64(lists), pieces, starts, lengths, result
-    ):
+    key = load_i64(item + MESSAGE_KEY)
+    end = key + load_i64(item + MESSAGE_KEY_SIZE)
+    pieces = load_i64(lists + RUN_SIZE)
+    if pieces > 0 and not walk(key, end, load_i64(lists + RUN_AT), pieces, starts, lengths, result):
         return False
-    value = load_i64(item + 16)
-    end = value + load_i64(item + 24)
-    for alternative in range(1, 4):
-        pieces = load_i64(lists + 16 * alternative + 8)
-        if pieces > 0 and walk(
-            value, end, load_i64(lists + 16 * alternative), pieces, starts, lengths, result
-        ):
+    value = load_i64(item + MESSAGE_VALUE)
+    end = value + load_i64(item + MESSAGE_VALUE_SIZE)
+    for alternative in range(1, _LISTS):
+        one = lists + RUN_BYTES * alternative
+        pieces = load_i64(one + RUN_SIZE)
+        if pieces > 0 and walk(value, end, load_i64(one + RUN_AT), pieces, starts, lengths, result):
             return True
     return False
 
 
 @kernel
-def match_items(
-    n: int,
-    items: int,
-    templates: int,
-    strides: int,
-    following: int,
-    routes: int,
-    mask: int,
-    head: int,
-    head_pieces: int,
-    head_at: int,
-    starts: int,
-    lengths: int,
-    results: int,
-) -> int:
-    """Match n items (key address, key size, value address, value size; 32 bytes each); how many matched.
+def match_items(n: int, items: int, known: Templates, spans: Spans) -> int:
+    """Match n items, a MESSAGE each; how many matched.
 
-    templates: 4 lists each (address, number of pieces): key, and three alternatives for the value.
-    strides: i64, the spans that an item of a template takes. following: i64, the template to be tried after
-    one, or -1; routes: (hash, template + 1) in mask + 1 places, by open addressing; a chain's first template
-    is the one that matched last. head: the pieces of `route`, over the key (head_at 0) or the value (16).
-    starts, lengths: i64 and i32 of each span; results as RESULT_BYTES says.
+    Reads items and templates. Writes spans, and the order in which templates are tried. Bound: as many
+    spans as the widest template has, for each item. Twin: the plain decoders. Trick: constants are
+    compared 8 bytes at a time, and only what stands between them is scanned.
     """
     matched = 0
     span = 0
     for i in range(n):
-        item = items + 32 * i
-        result = results + RESULT_BYTES * i
-        store_u64(result + 16, -1)
-        side = load_i64(item + head_at)
-        hashed = route(side, side + load_i64(item + head_at + 8), head, head_pieces)
+        item = items + MESSAGE_BYTES * i
+        result = spans.results + RESULT_BYTES * i
+        store_u64(result + RESULT_TEMPLATE, -1)
+        side = load_i64(item + known.head_at)
+        hashed = route(side, side + load_i64(item + known.head_at + RUN_SIZE), known.head, known.head_pieces)
         if hashed == U64(0):
             continue
-        place = I64(hashed) & mask
-        while load_i64(routes + 16 * place + 8) != 0 and load_u64(routes + 16 * place) != hashed:
-            place = (place + 1) & mask
-        first = load_i64(routes + 16 * place + 8) - 1
+        place = I64(hashed) & known.mask
+        found = known.routes + _ROUTE * place
+        while load_i64(found + ROUTE_TEMPLATE) != 0 and load_u64(found + ROUTE_HASH) != hashed:
+            place = (place + 1) & known.mask
+            found = known.routes + _ROUTE * place
+        first = load_i64(found + ROUTE_TEMPLATE) - 1
         number = first
         before = -1
-        row_starts = starts + 8 * span
-        row_lengths = lengths + 4 * span
+        row_starts = spans.starts + 8 * span
+        row_lengths = spans.lengths + 4 * span
         while number >= 0 and not fits_template(
-            item, templates + 64 * number, row_starts, row_lengths, result
+            item, known.lists + _LISTS_BYTES * number, row_starts, row_lengths, result
         ):
             before = number
-            number = load_i64(following + 8 * number)
+            number = load_i64(known.following + 8 * number)
         if number < 0:
             continue
         if before >= 0:
-            store_u64(following + 8 * before, load_i64(following + 8 * number))
-            store_u64(following + 8 * number, first)
-            store_u64(routes + 16 * place + 8, number + 1)
-        store_u64(result + 16, number)
-        store_u64(result + 24, span)
-        span += load_i64(strides + 8 * number)
+            store_u64(known.following + 8 * before, load_i64(known.following + 8 * number))
+            store_u64(known.following + 8 * number, first)
+            store_u64(found + ROUTE_TEMPLATE, number + 1)
+        store_u64(result + RESULT_TEMPLATE, number)
+        store_u64(result + RESULT_SPAN, span)
+        span += load_i64(known.strides + 8 * number)
         matched += 1
     return matched
 
 
 @kernel
-def order_items(
-    n: int, results: int, owner: int, missed: int, ranks: int, count: int, counts: int, ops: int, order: int
-) -> int:
+def order_items(n: int, results: int, owner: int, missed: int, by: Ranks, order: int) -> int:
     """Items of whole messages by their template's rank, in their order within one; how many.
 
-    owner: i32, an item's message; missed: u8, messages to be left out. ranks: i64 of each template, of
-    `count`. counts: i64[count + 1], where the items of each rank begin; ops: u8[count], bits 1 << operation.
+    owner: i32, an item's message; missed: u8, messages to be left out.
     """
+    counts, count = by.counts, by.rank_count
     for i in range(n):
-        template = load_i64(results + RESULT_BYTES * i + 16)
+        template = load_i64(results + RESULT_BYTES * i + RESULT_TEMPLATE)
         if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
-            rank = load_i64(ranks + 8 * template)
-            store_u64(counts + 8 * rank + 8, load_i64(counts + 8 * rank + 8) + 1)
-            op = load_i64(results + RESULT_BYTES * i)
-            store_u8(ops + rank, I64(load_u8(ops + rank)) | (1 << op))
+            rank = load_i64(by.ranks + 8 * template)
+            store_u64(counts + 8 * (rank + 1), load_i64(counts + 8 * (rank + 1)) + 1)
+            op = load_i64(results + RESULT_BYTES * i + RESULT_OP)
+            store_u8(by.ops + rank, I64(load_u8(by.ops + rank)) | (1 << op))
     for rank in range(count):
-        store_u64(counts + 8 * rank + 8, load_i64(counts + 8 * rank + 8) + load_i64(counts + 8 * rank))
+        store_u64(counts + 8 * (rank + 1), load_i64(counts + 8 * (rank + 1)) + load_i64(counts + 8 * rank))
     for i in range(n):
-        template = load_i64(results + RESULT_BYTES * i + 16)
+        template = load_i64(results + RESULT_BYTES * i + RESULT_TEMPLATE)
         if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
-            rank = load_i64(ranks + 8 * template)
+            rank = load_i64(by.ranks + 8 * template)
             place = load_i64(counts + 8 * rank)
             store_u64(order + 8 * place, i)
             store_u64(counts + 8 * rank, place + 1)
     # Each rank's beginning has become its end, which is the beginning of the next.
     total = load_i64(counts + 8 * count)
     for rank in range(count, 0, -1):
-        store_u64(counts + 8 * rank, load_i64(counts + 8 * rank - 8))
+        store_u64(counts + 8 * rank, load_i64(counts + 8 * (rank - 1)))
     store_u64(counts, 0)
     return total
 
 
 @kernel
 def split_batches(n: int, messages: int, items: int, owner: int, room: int) -> int:
-    """Items of n messages that are batches (key address, size, value address, size); how many items in all.
+    """Items of n messages that are batches, a MESSAGE each; how many items in all.
 
     owner: i32 per item, its message; after `room` of them i32 per item, its number within the message. A
     message that is not whole gets no item. With room 0 it only counts.
     """
     total = 0
     for i in range(n):
-        key = load_i64(messages + 32 * i)
-        key_end = key + load_i64(messages + 32 * i + 8)
-        value = load_i64(messages + 32 * i + 16)
-        value_end = value + load_i64(messages + 32 * i + 24)
-        if key_end - key < 16 or load_u64(key) != U64(0x0100000000000000):
+        message = messages + MESSAGE_BYTES * i
+        key = load_i64(message + MESSAGE_KEY)
+        key_end = key + load_i64(message + MESSAGE_KEY_SIZE)
+        value = load_i64(message + MESSAGE_VALUE)
+        value_end = value + load_i64(message + MESSAGE_VALUE_SIZE)
+        if key_end - key < 2 * _LENGTH or load_u64(key) != _BATCH_VERSION:
             continue
-        key += 8
+        key += _LENGTH
         first = total
         whole = True
         while key < key_end or value < value_end:
-            if key_end - key < 8 or value_end - value < 8:
+            if key_end - key < _LENGTH or value_end - value < _LENGTH:
                 whole = False
                 break
             key_size = bswap64(load_u64(key))
             value_size = bswap64(load_u64(value))
-            if key_size > U64(key_end - key - 8) or value_size > U64(value_end - value - 8):
+            if key_size > U64(key_end - key - _LENGTH) or value_size > U64(value_end - value - _LENGTH):
                 whole = False
                 break
             if room > total:
-                store_u64(items + 32 * total, key + 8)
-                store_u64(items + 32 * total + 8, key_size)
-                store_u64(items + 32 * total + 16, value + 8)
-                store_u64(items + 32 * total + 24, value_size)
+                item = items + MESSAGE_BYTES * total
+                store_u64(item + MESSAGE_KEY, key + _LENGTH)
+                store_u64(item + MESSAGE_KEY_SIZE, key_size)
+                store_u64(item + MESSAGE_VALUE, value + _LENGTH)
+                store_u64(item + MESSAGE_VALUE_SIZE, value_size)
                 store_u32(owner + 4 * total, i)
                 store_u32(owner + 4 * (room + total), total - first)
             total += 1
-            key += 8 + I64(key_size)
-            value += 8 + I64(value_size)
+            key += _LENGTH + I64(key_size)
+            value += _LENGTH + I64(value_size)
         if not whole:
             total = first
     return total
@@ -577,6 +675,6 @@ def warm() -> None:
     spare = np.zeros(1, dtype=np.int64)  # of no ranks there is a beginning, too
     hash_name(0, 0)
     route_of(0, 0, 0, 0)
-    match_items(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    order_items(0, 0, 0, 0, 0, 0, address(spare), 0, 0)
+    match_items(0, 0, Templates(0, 0, 0, 0, 0, 0, 0, 0), Spans(0, 0, 0))
+    order_items(0, 0, 0, 0, Ranks(0, 0, address(spare), 0), 0)
     split_batches(0, 0, 0, 0, 0)

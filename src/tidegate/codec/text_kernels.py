@@ -22,6 +22,40 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import (
+    AMPERSAND,
+    BACKSLASH,
+    BACKSPACE,
+    CARRIAGE_RETURN,
+    CLOSE_BRACKET,
+    COMMA,
+    DELETE,
+    EQUALS,
+    ESCAPED_U_TEXT,
+    FORM_FEED,
+    GREATER,
+    LESS,
+    LINE_BREAK_LEAD,
+    LINE_SEPARATOR,
+    LOWER_B,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    LOWER_U,
+    LOWER_X,
+    NEWLINE,
+    NOT_ASCII,
+    OPEN_BRACKET,
+    PARAGRAPH_SEPARATOR,
+    QUOTE,
+    SPACE,
+    TAB,
+    THREE_BACKSLASHES,
+    TWO_BACKSLASHES,
+    TWO_EQUALS,
+    UPPER_U,
+)
 from tidegate.tidb.kernels.float import put_float_fixed
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
@@ -40,8 +74,11 @@ _B64: Final = np.frombuffer(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
 )
 _PAIRS: Final = np.array([int(_B64[i >> 6]) | int(_B64[i & 63]) << 8 for i in range(4096)], dtype=np.uint16)
-_GO_SHORT: Final = np.array([0] * 7 + [97, 98, 116, 110, 118, 102, 114] + [0] * 18, dtype=np.uint8)
+_GO_SHORT: Final = np.array([0] * 7 + list(b"abtnvfr") + [0] * 18, dtype=np.uint8)
 """Go's letter for a control character (`\\a` .. `\\r`), or 0."""
+
+_SINGLE_INFINITE: Final = 0xFF
+"""The exponent of NaN and infinities in a float of 32 bits."""
 
 
 @inline
@@ -70,13 +107,15 @@ def special_bytes(word: Any) -> Any:
 @inline
 def is_special(byte: int) -> bool:
     """Whether an ASCII byte needs an escape in Go's JSON."""
-    return byte < 32 or byte == 34 or byte == 38 or byte == 60 or byte == 62 or byte == 92
+    return byte < SPACE or (
+        byte == QUOTE or byte == AMPERSAND or byte == LESS or byte == GREATER or byte == BACKSLASH
+    )
 
 
 @inline
 def put_hex_rune(out: int, code: int) -> int:
     r"""`\\uXXXX` of a code below 0x10000."""
-    store_u16(out, 0x755C)
+    store_u16(out, ESCAPED_U_TEXT)
     store_u8(out + 2, _HEX[code >> 12])
     store_u8(out + 3, _HEX[(code >> 8) & 15])
     store_u8(out + 4, _HEX[(code >> 4) & 15])
@@ -88,20 +127,20 @@ def put_hex_rune(out: int, code: int) -> int:
 def put_escaped(out: int, byte: int, std: int) -> int:
     """A special ASCII byte as Go's encoding/json (std 1) or easyjson (std 0) escapes it."""
     short = 0
-    if byte == 34 or byte == 92:
+    if byte == QUOTE or byte == BACKSLASH:
         short = byte
-    elif byte == 10:
-        short = 110
-    elif byte == 13:
-        short = 114
-    elif byte == 9:
-        short = 116
-    elif std == 1 and byte == 8:
-        short = 98
-    elif std == 1 and byte == 12:
-        short = 102
+    elif byte == NEWLINE:
+        short = LOWER_N
+    elif byte == CARRIAGE_RETURN:
+        short = LOWER_R
+    elif byte == TAB:
+        short = LOWER_T
+    elif std == 1 and byte == BACKSPACE:
+        short = LOWER_B
+    elif std == 1 and byte == FORM_FEED:
+        short = LOWER_F
     if short != 0:
-        store_u16(out, 92 | (short << 8))
+        store_u16(out, BACKSLASH | (short << 8))
         return out + 2
     return put_hex_rune(out, byte)
 
@@ -112,10 +151,10 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
     used = utf8_size(addr, room)
     if used < 0:
         return put_hex_rune(out, 0xFFFD), 1
-    if used == 3 and I64(load_u16(addr)) == 0x80E2:
+    if used == 3 and I64(load_u16(addr)) == LINE_BREAK_LEAD:
         last = I64(load_u8(addr + 2))
-        if last == 0xA8 or last == 0xA9:
-            return put_hex_rune(out, 0x2028 + last - 0xA8), 3
+        if last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR:
+            return put_hex_rune(out, 0x2028 + last - LINE_SEPARATOR), 3
     for i in range(used):
         store_u8(out + i, load_u8(addr + i))
     return out + used, used
@@ -137,7 +176,7 @@ def put_text(out: int, addr: int, size: int, std: int) -> int:
         addr += clean
         out += clean
         byte = I64(load_u8(addr))
-        if byte >= 0x80:
+        if byte >= NOT_ASCII:
             out, used = put_wide(out, addr, end - addr)
             addr += used
         elif is_special(byte):
@@ -149,7 +188,7 @@ def put_text(out: int, addr: int, size: int, std: int) -> int:
             addr += 1
     while addr < end:
         byte = I64(load_u8(addr))
-        if byte >= 0x80:
+        if byte >= NOT_ASCII:
             out, used = put_wide(out, addr, end - addr)
             addr += used
             continue
@@ -167,7 +206,7 @@ def put_latin1(out: int, addr: int, size: int) -> int:
     """Bytes as ISO-8859-1 text inside a JSON string (easyjson): at most 6 * size bytes."""
     for i in range(size):
         byte = I64(load_u8(addr + i))
-        if byte >= 0x80:
+        if byte >= NOT_ASCII:
             store_u16(out, 0x80C0 | (byte >> 6) | ((byte & 0x3F) << 8))
             out += 2
         elif is_special(byte):
@@ -190,13 +229,13 @@ def put_base64(out: int, addr: int, size: int) -> int:
         out += 4
         at += 3
     if size - whole == 1:
-        store_u32(out, I64(_PAIRS[I64(load_u8(addr + whole)) << 4]) | 0x3D3D0000)
+        store_u32(out, I64(_PAIRS[I64(load_u8(addr + whole)) << 4]) | (TWO_EQUALS << 16))
         return out + 4
     if size - whole == 2:
         first = I64(load_u8(addr + whole))
         second = I64(load_u8(addr + whole + 1))
         high = I64(_PAIRS[(first << 4) | (second >> 4)])
-        store_u32(out, high | (I64(_PAIRS[(second & 15) << 8]) & 0xFF) << 16 | 0x3D000000)
+        store_u32(out, high | (I64(_PAIRS[(second & 15) << 8]) & 0xFF) << 16 | (EQUALS << 24))
         return out + 4
     return out
 
@@ -213,7 +252,7 @@ def rune_at(addr: int, used: int) -> int:
 @inline
 def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
     r"""`\\\\xNN`, `\\\\uNNNN` or `\\\\UNNNNNNNN`: Go's escape with its backslash escaped for JSON."""
-    store_u16(out, 0x5C5C)
+    store_u16(out, TWO_BACKSLASHES)
     store_u8(out + 2, letter)
     for i in range(digits):
         store_u8(out + 3 + i, _HEX[(code >> (4 * (digits - 1 - i))) & 15])
@@ -223,19 +262,19 @@ def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
 @inline
 def put_quoted_ascii(out: int, byte: int, std: int) -> int:
     """An ASCII byte through Go's strconv.Quote, then JSON."""
-    if byte == 34 or byte == 92:
-        store_u32(out, 0x5C5C5C | (byte << 24))
+    if byte == QUOTE or byte == BACKSLASH:
+        store_u32(out, THREE_BACKSLASHES | (byte << 24))
         return out + 4
-    if std and (byte == 38 or byte == 60 or byte == 62):
+    if std and (byte == AMPERSAND or byte == LESS or byte == GREATER):
         return put_hex_rune(out, byte)
-    if 32 <= byte < 127:
+    if SPACE <= byte < DELETE:
         store_u8(out, byte)
         return out + 1
-    if byte < 32 and _GO_SHORT[byte] != 0:
-        store_u16(out, 0x5C5C)
+    if byte < SPACE and _GO_SHORT[byte] != 0:
+        store_u16(out, TWO_BACKSLASHES)
         store_u8(out + 2, _GO_SHORT[byte])
         return out + 3
-    return put_go_hex(out, 120, byte, 2)
+    return put_go_hex(out, LOWER_X, byte, 2)
 
 
 @inline
@@ -248,13 +287,13 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
     at = 0
     while at < size:
         byte = I64(load_u8(addr + at))
-        if byte < 0x80:
+        if byte < NOT_ASCII:
             out = put_quoted_ascii(out, byte, std)
             at += 1
             continue
         used = utf8_size(addr + at, size - at)
         if used < 0:
-            out = put_go_hex(out, 120, byte, 2)
+            out = put_go_hex(out, LOWER_X, byte, 2)
             at += 1
             continue
         code = rune_at(addr + at, used)
@@ -263,9 +302,9 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
                 store_u8(out + i, load_u8(addr + at + i))
             out += used
         elif code < 0x10000:
-            out = put_go_hex(out, 117, code, 4)
+            out = put_go_hex(out, LOWER_U, code, 4)
         else:
-            out = put_go_hex(out, 85, code, 8)
+            out = put_go_hex(out, UPPER_U, code, 8)
         at += used
     return out
 
@@ -273,14 +312,14 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
 @inline
 def put_vector(out: int, addr: int, size: int) -> int:
     """A slot of kind VECTOR, `[1,2.5]`: at most 16 * size bytes."""
-    store_u8(out, 91)
+    store_u8(out, OPEN_BRACKET)
     out += 1
     for at in range(4, size - 3, 4):
         if at > 4:
-            store_u8(out, 44)
+            store_u8(out, COMMA)
             out += 1
         out = put_float_fixed(out, widened(I64(load_u32(addr + at))))
-    store_u8(out, 93)
+    store_u8(out, CLOSE_BRACKET)
     return out + 1
 
 
@@ -290,7 +329,7 @@ def widened(bits: int) -> int:
     sign = (bits & 0x80000000) << 32
     exponent = (bits >> 23) & 0xFF
     fraction = bits & 0x7FFFFF
-    if exponent == 0xFF:
+    if exponent == _SINGLE_INFINITE:
         return sign | (0x7FF << 52) | (fraction << 29)
     if exponent == 0:
         if fraction == 0:

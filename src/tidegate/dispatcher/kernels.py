@@ -7,7 +7,7 @@ column the canonical text goes through CRC-32, continued from the register that 
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 from zlib import crc32
 
@@ -29,6 +29,7 @@ from tidegate.kernel import (
     store_u8,
     store_u32,
 )
+from tidegate.kernel_layout import Layout, signed
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
 from tidegate.tidb.kernels.crc import FULL, crc_bytes
@@ -56,8 +57,49 @@ _FORMS: Final = {
     Kind.TIMESTAMP: _DATETIME, Kind.TIME: _TIME, Kind.JSON: _JSON, Kind.STRING: _RAW, Kind.BYTES: _RAW,
     Kind.VECTOR: _RAW,
 }  # fmt: skip
-COLUMN_WORDS: Final = 6
-"""Words of a hashed column: position, form, fsp, register after its name, hash of its NULL, unused."""
+COLUMN: Final = Layout(
+    "hashed column", "C_", "A column whose value takes part in a row's hash.",
+    position=signed("its cell"),
+    form=signed("how its text is made, see _FORMS"),
+    fsp=signed("digits of a time's fraction"),
+    register=signed("of CRC-32, after the column's name"),
+    null=signed("the hash of its NULL"),
+    _5=signed("unused"),
+)  # fmt: skip
+C_POSITION, C_FORM, C_FSP, C_REGISTER, C_NULL, _ = COLUMN.offsets()
+_COLUMN: Final = COLUMN.size
+KEY_COLUMN: Final = Layout(
+    "compared column", "K_", "A column that `keys_differ` compares.",
+    position=signed("its cell"),
+    pointers=signed("1: its slots hold addresses"),
+)  # fmt: skip
+K_POSITION, K_POINTERS = KEY_COLUMN.offsets()
+_KEY_COLUMN: Final = KEY_COLUMN.size
+
+
+class Rows(NamedTuple):
+    """Rows of a block: operations (uint8), and both images' slots."""
+
+    op: int
+    new_a: int
+    new_l: int
+    old_a: int
+    old_l: int
+    stride: int
+    """Cells from row to row."""
+
+
+class Hashing(NamedTuple):
+    """How `hash_rows` hashes, and what it needs for that."""
+
+    columns: int
+    """A COLUMN each."""
+    column_count: int
+    seed: int
+    scratch: int
+    """Room for the longest text and SLACK."""
+    stack: int
+    """Of binary JSON."""
 
 
 @inline
@@ -83,64 +125,56 @@ def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> in
 
 
 @kernel
-def hash_rows(
-    n: int, op: int, new_a: int, new_l: int, old_a: int, old_l: int, stride: int, columns: int, count: int,
-    seed: int, scratch: int, stack: int, out: int,
-) -> int:  # fmt: skip
-    """u32[n] hashes of rows by `count` columns, described at `columns` (COLUMN_WORDS each).
+def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
+    """u32[n] hashes of rows by the columns of `by`.
 
-    `scratch` holds the longest text and SLACK; `stack` is binary JSON's.
+    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    time. Twin: `dispatcher/partitions.py`. Trick: the CRC goes on from the register that the column's
+    name left.
     """
     for row in range(n):
-        deleted = load_u8(op + row) == 3
-        a = (old_a if deleted else new_a) + 8 * row * stride
-        l = (old_l if deleted else new_l) + 4 * row * stride  # noqa: E741
-        state = seed
-        for i in range(count):
-            entry = columns + 48 * i
-            position = load_i64(entry)
+        deleted = load_u8(rows.op + row) == DELETE
+        a = (rows.old_a if deleted else rows.new_a) + 8 * row * rows.stride
+        l = (rows.old_l if deleted else rows.new_l) + 4 * row * rows.stride  # noqa: E741
+        state = by.seed
+        for i in range(by.column_count):
+            entry = by.columns + _COLUMN * i
+            position = load_i64(entry + C_POSITION)
             size = I64(load_i32(l + 4 * position))
             if size < 0:
-                state ^= load_i64(entry + 32)
+                state ^= load_i64(entry + C_NULL)
                 continue
-            form = load_i64(entry + 8)
+            form = load_i64(entry + C_FORM)
             start = load_i64(a + 8 * position)
             if form != _RAW:
-                end = put_text(scratch, form, load_i64(entry + 16), start, size, stack)
-                start = scratch
-                size = end - scratch
-            state ^= crc_bytes(load_i64(entry + 24), start, size) ^ FULL
+                end = put_text(by.scratch, form, load_i64(entry + C_FSP), start, size, by.stack)
+                start = by.scratch
+                size = end - by.scratch
+            state ^= crc_bytes(load_i64(entry + C_REGISTER), start, size) ^ FULL
         store_u32(out + 4 * row, state)
     return n
 
 
 @kernel
-def keys_differ(
-    n: int,
-    op: int,
-    new_a: int,
-    new_l: int,
-    old_a: int,
-    old_l: int,
-    stride: int,
-    columns: int,
-    count: int,
-    out: int,
-) -> int:
-    """u8[n]: whether an update changes any column (i64 position, i64 whether slots hold addresses)."""
+def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
+    """u8[n]: whether an update changes any of `count` columns, a KEY_COLUMN each; how many rows do.
+
+    Reads slots and the bytes they point to. Writes `out`.
+    """
     found = 0
     for row in range(n):
         differs = 0
-        if load_u8(op + row) == 2:
+        if load_u8(rows.op + row) == UPDATE:
             for i in range(count):
-                cell = row * stride + load_i64(columns + 16 * i)
-                new_size = I64(load_i32(new_l + 4 * cell))
-                old_size = I64(load_i32(old_l + 4 * cell))
-                new = load_i64(new_a + 8 * cell)
-                old = load_i64(old_a + 8 * cell)
+                column = columns + _KEY_COLUMN * i
+                cell = row * rows.stride + load_i64(column + K_POSITION)
+                new_size = I64(load_i32(rows.new_l + 4 * cell))
+                old_size = I64(load_i32(rows.old_l + 4 * cell))
+                new = load_i64(rows.new_a + 8 * cell)
+                old = load_i64(rows.old_a + 8 * cell)
                 if new_size != old_size:
                     differs = 1
-                elif new_size >= 0 and load_i64(columns + 16 * i + 8) == 0:
+                elif new_size >= 0 and load_i64(column + K_POINTERS) == 0:
                     if new != old:
                         differs = 1
                 elif new_size > 0 and not same_bytes(new, old, new_size):
@@ -177,13 +211,16 @@ def _hashes(block: RowBlock, columns: tuple[int, ...], time_zone: str) -> npt.ND
     stack = np.empty(STACK_WORDS, dtype=np.int64)
     out = np.empty(len(block), dtype=np.uint32)
     op = np.ascontiguousarray(block.op)
-    hash_rows(
-        len(block), address(op), address(new.a), address(new.l), address(old.a), address(old.l),
-        new.a.shape[1], address(plan), len(columns), table_hash(table), address(scratch),
-        address(stack), address(out),
-    )  # fmt: skip
+    by = Hashing(address(plan), len(columns), table_hash(table), address(scratch), address(stack))
+    hash_rows(len(block), _rows(op, new, old), by, address(out))
     del kept_new, kept_old  # alive until here: slots of vectors point into them
     return out
+
+
+def _rows(op: npt.NDArray[np.uint8], new: Image, old: Image) -> Rows:
+    """The rows as kernels take them; the caller keeps the arrays alive."""
+    slots = address(new.a), address(new.l), address(old.a), address(old.l)
+    return Rows(address(op), *slots, new.a.shape[1])
 
 
 def _longest(new: Image, old: Image, columns: tuple[int, ...], deletes: npt.NDArray[np.bool_]) -> int:
@@ -228,14 +265,12 @@ def changed_keys(block: RowBlock, columns: tuple[int, ...]) -> npt.NDArray[np.bo
     lines = np.array([[i, block.table.columns[i].kind in pointers] for i in columns], dtype=np.int64)
     op, new, old = np.ascontiguousarray(block.op), block.new, block.old
     if columns and (op == UPDATE).any():
-        keys_differ(
-            len(block), address(op), address(new.a), address(new.l), address(old.a), address(old.l),
-            new.a.shape[1], address(lines), len(columns), address(out),
-        )  # fmt: skip
+        keys_differ(len(block), _rows(op, new, old), address(lines), len(columns), address(out))
     return out.astype(np.bool_)
 
 
 def warm() -> None:
     """Compile what is not in numba's cache yet: both kernels, over no rows."""
-    hash_rows(0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
-    keys_differ(0, 0, 0, 0, 0, 0, 1, 0, 0, 0)
+    rows = Rows(0, 0, 0, 0, 0, 1)
+    hash_rows(0, rows, Hashing(0, 0, 0, 0, 0), 0)
+    keys_differ(0, rows, 0, 0, 0)

@@ -1,7 +1,7 @@
 """Compiled sorting, merging and gathering of blocks; `order` is the plain twin.
 
 Rows are not moved while they are ordered. Blocks are described by a *table*: one line of `LINE` int64 per
-block with its row count and buffer addresses (`describe`). A row is a reference `block << 32 | row`. `sort`
+block with its row count and buffer addresses (`describe`). A row is a reference, see BLOCK_SHIFT. `sort`
 makes the references of a timestamp range in order, `merge` those of several sorted blocks, `gather` copies
 the rows behind them into new columns. All reads stay inside the buffers that `describe` has checked.
 
@@ -16,7 +16,7 @@ verifies them: it alone works on bytes that no CRC has proved, so it proves ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from tidegate.kernel import (
     inline,
     kernel,
     load_be64,
-    load_i32,
+    load_bounds,
     load_u8,
     load_u16,
     load_u64,
@@ -38,11 +38,28 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 
-LINE: Final = 10
-ROWS, COMMIT, START, OP, KEY_AT, KEY, VALUE_AT, VALUE, OLD_AT, OLD = range(LINE)
-"""Columns of a block table: row count, then addresses; `*_AT` are int32 offsets, the others bytes."""
+BLOCK: Final = Layout(
+    "block line", "", "A block of ENTRY_SCHEMA: one line of a block table, see `describe`.",
+    rows=signed("rows"),
+    commit=pointer("commit_ts, uint64"),
+    start=pointer("start_ts, uint64"),
+    op=pointer("operation, uint8"),
+    key_at=pointer("offsets of keys, int32, one more than rows"),
+    key=pointer("keys"),
+    value_at=pointer("offsets of values"),
+    value=pointer("values"),
+    old_at=pointer("offsets of old values"),
+    old=pointer("old values"),
+)  # fmt: skip
+LINE: Final = len(BLOCK.fields)
+ROWS, COMMIT, START, OP, KEY_AT, KEY, VALUE_AT, VALUE, OLD_AT, OLD = BLOCK.words()
+
+BLOCK_SHIFT: Final = 32
+ROW_MASK: Final = 0xFFFFFFFF
+"""A reference to a row: `block << BLOCK_SHIFT | row`."""
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -58,14 +75,13 @@ _INSERTION: Final = 24
 
 @inline
 def _size(table: I64, ref: int, at: int) -> int:
-    base = table[ref >> 32, at] + 4 * (ref & 0xFFFFFFFF)
-    size: int = load_i32(base + 4) - load_i32(base)
-    return size
+    begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
+    return end - begin
 
 
 @inline
 def _class(table: I64, ref: int) -> int:
-    if load_u8(table[ref >> 32, OP] + (ref & 0xFFFFFFFF)) == DELETE:
+    if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == DELETE:
         return 0
     return 1 if _size(table, ref, OLD_AT) > 0 else 2
 
@@ -73,22 +89,17 @@ def _class(table: I64, ref: int) -> int:
 @inline
 def _compare_in_ts(table: I64, a: int, b: int) -> int:
     """Compare two rows of one commit_ts: start_ts, class of operation, key."""
-    x = load_u64(table[a >> 32, START] + 8 * (a & 0xFFFFFFFF))
-    y = load_u64(table[b >> 32, START] + 8 * (b & 0xFFFFFFFF))
+    x = load_u64(table[a >> BLOCK_SHIFT, START] + 8 * (a & ROW_MASK))
+    y = load_u64(table[b >> BLOCK_SHIFT, START] + 8 * (b & ROW_MASK))
     if x != y:
         return -1 if x < y else 1
     p, q = _class(table, a), _class(table, b)
     if p != q:
         return p - q
-    at = table[a >> 32, KEY_AT] + 4 * (a & 0xFFFFFFFF)
-    bt = table[b >> 32, KEY_AT] + 4 * (b & 0xFFFFFFFF)
-    i, j = load_i32(at), load_i32(bt)
-    return compare_bytes(
-        table[a >> 32, KEY] + i,
-        load_i32(at + 4) - i,
-        table[b >> 32, KEY] + j,
-        load_i32(bt + 4) - j,
-    )
+    i, i_end = load_bounds(table[a >> BLOCK_SHIFT, KEY_AT], a & ROW_MASK)
+    j, j_end = load_bounds(table[b >> BLOCK_SHIFT, KEY_AT], b & ROW_MASK)
+    keys, other_keys = table[a >> BLOCK_SHIFT, KEY], table[b >> BLOCK_SHIFT, KEY]
+    return compare_bytes(keys + i, i_end - i, other_keys + j, j_end - j)
 
 
 @inline
@@ -101,7 +112,7 @@ def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, 
             commit = load_u64(commits + 8 * row)
             if commit > after and commit <= upto:
                 ts[count] = commit
-                refs[count] = (block << 32) | row
+                refs[count] = (block << BLOCK_SHIFT) | row
                 count += 1
         taken[block] = count - first
     return count
@@ -202,6 +213,10 @@ def sort(
 
     `ts`, `refs` and the spares hold as many elements as the blocks have rows; `taken[b]` becomes the number
     of rows of block b in the range, duplicates included. Returns how many references there are.
+
+    Reads the columns of the blocks. Writes `ts`, `refs`, the spares and `taken`. Bound: the rows of all
+    blocks. Twin: `eventstore/order.py`. Trick: a radix sort over the bits of commit_ts that differ, then
+    each transaction in full.
     """
     count = _collect(table, after, upto, ts, refs, taken)
     if count == 0:
@@ -227,8 +242,8 @@ def sort(
 @inline
 def _before(table: I64, a: int, b: int) -> int:
     """Negative, zero or positive as row `a` sorts before, with or after row `b`."""
-    x = load_u64(table[a >> 32, COMMIT] + 8 * (a & 0xFFFFFFFF))
-    y = load_u64(table[b >> 32, COMMIT] + 8 * (b & 0xFFFFFFFF))
+    x = load_u64(table[a >> BLOCK_SHIFT, COMMIT] + 8 * (a & ROW_MASK))
+    y = load_u64(table[b >> BLOCK_SHIFT, COMMIT] + 8 * (b & ROW_MASK))
     if x != y:
         return -1 if x < y else 1
     return _compare_in_ts(table, a, b)
@@ -249,7 +264,7 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
         for block in range(table.shape[0]):
             if cursors[block] >= ends[block]:
                 return count
-            ref = (block << 32) | cursors[block]
+            ref = (block << BLOCK_SHIFT) | cursors[block]
             if best < 0:
                 best, best_ref = block, ref
                 continue
@@ -258,7 +273,7 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
                 best, best_ref = block, ref
         spent = False
         for block in range(table.shape[0]):
-            if block != best and _before(table, (block << 32) | cursors[block], best_ref) == 0:
+            if block != best and _before(table, (block << BLOCK_SHIFT) | cursors[block], best_ref) == 0:
                 cursors[block] += 1
                 spent = spent or cursors[block] >= ends[block]
         refs[count] = best_ref
@@ -293,24 +308,26 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
 
 @inline
 def _gather_bytes(table: I64, ref: int, at: int, data: int, out_at: int, out: int, used: int, i: int) -> int:
-    base = table[ref >> 32, at] + 4 * (ref & 0xFFFFFFFF)
-    begin = load_i32(base)
-    length: int = load_i32(base + 4) - begin
-    copy_exact(out + used, table[ref >> 32, data] + begin, length)
+    begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
+    length = end - begin
+    copy_exact(out + used, table[ref >> BLOCK_SHIFT, data] + begin, length)
     store_u32(out_at + 4 * (i + 1), np.uint32(used + length))
     return used + length
 
 
 @kernel
 def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
-    """Copy the rows refs[first:end] into the columns that `line` (a table line) points to."""
+    """Copy the rows refs[first:end] into the columns that `line` (a table line) points to.
+
+    Reads the rows behind the references. Writes the columns of `line`. Bound: what `measure` has counted.
+    """
     keys, values, olds = 0, 0, 0
     store_u32(line[KEY_AT], np.uint32(0))
     store_u32(line[VALUE_AT], np.uint32(0))
     store_u32(line[OLD_AT], np.uint32(0))
     for n in range(end - first):
         ref = refs[first + n]
-        block, row = ref >> 32, ref & 0xFFFFFFFF
+        block, row = ref >> BLOCK_SHIFT, ref & ROW_MASK
         store_u64(line[COMMIT] + 8 * n, load_u64(table[block, COMMIT] + 8 * row))
         store_u64(line[START] + 8 * n, load_u64(table[block, START] + 8 * row))
         store_u8(line[OP] + n, load_u8(table[block, OP] + row))
@@ -332,6 +349,8 @@ SUM_FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
 _HASH: Final = 0x5851F42D4C957F2D
 _BYTE: Final = np.uint64(8)
+_LANE: Final = 8
+"""Bytes that a lane takes at a step."""
 
 
 @inline
@@ -356,13 +375,13 @@ def _table_of(key: int, kind: int) -> int:
 def one_table(line: I64) -> bool:
     """Whether all rows of a block are of one table and class. Reads the front of each key."""
     offsets, keys = line[KEY_AT], line[KEY]
-    begin = load_i32(offsets)
-    first_kind = _kind_of(keys + begin, load_i32(offsets + 4) - begin)
+    begin, end = load_bounds(offsets, 0)
+    first_kind = _kind_of(keys + begin, end - begin)
     first_id = _table_of(keys + begin, first_kind)
     for row in range(line[ROWS]):
-        begin = load_i32(offsets + 4 * row)
+        begin, end = load_bounds(offsets, row)
         key = keys + begin
-        kind = _kind_of(key, load_i32(offsets + 4 * row + 4) - begin)
+        kind = _kind_of(key, end - begin)
         if kind != first_kind or _table_of(key, kind) != first_id:
             return False
     return True
@@ -380,9 +399,9 @@ def group(line: I64, slots: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16
     mask = slots.shape[0] - 1
     found, entry = 0, -1
     for row in range(line[ROWS]):
-        begin = load_i32(offsets + 4 * row)
+        begin, end = load_bounds(offsets, row)
         key = keys + begin
-        kind = _kind_of(key, load_i32(offsets + 4 * row + 4) - begin)
+        kind = _kind_of(key, end - begin)
         table = _table_of(key, kind)
         if entry < 0 or ids[entry] != table or kinds[entry] != kind:
             slot = (((table * 3 + kind) * _HASH) >> 32) & mask
@@ -412,11 +431,11 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
     """Two lanes of 8 bytes, as a step waits for the one before it; reads nothing beyond the bytes."""
     left, right = state, ~state
     i = 0
-    while i + 16 <= size:
+    while i + 2 * _LANE <= size:
         left = _mixed(left, load_u64(at + i))
-        right = _mixed(right, load_u64(at + i + 8))
-        i += 16
-    if i + 8 <= size:
+        right = _mixed(right, load_u64(at + i + _LANE))
+        i += 2 * _LANE
+    if i + _LANE <= size:
         left = _mixed(left, load_u64(at + i))
         i += 8
     if i < size:
@@ -434,17 +453,10 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
 @inline
 def _sum_row(line: I64, row: int) -> Any:
     """The sum of one row; each column begins by itself, so that the CPU works on all of them at once."""
-    key_at, value_at, old_at = (
-        line[KEY_AT] + 4 * row,
-        line[VALUE_AT] + 4 * row,
-        line[OLD_AT] + 4 * row,
-    )
-    key, value, old = load_i32(key_at), load_i32(value_at), load_i32(old_at)
-    key_size, value_size, old_size = (
-        load_i32(key_at + 4) - key,
-        load_i32(value_at + 4) - value,
-        load_i32(old_at + 4) - old,
-    )
+    key, key_end = load_bounds(line[KEY_AT], row)
+    value, value_end = load_bounds(line[VALUE_AT], row)
+    old, old_end = load_bounds(line[OLD_AT], row)
+    key_size, value_size, old_size = key_end - key, value_end - value, old_end - old
     state = _mixed(SUM_START, load_u64(line[COMMIT] + 8 * row))
     state = _mixed(state, load_u64(line[START] + 8 * row))
     state = _mixed(state, np.uint64(key_size) << _HALF | np.uint64(load_u8(line[OP] + row)))
@@ -471,35 +483,35 @@ def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> No
 @inline
 def _held(offsets: int, row: int, limit: int) -> bool:
     """Whether a row's bytes lie inside their column of `limit` bytes."""
-    begin, end = load_i32(offsets + 4 * row), load_i32(offsets + 4 * row + 4)
+    begin, end = load_bounds(offsets, row)
     return 0 <= begin <= end <= limit
 
 
+class Entries(NamedTuple):
+    """The columns of a directory that `pick` reads, a place for each entry, see `Directory`."""
+
+    ids: I64
+    kinds: U8
+    sums: U64
+    starts: U32
+    """Where each entry's numbers begin; one more than entries."""
+    numbers: U16
+
+
 @kernel
-def pick(
-    line: I64,
-    limits: I64,
-    entries: I64,
-    ids: I64,
-    kinds: U8,
-    sums: U64,
-    starts: U32,
-    numbers: U16,
-    proved: bool,
-    refs: I64,
-) -> int:
+def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool, refs: I64) -> int:
     """References of the rows of some entries of a directory, entry after entry; how many there are.
 
     -1: a row is not what was written: its number is no row of the block or out of order, its bytes lie
     outside their column (`limits`: bytes of keys, values, old values), its key is of another table, or the
-    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be. `ids` to `numbers`
-    are the directory's; `refs` has a place for each number of the entries.
+    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be. `refs` has a
+    place for each number of the entries.
     """
     count = 0
     for entry in entries:
         state, before = np.uint64(0), -1
-        for at in range(starts[entry], starts[entry + 1]):
-            row: Any = np.int64(numbers[at])
+        for at in range(directory.starts[entry], directory.starts[entry + 1]):
+            row: Any = np.int64(directory.numbers[at])
             if row <= before or row >= line[ROWS]:
                 return -1
             if not (
@@ -508,17 +520,17 @@ def pick(
                 and _held(line[OLD_AT], row, limits[2])
             ):
                 return -1
-            begin = load_i32(line[KEY_AT] + 4 * row)
+            begin, end = load_bounds(line[KEY_AT], row)
             key = line[KEY] + begin
-            kind = _kind_of(key, load_i32(line[KEY_AT] + 4 * row + 4) - begin)
-            if kind != kinds[entry] or _table_of(key, kind) != ids[entry]:
+            kind = _kind_of(key, end - begin)
+            if kind != directory.kinds[entry] or _table_of(key, kind) != directory.ids[entry]:
                 return -1
             if not proved:
                 state = _mixed(state, _sum_row(line, row))
             refs[count] = row
             before = row
             count += 1
-        if not proved and state != sums[entry]:
+        if not proved and state != directory.sums[entry]:
             return -1
     return count
 
@@ -557,8 +569,8 @@ def rows_of(batch: pa.RecordBatch, directory: Directory, entries: I64, *, proved
     limits = np.array([0 if each is None else each.size for each in data], dtype=np.int64)
     starts = directory.starts
     refs = np.empty(int((starts[entries + 1] - starts[entries]).sum()), dtype=np.int64)
-    parts = directory.ids, directory.kinds, directory.sums, starts, directory.numbers
-    count = pick(line, limits, entries, *parts, proved, refs)
+    columns = Entries(directory.ids, directory.kinds, directory.sums, starts, directory.numbers)
+    count = pick(line, limits, entries, columns, proved, refs)
     if count < 0:
         return None
     return refs if len(entries) == 1 else np.sort(refs)

@@ -18,6 +18,8 @@ OTHER: Final = -1
 """Not a plain page: an error is in it, or bytes that are no ScanResponse; the protobuf library tells."""
 FULL: Final = -2
 """More pairs than there is room for."""
+_VARINT, _BYTES = 0, 2
+"""Wire types of protobuf; no other stands in a page."""
 _PAIRS, _REGION_ERROR, _ERROR = 2, 1, 3
 _PAIR_ERROR, _KEY, _VALUE = 1, 2, 3
 
@@ -30,7 +32,7 @@ def _varint(at: int, end: int) -> tuple[Any, Any]:
         byte = U64(load_u8(at))
         at += 1
         value |= (byte & U64(0x7F)) << U64(shift)
-        if byte < U64(128):
+        if byte < U64(0x80):
             return value, at
         shift += 7
     return U64(0), 0
@@ -49,9 +51,9 @@ def _field(at: int, end: int) -> tuple[Any, Any, Any]:
     value, at = _varint(at, end)
     if at == 0:
         return i64(0), 0, 0
-    if wire == 0:
+    if wire == _VARINT:
         return number, at, at
-    if wire != 2 or value > U64(end - at):
+    if wire != _BYTES or value > U64(end - at):
         return i64(0), 0, 0
     return number, at, at + i64(value)
 
@@ -63,6 +65,9 @@ def take_pairs(
     """Copy the pairs of the ScanResponse at `data`; their number, or OTHER, or FULL.
 
     keys, values: `size` bytes each. key_ends, value_ends: int32[room + 1], Arrow's offsets.
+
+    Reads the message. Writes the four buffers. Bound: `room` pairs, and `size` bytes of each column.
+    Twin: the protobuf library.
     """
     at, end = data, data + size
     n, key_end, value_end = 0, 0, 0

@@ -24,6 +24,7 @@ from tidegate.mounter.batch_layout import Layout
 from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels.arrow import Fill, Word
 from tidegate.tidb.kernels.json import STACK_WORDS
+from tidegate.tidb.kernels.text import Slots
 from tidegate.tidb.kernels.zone import month_lines
 
 Int64s = npt.NDArray[np.int64]
@@ -154,7 +155,9 @@ def to_arrow(
     tail = (address(sizes), a.shape[1], address(ops), lacking)
     message = layout.message(n, arrow_kernels.measure(*head, *tail))
     safe = _readable(block, image)
-    arrow_kernels.fill(*head, address(a), *tail, message.body, address(stack), address(months), *safe)
+    words = Slots(address(a), address(sizes), a.shape[1])
+    memory = arrow_kernels.Memory(message.body, address(stack), address(months), *safe)
+    arrow_kernels.fill(*head, arrow_kernels.Source(words, address(ops), lacking), memory)
     arrow_kernels.seal(*head, message.nodes, message.buffers)
     longest = int(lines[:, Word.USED].max(initial=0))
     if longest > np.iinfo(np.int32).max:

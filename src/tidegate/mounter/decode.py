@@ -367,32 +367,29 @@ def arguments(
     free: npt.NDArray[Any],
     context: Int64s,
     checks: Checks | None = None,
-) -> tuple[int, ...]:
+) -> tuple[int, int, row_kernels.Block, row_kernels.Table, row_kernels.Decoded, int, int]:
     """The arguments of `tidb.kernels.row.decode_rows`; the caller keeps everything named here alive."""
     block = columns.block
-    return (
-        len(rows),
-        address(rows),
+    entries = row_kernels.Block(
         *binary_of(block, "key"),
         address(columns.handles),
         _bytes(block, "op"),
         *binary_of(block, "value"),
         *binary_of(block, "old_value"),
-        address(plan.lines),
-        len(plan.lines),
-        plan.datums,
-        plan.stride,
-        address(ops),
-        address(new.a),
-        address(new.l),
-        address(old.a),
-        address(old.l),
-        address(faults),
-        address(free),
-        address(context),
-        0 if checks is None else address(checks.outcomes),
-        0 if checks is None else address(checks.carried),
     )
+    table = row_kernels.Table(address(plan.lines), len(plan.lines), plan.datums)
+    out = row_kernels.Decoded(
+        stride=plan.stride,
+        ops=address(ops),
+        new_a=address(new.a),
+        new_l=address(new.l),
+        old_a=address(old.a),
+        old_l=address(old.l),
+        faults=address(faults),
+        outcomes=0 if checks is None else address(checks.outcomes),
+        carried=0 if checks is None else address(checks.carried),
+    )
+    return len(rows), address(rows), entries, table, out, address(free), address(context)
 
 
 def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:

@@ -40,7 +40,11 @@ def place_ts(
 def advance(
     marks: I64, resolved: U64, serials: I64, ts: U64, chunk_of: I64, chunks: I64, chunk_least: U64, stale: I64
 ) -> None:
-    """Raise places; a mark of an older serial, a free place and a lower ts change nothing."""
+    """Raise places; a mark of an older serial, a free place and a lower ts change nothing.
+
+    Reads marks and serials. Writes `ts`, and the least of chunks that rose. Bound: 256 places a mark.
+    Trick: a chunk is looked through only if the mark that rose was its least.
+    """
     for n in range(len(marks)):
         place = marks[n] & 0xFFFFFFFF
         if serials[place] != marks[n] >> 32:

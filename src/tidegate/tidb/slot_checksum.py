@@ -13,7 +13,7 @@ from tidegate.model.slots import Image
 from tidegate.tidb.kernels import checksum as checksum_kernels
 from tidegate.tidb.kernels.checksum import FORMS
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels.text import DECIMAL_TEXT, SLACK
+from tidegate.tidb.kernels.text import DECIMAL_TEXT, SLACK, Slots
 from tidegate.tidb.value import fsp
 
 Int64s = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ def sums(plan: Int64s, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
     scratch = buffer(longest * JSON_GROWTH + DECIMAL_TEXT + SLACK)
     stack = np.empty(STACK_WORDS, dtype=np.int64)
     checksum_kernels.column_sums(
-        *(len(rows), address(rows), address(image.a), address(image.l), image.a.shape[1]),
+        *(len(rows), address(rows), Slots(address(image.a), address(image.l), image.a.shape[1])),
         *(address(plan), len(plan), address(scratch), address(stack), address(out)),
     )
     return out

@@ -10,6 +10,9 @@ from tidegate.kernel import inline, kernel, load_i32, load_u8, load_u16, load_u3
 
 U64: Any = np.uint64
 
+_HALF = 8
+"""Where the second half of a value of 16 bytes begins."""
+
 
 @inline
 def step(state: Any, word: Any) -> Any:
@@ -31,6 +34,8 @@ def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int
     """Fold a column of `width` bytes a value (1, 2, 4, 8, 16) into uint64[n] states.
 
     data: the first value. bits, first: the validity bitmap, and the first value's bit in it.
+
+    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`.
     """
     for i in range(n):
         state = U64(load_u64(states + 8 * i))
@@ -42,7 +47,7 @@ def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int
             elif width == 4:
                 state = step(state, U64(load_u32(at)))
             elif width == 16:
-                state = step(step(state, load_u64(at)), load_u64(at + 8))
+                state = step(step(state, load_u64(at)), load_u64(at + _HALF))
             elif width == 2:
                 state = step(state, U64(load_u16(at)))
             else:
@@ -60,6 +65,9 @@ def fold_bytes(
     """Fold a column of byte strings into uint64[n] states.
 
     ends: int32 offsets from the first value's start on, in units of `scale` bytes of `data`.
+
+    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`. Trick: 8 bytes at a time, the rest
+    as one word.
     """
     for i in range(n):
         state = U64(load_u64(states + 8 * i))

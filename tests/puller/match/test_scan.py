@@ -209,7 +209,10 @@ class Interpreted:
 
     def _plain(self, compiled: Any) -> Any:
         function = compiled.py_func
-        made = types.FunctionType(function.__code__, dict(function.__globals__), function.__name__)
+        own_globals = dict(function.__globals__)
+        made = types.FunctionType(
+            function.__code__, own_globals, function.__name__, closure=function.__closure__
+        )
         made.__module__ = function.__module__
         if function.__name__ == "scan":
             self._scan = made

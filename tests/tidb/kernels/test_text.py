@@ -19,6 +19,7 @@ from tidegate.kernel import address, buffer
 from tidegate.tidb.kernels import column as column_kernels
 from tidegate.tidb.kernels.column import WIDTH, Text
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels.text import Slots
 from tidegate.tidb.kernels.zone import zone_table
 from tidegate.tidb.types import decimal, json, temporal
 from tidegate.tidb.types import float as floats
@@ -60,10 +61,9 @@ def _run(what: Text, a: np.ndarray, sizes: np.ndarray, room: int, fsp: int, zone
     out, ends = buffer(room), np.zeros(len(a) + 1, dtype=np.int32)
     valid = np.zeros(len(a), dtype=np.uint8)
     table = zone_table(zone) if zone else None
-    used = column_kernels.texts(
-        *(int(what), fsp, len(a), address(a), address(sizes), 1, address(out), address(ends)),
-        *(address(valid), address(STACK), address(table)),
-    )
+    slots = Slots(address(a), address(sizes), 1)
+    column = column_kernels.Column(address(out), address(ends), address(valid))
+    used = column_kernels.texts(int(what), fsp, len(a), slots, column, address(STACK), address(table))
     assert used <= room
     assert valid.all()
     data = out.tobytes()

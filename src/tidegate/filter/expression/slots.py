@@ -19,6 +19,7 @@ from tidegate.model.slots import NULL, Image
 from tidegate.tidb.kernels import column as column_kernels
 from tidegate.tidb.kernels.column import Text
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels.text import Slots
 from tidegate.tidb.types import temporal
 
 Bools = npt.NDArray[np.bool_]
@@ -117,10 +118,9 @@ class Cells:
             raise Beyond
         out, ends = buffer(room), np.empty(n + 1, dtype=np.int32)
         valid, stack = np.empty(n, dtype=np.uint8), np.empty(STACK_WORDS, dtype=np.int64)
-        used = column_kernels.texts(
-            int(what), 0, n, address(a), address(sizes), 1, address(out), address(ends),
-            address(valid), address(stack), 0,
-        )  # fmt: skip
+        column = column_kernels.Column(address(out), address(ends), address(valid))
+        slots = Slots(address(a), address(sizes), 1)
+        used = column_kernels.texts(int(what), 0, n, slots, column, address(stack), 0)
         held = [None, pa.py_buffer(ends), pa.py_buffer(out[:used])]
         return pa.Array.from_buffers(pa.binary(), n, held)
 

@@ -349,25 +349,23 @@ class BlockMatcher:
 
     def _match(self, events: int, rows: int) -> int:
         spill = self._spill
-        return match_kernels.match(
-            self._at(self._events),
-            events,
-            self._at(self._rows),
-            rows,
-            self._at(self._slots),
-            self._at(self._index, k.index_address),
-            self._at(self._table, bucket_kernels.table_address),
-            bucket_kernels.table_room(self._table),
-            self._at(self._arena),
-            self._at(self._waiting),
-            self._at(self._out),
-            self._at(self._notes),
-            self._at(self._moved),
-            self._at(self._kept),
-            address(spill.memory) if spill is not None else 0,
-            spill.room if spill is not None else 0,
-            self._at(self._counts),
+        tables = k.Tables(
+            events=self._at(self._events),
+            rows=self._at(self._rows),
+            slots=self._at(self._slots),
+            slot_index=self._at(self._index, k.index_address),
+            table=self._at(self._table, bucket_kernels.table_address),
+            arena=self._at(self._arena),
+            waiting=self._at(self._waiting),
+            out=self._at(self._out),
+            notes=self._at(self._notes),
+            moved=self._at(self._moved),
+            kept=self._at(self._kept),
+            log=address(spill.memory) if spill is not None else 0,
+            log_size=spill.room if spill is not None else 0,
+            counts=self._at(self._counts),
         )
+        return match_kernels.match(tables, events, rows, bucket_kernels.table_room(self._table))
 
     # --- what is on disk -----------------------------------------------------------------------------
 
@@ -532,9 +530,9 @@ class BlockMatcher:
         at, found = 0, np.zeros(2, dtype=np.int64)
         while at < len(chunk):
             room = min(len(self._events), len(self._rows))
-            ids = one.region_id, one.request_id
             tables = self._at(self._events), self._at(self._rows), room, address(found)
-            end = spill_kernels.load(address(chunk), at, len(chunk), *ids, *tables)
+            played = spill_kernels.Played(one.region_id, one.request_id, *tables)
+            end = spill_kernels.load(address(chunk), at, len(chunk), played)
             self._apply(int(found[0]), int(found[1]), end - at)
             at = end
 
@@ -574,7 +572,7 @@ class BlockMatcher:
         places = np.array([(pa.py_buffer(m).address, len(m)) for m in messages], dtype=np.int64).reshape(
             -1, 2
         )
-        counts = np.zeros(3, dtype=np.int64)
+        counts = np.zeros(len(k.SCANNED.fields), dtype=np.int64)
         while True:
             state = scan_kernels.scan(
                 places,
@@ -585,11 +583,12 @@ class BlockMatcher:
                 address(counts),
             )
             if state == k.GOOD:
-                return int(counts[0]), int(counts[1])
+                return int(counts[k.SCANNED_EVENTS]), int(counts[k.SCANNED_ROWS])
             if state == k.BAD:
+                bad = counts[k.SCANNED_MESSAGE]
                 raise Retryable(
                     "a change data message is malformed",
-                    where=f"message {counts[2]} of {len(messages)}, {len(messages[counts[2]])} bytes",
+                    where=f"message {bad} of {len(messages)}, {len(messages[bad])} bytes",
                     why="it is not a ChangeDataEvent",
                     fix="nothing to do if it happens once: the stream is opened again",
                 )
@@ -641,17 +640,18 @@ class BlockMatcher:
         arena = buffer(_power(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
         table = bucket_kernels.hash_table(max(_TABLE, 2 * int(counts[k.C_OPEN_ROWS])))
         self._retired += [self._arena]
-        open_kernels.compact(
-            self._at(self._arena),
-            address(arena),
-            bucket_kernels.table_address(table),
-            self._at(self._dead),
-            self._at(self._slots),
-            len(self._slots),
-            int(drop_resolved),
-            victim,
-            address(counts),
+        work = open_kernels.Compaction(
+            old=self._at(self._arena),
+            new=address(arena),
+            table=bucket_kernels.table_address(table),
+            free=self._at(self._dead),
+            slots=self._at(self._slots),
+            slot_count=len(self._slots),
+            drop_resolved=int(drop_resolved),
+            victim=victim,
+            counts=address(counts),
         )
+        open_kernels.compact(work)
         self._arena, self._table = arena, table
 
     def _shed(self, limit: int) -> None:

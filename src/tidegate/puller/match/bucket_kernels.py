@@ -22,7 +22,8 @@ ENTRIES = 7
 """Entries of a bucket."""
 
 BUCKET = 64
-"""Bytes of a bucket."""
+_WORD = 8
+"""Bytes of a bucket, and of one of its words."""
 
 _EACH = np.uint64(0x0101010101010101)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -64,7 +65,7 @@ def first_match(table: int, h: Any) -> Any:
     matches = tag_matches(load_u64(bucket), tag_of(h))
     if matches == np.uint64(0):
         return np.uint64(0)
-    return load_u64(bucket + 8 + i64(cttz64(matches) & np.uint64(0x38)))
+    return load_u64(bucket + _WORD + i64(cttz64(matches) & np.uint64(0x38)))
 
 
 @inline

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import numpy as np
 
 from tidegate.kernel import (
     address,
     copy_exact,
-    inline,
     kernel,
-    load_u64,
     prefetch,
     store_u8,
     store_u32,
     store_u64,
 )
+from tidegate.kernel_layout import Layout, pointer
 from tidegate.puller.match.table_kernels import (
     O_COMMIT,
     O_KEY,
@@ -28,26 +27,37 @@ from tidegate.puller.match.table_kernels import (
     O_START,
     O_VALUE,
     O_VALUE_SIZE,
-    OUT_WORDS,
     get_int,
     i64,
+    out_word,
     put_int,
 )
 
 AHEAD, CALLED = 4, 256
 """So many changes in advance so many bytes are called for, from the key on: the values follow it."""
+CACHE_LINE = 64
+"""Bytes."""
 
-
-@inline
-def _out_word(out: int, number: int, word: int) -> Any:
-    return load_u64(out + 8 * (OUT_WORDS * number + word))
+BLOCK: Final = Layout(
+    "block", "G_", "The buffers of a new block of ENTRY_SCHEMA.",
+    commit=pointer("commit_ts, uint64"),
+    start=pointer("start_ts, uint64"),
+    op=pointer("operation, uint8"),
+    key_ends=pointer("offsets of keys, int32, one more than rows"),
+    key=pointer("keys"),
+    value_ends=pointer("offsets of values"),
+    value=pointer("values"),
+    old_ends=pointer("offsets of old values"),
+    old=pointer("old values"),
+)  # fmt: skip
+(G_COMMIT, G_START, G_OP, G_KEY_ENDS, G_KEY, G_VALUE_ENDS, G_VALUE, G_OLD_ENDS, G_OLD) = BLOCK.words()
 
 
 @kernel
 def one_span(out: int, count: int) -> bool:
     """Whether all changes are of the first one's span."""
     i = 0
-    while i < count and _out_word(out, i, O_SPAN) == _out_word(out, 0, O_SPAN):
+    while i < count and out_word(out, i, O_SPAN) == out_word(out, 0, O_SPAN):
         i += 1
     return i == count
 
@@ -58,13 +68,13 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
 
     Returns the index after the last; at least one change fits.
     """
-    span = _out_word(out, first, O_SPAN)
+    span = out_word(out, first, O_SPAN)
     keys, values, olds = 0, 0, 0
     i = first
-    while i < count and i - first < max_rows and _out_word(out, i, O_SPAN) == span:
-        k = i64(_out_word(out, i, O_KEY_SIZE))
-        v = i64(_out_word(out, i, O_VALUE_SIZE))
-        o = i64(_out_word(out, i, O_OLD_SIZE))
+    while i < count and i - first < max_rows and out_word(out, i, O_SPAN) == span:
+        k = i64(out_word(out, i, O_KEY_SIZE))
+        v = i64(out_word(out, i, O_VALUE_SIZE))
+        o = i64(out_word(out, i, O_OLD_SIZE))
         if i > first and keys + values + olds + k + v + o > max_bytes:
             break
         keys, values, olds = keys + k, values + v, olds + o
@@ -77,33 +87,34 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
 
 @kernel
 def gather(out: int, first: int, end: int, columns: int) -> None:
-    """Copy the changes out[first:end] into columns.
+    """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK.
 
-    `columns`: addresses of commit_ts, start_ts, op, then offsets and data of key, value, old value.
+    Reads changes and the bytes they point to. Writes the block's buffers. Bound: what `measure` has
+    counted. Trick: what later changes point to is fetched into the cache.
     """
-    commits, starts, ops = get_int(columns, 0), get_int(columns, 1), get_int(columns, 2)
-    key_ends, keys = get_int(columns, 3), get_int(columns, 4)
-    value_ends, values = get_int(columns, 5), get_int(columns, 6)
-    old_ends, olds = get_int(columns, 7), get_int(columns, 8)
+    commits, starts, ops = get_int(columns, G_COMMIT), get_int(columns, G_START), get_int(columns, G_OP)
+    key_ends, keys = get_int(columns, G_KEY_ENDS), get_int(columns, G_KEY)
+    value_ends, values = get_int(columns, G_VALUE_ENDS), get_int(columns, G_VALUE)
+    old_ends, olds = get_int(columns, G_OLD_ENDS), get_int(columns, G_OLD)
     store_u32(key_ends, np.uint32(0))
     store_u32(value_ends, np.uint32(0))
     store_u32(old_ends, np.uint32(0))
     key_end, value_end, old_end = 0, 0, 0
     for i in range(first, end):
         n = i - first
-        store_u64(commits + 8 * n, _out_word(out, i, O_COMMIT))
-        store_u64(starts + 8 * n, _out_word(out, i, O_START))
-        store_u8(ops + n, np.uint8(_out_word(out, i, O_OP)))
+        store_u64(commits + 8 * n, out_word(out, i, O_COMMIT))
+        store_u64(starts + 8 * n, out_word(out, i, O_START))
+        store_u8(ops + n, np.uint8(out_word(out, i, O_OP)))
         if i + AHEAD < end:
-            later = i64(_out_word(out, i + AHEAD, O_KEY))
-            for line in range(0, CALLED, 64):
+            later = i64(out_word(out, i + AHEAD, O_KEY))
+            for line in range(0, CALLED, CACHE_LINE):
                 prefetch(later + line)
-        k = i64(_out_word(out, i, O_KEY_SIZE))
-        v = i64(_out_word(out, i, O_VALUE_SIZE))
-        o = i64(_out_word(out, i, O_OLD_SIZE))
-        copy_exact(keys + key_end, i64(_out_word(out, i, O_KEY)), k)
-        copy_exact(values + value_end, i64(_out_word(out, i, O_VALUE)), v)
-        copy_exact(olds + old_end, i64(_out_word(out, i, O_OLD)), o)
+        k = i64(out_word(out, i, O_KEY_SIZE))
+        v = i64(out_word(out, i, O_VALUE_SIZE))
+        o = i64(out_word(out, i, O_OLD_SIZE))
+        copy_exact(keys + key_end, i64(out_word(out, i, O_KEY)), k)
+        copy_exact(values + value_end, i64(out_word(out, i, O_VALUE)), v)
+        copy_exact(olds + old_end, i64(out_word(out, i, O_OLD)), o)
         key_end, value_end, old_end = key_end + k, value_end + v, old_end + o
         store_u32(key_ends + 4 * (n + 1), np.uint32(key_end))
         store_u32(value_ends + 4 * (n + 1), np.uint32(value_end))
@@ -116,4 +127,4 @@ def warm() -> None:
     at = address(spare)
     one_span(at, 0)
     measure(at, 0, 0, 1, 1, at)
-    gather(at, 0, 0, address(np.full(9, at, np.int64)))
+    gather(at, 0, 0, address(np.full(len(BLOCK.fields), at, np.int64)))

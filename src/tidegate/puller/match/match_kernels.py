@@ -15,9 +15,7 @@ from tidegate.kernel import (
     copy_exact,
     inline,
     kernel,
-    load_u64,
     prefetch,
-    store_u64,
 )
 from tidegate.model.block import DELETE, PUT
 from tidegate.puller.match.bucket_kernels import (
@@ -28,6 +26,7 @@ from tidegate.puller.match.bucket_kernels import (
     remove_entry,
     table_address,
 )
+from tidegate.puller.match.matcher import Violation
 from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_slot
 from tidegate.puller.match.slot_kernels import find_slot, inside, note, resolve, resolve_many, violate
 from tidegate.puller.match.spill_kernels import log_row
@@ -42,6 +41,8 @@ from tidegate.puller.match.table_kernels import (
     C_TRUST_EMPTY,
     C_WAITING,
     COMMIT,
+    COMMIT_ROW,
+    COMMITTED_ROW,
     DONE,
     E_END,
     E_FIRST,
@@ -56,6 +57,7 @@ from tidegate.puller.match.table_kernels import (
     GENERATION,
     HASH,
     IN_MESSAGE,
+    INITIALIZED_ROW,
     KEY,
     KEY_SIZE,
     KIND,
@@ -77,6 +79,7 @@ from tidegate.puller.match.table_kernels import (
     OLD_SIZE,
     OP,
     PLACE,
+    PREWRITE_ROW,
     R_GENERATION,
     R_KEY_SIZE,
     R_OLD_SIZE,
@@ -84,6 +87,7 @@ from tidegate.puller.match.table_kernels import (
     RECORD,
     RESOLVED,
     RESOLVED_MANY,
+    ROLLBACK_ROW,
     ROWS,
     S_CHECKPOINT,
     S_HEAD,
@@ -100,7 +104,14 @@ from tidegate.puller.match.table_kernels import (
     TABLE_FULL,
     VALUE,
     VALUE_SIZE,
+    W_COMMIT,
+    W_KEY_SIZE,
+    W_KIND,
+    W_NEXT,
+    W_SLOT,
+    W_START,
     WAIT_RECORD,
+    Tables,
     event_word,
     get_int,
     get_word,
@@ -111,10 +122,19 @@ from tidegate.puller.match.table_kernels import (
     put_out_word,
     put_row_word,
     put_slot_word,
+    put_word,
     row_word,
     slot_index,
     slot_word,
 )
+
+COMMIT_BELOW_RESOLVED = int(Violation.COMMIT_BELOW_RESOLVED)
+PREWRITE_MISSING = int(Violation.PREWRITE_MISSING)
+UNKNOWN_KIND = int(Violation.UNKNOWN_KIND)
+UNKNOWN_OPERATION = int(Violation.UNKNOWN_OPERATION)
+
+CACHE_LINE = 64
+"""Bytes."""
 
 CACHED_ROWS = 1024
 """With more open rows than this their records are called for in advance."""
@@ -124,307 +144,249 @@ AHEAD = 8
 
 
 @inline
-def _forget(table: int, place: int, h: Any, rows: int, slots: int, arena: int, counts: int) -> None:
+def _forget(tables: Tables, place: int, h: Any) -> None:
     """Remove an entry."""
-    entry = get_word(table, place)
+    entry = get_word(tables.table, place)
     if entry & IN_MESSAGE:
-        put_row_word(rows, i64(entry & ~IN_MESSAGE), PLACE, np.uint64(0))
+        put_row_word(tables.rows, i64(entry & ~IN_MESSAGE), PLACE, np.uint64(0))
     else:
-        end_record(arena, entry, slots, counts)
-    put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) - 1)
-    remove_entry(table, place, h)
+        end_record(tables.arena, entry, tables.slots, tables.counts)
+    put_int(tables.counts, C_OPEN_ROWS, get_int(tables.counts, C_OPEN_ROWS) - 1)
+    remove_entry(tables.table, place, h)
 
 
 @inline
-def _passes(slots: int, slot: int, commit: Any, notes: int, counts: int) -> bool:
+def _find(tables: Tables, h: Any, slot: int, row: int) -> int:
+    """The place of the open prewrite that a row belongs to, or 0."""
+    rows = tables.rows
+    start, key, size = row_word(rows, row, START), row_word(rows, row, KEY), row_word(rows, row, KEY_SIZE)
+    return find_open(tables.table, h, slot, start, i64(key), i64(size), rows, tables.arena)
+
+
+@inline
+def _passes(tables: Tables, slot: int, commit: Any) -> bool:
     """Whether a completed change is to come out: above the checkpoint, and above the resolved ts."""
-    if commit <= slot_word(slots, slot, S_CHECKPOINT):
+    if commit <= slot_word(tables.slots, slot, S_CHECKPOINT):
         return False
-    if commit <= slot_word(slots, slot, S_RESOLVED):
-        violate(slots, slot, 1, commit, notes, counts)
+    if commit <= slot_word(tables.slots, slot, S_RESOLVED):
+        violate(tables.slots, slot, COMMIT_BELOW_RESOLVED, commit, tables.notes, tables.counts)
         return False
     return True
 
 
 @inline
-def _emit(
-    out: int,
-    counts: int,
-    span: Any,
-    commit: Any,
-    start: Any,
-    op: Any,
-    key: int,
-    key_size: Any,
-    value: int,
-    value_size: Any,
-    old: int,
-    old_size: Any,
-) -> None:
-    i = get_int(counts, C_OUT)
+def _emit(tables: Tables, slot: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
+    """Emit a commit with the values of its prewrite: of a row in a message, or of a record in the arena."""
+    out, rows, arena = tables.out, tables.rows, tables.arena
+    i = get_int(tables.counts, C_OUT)
     put_out_word(out, i, O_COMMIT, commit)
     put_out_word(out, i, O_START, start)
     put_out_word(out, i, O_OP, op)
-    put_out_word(out, i, O_SPAN, span)
-    put_out_word(out, i, O_KEY, np.uint64(key))
-    put_out_word(out, i, O_KEY_SIZE, key_size)
-    put_out_word(out, i, O_VALUE, np.uint64(value))
-    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(PUT) else np.uint64(0))
-    put_out_word(out, i, O_OLD, np.uint64(old))
-    put_out_word(out, i, O_OLD_SIZE, old_size)
-    put_int(counts, C_OUT, i + 1)
-
-
-@inline
-def _emit_open(
-    out: int, counts: int, span: Any, commit: Any, start: Any, op: Any, ref: Any, rows: int, arena: int
-) -> None:
-    """Emit a commit with the values of its prewrite."""
+    put_out_word(out, i, O_SPAN, slot_word(tables.slots, slot, S_SPAN))
     if ref & IN_MESSAGE:
-        r = i64(ref & ~IN_MESSAGE)
-        _emit(
-            out,
-            counts,
-            span,
-            commit,
-            start,
-            op,
-            i64(row_word(rows, r, KEY)),
-            row_word(rows, r, KEY_SIZE),
-            i64(row_word(rows, r, VALUE)),
-            row_word(rows, r, VALUE_SIZE),
-            i64(row_word(rows, r, OLD)),
-            row_word(rows, r, OLD_SIZE),
-        )
-        return
-    key = arena + i64(ref) + RECORD
-    key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
-    prefetch(key + 64)
-    prefetch(key + 128)
-    value = key + i64(key_size)
-    old, old_size = value + i64(value_size), record_word(arena, ref, R_OLD_SIZE)
-    _emit(out, counts, span, commit, start, op, key, key_size, value, value_size, old, old_size)
+        row = i64(ref & ~IN_MESSAGE)
+        value_size = row_word(rows, row, VALUE_SIZE)
+        put_out_word(out, i, O_KEY, row_word(rows, row, KEY))
+        put_out_word(out, i, O_KEY_SIZE, row_word(rows, row, KEY_SIZE))
+        put_out_word(out, i, O_VALUE, row_word(rows, row, VALUE))
+        put_out_word(out, i, O_OLD, row_word(rows, row, OLD))
+        put_out_word(out, i, O_OLD_SIZE, row_word(rows, row, OLD_SIZE))
+    else:
+        key = arena + i64(ref) + RECORD
+        key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
+        prefetch(key + CACHE_LINE)
+        prefetch(key + 2 * CACHE_LINE)
+        put_out_word(out, i, O_KEY, np.uint64(key))
+        put_out_word(out, i, O_KEY_SIZE, key_size)
+        put_out_word(out, i, O_VALUE, np.uint64(key + i64(key_size)))
+        put_out_word(out, i, O_OLD, np.uint64(key + i64(key_size) + i64(value_size)))
+        put_out_word(out, i, O_OLD_SIZE, record_word(arena, ref, R_OLD_SIZE))
+    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(PUT) else np.uint64(0))
+    put_int(tables.counts, C_OUT, i + 1)
 
 
 @inline
-def _wait(slots: int, slot: int, row: int, rows: int, waiting: int, counts: int) -> None:
+def _wait(tables: Tables, slot: int, row: int) -> None:
     """Chain a commit or rollback that came before INITIALIZED."""
+    slots, rows, counts = tables.slots, tables.rows, tables.counts
     offset = get_int(counts, C_WAITING)
-    at = waiting + offset
+    at = tables.waiting + offset
     size = i64(row_word(rows, row, KEY_SIZE))
-    store_u64(at, np.uint64(0))
-    store_u64(at + 8, row_word(rows, row, START))
-    store_u64(at + 16, row_word(rows, row, COMMIT))
-    store_u64(
-        at + 24,
-        (row_word(rows, row, KIND) << np.uint64(8)) | (row_word(rows, row, OP) & np.uint64(0xFF)),
-    )
-    store_u64(at + 32, np.uint64(size))
-    store_u64(at + 40, np.uint64(slot))
+    kind, op = row_word(rows, row, KIND), row_word(rows, row, OP)
+    put_word(at, W_NEXT, np.uint64(0))
+    put_word(at, W_START, row_word(rows, row, START))
+    put_word(at, W_COMMIT, row_word(rows, row, COMMIT))
+    put_word(at, W_KIND, (kind << np.uint64(8)) | (op & np.uint64(0xFF)))
+    put_word(at, W_KEY_SIZE, np.uint64(size))
+    put_word(at, W_SLOT, np.uint64(slot))
     copy_exact(at + WAIT_RECORD, i64(row_word(rows, row, KEY)), size)
     if slot_word(slots, slot, S_HEAD) == np.uint64(0):
         put_slot_word(slots, slot, S_HEAD, np.uint64(offset + 1))
     else:
-        store_u64(waiting + i64(slot_word(slots, slot, S_TAIL)) - 1, np.uint64(offset + 1))
+        last = tables.waiting + i64(slot_word(slots, slot, S_TAIL)) - 1
+        put_word(last, W_NEXT, np.uint64(offset + 1))
     put_slot_word(slots, slot, S_TAIL, np.uint64(offset + 1))
     put_slot_word(slots, slot, S_WAITING, slot_word(slots, slot, S_WAITING) + np.uint64(1))
     put_int(counts, C_WAITING, offset + ((size + WAIT_RECORD + 7) & ~7))
 
 
 @inline
-def _replay(
-    slots: int,
-    slot: int,
-    wanted: int,
-    rows: int,
-    table: int,
-    arena: int,
-    waiting: int,
-    out: int,
-    notes: int,
-    counts: int,
-) -> None:
+def _replay(tables: Tables, slot: int, wanted: Any) -> None:
     """Apply the slot's waiting rows of one kind, in the order of arrival."""
-    link = slot_word(slots, slot, S_HEAD)
-    while link != np.uint64(0) and slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
-        at = waiting + i64(link) - 1
-        link = load_u64(at)
-        kind, op = load_u64(at + 24) >> np.uint64(8), load_u64(at + 24) & np.uint64(0xFF)
-        if kind != np.uint64(wanted):
+    link = slot_word(tables.slots, slot, S_HEAD)
+    while link != np.uint64(0) and slot_word(tables.slots, slot, S_STATE) != np.uint64(STOPPED):
+        at = tables.waiting + i64(link) - 1
+        link = get_word(at, W_NEXT)
+        kind, op = get_word(at, W_KIND) >> np.uint64(8), get_word(at, W_KIND) & np.uint64(0xFF)
+        if kind != wanted:
             continue
-        start, commit, size = load_u64(at + 8), load_u64(at + 16), i64(load_u64(at + 32))
-        h = with_slot(row_hash(start, at + WAIT_RECORD, size), slot)
-        found = find_open(table, h, slot, start, at + WAIT_RECORD, size, rows, arena)
+        start, commit, size = get_word(at, W_START), get_word(at, W_COMMIT), i64(get_word(at, W_KEY_SIZE))
+        key = at + WAIT_RECORD
+        h = with_slot(row_hash(start, key, size), slot)
+        found = find_open(tables.table, h, slot, start, key, size, tables.rows, tables.arena)
         if found == 0:
             continue
-        if wanted == 2 and _passes(slots, slot, commit, notes, counts):
-            ref = get_word(table, found)
-            _emit_open(out, counts, slot_word(slots, slot, S_SPAN), commit, start, op, ref, rows, arena)
-        _forget(table, found, h, rows, slots, arena, counts)
+        if wanted == COMMIT_ROW and _passes(tables, slot, commit):
+            _emit(tables, slot, commit, start, op, get_word(tables.table, found))
+        _forget(tables, found, h)
 
 
 @inline
-def _prewrite(
-    slot: int, row: int, rows: int, slots: int, table: int, arena: int, kept: int, counts: int
-) -> None:
-    start, h = row_word(rows, row, START), row_word(rows, row, HASH)
-    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-    found = find_open(table, h, slot, start, key, size, rows, arena)
+def _prewrite(tables: Tables, slot: int, row: int) -> None:
+    rows, counts, h = tables.rows, tables.counts, row_word(tables.rows, row, HASH)
+    found = _find(tables, h, slot, row)
     if found != 0:
-        entry = get_word(table, found)
+        entry = get_word(tables.table, found)
         if entry & IN_MESSAGE:
             generation = row_word(rows, i64(entry & ~IN_MESSAGE), GENERATION)
         else:
-            generation = record_word(arena, entry, R_GENERATION)
+            generation = record_word(tables.arena, entry, R_GENERATION)
         empty = row_word(rows, row, VALUE_SIZE) == np.uint64(0) and get_int(counts, C_TRUST_EMPTY) == 0
         if empty or row_word(rows, row, GENERATION) < generation:
             return
-        _forget(table, found, h, rows, slots, arena, counts)
-    put_row_word(rows, row, PLACE, np.uint64(add_entry(table, h, IN_MESSAGE | np.uint64(row))))
+        _forget(tables, found, h)
+    place = add_entry(tables.table, h, IN_MESSAGE | np.uint64(row))
+    put_row_word(rows, row, PLACE, np.uint64(place))
     put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) + 1)
-    put_int(kept, get_int(counts, C_KEPT), row)
+    put_int(tables.kept, get_int(counts, C_KEPT), row)
     put_int(counts, C_KEPT, get_int(counts, C_KEPT) + 1)
 
 
 @inline
-def _commit(
-    slots: int,
-    slot: int,
-    row: int,
-    rows: int,
-    table: int,
-    arena: int,
-    waiting: int,
-    out: int,
-    notes: int,
-    counts: int,
-) -> None:
-    start, h = row_word(rows, row, START), row_word(rows, row, HASH)
-    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-    found = find_open(table, h, slot, start, key, size, rows, arena)
-    scanning = slot_word(slots, slot, S_STATE) == np.uint64(SCANNING)
-    if found != 0 and scanning:
-        ref = get_word(table, found)
-        if ref & IN_MESSAGE:
-            r = i64(ref & ~IN_MESSAGE)
-            poor = row_word(rows, r, VALUE_SIZE) == np.uint64(0) or row_word(rows, r, GENERATION) > np.uint64(
-                0
-            )
-        else:
-            poor = record_word(arena, ref, R_VALUE_SIZE) == np.uint64(0) or record_word(
-                arena, ref, R_GENERATION
-            ) > np.uint64(0)
-        if poor:
-            found = 0
-    if found == 0:
-        if scanning:
-            _wait(slots, slot, row, rows, waiting, counts)
-        else:
-            violate(slots, slot, 2, row_word(rows, row, COMMIT), notes, counts)
-        return
-    if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
-        _emit_open(
-            out,
-            counts,
-            slot_word(slots, slot, S_SPAN),
-            row_word(rows, row, COMMIT),
-            start,
-            row_word(rows, row, OP),
-            get_word(table, found),
-            rows,
-            arena,
-        )
-    _forget(table, found, h, rows, slots, arena, counts)
+def _is_poor(tables: Tables, ref: Any) -> bool:
+    """Whether a prewrite may not be the last of its transaction: it has no value, or a generation."""
+    if ref & IN_MESSAGE:
+        row = i64(ref & ~IN_MESSAGE)
+        size, generation = row_word(tables.rows, row, VALUE_SIZE), row_word(tables.rows, row, GENERATION)
+    else:
+        size = record_word(tables.arena, ref, R_VALUE_SIZE)
+        generation = record_word(tables.arena, ref, R_GENERATION)
+    return bool(size == np.uint64(0) or generation > np.uint64(0))
 
 
 @inline
-def _match_row(
-    slots: int,
-    slot: int,
-    row: int,
-    rows: int,
-    table: int,
-    arena: int,
-    waiting: int,
-    out: int,
-    notes: int,
-    kept: int,
-    counts: int,
-) -> None:
+def _commit(tables: Tables, slot: int, row: int) -> None:
+    h, commit = row_word(tables.rows, row, HASH), row_word(tables.rows, row, COMMIT)
+    found = _find(tables, h, slot, row)
+    scanning = slot_word(tables.slots, slot, S_STATE) == np.uint64(SCANNING)
+    if found != 0 and scanning and _is_poor(tables, get_word(tables.table, found)):
+        found = 0
+    if found == 0:
+        if scanning:
+            _wait(tables, slot, row)
+        else:
+            violate(tables.slots, slot, PREWRITE_MISSING, commit, tables.notes, tables.counts)
+        return
+    if _passes(tables, slot, commit):
+        start, op = row_word(tables.rows, row, START), row_word(tables.rows, row, OP)
+        _emit(tables, slot, commit, start, op, get_word(tables.table, found))
+    _forget(tables, found, h)
+
+
+@inline
+def _rollback(tables: Tables, slot: int, row: int) -> None:
+    if slot_word(tables.slots, slot, S_STATE) == np.uint64(SCANNING):
+        _wait(tables, slot, row)
+        return
+    h = row_word(tables.rows, row, HASH)
+    found = _find(tables, h, slot, row)
+    if found != 0:
+        _forget(tables, found, h)
+
+
+@inline
+def _initialize(tables: Tables, slot: int) -> None:
+    """The scan of the slot's range is done: what waited for that is applied."""
+    slots = tables.slots
+    if slot_word(slots, slot, S_STATE) != np.uint64(SCANNING):
+        return
+    put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
+    note(tables.notes, tables.counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+    _replay(tables, slot, COMMIT_ROW)
+    _replay(tables, slot, ROLLBACK_ROW)
+    put_slot_word(slots, slot, S_HEAD, np.uint64(0))
+    put_slot_word(slots, slot, S_TAIL, np.uint64(0))
+    put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+
+
+@inline
+def _match_row(tables: Tables, slot: int, row: int) -> None:
+    slots, rows, notes, counts = tables.slots, tables.rows, tables.notes, tables.counts
     kind = row_word(rows, row, KIND)
     passes = get_int(counts, C_PASSES)
-    if passes > 0 and kind != np.uint64(5):
+    if passes > 0 and kind != INITIALIZED_ROW:
         if i64(row_word(rows, row, HASH) >> np.uint64(33)) % passes != get_int(counts, C_PASS):
             return
         if kind >= np.uint64(FORCED):
             put_row_word(rows, row, KIND, kind - np.uint64(FORCED))
-            _wait(slots, slot, row, rows, waiting, counts)
+            _wait(tables, slot, row)
             return
-    if kind == np.uint64(5):
-        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
-            put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-            note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
-            _replay(slots, slot, 2, rows, table, arena, waiting, out, notes, counts)
-            _replay(slots, slot, 3, rows, table, arena, waiting, out, notes, counts)
-            put_slot_word(slots, slot, S_HEAD, np.uint64(0))
-            put_slot_word(slots, slot, S_TAIL, np.uint64(0))
-            put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+    if kind == INITIALIZED_ROW:
+        _initialize(tables, slot)
         return
     if not inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
         return
-    data = kind == np.uint64(1) or kind == np.uint64(2) or kind == np.uint64(4)
-    if data and row_word(rows, row, OP) != np.uint64(PUT) and row_word(rows, row, OP) != np.uint64(DELETE):
-        violate(slots, slot, 4, row_word(rows, row, COMMIT), notes, counts)
-    elif kind == np.uint64(1):
-        _prewrite(slot, row, rows, slots, table, arena, kept, counts)
-    elif kind == np.uint64(2):
-        _commit(slots, slot, row, rows, table, arena, waiting, out, notes, counts)
-    elif kind == np.uint64(4):
-        if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
-            _emit_open(
-                out,
-                counts,
-                slot_word(slots, slot, S_SPAN),
-                row_word(rows, row, COMMIT),
-                row_word(rows, row, START),
-                row_word(rows, row, OP),
-                IN_MESSAGE | np.uint64(row),
-                rows,
-                arena,
-            )
-    elif kind == np.uint64(3):
-        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
-            _wait(slots, slot, row, rows, waiting, counts)
-            return
-        start, h = row_word(rows, row, START), row_word(rows, row, HASH)
-        key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-        found = find_open(table, h, slot, start, key, size, rows, arena)
-        if found != 0:
-            _forget(table, found, h, rows, slots, arena, counts)
+    commit, op = row_word(rows, row, COMMIT), row_word(rows, row, OP)
+    has_op = kind == PREWRITE_ROW or kind == COMMIT_ROW or kind == COMMITTED_ROW
+    if has_op and op != np.uint64(PUT) and op != np.uint64(DELETE):
+        violate(slots, slot, UNKNOWN_OPERATION, commit, notes, counts)
+    elif kind == PREWRITE_ROW:
+        _prewrite(tables, slot, row)
+    elif kind == COMMIT_ROW:
+        _commit(tables, slot, row)
+    elif kind == COMMITTED_ROW:
+        if _passes(tables, slot, commit):
+            _emit(tables, slot, commit, row_word(rows, row, START), op, IN_MESSAGE | np.uint64(row))
+    elif kind == ROLLBACK_ROW:
+        _rollback(tables, slot, row)
     else:
-        violate(slots, slot, 3, row_word(rows, row, COMMIT), notes, counts)
+        violate(slots, slot, UNKNOWN_KIND, commit, notes, counts)
 
 
 @inline
-def _record_row(
-    slots: int, slot: int, row: int, rows: int, log: int, log_size: int, notes: int, counts: int
-) -> bool:
+def _record_row(tables: Tables, slot: int, row: int) -> bool:
     """Log a row of a spilled slot; False: the log is full, nothing was done."""
-    initialized = row_word(rows, row, KIND) == np.uint64(5)
+    slots, rows = tables.slots, tables.rows
+    initialized = row_word(rows, row, KIND) == INITIALIZED_ROW
     key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
     if not initialized and not inside(slots, slot, key, size):
         return True
-    if not log_row(rows, row, slots, slot, log, log_size, counts):
+    if not log_row(rows, row, slots, slot, tables.log, tables.log_size, tables.counts):
         return False
     if initialized and slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
         put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-        note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+        note(tables.notes, tables.counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
     return True
 
 
 @kernel
 def locate(events: int, event_count: int, rows: int, slots: int, index: int, table: int) -> None:
-    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets."""
+    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets.
+
+    Reads events and rows. Writes E_SLOT, HASH, SLOT and PLACE. Bound: one lookup an event. Twin:
+    `Matcher`, which looks up by a dictionary. Trick: the buckets are fetched into the cache for all rows,
+    before the first is needed.
+    """
     for e in range(event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
@@ -441,25 +403,7 @@ def locate(events: int, event_count: int, rows: int, slots: int, index: int, tab
 
 
 @kernel
-def match(
-    events: int,
-    event_count: int,
-    rows: int,
-    row_count: int,
-    slots: int,
-    index: int,
-    table: int,
-    room: int,
-    arena: int,
-    waiting: int,
-    out: int,
-    notes: int,
-    moved: int,
-    kept: int,
-    log: int,
-    log_size: int,
-    counts: int,
-) -> int:
+def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     """Apply scanned and located events in order. See COUNT_WORDS for `counts`.
 
     TABLE_FULL: the table holds `room` entries. It stays small as long as few prewrites are open, which keeps
@@ -469,12 +413,19 @@ def match(
     Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
     waiting arena for all rows' keys and headers. When `moved` overflows (counts[C_MOVED] > its length) every
     slot may have moved.
+
+    Reads events, rows and arenas. Writes `out`, `notes`, `moved`, `kept`, the log and the states of
+    slots. Twin: `puller/match/matcher.py`, `Matcher`. Trick: a prewrite that meets its commit in the same
+    batch is never copied, and the records of rows to come are fetched into the cache in advance.
     """
+    events, rows, slots, table, arena = tables.events, tables.rows, tables.slots, tables.table, tables.arena
+    notes, counts = tables.notes, tables.counts
+    moved, log, log_size = tables.moved, tables.log, tables.log_size
     large = get_int(counts, C_OPEN_ROWS) > CACHED_ROWS
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            if not resolve_many(events, e, index, slots, moved, log, log_size, counts):
+            if not resolve_many(events, e, tables.slot_index, slots, moved, log, log_size, counts):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
@@ -498,7 +449,7 @@ def match(
                 if slot_word(slots, slot, S_STATE) == np.uint64(STOPPED):
                     break
                 if slot_word(slots, slot, S_SPILLED) != np.uint64(0):
-                    if not _record_row(slots, slot, row, rows, log, log_size, notes, counts):
+                    if not _record_row(tables, slot, row):
                         put_int(counts, C_EVENT, e)
                         put_int(counts, C_ROW, row)
                         return LOG_FULL
@@ -511,8 +462,8 @@ def match(
                     entry = first_match(table, row_word(rows, row + AHEAD, HASH))
                     if entry != np.uint64(0) and entry & IN_MESSAGE == np.uint64(0):
                         prefetch(arena + i64(entry))
-                        prefetch(arena + i64(entry) + 64)
-                _match_row(slots, slot, row, rows, table, arena, waiting, out, notes, kept, counts)
+                        prefetch(arena + i64(entry) + CACHE_LINE)
+                _match_row(tables, slot, row)
     return DONE
 
 
@@ -520,6 +471,6 @@ def warm() -> None:
     """Compile every kernel with the types it is called with."""
     spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
     at = address(spare)
-    tables = index_address(index), table_address(table)
-    locate(at, 0, at, at, *tables)
-    match(at, 0, at, 0, at, *tables, 0, at, at, at, at, at, at, at, 0, at)
+    found = index_address(index), table_address(table)
+    locate(at, 0, at, at, *found)
+    match(Tables(at, at, at, *found, at, at, at, at, at, at, at, 0, at), 0, 0, 0)

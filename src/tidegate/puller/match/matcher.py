@@ -1,6 +1,6 @@
 """Pairs each commit with its prewrite, for one region registration: the plain twin and oracle.
 
-`puller.match_kernels` does the same for all regions of a stream at once. TiKV sends PREWRITE (with values)
+`match_kernels` does the same for all regions of a stream at once. TiKV sends PREWRITE (with values)
 and COMMIT (without) separately, COMMITTED for versions an incremental scan found and for one-phase commits,
 and ROLLBACK. Until INITIALIZED scan rows and live rows interleave, so a COMMIT may come before its
 PREWRITE: it waits. Source: ticdc `logservice/logpuller/region_event_handler.go` and tiflow

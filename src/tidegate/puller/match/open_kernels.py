@@ -9,7 +9,7 @@ rebuilds the table. Commits and rollbacks that come before INITIALIZED wait in a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from tidegate.kernel import (
     load_u64,
     prefetch,
     same_bytes,
-    store_u64,
 )
 from tidegate.puller.match.bucket_kernels import (
     BUCKET,
@@ -77,6 +76,9 @@ from tidegate.puller.match.table_kernels import (
     START,
     VALUE,
     VALUE_SIZE,
+    W_KEY_SIZE,
+    W_NEXT,
+    W_SLOT,
     WAIT_RECORD,
     get_int,
     get_word,
@@ -121,7 +123,7 @@ def with_slot(h: Any, slot: int) -> Any:
 @inline
 def record_word(arena: int, offset: Any, word: int) -> Any:
     """A word of a record's header."""
-    return load_u64(arena + i64(offset) + 8 * word)
+    return get_word(arena + i64(offset), word)
 
 
 @inline
@@ -190,7 +192,11 @@ def record_bytes(arena: int, ref: Any) -> Any:
 
 @kernel
 def rehash(old: int, new: int, rows: int, arena: int) -> None:
-    """Move all entries into a larger, empty table."""
+    """Move all entries into a larger, empty table.
+
+    Reads the old table and the hashes of its entries. Writes the new table, and PLACE of rows in
+    messages. Bound: the new table is larger.
+    """
     for number in range(table_mask(old) + 1):
         tags = load_u64(old + BUCKET * number)
         for lane in range(ENTRIES):
@@ -209,6 +215,10 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
     """Copy prewrites that are still open from the messages into the arena, which has room for them.
 
     They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
+
+    Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
+    for all rows, by `BlockMatcher._make_room`. Trick: the room of the latest dead record of a size class
+    is used first, which is still in the cache.
     """
     for i in range(get_int(counts, C_KEPT)):
         row = get_int(kept, i)
@@ -230,14 +240,14 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
             put_int(counts, C_ARENA, offset + taken)
         to = arena + offset
         slot = i64(row_word(rows, row, SLOT))
-        store_u64(to + 8 * R_START, row_word(rows, row, START))
-        store_u64(to + 8 * R_SLOT, np.uint64(slot))
-        store_u64(to + 8 * R_LIVE, max(slot_word(slots, slot, S_RESOLVED), np.uint64(1)))
-        store_u64(to + 8 * R_GENERATION, row_word(rows, row, GENERATION))
-        store_u64(to + 8 * R_HASH, row_word(rows, row, HASH))
-        store_u64(to + 8 * R_KEY_SIZE, np.uint64(k))
-        store_u64(to + 8 * R_VALUE_SIZE, np.uint64(v))
-        store_u64(to + 8 * R_OLD_SIZE, np.uint64(o))
+        put_word(to, R_START, row_word(rows, row, START))
+        put_word(to, R_SLOT, np.uint64(slot))
+        put_word(to, R_LIVE, max(slot_word(slots, slot, S_RESOLVED), np.uint64(1)))
+        put_word(to, R_GENERATION, row_word(rows, row, GENERATION))
+        put_word(to, R_HASH, row_word(rows, row, HASH))
+        put_word(to, R_KEY_SIZE, np.uint64(k))
+        put_word(to, R_VALUE_SIZE, np.uint64(v))
+        put_word(to, R_OLD_SIZE, np.uint64(o))
         copy_exact(to + RECORD, i64(row_word(rows, row, KEY)), k)
         copy_exact(to + RECORD + k, i64(row_word(rows, row, VALUE)), v)
         copy_exact(to + RECORD + k + v, i64(row_word(rows, row, OLD)), o)
@@ -251,8 +261,8 @@ def end_record(arena: int, ref: Any, slots: int, counts: int) -> None:
     """A record is dead; its bytes stay until `release`."""
     taken = record_bytes(arena, ref)
     slot = i64(record_word(arena, ref, R_SLOT))
-    store_u64(arena + i64(ref) + 8 * R_LIVE, np.uint64(0))
-    store_u64(arena + i64(ref) + 8 * R_START, np.uint64(get_int(counts, C_ENDED)))
+    put_word(arena + i64(ref), R_LIVE, np.uint64(0))
+    put_word(arena + i64(ref), R_START, np.uint64(get_int(counts, C_ENDED)))
     put_int(counts, C_ENDED, i64(ref))
     put_int(counts, C_LIVE, get_int(counts, C_LIVE) - taken)
     put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) - np.uint64(taken))
@@ -270,24 +280,31 @@ def release(arena: int, free: int, counts: int) -> None:
             + record_word(arena, at, R_OLD_SIZE)
         )
         number, _ = _class_of(i64(sizes) + RECORD)
-        store_u64(arena + at + 8 * R_START, np.uint64(get_int(free, number)))
+        put_word(arena + at, R_START, np.uint64(get_int(free, number)))
         put_int(free, number, at)
         at = then
     put_int(counts, C_ENDED, 0)
 
 
+class Compaction(NamedTuple):
+    """What `compact` works on: addresses, and what it may drop."""
+
+    old: int
+    new: int
+    """The arenas."""
+    table: int
+    """An empty table of open prewrites."""
+    free: int
+    """The lists of dead records, which become empty."""
+    slots: int
+    slot_count: int
+    drop_resolved: int
+    victim: int
+    counts: int
+
+
 @kernel
-def compact(
-    old: int,
-    new: int,
-    table: int,
-    free: int,
-    slots: int,
-    slot_count: int,
-    drop_resolved: int,
-    victim: int,
-    counts: int,
-) -> None:
+def compact(work: Compaction) -> None:
     """Rewrite the arena with the records of running, not spilled slots; rebuild `table`, which is empty. What
     was dead is gone, and with it the `free` lists.
 
@@ -295,8 +312,12 @@ def compact(
     pins them any more, but for pipelined transactions, which have a generation), and those of slot `victim`
     (-1: none). A prewrite may well come when the resolved ts has passed its start_ts: it then stands there.
     Should such a commit come after all, the registration is made anew.
+
+    Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
+    arena is as large as what is live.
     """
-    for slot in range(slot_count):
+    old, new, slots, victim, counts = work.old, work.new, work.slots, work.victim, work.counts
+    for slot in range(work.slot_count):
         put_slot_word(slots, slot, S_OPEN, np.uint64(0))
     at, end, to = RECORD, get_int(counts, C_ARENA), RECORD
     entries = 0
@@ -307,7 +328,7 @@ def compact(
         stays = record_word(old, np.uint64(at), R_LIVE) != np.uint64(0) and slot != victim
         stays = stays and (state == np.uint64(SCANNING) or state == np.uint64(LIVE))
         stays = stays and slot_word(slots, slot, S_SPILLED) == np.uint64(0)
-        if drop_resolved != 0:
+        if work.drop_resolved != 0:
             resolved = slot_word(slots, slot, S_RESOLVED)
             young = record_word(old, np.uint64(at), R_START) >= resolved
             young = young or resolved <= slot_word(slots, slot, S_CHECKPOINT)
@@ -315,13 +336,13 @@ def compact(
             stays = stays and (young or record_word(old, np.uint64(at), R_GENERATION) != np.uint64(0))
         if stays:
             copy_exact(new + to, old + at, size)
-            add_entry(table, record_word(old, np.uint64(at), R_HASH), np.uint64(to))
+            add_entry(work.table, record_word(old, np.uint64(at), R_HASH), np.uint64(to))
             put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) + np.uint64(size))
             entries += 1
             to += size
         at += size
     for number in range(FREE_LISTS):
-        put_int(free, number, 0)
+        put_int(work.free, number, 0)
     put_int(counts, C_ENDED, 0)
     put_int(counts, C_ARENA, to)
     put_int(counts, C_LIVE, to - RECORD)
@@ -330,23 +351,27 @@ def compact(
 
 @kernel
 def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int) -> None:
-    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order."""
+    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order.
+
+    Reads the old arena from end to end. Writes the new arena and the chains of slots. Bound: the new
+    arena is as large as the old one.
+    """
     for slot in range(slot_count):
         put_slot_word(slots, slot, S_HEAD, np.uint64(0))
         put_slot_word(slots, slot, S_TAIL, np.uint64(0))
         put_slot_word(slots, slot, S_WAITING, np.uint64(0))
     at, end, to = 0, get_int(counts, C_WAITING), 0
     while at < end:
-        size = (i64(load_u64(old + at + 32)) + WAIT_RECORD + 7) & ~7
-        slot = i64(load_u64(old + at + 40))
+        size = (i64(get_word(old + at, W_KEY_SIZE)) + WAIT_RECORD + 7) & ~7
+        slot = i64(get_word(old + at, W_SLOT))
         spilled = slot_word(slots, slot, S_SPILLED) != np.uint64(0)
         if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING) and not spilled:
             copy_exact(new + to, old + at, size)
-            store_u64(new + to, np.uint64(0))
+            put_word(new + to, W_NEXT, np.uint64(0))
             if slot_word(slots, slot, S_HEAD) == np.uint64(0):
                 put_slot_word(slots, slot, S_HEAD, np.uint64(to + 1))
             else:
-                store_u64(new + i64(slot_word(slots, slot, S_TAIL)) - 1, np.uint64(to + 1))
+                put_word(new + i64(slot_word(slots, slot, S_TAIL)) - 1, W_NEXT, np.uint64(to + 1))
             put_slot_word(slots, slot, S_TAIL, np.uint64(to + 1))
             put_slot_word(
                 slots,
@@ -366,5 +391,5 @@ def warm() -> None:
     keep(at, at, table_address(table), at, at, at, at)
     release(at, at, at)
     rehash(table_address(table), table_address(other), at, at)
-    compact(at, at, table_address(table), at, at, 0, 0, -1, at)
+    compact(Compaction(at, at, table_address(table), at, at, 0, 0, -1, at))
     compact_waiting(at, at, at, 0, at)

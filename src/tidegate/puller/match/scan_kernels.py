@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.kernel import address, cttz64, inline, kernel, load_u8, load_u64, prefetch
+from tidegate.proto.cdcpb_pb2 import ChangeDataEvent, Event, ResolvedTs
 from tidegate.puller.match.open_kernels import row_hash
 from tidegate.puller.match.table_kernels import (
     BAD,
@@ -41,6 +42,9 @@ from tidegate.puller.match.table_kernels import (
     RESOLVED_MANY,
     ROW_WORDS,
     ROWS,
+    SCANNED_EVENTS,
+    SCANNED_MESSAGE,
+    SCANNED_ROWS,
     START,
     VALUE,
     VALUE_SIZE,
@@ -59,10 +63,49 @@ CALLED = 1024
 """So far in advance of a row a message's bytes are called for."""
 
 
+# Fields of cdcpb, as messages hold them: number and wire type.
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types of protobuf, but for groups, which cdcpb never has."""
+
+
+def _field(message: Any, name: str) -> int:
+    """The number of a message's field."""
+    return int(message.DESCRIPTOR.fields_by_name[name].number)
+
+
+def _tag(message: Any, name: str, wire: int) -> Any:
+    """The number and wire type of a field, as they stand before its value."""
+    return np.uint64(_field(message, name) << 3 | wire)
+
+
+_MALFORMED, _NO_ROOM = -1, -2
+"""Results of the scans below, instead of a number of rows."""
+LEAST_TAG = np.uint64(8)
+MOST_TAG = np.uint64(0xFFFFFFFF)
+"""Field 1 as a varint, and what 32 bits hold: other tags are malformed."""
+EVENTS_TAG = _tag(ChangeDataEvent, "events", BYTES)
+RESOLVED_TAG = _tag(ChangeDataEvent, "resolved_ts", BYTES)
+ENTRIES_TAG = _tag(Event.Entries, "entries", BYTES)
+REGIONS_TAG, REGION_TAG = _tag(ResolvedTs, "regions", BYTES), _tag(ResolvedTs, "regions", VARINT)
+"""The regions of a ResolvedTs: packed, or one by one."""
+START_TAG, COMMIT_TAG = _tag(Event.Row, "start_ts", VARINT), _tag(Event.Row, "commit_ts", VARINT)
+KIND_TAG, OP_TAG = _tag(Event.Row, "type", VARINT), _tag(Event.Row, "op_type", VARINT)
+KEY_TAG, VALUE_TAG = _tag(Event.Row, "key", BYTES), _tag(Event.Row, "value", BYTES)
+OLD_TAG = _tag(Event.Row, "old_value", BYTES)
+_ROW_START, _ROW_COMMIT = _field(Event.Row, "start_ts"), _field(Event.Row, "commit_ts")
+_ROW_KIND, _ROW_OP = _field(Event.Row, "type"), _field(Event.Row, "op_type")
+_ROW_KEY, _ROW_OLD = _field(Event.Row, "key"), _field(Event.Row, "old_value")
+_ROW_EXPIRY, _ROW_GENERATION = _field(Event.Row, "expire_ts_unix_secs"), _field(Event.Row, "generation")
+_REGION, _REQUEST = _field(Event, "region_id"), _field(Event, "request_id")
+_ENTRIES, _ERROR, _RESOLVED = _field(Event, "entries"), _field(Event, "error"), _field(Event, "resolved_ts")
+_ADMIN, _LONG = _field(Event, "admin"), _field(Event, "long_txn")
+_TS, _RESOLVED_REQUEST, _REGIONS = (_field(ResolvedTs, name) for name in ("ts", "request_id", "regions"))
+
+
 @inline
 def read_varint(at: int, end: int) -> tuple[Any, Any]:
     """The varint at `at` and the address after it; address 0 when it is cut or longer than 10 bytes."""
-    if at < end and load_u8(at) < 128:
+    if at < end and load_u8(at) < 0x80:
         return np.uint64(load_u8(at)), at + 1
     if end - at >= 10:
         return _wide_varint(at)
@@ -71,7 +114,7 @@ def read_varint(at: int, end: int) -> tuple[Any, Any]:
         byte = np.uint64(load_u8(at))
         at += 1
         value |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        if byte < np.uint64(128):
+        if byte < np.uint64(0x80):
             return value, at
         shift += 7
     return np.uint64(0), 0
@@ -94,9 +137,9 @@ def _wide_varint(at: int) -> tuple[Any, Any]:
         return word, at + size
     ninth, tenth = np.uint64(load_u8(at + 8)), np.uint64(load_u8(at + 9))
     word |= (ninth & np.uint64(0x7F)) << np.uint64(56)
-    if ninth < np.uint64(128):
+    if ninth < np.uint64(0x80):
         return word, at + 9
-    if tenth < np.uint64(128):
+    if tenth < np.uint64(0x80):
         return word | (tenth << np.uint64(63)), at + 10
     return np.uint64(0), 0
 
@@ -104,16 +147,16 @@ def _wide_varint(at: int) -> tuple[Any, Any]:
 @inline
 def skip_field(wire: int, at: int, end: int) -> Any:
     """The address after an unknown field's value; 0 when it is malformed or a group."""
-    if wire == 0:
+    if wire == VARINT:
         _, after = read_varint(at, end)
         return after
-    if wire == 2:
+    if wire == BYTES:
         size, after = read_varint(at, end)
         if after == 0 or size > np.uint64(end - after):
             return 0
         return after + i64(size)
-    width = 8 if wire == 1 else 4
-    if (wire != 1 and wire != 5) or end - at < width:
+    width = 8 if wire == FIXED64 else 4
+    if (wire != FIXED64 and wire != FIXED32) or end - at < width:
         return 0
     return at + width
 
@@ -121,7 +164,7 @@ def skip_field(wire: int, at: int, end: int) -> Any:
 @inline
 def _size(at: int) -> tuple[Any, Any]:
     """The length at `at` and the address after it, where ten bytes may be read."""
-    if load_u8(at) < 128:
+    if load_u8(at) < 0x80:
         return np.uint64(load_u8(at)), at + 1
     return _wide_varint(at)
 
@@ -136,29 +179,29 @@ def _scan_usual_row(at: int, end: int, rows: int, n: int) -> bool:
     start, commit, kind, op = zero, zero, zero, zero
     key, value, old = at, at, at
     key_size, value_size, old_size = zero, zero, zero
-    if load_u8(at) == 0x08:
+    if load_u8(at) == START_TAG:
         start, at = _wide_varint(at + 1)
-    if at != 0 and load_u8(at) == 0x10:
+    if at != 0 and load_u8(at) == COMMIT_TAG:
         commit, at = _wide_varint(at + 1)
     if at == 0 or at > end:
         return False
-    if load_u8(at) == 0x18:
+    if load_u8(at) == KIND_TAG:
         kind, at = np.uint64(load_u8(at + 1)), at + 2
-    if load_u8(at) == 0x20:
+    if load_u8(at) == OP_TAG:
         op, at = np.uint64(load_u8(at + 1)), at + 2
-    if at > end or kind >= np.uint64(128) or op >= np.uint64(128):
+    if at > end or kind >= np.uint64(0x80) or op >= np.uint64(0x80):
         return False
-    if load_u8(at) == 0x2A:
+    if load_u8(at) == KEY_TAG:
         key_size, key = _size(at + 1)
         if key == 0 or key > end or key_size > np.uint64(end - key):
             return False
         at = key + i64(key_size)
-    if load_u8(at) == 0x32:
+    if load_u8(at) == VALUE_TAG:
         value_size, value = _size(at + 1)
         if value == 0 or value > end or value_size > np.uint64(end - value):
             return False
         at = value + i64(value_size)
-    if load_u8(at) == 0x3A:
+    if load_u8(at) == OLD_TAG:
         old_size, old = _size(at + 1)
         if old == 0 or old > end or old_size > np.uint64(end - old):
             return False
@@ -190,34 +233,34 @@ def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
         put_row_word(rows, n, word, np.uint64(0))
     while at < end:
         tag, at = read_varint(at, end)
-        if at == 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
+        if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return False
         field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
-        if wire == 0:
+        if wire == VARINT:
             first = at
             value, at = read_varint(at, end)
             if at == 0:
                 return False
-            if field == 1:
+            if field == _ROW_START:
                 put_row_word(rows, n, START, value)
-            elif field == 2:
+            elif field == _ROW_COMMIT:
                 put_row_word(rows, n, COMMIT, value)
-            elif field == 3:
+            elif field == _ROW_KIND:
                 put_row_word(rows, n, KIND, value & np.uint64(0xFFFFFFFF))
-            elif field == 4:
+            elif field == _ROW_OP:
                 put_row_word(rows, n, OP, value & np.uint64(0xFFFFFFFF))
-            elif field == 10:
+            elif field == _ROW_GENERATION:
                 put_row_word(rows, n, GENERATION, value)
-            elif field == 8 and value != np.uint64(0):
+            elif field == _ROW_EXPIRY and value != np.uint64(0):
                 put_row_word(rows, n, OLD, np.uint64(first))
                 put_row_word(rows, n, OLD_SIZE, np.uint64(at - first))
-        elif wire == 2:
+        elif wire == BYTES:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
                 return False
-            if 5 <= field <= 7:
-                put_row_word(rows, n, KEY + field - 5, np.uint64(at))
-                put_row_word(rows, n, KEY_SIZE + field - 5, size)
+            if _ROW_KEY <= field <= _ROW_OLD:
+                put_row_word(rows, n, KEY + field - _ROW_KEY, np.uint64(at))
+                put_row_word(rows, n, KEY_SIZE + field - _ROW_KEY, size)
             at += i64(size)
         else:
             at = skip_field(wire, at, end)
@@ -230,30 +273,30 @@ def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
 
 @inline
 def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, n: int) -> int:
-    """Event.Entries into rows from `n` on. Returns the next n; -1 bad, -2 no room.
+    """Event.Entries into rows from `n` on. Returns the next n, _MALFORMED or _NO_ROOM.
 
     `last`: the message's end.
     """
     while at < end:
         tag, at = read_varint(at, end)
-        if at == 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
-            return -1
-        if tag != np.uint64(10):
+        if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
+            return _MALFORMED
+        if tag != ENTRIES_TAG:
             at = skip_field(i64(tag & np.uint64(7)), at, end)
             if at == 0:
-                return -1
+                return _MALFORMED
             continue
         size, at = read_varint(at, end)
         if at == 0 or size > np.uint64(end - at):
-            return -1
+            return _MALFORMED
         if n >= row_room:
-            return -2
+            return _NO_ROOM
         stop = at + i64(size)
         for line in range(0, 256, 64):
             prefetch(at + CALLED + line)
         usual = last - stop >= SLACK and _scan_usual_row(at, stop, rows, n)
         if not usual and not _scan_row(at, stop, rows, n):
-            return -1
+            return _MALFORMED
         n += 1
         at = stop
     return n
@@ -268,40 +311,40 @@ def _scan_event(at: int, end: int, last: int, events: int, e: int, rows: int, ro
     put_event_word(events, e, E_KIND, np.uint64(OTHER))
     while at < end:
         tag, at = read_varint(at, end)
-        if at == 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
-            return -1
+        if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
+            return _MALFORMED
         field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
-        if wire == 0:
+        if wire == VARINT:
             value, at = read_varint(at, end)
             if at == 0:
-                return -1
-            if field == 1:
+                return _MALFORMED
+            if field == _REGION:
                 put_event_word(events, e, E_REGION, value)
-            elif field == 7:
+            elif field == _REQUEST:
                 put_event_word(events, e, E_REQUEST, value)
-            elif field == 6:
+            elif field == _RESOLVED:
                 put_event_word(events, e, E_KIND, np.uint64(RESOLVED))
                 put_event_word(events, e, E_TS, value)
-        elif wire == 2:
+        elif wire == BYTES:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
-                return -1
-            if field == 3:
+                return _MALFORMED
+            if field == _ENTRIES:
                 if event_word(events, e, E_KIND) != np.uint64(ROWS):
                     n = first
                 put_event_word(events, e, E_KIND, np.uint64(ROWS))
                 n = _scan_entries(at, at + i64(size), last, rows, row_room, n)
                 if n < 0:
                     return n
-            elif field == 5:
+            elif field == _ERROR:
                 put_event_word(events, e, E_KIND, np.uint64(ERROR))
-            elif field == 4 or field == 8:
+            elif field == _ADMIN or field == _LONG:
                 put_event_word(events, e, E_KIND, np.uint64(OTHER))
             at += i64(size)
         else:
             at = skip_field(wire, at, end)
             if at == 0:
-                return -1
+                return _MALFORMED
     if event_word(events, e, E_KIND) == np.uint64(ROWS):
         put_event_word(events, e, E_FIRST, np.uint64(first))
         put_event_word(events, e, E_END, np.uint64(n))
@@ -323,18 +366,18 @@ def _scan_resolved(at: int, end: int, events: int, e: int) -> bool:
     put_event_word(events, e, E_SIZE, np.uint64(end - at))
     while at < end:
         tag, at = read_varint(at, end)
-        if at == 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
+        if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return False
         field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
-        if wire == 0:
+        if wire == VARINT:
             value, at = read_varint(at, end)
             if at == 0:
                 return False
-            if field == 2:
+            if field == _TS:
                 put_event_word(events, e, E_TS, value)
-            elif field == 3:
+            elif field == _RESOLVED_REQUEST:
                 put_event_word(events, e, E_REQUEST, value)
-        elif wire == 2 and field == 1:
+        elif wire == BYTES and field == _REGIONS:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
                 return False
@@ -354,18 +397,23 @@ def _scan_resolved(at: int, end: int, events: int, e: int) -> bool:
 def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, counts: int) -> int:
     """Scan ChangeDataEvent messages; `messages` holds an address and a size for each.
 
-    `counts` becomes (events, rows, index of the message it stopped at). Returns GOOD, BAD or FULL; after
+    `counts` becomes a SCANNED. Returns GOOD, BAD or FULL; after
     BAD or FULL the tables mean nothing.
+
+    Reads the messages, and 10 bytes at most at a time inside each. Writes `events`, `rows`, `counts`.
+    Bound: the two tables; with FULL the caller doubles them and calls again. Twin: protobuf's parser
+    (tests/puller/test_scan.py). Trick: a row in protobuf's own order is read without a loop over its
+    fields.
     """
     e, n = 0, 0
     for m in range(messages.shape[0]):
         at, end = messages[m, 0], messages[m, 0] + messages[m, 1]
-        put_int(counts, 2, m)
+        put_int(counts, SCANNED_MESSAGE, m)
         while at < end:
             tag, at = read_varint(at, end)
-            if at == 0 or tag < np.uint64(8) or tag > np.uint64(0xFFFFFFFF):
+            if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
                 return BAD
-            if tag != np.uint64(10) and tag != np.uint64(18):
+            if tag != EVENTS_TAG and tag != RESOLVED_TAG:
                 at = skip_field(i64(tag & np.uint64(7)), at, end)
                 if at == 0:
                     return BAD
@@ -375,16 +423,16 @@ def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, 
                 return BAD
             if e >= event_room:
                 return FULL
-            if tag == np.uint64(10):
+            if tag == EVENTS_TAG:
                 n = _scan_event(at, at + i64(size), end, events, e, rows, row_room, n)
                 if n < 0:
-                    return FULL if n == -2 else BAD
+                    return FULL if n == _NO_ROOM else BAD
             elif not _scan_resolved(at, at + i64(size), events, e):
                 return BAD
             e += 1
             at += i64(size)
-    put_int(counts, 0, e)
-    put_int(counts, 1, n)
+    put_int(counts, SCANNED_EVENTS, e)
+    put_int(counts, SCANNED_ROWS, n)
     return GOOD
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.kernel import address, compare_bytes, inline, kernel, load_u8
-from tidegate.puller.match.scan_kernels import read_varint, skip_field
+from tidegate.kernel import address, compare_bytes, inline, kernel, load_u16
+from tidegate.puller.match.scan_kernels import REGION_TAG, REGIONS_TAG, read_varint, skip_field
 from tidegate.puller.match.spill_kernels import log_tick
 from tidegate.puller.match.table_kernels import (
     C_MOVED,
@@ -52,6 +52,10 @@ from tidegate.puller.match.table_kernels import (
     slot_word,
     table_mask,
 )
+
+_MARK_AT = 9
+"""Where a key of a table says of what: behind `t` and the id."""
+_RECORD_MARK = int.from_bytes(b"_r", "little")
 
 
 @inline
@@ -108,7 +112,7 @@ def violate(slots: int, slot: int, reason: int, commit: Any, notes: int, counts:
 @inline
 def _is_record(key: int, size: int) -> bool:
     """As `keys.is_record`, of a key that lies between those of two tables."""
-    return size > 11 and load_u8(key + 9) == np.uint8(95) and load_u8(key + 10) == np.uint8(114)  # _r
+    return size > _MARK_AT + 2 and load_u16(key + _MARK_AT) == _RECORD_MARK
 
 
 @inline
@@ -164,7 +168,7 @@ def resolve_many(
     while at < end:
         tag, at = read_varint(at, end)
         wire = i64(tag & np.uint64(7))
-        if tag == np.uint64(10):
+        if tag == REGIONS_TAG:
             size, at = read_varint(at, end)
             stop = at + i64(size)
             while at < stop:
@@ -173,7 +177,7 @@ def resolve_many(
                     slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts
                 ):
                     return False
-        elif tag == np.uint64(8):
+        elif tag == REGION_TAG:
             region, at = read_varint(at, end)
             if not resolve(slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts):
                 return False

@@ -6,16 +6,18 @@ more: FORCED + kind for a commit or rollback that already waited for INITIALIZED
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tidegate.kernel import address, copy_exact, inline, kernel, load_u64, store_u64
+from tidegate.kernel import address, copy_exact, inline, kernel
 from tidegate.model.block import PUT
 from tidegate.puller.match.open_kernels import record_bytes, record_word, row_hash
 from tidegate.puller.match.table_kernels import (
     C_LOG,
     COMMIT,
+    COMMIT_ROW,
+    COMMITTED_ROW,
     E_END,
     E_FIRST,
     E_KIND,
@@ -25,6 +27,7 @@ from tidegate.puller.match.table_kernels import (
     FORCED,
     GENERATION,
     HASH,
+    INITIALIZED_ROW,
     KEY,
     KEY_SIZE,
     KIND,
@@ -39,7 +42,10 @@ from tidegate.puller.match.table_kernels import (
     L_START,
     L_VALUE_SIZE,
     LOG_RECORD,
+    OLD,
+    OLD_SIZE,
     OP,
+    PREWRITE_ROW,
     R_GENERATION,
     R_KEY_SIZE,
     R_LIVE,
@@ -49,40 +55,64 @@ from tidegate.puller.match.table_kernels import (
     R_VALUE_SIZE,
     RECORD,
     RESOLVED,
+    ROLLBACK_ROW,
     ROWS,
     S_LEAST,
     S_SPILLED,
     START,
     TICK,
+    VALUE,
     VALUE_SIZE,
+    W_COMMIT,
+    W_KEY_SIZE,
+    W_KIND,
+    W_SLOT,
+    W_START,
     WAIT_RECORD,
     get_int,
+    get_word,
     i64,
     put_event_word,
     put_int,
     put_row_word,
     put_slot_word,
+    put_word,
     row_word,
     slot_word,
 )
 
+_FORCED_COMMIT = np.uint64(FORCED) + COMMIT_ROW
+
+
+class Head(NamedTuple):
+    """What stands before a record's bytes, see LOGGED; its size follows from the others."""
+
+    slot: Any
+    kind: Any
+    op: Any
+    start: Any
+    commit: Any
+    generation: Any
+    key_size: Any
+    value_size: Any
+    old_size: Any
+
 
 @inline
-def _head(
-    at: int, slot: Any, kind: Any, op: Any, start: Any, commit: Any, generation: Any, k: Any, v: Any, o: Any
-) -> int:
+def _put_head(at: int, head: Head) -> int:
     """Write a record's words; its size."""
-    size: int = (LOG_RECORD + i64(k) + i64(v) + i64(o) + 7) & ~7
-    store_u64(at + 8 * L_SIZE, np.uint64(size))
-    store_u64(at + 8 * L_SLOT, np.uint64(slot))
-    store_u64(at + 8 * L_KIND, np.uint64(kind))
-    store_u64(at + 8 * L_OP, np.uint64(op))
-    store_u64(at + 8 * L_START, np.uint64(start))
-    store_u64(at + 8 * L_COMMIT, np.uint64(commit))
-    store_u64(at + 8 * L_GENERATION, np.uint64(generation))
-    store_u64(at + 8 * L_KEY_SIZE, np.uint64(k))
-    store_u64(at + 8 * L_VALUE_SIZE, np.uint64(v))
-    store_u64(at + 8 * L_OLD_SIZE, np.uint64(o))
+    data = i64(head.key_size) + i64(head.value_size) + i64(head.old_size)
+    size: int = (LOG_RECORD + data + 7) & ~7
+    put_word(at, L_SIZE, np.uint64(size))
+    put_word(at, L_SLOT, np.uint64(head.slot))
+    put_word(at, L_KIND, np.uint64(head.kind))
+    put_word(at, L_OP, np.uint64(head.op))
+    put_word(at, L_START, np.uint64(head.start))
+    put_word(at, L_COMMIT, np.uint64(head.commit))
+    put_word(at, L_GENERATION, np.uint64(head.generation))
+    put_word(at, L_KEY_SIZE, np.uint64(head.key_size))
+    put_word(at, L_VALUE_SIZE, np.uint64(head.value_size))
+    put_word(at, L_OLD_SIZE, np.uint64(head.old_size))
     return size
 
 
@@ -91,37 +121,31 @@ def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int,
     """Append a row to the log; False: no room, nothing was done."""
     kind = row_word(rows, row, KIND)
     k = row_word(rows, row, KEY_SIZE)
-    v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, KEY_SIZE + 2)
-    if kind == np.uint64(2) or kind == np.uint64(3):
+    v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, OLD_SIZE)
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW:
         v, o = np.uint64(0), np.uint64(0)
     used = get_int(counts, C_LOG)
     if used + LOG_RECORD + i64(k) + i64(v) + i64(o) + 8 > log_size:
         return False
     commit = row_word(rows, row, COMMIT)
-    size = _head(
-        log + used,
-        slot,
-        kind,
+    op, start, generation = (
         row_word(rows, row, OP),
         row_word(rows, row, START),
-        commit,
         row_word(rows, row, GENERATION),
-        k,
-        v,
-        o,
     )
+    size = _put_head(log + used, Head(slot, kind, op, start, commit, generation, k, v, o))
     at = log + used + LOG_RECORD
     copy_exact(at, i64(row_word(rows, row, KEY)), i64(k))
-    copy_exact(at + i64(k), i64(row_word(rows, row, KEY + 1)), i64(v))
-    copy_exact(at + i64(k) + i64(v), i64(row_word(rows, row, KEY + 2)), i64(o))
+    copy_exact(at + i64(k), i64(row_word(rows, row, VALUE)), i64(v))
+    copy_exact(at + i64(k) + i64(v), i64(row_word(rows, row, OLD)), i64(o))
     put_int(counts, C_LOG, used + size)
     least = slot_word(slots, slot, S_LEAST)
-    if kind == np.uint64(3):
+    if kind == ROLLBACK_ROW:
         commit = row_word(rows, row, START)
-    if kind == np.uint64(2) or kind == np.uint64(3) or kind == np.uint64(4):
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW or kind == COMMITTED_ROW:
         if least == np.uint64(0) or commit < least:
             put_slot_word(slots, slot, S_LEAST, max(commit, np.uint64(1)))
-    elif kind != np.uint64(1) and kind != np.uint64(5):
+    elif kind != PREWRITE_ROW and kind != INITIALIZED_ROW:
         put_slot_word(slots, slot, S_LEAST, np.uint64(1))
     return True
 
@@ -133,7 +157,8 @@ def log_tick(slot: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
     if used + LOG_RECORD > log_size:
         return False
     zero = np.uint64(0)
-    put_int(counts, C_LOG, used + _head(log + used, slot, TICK, zero, zero, ts, zero, zero, zero, zero))
+    size = _put_head(log + used, Head(slot, TICK, zero, zero, ts, zero, zero, zero, zero))
+    put_int(counts, C_LOG, used + size)
     return True
 
 
@@ -157,9 +182,8 @@ def log_open(arena: int, at: int, end: int, slots: int, log: int, log_size: int,
                 return at
             start = record_word(arena, np.uint64(at), R_START)
             generation = record_word(arena, np.uint64(at), R_GENERATION)
-            done = _head(
-                log + used, slot, np.uint64(1), np.uint64(PUT), start, np.uint64(0), generation, k, v, o
-            )
+            head = Head(slot, PREWRITE_ROW, np.uint64(PUT), start, np.uint64(0), generation, k, v, o)
+            done = _put_head(log + used, head)
             copy_exact(log + used + LOG_RECORD, arena + at + RECORD, data)
             put_int(counts, C_LOG, used + done)
         at += size
@@ -171,22 +195,21 @@ def log_waiting(waiting: int, at: int, end: int, slots: int, log: int, log_size:
     """The same for commits and rollbacks that wait for INITIALIZED."""
     while at < end:
         record = waiting + at
-        k = load_u64(record + 32)
-        slot = load_u64(record + 40)
+        k = get_word(record, W_KEY_SIZE)
+        slot = get_word(record, W_SLOT)
         if slot_word(slots, i64(slot), S_SPILLED) != np.uint64(0):
             used = get_int(counts, C_LOG)
             if used + LOG_RECORD + i64(k) + 8 > log_size:
                 return at
-            kind = (load_u64(record + 24) >> np.uint64(8)) + np.uint64(FORCED)
-            op = load_u64(record + 24) & np.uint64(0xFF)
+            kind = (get_word(record, W_KIND) >> np.uint64(8)) + np.uint64(FORCED)
+            op = get_word(record, W_KIND) & np.uint64(0xFF)
             zero = np.uint64(0)
-            done = _head(
-                log + used, slot, kind, op, load_u64(record + 8), load_u64(record + 16), zero, k, zero, zero
-            )
+            start, commit = get_word(record, W_START), get_word(record, W_COMMIT)
+            done = _put_head(log + used, Head(slot, kind, op, start, commit, zero, k, zero, zero))
             copy_exact(log + used + LOG_RECORD, record + WAIT_RECORD, i64(k))
             put_int(counts, C_LOG, used + done)
-            commit, least = load_u64(record + 16), slot_word(slots, i64(slot), S_LEAST)
-            if kind == np.uint64(FORCED + 2) and (least == np.uint64(0) or commit < least):
+            least = slot_word(slots, i64(slot), S_LEAST)
+            if kind == _FORCED_COMMIT and (least == np.uint64(0) or commit < least):
                 put_slot_word(slots, i64(slot), S_LEAST, max(commit, np.uint64(1)))
         at += (i64(k) + WAIT_RECORD + 7) & ~7
     return end
@@ -197,9 +220,9 @@ def sizes_by_slot(log: int, size: int, sizes: int) -> None:
     """Add each record's size to the word of its slot."""
     at = 0
     while at < size:
-        slot = i64(load_u64(log + at + 8 * L_SLOT))
-        put_int(sizes, slot, get_int(sizes, slot) + i64(load_u64(log + at + 8 * L_SIZE)))
-        at += i64(load_u64(log + at + 8 * L_SIZE))
+        slot = i64(get_word(log + at, L_SLOT))
+        put_int(sizes, slot, get_int(sizes, slot) + i64(get_word(log + at, L_SIZE)))
+        at += i64(get_word(log + at, L_SIZE))
 
 
 @kernel
@@ -207,7 +230,7 @@ def group_by_slot(log: int, size: int, places: int, out: int) -> None:
     """Copy records to out, those of a slot together; `places`: where each slot's begin, moved on."""
     at = 0
     while at < size:
-        slot, one = i64(load_u64(log + at + 8 * L_SLOT)), i64(load_u64(log + at + 8 * L_SIZE))
+        slot, one = i64(get_word(log + at, L_SLOT)), i64(get_word(log + at, L_SIZE))
         copy_exact(out + get_int(places, slot), log + at, one)
         put_int(places, slot, get_int(places, slot) + one)
         at += one
@@ -218,24 +241,34 @@ def cut(log: int, at: int, end: int, most: int) -> int:
     """The end of the whole records from `at` on that make up at least `most` bytes, or `end`."""
     first = at
     while at < end and at - first < most:
-        at += i64(load_u64(log + at + 8 * L_SIZE))
+        at += i64(get_word(log + at, L_SIZE))
     return at
 
 
-@kernel
-def load(
-    log: int, at: int, end: int, region: int, request: int, events: int, rows: int, room: int, found: int
-) -> int:
-    """Make events and rows (at most `room` of each) of the records in log[at:end]; where to go on.
+class Played(NamedTuple):
+    """Where `load` puts what it reads from a log."""
 
-    `found` becomes the numbers of events and of rows.
-    """
+    region: int
+    request: int
+    """What the events are of."""
+    events: int
+    rows: int
+    room: int
+    """Of each of these tables, in records."""
+    found: int
+    """int64[2]: the numbers of events and of rows."""
+
+
+@kernel
+def load(log: int, at: int, end: int, to: Played) -> int:
+    """Make events and rows of the records in log[at:end], as far as there is room; where to continue."""
+    events, rows, room = to.events, to.rows, to.room
     e, r, open_event = 0, 0, False
     while at < end and e < room and r < room:
-        kind = load_u64(log + at + 8 * L_KIND)
+        kind = get_word(log + at, L_KIND)
         if kind == np.uint64(TICK):
             put_event_word(events, e, E_KIND, np.uint64(RESOLVED))
-            put_event_word(events, e, E_TS, load_u64(log + at + 8 * L_COMMIT))
+            put_event_word(events, e, E_TS, get_word(log + at, L_COMMIT))
             open_event = False
         else:
             if open_event:
@@ -244,28 +277,28 @@ def load(
                 put_event_word(events, e, E_KIND, np.uint64(ROWS))
                 put_event_word(events, e, E_FIRST, np.uint64(r))
                 open_event = True
-            k, v = load_u64(log + at + 8 * L_KEY_SIZE), load_u64(log + at + 8 * L_VALUE_SIZE)
+            k, v = get_word(log + at, L_KEY_SIZE), get_word(log + at, L_VALUE_SIZE)
             key = log + at + LOG_RECORD
-            put_row_word(rows, r, START, load_u64(log + at + 8 * L_START))
-            put_row_word(rows, r, COMMIT, load_u64(log + at + 8 * L_COMMIT))
+            put_row_word(rows, r, START, get_word(log + at, L_START))
+            put_row_word(rows, r, COMMIT, get_word(log + at, L_COMMIT))
             put_row_word(rows, r, KIND, kind)
-            put_row_word(rows, r, OP, load_u64(log + at + 8 * L_OP))
-            put_row_word(rows, r, GENERATION, load_u64(log + at + 8 * L_GENERATION))
+            put_row_word(rows, r, OP, get_word(log + at, L_OP))
+            put_row_word(rows, r, GENERATION, get_word(log + at, L_GENERATION))
             put_row_word(rows, r, KEY, np.uint64(key))
-            put_row_word(rows, r, KEY + 1, np.uint64(key + i64(k)))
-            put_row_word(rows, r, KEY + 2, np.uint64(key + i64(k) + i64(v)))
+            put_row_word(rows, r, VALUE, np.uint64(key + i64(k)))
+            put_row_word(rows, r, OLD, np.uint64(key + i64(k) + i64(v)))
             put_row_word(rows, r, KEY_SIZE, k)
-            put_row_word(rows, r, HASH, row_hash(load_u64(log + at + 8 * L_START), key, i64(k)))
+            put_row_word(rows, r, HASH, row_hash(get_word(log + at, L_START), key, i64(k)))
             put_row_word(rows, r, VALUE_SIZE, v)
-            put_row_word(rows, r, KEY_SIZE + 2, load_u64(log + at + 8 * L_OLD_SIZE))
+            put_row_word(rows, r, OLD_SIZE, get_word(log + at, L_OLD_SIZE))
             r += 1
             put_event_word(events, e, E_END, np.uint64(r))
-        put_event_word(events, e, E_REGION, np.uint64(region))
-        put_event_word(events, e, E_REQUEST, np.uint64(request))
+        put_event_word(events, e, E_REGION, np.uint64(to.region))
+        put_event_word(events, e, E_REQUEST, np.uint64(to.request))
         e += 1
-        at += i64(load_u64(log + at + 8 * L_SIZE))
-    put_int(found, 0, e)
-    put_int(found, 1, r)
+        at += i64(get_word(log + at, L_SIZE))
+    put_int(to.found, 0, e)
+    put_int(to.found, 1, r)
     return at
 
 
@@ -278,4 +311,4 @@ def warm() -> None:
     sizes_by_slot(at, 0, at)
     group_by_slot(at, 0, at, at)
     cut(at, 0, 0, 1)
-    load(at, 0, 0, 0, 0, at, at, 0, at)
+    load(at, 0, 0, Played(0, 0, at, at, 0, at))

@@ -7,12 +7,14 @@ of open prewrites is in `bucket_kernels`.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate.kernel import address, inline, load_i64, load_u64, store_u64
+from tidegate.kernel_layout import Layout, pointer, signed, word
+from tidegate.proto.cdcpb_pb2 import Event
 
 i64: Any = np.int64
 """Untyped for mypy, whose numpy integers are no `int`; inside a kernel it is numba's int64."""
@@ -21,15 +23,41 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-EVENT_WORDS: Final = 8
-E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE, E_SLOT = range(EVENT_WORDS)
-"""An event: FIRST and END are its rows; for an error the address and size of the Event message; for a batch
-of resolved regions those of the ResolvedTs message. SLOT (-1: none) is filled in by `locate`."""
+EVENT: Final = Layout(
+    "event", "E_", "An event of a batch of messages, as `scan` found it.",
+    kind=word("ROWS, ERROR, RESOLVED, RESOLVED_MANY or OTHER"),
+    region=word("its region's id"),
+    request=word("its request's id"),
+    first=word("its first row; of an error and of resolved regions the address of their message"),
+    end=word("the row after its last"),
+    ts=word("the resolved ts", "ts"),
+    size=word("of an error and of resolved regions, the size of their message", "bytes"),
+    slot=signed("the registration, filled in by `locate`; -1: none"),
+)  # fmt: skip
+EVENT_WORDS: Final = len(EVENT.fields)
+E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE, E_SLOT = EVENT.words()
 
 ROWS, ERROR, RESOLVED, RESOLVED_MANY, OTHER = range(5)
 """Kinds of events; OTHER is ignored (admin, long transactions)."""
 
-ROW_WORDS: Final = 14
+ROW: Final = Layout(
+    "row", "", "A row of a batch of messages; key and values stay where they are.",
+    start=word("its start_ts", "ts"),
+    commit=word("its commit_ts; 0 in a prewrite", "ts"),
+    key=pointer("its key"),
+    value=pointer("its value"),
+    old=pointer("its old value; of a raw row the varint of its expiry"),
+    key_size=word("size of the key", "bytes"),
+    value_size=word("size of the value", "bytes"),
+    old_size=word("size of the old value", "bytes"),
+    kind=word("PREWRITE_ROW, COMMIT_ROW, ROLLBACK_ROW, COMMITTED_ROW or INITIALIZED_ROW"),
+    op=word("PUT or DELETE"),
+    generation=word("of a pipelined transaction; 0: it is none"),
+    hash=word("of start_ts and key; `locate` adds the slot to it"),
+    slot=signed("its registration; -1: none"),
+    place=word("where the table of open prewrites refers to it; 0: nowhere"),
+)  # fmt: skip
+ROW_WORDS: Final = len(ROW.fields)
 (
     START,
     COMMIT,
@@ -45,14 +73,41 @@ ROW_WORDS: Final = 14
     HASH,
     SLOT,
     PLACE,
-) = range(ROW_WORDS)
-"""A row: KEY, VALUE, OLD are addresses. HASH is of its start_ts and key; `locate` adds the SLOT to it.
-PLACE is where the table of open prewrites refers to the row, 0 where it does not."""
+) = ROW.words()
+
+PREWRITE_ROW: Final = np.uint64(Event.LogType.PREWRITE)
+COMMIT_ROW: Final = np.uint64(Event.LogType.COMMIT)
+ROLLBACK_ROW: Final = np.uint64(Event.LogType.ROLLBACK)
+COMMITTED_ROW: Final = np.uint64(Event.LogType.COMMITTED)
+INITIALIZED_ROW: Final = np.uint64(Event.LogType.INITIALIZED)
+"""Kinds of rows, as cdcpb numbers them."""
 
 MOVED_ROOM: Final = 1 << 16
 """Places in `moved`; the rest overwrites them, see `match`."""
 
-SLOT_WORDS: Final = 19
+REGISTRATION: Final = Layout(
+    "slot", "S_", "A registration; changes come out with its span, a risen resolved ts with its mark.",
+    state=word("FREE, SCANNING, LIVE or STOPPED"),
+    region=word("its region's id"),
+    request=word("its request's id"),
+    checkpoint=word("changes up to it are not wanted", "ts"),
+    resolved=word("no commit at or below it can come", "ts"),
+    span=word("the owner's number of its span"),
+    from_=pointer("the first key of its range"),
+    from_size=word("size of that", "bytes"),
+    to=pointer("the key after its range"),
+    to_size=word("size of that; 0: the range has no end", "bytes"),
+    head=word("its first waiting row: offset + 1 in the waiting arena; 0: none", "bytes"),
+    tail=word("its last waiting row", "bytes"),
+    open=word("what its open prewrites take in the arena", "bytes"),
+    waiting=word("how many rows wait"),
+    mark=word("the owner's number of its mark"),
+    spilled=word("1: its rows go to the log instead of being matched"),
+    due=word("of a spilled one, a resolved ts to be reported once its rows are matched; 0: none", "ts"),
+    least=word("of a spilled one, the least ts of a commit or rollback in the log; 0: none", "ts"),
+    records=word("1: keys that are no records of tables do not count"),
+)  # fmt: skip
+SLOT_WORDS: Final = len(REGISTRATION.fields)
 (
     S_STATE,
     S_REGION,
@@ -73,28 +128,57 @@ SLOT_WORDS: Final = 19
     S_DUE,
     S_LEAST,
     S_RECORDS,
-) = range(SLOT_WORDS)
-"""A registration: FROM and TO are the addresses of its raw key bounds (TO_SIZE 0: no bound). HEAD and TAIL
-chain its waiting rows (offset + 1 in the waiting arena; 0: none), WAITING counts them. OPEN: bytes of open
-prewrites. SPAN and MARK are the caller's numbers: changes come out with SPAN, a risen resolved ts with
-MARK. SPILLED (1): its rows go to the log instead of being matched; then LEAST is the least ts of an end among
-them (0: none), and DUE a resolved ts that may only be told once they are matched. RECORDS (1): keys that are
-no records of tables do not count."""
+) = REGISTRATION.words()
 
 FREE, SCANNING, LIVE, STOPPED = range(4)
 """States of a slot: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""
 
-OUT_WORDS: Final = 10
-O_COMMIT, O_START, O_OP, O_KEY, O_VALUE, O_OLD, O_KEY_SIZE, O_VALUE_SIZE, O_OLD_SIZE, O_SPAN = range(
-    OUT_WORDS
-)
+CHANGE: Final = Layout(
+    "change", "O_", "A completed change that goes out; key and values are in a message or an arena.",
+    commit=word("its commit_ts", "ts"),
+    start=word("its start_ts", "ts"),
+    op=word("PUT or DELETE"),
+    key=pointer("its key"),
+    value=pointer("its value"),
+    old=pointer("its old value"),
+    key_size=word("size of the key", "bytes"),
+    value_size=word("size of the value", "bytes"),
+    old_size=word("size of the old value", "bytes"),
+    span=word("the span of its registration"),
+)  # fmt: skip
+OUT_WORDS: Final = len(CHANGE.fields)
+O_COMMIT, O_START, O_OP, O_KEY, O_VALUE, O_OLD, O_KEY_SIZE, O_VALUE_SIZE, O_OLD_SIZE, O_SPAN = CHANGE.words()
 
-NOTE_WORDS: Final = 4
-N_KIND, N_SLOT, N_A, N_B = range(NOTE_WORDS)
+NOTE: Final = Layout(
+    "note", "N_", "What the owner of a registration must act on.",
+    kind=word("NOTE_INITIALIZED, NOTE_ERROR or NOTE_VIOLATED"),
+    slot=word("the registration"),
+    a=word("of an error the address of its Event, of a violation which one it is"),
+    b=word("of an error the size of its Event, of a violation the commit_ts"),
+)  # fmt: skip
+NOTE_WORDS: Final = len(NOTE.fields)
+N_KIND, N_SLOT, N_A, N_B = NOTE.words()
 NOTE_INITIALIZED, NOTE_ERROR, NOTE_VIOLATED = range(1, 4)
-"""What the caller must act on: A, B are address and size of the Event, or violation and commit_ts."""
 
-COUNT_WORDS: Final = 15
+COUNTS: Final = Layout(
+    "counts", "C_", "In and out of `match`, `keep` and the kernels of the log.",
+    out=signed("changes in `out`"),
+    notes=signed("notes"),
+    moved=signed("risen resolved ts; more than MOVED_ROOM: any may have risen"),
+    kept=signed("rows in `kept`"),
+    arena=signed("used of the arena", "bytes"),
+    live=signed("open prewrites in the arena", "bytes"),
+    open_rows=signed("entries in the table of open prewrites"),
+    waiting=signed("used of the waiting arena", "bytes"),
+    event=signed("the event to continue with"),
+    row=signed("the row to continue with"),
+    log=signed("used of the log", "bytes"),
+    passes=signed("of rows that come back from a log: how many passes are made over it; 0: they do not"),
+    pass_=signed("which pass this is: only rows whose hash falls to it are taken"),
+    ended=signed("the last of the records that ended in this call, by offset; 0: none", "bytes"),
+    trust_empty=signed("1: a repeated prewrite without a value counts, see `Matcher`"),
+)  # fmt: skip
+COUNT_WORDS: Final = len(COUNTS.fields)
 (
     C_OUT,
     C_NOTES,
@@ -111,27 +195,61 @@ COUNT_WORDS: Final = 15
     C_PASS,
     C_ENDED,
     C_TRUST_EMPTY,
-) = range(COUNT_WORDS)
-"""In and out of `match` and `keep`: lengths of out, notes, moved, kept; bytes used in the arena; bytes of
-open prewrites in it; entries in the table; bytes used in the waiting arena; event and row to go on from;
-bytes used in the log. PASSES is 0 but for rows that come back from a log: then only those whose hash falls to
-PASS of PASSES are taken. ENDED: the last of the records that ended in this call (offset; 0: none).
-TRUST_EMPTY: whether a repeated prewrite without a value counts, see `Matcher`."""
+) = COUNTS.words()
 
-RECORD: Final = 64
+SCANNED: Final = Layout(
+    "scanned", "SCANNED_", "What `scan` found.",
+    events=signed("events"),
+    rows=signed("rows"),
+    message=signed("the message it stopped at"),
+)  # fmt: skip
+SCANNED_EVENTS, SCANNED_ROWS, SCANNED_MESSAGE = SCANNED.words()
+
+PREWRITE: Final = Layout(
+    "record", "R_", "An open prewrite in the arena: this header, then its key, value and old value.",
+    start=word("its start_ts; of a dead one the offset of the next dead one, 0: none", "ts"),
+    slot=word("its registration"),
+    live=word("the registration's resolved ts when it was made, at least 1; 0: it is dead", "ts"),
+    generation=word("of a pipelined transaction; 0: it is none"),
+    hash=word("of its slot, start_ts and key"),
+    key_size=word("size of the key", "bytes"),
+    value_size=word("size of the value", "bytes"),
+    old_size=word("size of the old value", "bytes"),
+)  # fmt: skip
+RECORD: Final = PREWRITE.size
 """Bytes of a record's header."""
-R_START, R_SLOT, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = range(8)
-"""A record's header in the arena: START, slot, LIVE, GENERATION, HASH, three sizes. LIVE is the slot's
-resolved ts when the record was made (at least 1), 0 once it is dead: then START is the offset of the next
-dead one (0: none)."""
+R_START, R_SLOT, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = PREWRITE.words()
 
 FREE_LISTS: Final = 256
 """Lists of dead records whose room may be used again, one for each size class."""
 
-WAIT_RECORD: Final = 48
-"""Bytes of a waiting record's header: next, START, COMMIT, kind << 8 | op, key size, slot."""
+WAITING: Final = Layout(
+    "waiting row", "W_", "A commit or rollback before INITIALIZED: this header, then its key, padded.",
+    next=word("the slot's next one: offset + 1; 0: none", "bytes"),
+    start=word("its start_ts", "ts"),
+    commit=word("its commit_ts", "ts"),
+    kind=word("kind << 8 | operation"),
+    key_size=word("size of the key", "bytes"),
+    slot=word("its registration"),
+)  # fmt: skip
+W_NEXT, W_START, W_COMMIT, W_KIND, W_KEY_SIZE, W_SLOT = WAITING.words()
+WAIT_RECORD: Final = WAITING.size
+"""Bytes of a waiting record's header."""
 
-LOG_WORDS: Final = 10
+LOGGED: Final = Layout(
+    "logged row", "L_", "A row on disk: this header, then its key, value and old value, padded.",
+    size=word("all of it", "bytes"),
+    slot=word("its registration"),
+    kind=word("its kind, or FORCED + kind, or TICK: see `spill_kernels`"),
+    op=word("PUT or DELETE"),
+    start=word("its start_ts", "ts"),
+    commit=word("its commit_ts; of a TICK the resolved ts", "ts"),
+    generation=word("of a pipelined transaction; 0: it is none"),
+    key_size=word("size of the key", "bytes"),
+    value_size=word("size of the value", "bytes"),
+    old_size=word("size of the old value", "bytes"),
+)  # fmt: skip
+LOG_WORDS: Final = len(LOGGED.fields)
 (
     L_SIZE,
     L_SLOT,
@@ -143,18 +261,18 @@ LOG_WORDS: Final = 10
     L_KEY_SIZE,
     L_VALUE_SIZE,
     L_OLD_SIZE,
-) = range(LOG_WORDS)
-LOG_RECORD: Final = 8 * LOG_WORDS
-"""Bytes of a log record's header: the size of all of it, slot, kind, operation, timestamps, three sizes."""
+) = LOGGED.words()
+LOG_RECORD: Final = LOGGED.size
+"""Bytes of a log record's header."""
 FORCED: Final = 16
 TICK: Final = 255
 """Kinds of log records beside those of rows: see `spill_kernels`."""
 
 DONE, TABLE_FULL, LOG_FULL = range(3)
-"""What `match` says: all applied; the table is as full as it may be; the log is full."""
+"""Results of `match`: all applied; the table is as full as it may be; the log is full."""
 
 GOOD, BAD, FULL = range(3)
-"""What `scan` says: all scanned; message `counts[2]` is bad; the tables are too small."""
+"""Results of `scan`: all scanned; message `counts[SCANNED_MESSAGE]` is bad; the tables are too small."""
 
 IN_MESSAGE: Final = np.uint64(1 << 63)
 """Marks an entry of the table of open prewrites whose row is still in its message."""
@@ -162,6 +280,35 @@ IN_MESSAGE: Final = np.uint64(1 << 63)
 MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 MIXER: Final = np.uint64(0xD6E8FEB86659FD93)
 """Odd constants of the hashes."""
+
+
+class Tables(NamedTuple):
+    """What `match` works on: addresses of tables, and the size of the log.
+
+    numba takes a named tuple apart when it compiles: one argument costs what its parts cost.
+    """
+
+    events: int
+    rows: int
+    slots: int
+    slot_index: int
+    """Of slots, see `index_address`."""
+    table: int
+    """Of open prewrites, see `bucket_kernels.table_address`."""
+    arena: int
+    """Open prewrites of earlier batches, as PREWRITE says."""
+    waiting: int
+    """Commits and rollbacks that came before INITIALIZED, as WAITING says."""
+    out: int
+    notes: int
+    moved: int
+    """Slots whose resolved ts rose."""
+    kept: int
+    """Rows that were prewrites."""
+    log: int
+    log_size: int
+    """Bytes."""
+    counts: int
 
 
 # Tables are passed by address: numba counts references of arrays at each call, inlined or not, which made
@@ -180,52 +327,12 @@ def put_word(base: int, at: int, value: Any) -> None:
     store_u64(base + 8 * at, value)
 
 
-@inline
-def row_word(base: int, number: int, word: int) -> Any:
-    """A word of row `number`."""
-    return load_u64(base + 8 * (ROW_WORDS * number + word))
-
-
-@inline
-def put_row_word(base: int, number: int, word: int, value: Any) -> None:
-    """Write a word of row `number`."""
-    store_u64(base + 8 * (ROW_WORDS * number + word), value)
-
-
-@inline
-def slot_word(base: int, number: int, word: int) -> Any:
-    """A word of slot `number`."""
-    return load_u64(base + 8 * (SLOT_WORDS * number + word))
-
-
-@inline
-def put_slot_word(base: int, number: int, word: int, value: Any) -> None:
-    """Write a word of slot `number`."""
-    store_u64(base + 8 * (SLOT_WORDS * number + word), value)
-
-
-@inline
-def event_word(base: int, number: int, word: int) -> Any:
-    """A word of event `number`."""
-    return load_u64(base + 8 * (EVENT_WORDS * number + word))
-
-
-@inline
-def put_event_word(base: int, number: int, word: int, value: Any) -> None:
-    """Write a word of event `number`."""
-    store_u64(base + 8 * (EVENT_WORDS * number + word), value)
-
-
-@inline
-def put_note_word(base: int, number: int, word: int, value: Any) -> None:
-    """Write a word of note `number`."""
-    store_u64(base + 8 * (NOTE_WORDS * number + word), value)
-
-
-@inline
-def put_out_word(base: int, number: int, word: int, value: Any) -> None:
-    """Write a word of change `number`."""
-    store_u64(base + 8 * (OUT_WORDS * number + word), value)
+row_word, put_row_word = ROW.accessors()
+slot_word, put_slot_word = REGISTRATION.accessors()
+event_word, put_event_word = EVENT.accessors()
+out_word, put_out_word = CHANGE.accessors()
+_, put_note_word = NOTE.accessors()
+"""A word of record `number` of a table: `row_word(rows, number, KEY)`."""
 
 
 @inline

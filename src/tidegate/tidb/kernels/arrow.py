@@ -10,7 +10,7 @@ branch.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import COMMA
+from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.tidb.kernels.column import unscaled
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import STACK_WORDS, put_json
@@ -41,6 +43,7 @@ from tidegate.tidb.kernels.text import (
     POWERS_OF_TEN,
     SLACK,
     U64,
+    Slots,
     put_decimal,
     put_duration,
 )
@@ -134,6 +137,22 @@ _USED: Final = 8 * int(Word.USED)
 _NULLS: Final = 8 * int(Word.NULLS)
 _LOST: Final = 8 * int(Word.LOST)
 _HIGH: Final = 8 * int(Word.HIGH)
+ELEMENT: Final = Layout(
+    "element", "ELEMENT_", "An element of an enum or set.",
+    name=pointer("its name"),
+    size=signed("of the name", "bytes"),
+)  # fmt: skip
+ELEMENT_NAME, ELEMENT_SIZE = ELEMENT.offsets()
+_ELEMENT: Final = ELEMENT.size
+PAIR: Final = Layout(
+    "IPC pair", "PAIR_", "A node (length, NULLs) or buffer (offset, length) of an Arrow message's head.",
+    first=signed("length, or offset"), second=signed("NULLs, or length"),
+)  # fmt: skip
+PAIR_FIRST, PAIR_SECOND = PAIR.offsets()
+_PAIR: Final = PAIR.size
+_DECIMAL128: Final = 16
+_UPPER_HALF: Final = 8
+"""Bytes of a decimal128, and where its upper half is."""
 TILE: Final = 32
 _SPARE: Final = max(SLACK, 64)
 """Bytes that may be written after the end of a text."""
@@ -171,8 +190,9 @@ def not_null(rows: int, sizes: int, step: int) -> Any:
 @inline
 def element(elements: int, number: int, out: int) -> int:
     """Append an element's name; returns the new end."""
-    size = load_i64(elements + 16 * number + 8)
-    copy_exact(out, load_i64(elements + 16 * number), size)
+    entry = elements + _ELEMENT * number
+    size = load_i64(entry + ELEMENT_SIZE)
+    copy_exact(out, load_i64(entry + ELEMENT_NAME), size)
     return out + size
 
 
@@ -184,7 +204,7 @@ def set_text(out: int, mask: Any, elements: int) -> int:
     while mask != _NONE:
         if mask & _ONE != _NONE:
             if out > first:
-                store_u8(out, 44)
+                store_u8(out, COMMA)
                 out += 1
             out = element(elements, number, out)
         mask >>= _ONE
@@ -234,7 +254,7 @@ def put_unscaled(out: int, addr: int, scale: int) -> bool:
     for _ in range(scale - frac):
         value *= 10
     store_u64(out, value)
-    store_u64(out + 8, value >> 63)
+    store_u64(out + _UPPER_HALF, value >> 63)
     return True
 
 
@@ -293,11 +313,48 @@ def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lac
     return at
 
 
+class Tile(NamedTuple):
+    """Rows of one column that are written together."""
+
+    first: int
+    """The number of the first row."""
+    rows: int
+    words: int
+    sizes: int
+    """Addresses of the first row's slot."""
+    stride: int
+    """Cells from one row's slot to the next one's."""
+    valid: Any
+    """A bit for each row that has a value."""
+
+
+class Source(NamedTuple):
+    """One image, and the rows that have it."""
+
+    slots: Slots
+    ops: int
+    """uint8 a row."""
+    lacking: int
+    """The operation of rows that do not have the image."""
+
+
+class Memory(NamedTuple):
+    """What `fill` writes to and reads beside slots."""
+
+    body: int
+    stack: int
+    """int64[STACK_WORDS], for JSON."""
+    months: int
+    """`zone.month_lines`."""
+    safe_from: int
+    safe_to: int
+    """From each address between these 64 bytes may be read."""
+
+
 @inline
-def fill_fixed(
-    line: int, kind: int, body: int, first: int, rows: int, words: int, step: int, valid: Any, months: int
-) -> Any:
+def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
     """One tile of a column of fixed width; returns the bits of values that could not be kept."""
+    first, rows, words, step, valid = tile.first, tile.rows, tile.words, 8 * tile.stride, tile.valid
     data = body + load_i64(line + _DATA)
     lost = _NONE
     if kind == WORD8:
@@ -314,22 +371,23 @@ def fill_fixed(
             store_u8(data + first + i, load_i64(words + step * i) & filled(valid, i))
     elif kind == WIDE:
         for i in range(rows):
-            store_u64(data + 16 * (first + i), load_i64(words + step * i) & filled(valid, i))
-            store_u64(data + 16 * (first + i) + 8, 0)
+            out = data + _DECIMAL128 * (first + i)
+            store_u64(out, load_i64(words + step * i) & filled(valid, i))
+            store_u64(out + _UPPER_HALF, 0)
     elif kind == SINGLE:
         for i in range(rows):
             store_u32(data + 4 * (first + i), single_bits(load_i64(words + step * i) & filled(valid, i)))
     elif kind == DECIMAL:
         scale = load_i64(line + _ARGUMENT)
-        for at in range(data + 16 * first, data + 16 * (first + rows), 8):
+        for at in range(data + _DECIMAL128 * first, data + _DECIMAL128 * (first + rows), 8):
             store_u64(at, 0)
         left = valid
         while left != _NONE:
             i = I64(cttz64(left))
-            out = data + 16 * (first + i)
+            out = data + _DECIMAL128 * (first + i)
             if not put_unscaled(out, load_i64(words + step * i), scale):
                 store_u64(out, 0)
-                store_u64(out + 8, 0)
+                store_u64(out + _UPPER_HALF, 0)
                 lost |= _ONE << U64(i)
             left &= left - _ONE
     else:
@@ -355,19 +413,10 @@ def fill_fixed(
 
 
 @inline
-def fill_bytes(
-    line: int,
-    body: int,
-    first: int,
-    rows: int,
-    words: int,
-    sizes: int,
-    stride: int,
-    valid: Any,
-    safe_from: int,
-    safe_to: int,
-) -> None:
+def fill_bytes(line: int, body: int, tile: Tile, safe_from: int, safe_to: int) -> None:
     """One tile of a column whose bytes are its values."""
+    first, rows, valid = tile.first, tile.rows, tile.valid
+    words, sizes, stride = tile.words, tile.sizes, tile.stride
     ends = body + load_i64(line + _DATA) + 4 * (first + 1)
     text = body + load_i64(line + _TEXT)
     end = load_i64(line + _USED)
@@ -385,19 +434,10 @@ def fill_bytes(
 
 
 @inline
-def fill_text(
-    line: int,
-    kind: int,
-    body: int,
-    first: int,
-    rows: int,
-    words: int,
-    sizes: int,
-    stride: int,
-    valid: Any,
-    stack: int,
-) -> Any:
+def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
     """One tile of any other column of text or vectors; returns the bits of values that could not be kept."""
+    first, rows, valid = tile.first, tile.rows, tile.valid
+    words, sizes, stride = tile.words, tile.sizes, tile.stride
     ends = body + load_i64(line + _DATA) + 4 * (first + 1)
     text = body + load_i64(line + _TEXT)
     out = text + load_i64(line + _USED)
@@ -435,26 +475,15 @@ def fill_text(
 
 
 @kernel
-def fill(
-    n: int,
-    lines: int,
-    columns: int,
-    a: int,
-    l: int,  # noqa: E741
-    stride: int,
-    ops: int,
-    lacking: int,
-    body: int,
-    stack: int,
-    months: int,
-    safe_from: int,
-    safe_to: int,
-) -> None:
-    """Write every column into the body, at the places that `measure` has given it.
+def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
+    """Write every column of n rows into the body, at the places that `measure` has given it.
 
-    Arguments as for `measure`, and a: the slots' first words; stack: int64[STACK_WORDS], for JSON;
-    months: `zone.month_lines`; from each address from safe_from to safe_to 64 bytes may be read.
+    Reads slots and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
+    Bound: the places that `measure` has given. Twin: `mounter/rows.py`. Trick: tiles of rows, whose
+    validity is one word.
     """
+    body, ops, lacking = memory.body, source.ops, source.lacking
+    a, l, stride = source.slots.a, source.slots.l, source.slots.stride  # noqa: E741
     for c in range(columns):
         if load_i64(lines + c * _LINE) >= BYTES:
             store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
@@ -465,16 +494,16 @@ def fill(
             line = lines + c * _LINE
             kind = load_i64(line)
             cell = first * stride + load_i64(line + _CELL)
-            words = a + 8 * cell
             sizes = l + 4 * cell
             valid = held & not_null(rows, sizes, 4 * stride)
+            tile = Tile(first, rows, a + 8 * cell, sizes, stride, valid)
             lost = _NONE
             if kind < BYTES:
-                lost = fill_fixed(line, kind, body, first, rows, words, 8 * stride, valid, months)
+                lost = fill_fixed(line, kind, body, tile, memory.months)
             elif kind == BYTES:
-                fill_bytes(line, body, first, rows, words, sizes, stride, valid, safe_from, safe_to)
+                fill_bytes(line, body, tile, memory.safe_from, memory.safe_to)
             else:
-                lost = fill_text(line, kind, body, first, rows, words, sizes, stride, valid, stack)
+                lost = fill_text(line, kind, body, tile, memory.stack)
             valid ^= lost
             store_u32(body + load_i64(line + _VALID) + first // 8, valid)
             store_u64(line + _LOST, load_i64(line + _LOST) + I64(ctpop64(lost)))
@@ -508,9 +537,9 @@ def seal(n: int, lines: int, columns: int, nodes: int, buffers: int) -> None:
 @inline
 def put_pair(at: int, first: int, second: int) -> int:
     """Two int64; returns where the next ones go."""
-    store_u64(at, first)
-    store_u64(at + 8, second)
-    return at + 16
+    store_u64(at + PAIR_FIRST, first)
+    store_u64(at + PAIR_SECOND, second)
+    return at + _PAIR
 
 
 @inline
@@ -532,5 +561,5 @@ def warm() -> None:
     words = np.zeros(STACK_WORDS, dtype=np.int64)
     at = address(words)
     measure(0, at, 0, at, 1, at, 0)
-    fill(0, at, 0, at, at, 1, at, 0, at, at, at, 0, 0)
+    fill(0, at, 0, Source(Slots(at, at, 1), at, 0), Memory(at, at, at, 0, 0))
     seal(0, at, 0, at, at)

@@ -20,12 +20,15 @@ from tidegate.kernel import (
     load_u16,
     load_u32,
     store_u32,
+    store_u64,
 )
+from tidegate.kernel_layout import Layout, signed
 from tidegate.model.schema import Kind
 from tidegate.tidb.checksum import Outcome
 from tidegate.tidb.kernels.crc import FULL, crc_bytes, crc_row, crc_u32, crc_word
 from tidegate.tidb.kernels.json import put_json
-from tidegate.tidb.kernels.text import I64, U64, put_date, put_datetime, put_decimal, put_duration
+from tidegate.tidb.kernels.text import I64, U64, Slots, put_date, put_datetime, put_decimal, put_duration
+from tidegate.tidb.row import CHECKSUM, EXTRA_CHECKSUM, LARGE, V2
 
 UNCHECKED: Final = int(Outcome.UNCHECKED)
 MATCHED: Final = int(Outcome.MATCHED)
@@ -35,23 +38,38 @@ BY_COLUMNS: Final = 5
 
 _HANDLE_AT: Final = 11
 
+# A row of format v2: its marker, flags, two counts, then its lists (docs/formats/rows.md#format-v2).
+FLAGS_AT, FILLED_AT, NULLS_AT, ROW_HEAD = 1, 2, 4, 6
+# What follows its data: a header, one sum or two.
+SUM_VERSION: Final = 7
+"""The bits of a header that are its version."""
+_SUM_AT, _EXTRA_AT = 1, 5
+ONE_SUM, TWO_SUMS = 5, 9
+"""Bytes with one sum, and with two."""
+_OF_COLUMNS, _WITH_KEY = 0, 1
+"""Versions: the sum of the columns, and of the row with the whole key."""
+_SECOND: Final = 4
+"""Where the second u32 of `carried` is."""
+
 
 @inline
 def header_at(value: int, length: int) -> int:
     """Where the checksum's header byte is; 0: the row has none; -1: its lists do not fit its length."""
-    if length < 6 or load_u8(value) != 0x80 or load_u8(value + 1) & 2 == 0:
+    if length < ROW_HEAD or load_u8(value) != V2 or load_u8(value + FLAGS_AT) & CHECKSUM == 0:
         return 0
-    large = I64(load_u8(value + 1)) & 1
-    filled = I64(load_u16(value + 2))
-    nulls = I64(load_u16(value + 4))
-    at = 6 + (filled + nulls) * (4 if large else 1) + filled * (4 if large else 2)
+    large = I64(load_u8(value + FLAGS_AT)) & LARGE
+    filled = I64(load_u16(value + FILLED_AT))
+    nulls = I64(load_u16(value + NULLS_AT))
+    at = ROW_HEAD + (filled + nulls) * (4 if large else 1) + filled * (4 if large else 2)
     if at > length:
         return -1
     if filled > 0:
         ends = value + at
         at += I64(load_u32(ends - 4)) if large else I64(load_u16(ends - 2))
     room = length - at
-    if (room != 5 and room != 9) or (room == 9) != (load_u8(value + at) & 8 != 0):
+    if (room != ONE_SUM and room != TWO_SUMS) or (room == TWO_SUMS) != (
+        load_u8(value + at) & EXTRA_CHECKSUM != 0
+    ):
         return -1
     return at
 
@@ -67,18 +85,19 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
     if at == 0:
         return UNCHECKED
     if at < 0:
-        store_u32(carried, 0)
-        store_u32(carried + 4, 0)
+        store_u64(carried, 0)
         return MISMATCHED
-    version = I64(load_u8(value + at)) & 7
-    expected = I64(load_u32(value + at + 1))
-    if version == 0:
+    version = I64(load_u8(value + at)) & SUM_VERSION
+    expected = I64(load_u32(value + at + _SUM_AT))
+    if version == _OF_COLUMNS:
         store_u32(carried, expected)
-        store_u32(carried + 4, load_u32(value + at + 5) if length - at == 9 else expected)
+        store_u32(
+            carried + _SECOND, load_u32(value + at + _EXTRA_AT) if length - at == TWO_SUMS else expected
+        )
         return BY_COLUMNS
     store_u32(carried, expected)
-    store_u32(carried + 4, version)
-    skip = 0 if version == 1 else _HANDLE_AT
+    store_u32(carried + _SECOND, version)
+    skip = 0 if version == _WITH_KEY else _HANDLE_AT
     # As in the plain twin: the sum covers all but the sums themselves.
     if crc_row(value, at + 1, key + skip, key_size - skip) == expected:
         return MATCHED
@@ -131,8 +150,15 @@ _DATE: Final = int(Form.DATE)
 _DATETIME: Final = int(Form.DATETIME)
 _TIME: Final = int(Form.TIME)
 _DECIMAL: Final = int(Form.DECIMAL)
-SUM_WORDS: Final = 3
-"""Words of a column in the plan of `column_sums`: position, form, fsp; in ascending order of column id."""
+SUM: Final = Layout(
+    "sum line", "SUM_", "A column in the plan of `column_sums`: lines in ascending order of column id.",
+    cell=signed("its cell in a row of slots"),
+    form=signed("what it adds, a `Form`"),
+    fsp=signed("digits of a time's fraction"),
+)  # fmt: skip
+SUM_WORDS: Final = len(SUM.fields)
+_SUM_LINE: Final = SUM.size
+SUM_CELL, SUM_FORM, SUM_FSP = SUM.offsets()
 _EXPONENT: Final = 0x7FF0000000000000
 
 
@@ -164,31 +190,25 @@ def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> in
 
 @kernel
 def column_sums(
-    n: int,
-    rows: int,
-    a: int,
-    l: int,  # noqa: E741
-    stride: int,
-    plan: int,
-    columns: int,
-    scratch: int,
-    stack: int,
-    out: int,
+    n: int, rows: int, image: Slots, plan: int, columns: int, scratch: int, stack: int, out: int
 ) -> int:
     """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's slots.
 
-    plan: `columns` lines of SUM_WORDS. scratch: room for the longest text and its slack. stack: JSON's.
+    plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
+
+    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    time, in `scratch`. Twin: `tidb/checksum.py`.
     """
     for i in range(n):
-        first = load_i64(rows + 8 * i) * stride
+        first = load_i64(rows + 8 * i) * image.stride
         register = FULL
         for c in range(columns):
-            cell = first + load_i64(plan + 8 * SUM_WORDS * c)
-            size = I64(load_i32(l + 4 * cell))
+            cell = first + load_i64(plan + _SUM_LINE * c + SUM_CELL)
+            size = I64(load_i32(image.l + 4 * cell))
             if size < 0:
                 continue
-            form = load_i64(plan + 8 * SUM_WORDS * c + 8)
-            word = load_i64(a + 8 * cell)
+            form = load_i64(plan + _SUM_LINE * c + SUM_FORM)
+            word = load_i64(image.a + 8 * cell)
             if form < _BYTES:
                 register = crc_word(register, U64(finite(word) if form == _FLOAT else word))
             elif form == _BYTES:
@@ -196,7 +216,7 @@ def column_sums(
             elif form == _BARE:
                 register = crc_bytes(register, word, size)
             else:
-                fsp = load_i64(plan + 8 * SUM_WORDS * c + 16)
+                fsp = load_i64(plan + _SUM_LINE * c + SUM_FSP)
                 end = put_text(scratch, form, fsp, word, size, stack)
                 register = crc_prefixed(register, scratch, end - scratch)
         store_u32(out + 4 * i, register ^ FULL)
@@ -219,7 +239,7 @@ def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, register
     for i in range(n):
         if load_u8(valid + i) != 0:
             start = load_i64(ends + 8 * i)
-            size = load_i64(ends + 8 * i + 8) - start
+            size = load_i64(ends + 8 * (i + 1)) - start
             register = I64(load_u32(registers + 4 * i))
             if prefixed:
                 register = crc_prefixed(register, data + start, size)
@@ -231,6 +251,6 @@ def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, register
 
 def warm() -> None:
     """Compile what is not in numba's cache yet: each kernel, over no rows."""
-    column_sums(0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    column_sums(0, 0, Slots(0, 0, 1), 0, 0, 0, 0, 0)
     fold_words(0, 0, 0, 0)
     fold_bytes(0, 0, 0, 0, 1, 0)

@@ -7,7 +7,7 @@ first row's two words and the step between rows, in cells. Whole record batches:
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from tidegate.tidb.kernels.text import (
     POWERS_OF_TEN,
     SLACK,
     U64,
+    Slots,
     decimal_word,
     put_date,
     put_datetime,
@@ -58,6 +59,8 @@ from tidegate.tidb.kernels.zone import in_zone
 
 _ZERO: Final = U64(0)
 _ONE: Final = U64(1)
+_UPPER_HALF: Final = 8
+"""Where the upper half of a 128-bit number is."""
 NONE: Final = -1
 
 
@@ -114,31 +117,30 @@ WIDTH: Final = {
 """The longest text of each; JSON: `JSON_GROWTH` times its length, BYTES: their length."""
 
 
+class Column(NamedTuple):
+    """Where `texts` writes a column."""
+
+    out: int
+    """Room for all texts at their longest, and `SLACK`."""
+    ends: int
+    """int32[n + 1], offsets as Arrow wants them."""
+    valid: int
+    """uint8[n], 0 for NULL."""
+
+
 @kernel
-def texts(
-    what: int,
-    fsp: int,
-    n: int,
-    a: int,
-    l: int,  # noqa: E741
-    step: int,
-    out: int,
-    ends: int,
-    valid: int,
-    stack: int,
-    zone: int,
-) -> int:
+def texts(what: int, fsp: int, n: int, slots: Slots, column: Column, stack: int, zone: int) -> int:
     """The texts of n slots, one after the other; returns their bytes.
 
-    out: room for all of them at their longest, and `SLACK`. ends: int32[n + 1], offsets as Arrow wants them.
-    valid: uint8[n], 0 for NULL. stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
+    stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
     """
+    out, ends, step = column.out, column.ends, slots.stride
     base = out
     store_u32(ends, 0)
     for i in range(n):
-        size = I64(load_i32(l + 4 * i * step))
-        word = load_i64(a + 8 * i * step)
-        store_u8(valid + i, 1 if size >= 0 else 0)
+        size = I64(load_i32(slots.l + 4 * i * step))
+        word = load_i64(slots.a + 8 * i * step)
+        store_u8(column.valid + i, 1 if size >= 0 else 0)
         if size < 0:
             pass
         elif what == SIGNED:
@@ -170,7 +172,7 @@ def texts(
             out = put_float_json(out, word)
         else:
             out = put_double_tidb(out, word)
-        store_u32(ends + 4 * i + 4, out - base)
+        store_u32(ends + 4 * (i + 1), out - base)
     return out - base
 
 
@@ -178,12 +180,12 @@ def texts(
 def shift_in(out: int, factor: Any, word: int) -> bool:
     """The U128 at `out` times `factor`, plus `word`; False when it does not fit 127 bits."""
     low = load_u64(out)
-    high = load_u64(out + 8)
+    high = load_u64(out + _UPPER_HALF)
     new_low = low * factor + U64(word)
     carry = multiply_high(low, factor) + (_ONE if new_low < U64(word) else _ZERO)
     store_u64(out, new_low)
-    store_u64(out + 8, high * factor + carry)
-    return multiply_high(high, factor) == _ZERO and load_i64(out + 8) >= 0
+    store_u64(out + _UPPER_HALF, high * factor + carry)
+    return multiply_high(high, factor) == _ZERO and load_i64(out + _UPPER_HALF) >= 0
 
 
 @inline
@@ -194,7 +196,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     digits = addr + 2
     flip = -1 if load_u8(digits) & 0x80 == 0 else 0
     store_u64(out, 0)
-    store_u64(out + 8, 0)
+    store_u64(out + _UPPER_HALF, 0)
     if frac > scale:
         return False
     fits = True
@@ -216,7 +218,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     if flip != 0:
         low = U64(0) - load_u64(out)
         store_u64(out, low)
-        store_u64(out + 8, ~load_u64(out + 8) + (_ONE if low == _ZERO else _ZERO))
+        store_u64(out + _UPPER_HALF, ~load_u64(out + _UPPER_HALF) + (_ONE if low == _ZERO else _ZERO))
     return fits
 
 
@@ -256,6 +258,7 @@ def warm() -> None:
     stack = np.zeros(STACK_WORDS, dtype=np.int64)
     out = buffer(SLACK)
     at = address(word)
-    texts(SIGNED, 0, 1, at, address(none), 1, address(out), address(end), address(valid), address(stack), 0)
+    column = Column(address(out), address(end), address(valid))
+    texts(SIGNED, 0, 1, Slots(at, address(none), 1), column, address(stack), 0)
     check_json(0, at, at, at, at)
     decimals(0, at, at, 0, at, at)

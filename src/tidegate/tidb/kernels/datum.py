@@ -6,7 +6,11 @@ Nothing is read outside the given bytes. Plain twin: `datum`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u64
+from tidegate.tidb.datum import Flag
+from tidegate.tidb.kernels.json import CONTAINER_HEAD, SIZE_AT
 from tidegate.tidb.kernels.text import I64, U64
 from tidegate.tidb.kernels.value import (
     BYTES,
@@ -14,6 +18,7 @@ from tidegate.tidb.kernels.value import (
     FLOAT,
     JSON,
     NANOSECONDS,
+    PLAN_FORM,
     SIGN,
     bytes_ok,
     decimal_extent,
@@ -21,6 +26,35 @@ from tidegate.tidb.kernels.value import (
     integer_ok,
     put_slot,
 )
+from tidegate.tidb.types.json import (
+    ARRAY,
+    DATE,
+    DATETIME,
+    DOUBLE,
+    DURATION,
+    INT64,
+    LITERAL,
+    OBJECT,
+    OPAQUE,
+    STRING,
+    TIMESTAMP,
+    UINT64,
+)
+
+FLAG_NULL: Final = int(Flag.NULL)
+FLAG_BYTES: Final = int(Flag.BYTES)
+FLAG_COMPACT_BYTES: Final = int(Flag.COMPACT_BYTES)
+FLAG_INT: Final = int(Flag.INT)
+FLAG_UINT: Final = int(Flag.UINT)
+FLAG_FLOAT: Final = int(Flag.FLOAT)
+FLAG_DECIMAL: Final = int(Flag.DECIMAL)
+FLAG_DURATION: Final = int(Flag.DURATION)
+FLAG_VARINT: Final = int(Flag.VARINT)
+FLAG_UVARINT: Final = int(Flag.UVARINT)
+FLAG_JSON: Final = int(Flag.JSON)
+FLAG_VECTOR: Final = int(Flag.VECTOR)
+_GROUP: Final = 8
+"""Bytes of a group of memcomparable bytes, before the one that counts its padding."""
 
 
 @inline
@@ -50,17 +84,25 @@ def json_size(addr: int, room: int, scratch: int) -> int:
     if room < 1:
         return -1
     code = I64(load_u8(addr))
-    if code == 1 or code == 3:
-        return 1 + I64(load_u32(addr + 5)) if room >= 9 else -1
-    if code == 4:
+    if code == OBJECT or code == ARRAY:
+        # The code, then the number of members, then the size of the container from there on.
+        return 1 + I64(load_u32(addr + 1 + SIZE_AT)) if room >= 1 + CONTAINER_HEAD else -1
+    if code == LITERAL:
         return 2
-    if code == 9 or code == 10 or code == 11 or code == 14 or code == 15 or code == 16:
+    if (
+        code == INT64
+        or code == UINT64
+        or code == DOUBLE
+        or code == DATE
+        or code == DATETIME
+        or code == TIMESTAMP
+    ):
         return 9
-    if code == 17:
+    if code == DURATION:
         return 13
-    if code != 12 and code != 13:
+    if code != STRING and code != OPAQUE:
         return -1
-    head = 1 if code == 12 else 2
+    head = 1 if code == STRING else 2
     used = read_uvarint(addr + head, room - head, scratch)
     size = load_i64(scratch)
     if used < 0 or size < 0 or size > room:
@@ -73,16 +115,16 @@ def ungroup(addr: int, room: int, out: int, result: int) -> int:
     """Memcomparable bytes: writes them to `out`, their number to `result`; returns the size read, or -1."""
     at = 0
     size = 0
-    while at + 9 <= room:
-        padding = 255 - I64(load_u8(addr + at + 8))
+    while at + _GROUP + 1 <= room:
+        padding = 255 - I64(load_u8(addr + at + _GROUP))
         group = load_u64(addr + at)
-        if padding > 8 or (padding > 0 and padding < 8 and group >> U64(64 - 8 * padding) != U64(0)):
+        if padding > _GROUP or (0 < padding < _GROUP and group >> U64(64 - 8 * padding) != U64(0)):
             return -1
-        if padding == 8 and group != U64(0):
+        if padding == _GROUP and group != U64(0):
             return -1
         store_u64(out + size, group)
-        size += 8 - padding
-        at += 9
+        size += _GROUP - padding
+        at += _GROUP + 1
         if padding > 0:
             store_u64(result, size)
             return at
@@ -100,41 +142,41 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
     flag = I64(load_u8(at))
     addr = at + 1
     room -= 1
-    form = load_i64(entry + 16)
-    if flag == 0:
+    form = load_i64(entry + PLAN_FORM)
+    if flag == FLAG_NULL:
         put_slot(a, l, cell, 0, -1)
         return 1
     used = -1
     if form < BYTES:
         word = 0
-        if flag == 8 or flag == 9:
+        if flag == FLAG_VARINT or flag == FLAG_UVARINT:
             used = read_uvarint(addr, room, stack)
             word = load_i64(stack)
-            if flag == 8:
+            if flag == FLAG_VARINT:
                 word = unzigzag(word)
-        elif (flag == 3 or flag == 4 or flag == 7) and room >= 8:
+        elif (flag == FLAG_INT or flag == FLAG_UINT or flag == FLAG_DURATION) and room >= 8:
             used = 8
             bits = bswap64(load_u64(addr))
-            word = I64(bits) if flag == 4 else I64(bits ^ SIGN)
-        if form <= NANOSECONDS and word < 0 and (flag == 4 or flag == 9):
+            word = I64(bits) if flag == FLAG_UINT else I64(bits ^ SIGN)
+        if form <= NANOSECONDS and word < 0 and (flag == FLAG_UINT or flag == FLAG_UVARINT):
             return -1
         if used < 0 or not integer_ok(form, word):
             return -1
         put_slot(a, l, cell, word, 0)
         return used + 1
     if form == FLOAT:
-        if flag != 5 or room < 8:
+        if flag != FLAG_FLOAT or room < 8:
             return -1
         put_slot(a, l, cell, float_bits(addr), 0)
         return 9
-    if form == BYTES and flag == 1 and free != 0:
+    if form == BYTES and flag == FLAG_BYTES and free != 0:
         used = ungroup(addr, room, free, stack)
         if used < 0:
             return -1
         put_slot(a, l, cell, free, load_i64(stack))
         return used + 1
     size = -1
-    if form == BYTES and flag == 2:
+    if form == BYTES and flag == FLAG_COMPACT_BYTES:
         used = read_uvarint(addr, room, stack)
         size = unzigzag(load_i64(stack))
         if used < 0 or size < 0 or size > room - used:
@@ -142,11 +184,11 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
         addr += used
         put_slot(a, l, cell, addr, size)
         return used + size + 1
-    if form == DECIMAL and flag == 6:
+    if form == DECIMAL and flag == FLAG_DECIMAL:
         size = decimal_extent(addr, room)
-    elif form == JSON and flag == 10:
+    elif form == JSON and flag == FLAG_JSON:
         size = json_size(addr, room, stack)
-    elif form > JSON and flag == 20 and room >= 4:
+    elif form > JSON and flag == FLAG_VECTOR and room >= 4:
         size = I64(load_u32(addr)) * 4 + 4
     if size < 0 or size > room or not bytes_ok(form, addr, size, stack):
         return -1
@@ -163,21 +205,21 @@ def skip_datum(at: int, room: int, scratch: int) -> int:
     addr = at + 1
     room -= 1
     size = -1
-    if flag == 0:
+    if flag == FLAG_NULL:
         size = 0
-    elif flag == 3 or flag == 4 or flag == 5 or flag == 7:
+    elif flag == FLAG_INT or flag == FLAG_UINT or flag == FLAG_FLOAT or flag == FLAG_DURATION:
         size = 8
-    elif flag == 8 or flag == 9:
+    elif flag == FLAG_VARINT or flag == FLAG_UVARINT:
         size = read_uvarint(addr, room, scratch)
-    elif flag == 2:
+    elif flag == FLAG_COMPACT_BYTES:
         used = read_uvarint(addr, room, scratch)
         size = unzigzag(load_i64(scratch))
         size = used + size if used >= 0 and 0 <= size <= room else -1
-    elif flag == 6:
+    elif flag == FLAG_DECIMAL:
         size = decimal_extent(addr, room)
-    elif flag == 10:
+    elif flag == FLAG_JSON:
         size = json_size(addr, room, scratch)
-    elif flag == 20 and room >= 4:
+    elif flag == FLAG_VECTOR and room >= 4:
         size = I64(load_u32(addr)) * 4 + 4
     if size < 0 or size > room:
         return -1

@@ -3,8 +3,8 @@
 `shortest64` and `shortest32` are Raffaele Giulietti's Schubfach (2021), after the form Alexander Bolz gave
 it in Drachennest: one 128-bit power of ten from a table (made here with Python's integers), three
 multiplications, no division by anything but 4 and 10. The digits are those of Go's `FormatFloat(v, f, -1,
-bits)` and Python's `repr`. Callers and conventions: see `tidegate.tidb.kernels.text`; no helper scribbles
-more than its `SLACK`.
+bits)` and Python's `repr`. Callers and conventions: see `tidegate.tidb.kernels`; no helper scribbles more
+than its `SLACK`.
 
     put_double_fixed, put_float_fixed   Go 'f': never an exponent (`ColumnValueString`); <= FIXED_TEXT
     put_double_json, put_float_json     Go `encoding/json`: 'e' below 1e-6, from 1e21; <= JSON_NUMBER_TEXT
@@ -26,6 +26,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from tidegate.kernel import inline, store_u8
+from tidegate.kernel_ascii import LOWER_E, MINUS, PLUS, POINT, ZERO
 from tidegate.tidb.kernels.text import I64, POWERS_OF_TEN, U64, put_eight, put_i64, put_u64
 
 FIXED_TEXT: Final = 352
@@ -228,7 +229,7 @@ def put_padded(out: int, value: int, width: int) -> int:
 def put_zeros(out: int, count: int) -> int:
     """`count` zeros."""
     for i in range(count):
-        store_u8(out + i, 48)
+        store_u8(out + i, ZERO)
     return out + max(count, 0)
 
 
@@ -248,13 +249,13 @@ def put_fixed(out: int, digits: Any, k: int) -> int:
         return put_zeros(put_u64(out, digits), k)
     n = count_digits(digits)
     if -k >= n:
-        store_u8(out, 48)
-        store_u8(out + 1, 46)
+        store_u8(out, ZERO)
+        store_u8(out + 1, POINT)
         return put_u64(put_zeros(out + 2, -k - n), digits)
     power = POWERS_OF_TEN[-k]
     whole = I64(digits) // power
     out = put_u64(out, U64(whole))
-    store_u8(out, 46)
+    store_u8(out, POINT)
     return put_padded(out + 1, I64(digits) - whole * power, -k)
 
 
@@ -264,12 +265,12 @@ def put_exponent(out: int, digits: Any, k: int) -> int:
     n = count_digits(digits)
     power = POWERS_OF_TEN[n - 1]
     first = I64(digits) // power
-    store_u8(out, 48 + first)
+    store_u8(out, ZERO + first)
     out += 1
     if n > 1:
-        store_u8(out, 46)
+        store_u8(out, POINT)
         out = put_padded(out + 1, I64(digits) - first * power, n - 1)
-    store_u8(out, 101)
+    store_u8(out, LOWER_E)
     return put_i64(out + 1, k + n - 1)
 
 
@@ -277,7 +278,7 @@ def put_exponent(out: int, digits: Any, k: int) -> int:
 def put_sign(out: int, bits: int) -> int:
     """The minus sign of a negative number, and of -0."""
     if bits < 0:
-        store_u8(out, 45)
+        store_u8(out, MINUS)
         return out + 1
     return out
 
@@ -285,7 +286,7 @@ def put_sign(out: int, bits: int) -> int:
 @inline
 def put_zero(out: int) -> int:
     """The digit 0."""
-    store_u8(out, 48)
+    store_u8(out, ZERO)
     return out + 1
 
 
@@ -322,15 +323,15 @@ def put_go_json(out: int, digits: Any, k: int) -> int:
     n = count_digits(digits)
     power = POWERS_OF_TEN[n - 1]
     first = I64(digits) // power
-    store_u8(out, 48 + first)
+    store_u8(out, ZERO + first)
     out += 1
     if n > 1:
-        store_u8(out, 46)
+        store_u8(out, POINT)
         out = put_padded(out + 1, I64(digits) - first * power, n - 1)
-    store_u8(out, 101)
+    store_u8(out, LOWER_E)
     out += 1
     if point > 0:
-        store_u8(out, 43)
+        store_u8(out, PLUS)
         out += 1
     return put_i64(out, point - 1)
 
@@ -365,7 +366,7 @@ def put_double_tidb(out: int, bits: int) -> int:
     out = put_sign(out, bits)
     if bits & _MAGNITUDE == 0:
         out = put_zero(out)
-        store_u8(out, 46)
+        store_u8(out, POINT)
         return put_zero(out + 1)
     digits, k = shortest64(bits & _MAGNITUDE)
     point = k + count_digits(digits)
@@ -373,6 +374,6 @@ def put_double_tidb(out: int, bits: int) -> int:
         return put_exponent(out, digits, k)
     out = put_fixed(out, digits, k)
     if k >= 0:
-        store_u8(out, 46)
+        store_u8(out, POINT)
         out = put_zero(out + 1)
     return out

@@ -31,6 +31,41 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.kernel_ascii import (
+    BACKSLASH,
+    BACKSPACE,
+    CARRIAGE_RETURN,
+    CLOSE_BRACE,
+    CLOSE_BRACKET,
+    COLON,
+    COMMA,
+    EQUALS,
+    ESCAPED_20_TEXT,
+    FALS_TEXT,
+    FORM_FEED,
+    LINE_BREAK_LEAD,
+    LINE_SEPARATOR,
+    LOWER_B,
+    LOWER_E,
+    LOWER_F,
+    LOWER_N,
+    LOWER_R,
+    LOWER_T,
+    NEWLINE,
+    NULL_TEXT,
+    OPEN_BRACE,
+    OPEN_BRACKET,
+    PARAGRAPH_SEPARATOR,
+    QUOTE,
+    REPLACEMENT,
+    SPACE,
+    TAB,
+    TRUE_TEXT,
+    U000_TEXT,
+    YPE_TEXT,
+    ZERO,
+)
+from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.float import is_finite, put_double_tidb
 from tidegate.tidb.kernels.text import (
     I64,
@@ -41,14 +76,51 @@ from tidegate.tidb.kernels.text import (
     put_i64,
     put_u64,
 )
-from tidegate.tidb.types.json import MAX_DEPTH
+from tidegate.tidb.types.json import (
+    ARRAY,
+    DATE,
+    DATETIME,
+    DOUBLE,
+    DURATION,
+    INT64,
+    LITERAL,
+    MAX_DEPTH,
+    OBJECT,
+    OPAQUE,
+    STRING,
+    TIMESTAMP,
+    UINT64,
+)
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
 
 JSON_GROWTH: Final = 6
 """Bytes of text per byte of binary JSON: a control character becomes six."""
 _DEPTH: Final = MAX_DEPTH
-STACK_WORDS: Final = 3 * (MAX_DEPTH + 1)
-"""int64 words of the stack: per level the container's start, its count and kind, the next member."""
+FRAME: Final = Layout(
+    "JSON frame", "FRAME_", "A container that is being read: one for each level of the stack.",
+    base=signed("where its header begins, from the type code on", "bytes"),
+    members=signed("count << 1 | 1 for an object"),
+    next=signed("the member to be read next"),
+)  # fmt: skip
+FRAME_BASE, FRAME_MEMBERS, FRAME_NEXT = FRAME.offsets()
+_FRAME: Final = FRAME.size
+STACK_WORDS: Final = len(FRAME.fields) * (MAX_DEPTH + 1)
+"""int64 words of the stack."""
+
+# Binary JSON, docs/formats/values.md#json: a container is its count (u32), its size (u32), keys, values.
+SIZE_AT: Final = 4
+CONTAINER_HEAD: Final = 8
+_KEY_ENTRY: Final = 6
+"""Offset (u32) and size (u16) of a key."""
+_KEY_SIZE_AT: Final = 4
+_VALUE_ENTRY: Final = 5
+"""Type code and offset (u32) of a value; of a literal the value itself."""
+_NULL, _TRUE, _FALSE = range(3)
+"""Literals."""
+_DURATION_BYTES: Final = 12
+"""Nanoseconds (i64) and digits of the fraction (u32)."""
+_BASE64_T: Final = int.from_bytes(b"base64:t", "little")
+_BASE64_T_BYTES: Final = 8
 _LONGEST_TIME: Final = DURATION_MAX_NS
 
 _BASE64: Final = np.frombuffer(
@@ -104,10 +176,10 @@ def packed_of_core(core: int) -> int:
 @inline
 def scalar_size(code: int, addr: int, room: int) -> int:
     """The bytes that a scalar at `addr` takes, or -1: unknown, cut, or out of range."""
-    if code == 4:
-        return 1 if room >= 1 and load_u8(addr) < 3 else -1
-    if code == 12 or code == 13:
-        head = code - 12
+    if code == LITERAL:
+        return 1 if room >= 1 and load_u8(addr) <= _FALSE else -1
+    if code == STRING or code == OPAQUE:
+        head = 1 if code == OPAQUE else 0
         used = uvarint_size(addr + head, room - head)
         if used < 0:
             return -1
@@ -116,23 +188,24 @@ def scalar_size(code: int, addr: int, room: int) -> int:
     if room < 8:
         return -1
     word = load_i64(addr)
-    if code == 9 or code == 10:
+    if code == INT64 or code == UINT64:
         return 8
-    if code == 11:
+    if code == DOUBLE:
         return 8 if is_finite(word) else -1
-    if code == 14 or code == 15 or code == 16:
+    if code == DATE or code == DATETIME or code == TIMESTAMP:
         return 8 if core_ok(word) else -1
-    if code == 17:
-        return 12 if room >= 12 and -_LONGEST_TIME <= word <= _LONGEST_TIME else -1
+    if code == DURATION:
+        return _DURATION_BYTES if room >= _DURATION_BYTES and -_LONGEST_TIME <= word <= _LONGEST_TIME else -1
     return -1
 
 
 @inline
 def push(stack: int, depth: int, base: int, members: int) -> None:
     """Enter a container: where it starts; members: count << 1 | named."""
-    store_u64(stack + 24 * depth, base)
-    store_u64(stack + 24 * depth + 8, members)
-    store_u64(stack + 24 * depth + 16, 0)
+    frame = stack + _FRAME * depth
+    store_u64(frame + FRAME_BASE, base)
+    store_u64(frame + FRAME_MEMBERS, members)
+    store_u64(frame + FRAME_NEXT, 0)
 
 
 @kernel
@@ -146,15 +219,15 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
     at = 1
     while True:
         room = size - at
-        if code == 1 or code == 3:
-            if depth == _DEPTH or room < 8:
+        if code == OBJECT or code == ARRAY:
+            if depth == _DEPTH or room < CONTAINER_HEAD:
                 return False
             count = I64(load_u32(addr + at))
-            heads = 8 + count * (11 if code == 1 else 5)
+            heads = CONTAINER_HEAD + count * (_VALUE_ENTRY + (_KEY_ENTRY if code == OBJECT else 0))
             left -= heads
-            if left < 0 or heads > room or I64(load_u32(addr + at + 4)) > room:
+            if left < 0 or heads > room or I64(load_u32(addr + at + SIZE_AT)) > room:
                 return False
-            push(stack, depth, at, (count << 1) | (1 if code == 1 else 0))
+            push(stack, depth, at, (count << 1) | (1 if code == OBJECT else 0))
             depth += 1
         else:
             used = scalar_size(code, addr + at, room)
@@ -163,27 +236,27 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
                 return False
         code = -1
         while depth > 0 and code < 0:
-            frame = stack + 24 * (depth - 1)
-            base = load_i64(frame)
-            members = load_i64(frame + 8)
+            frame = stack + _FRAME * (depth - 1)
+            base = load_i64(frame + FRAME_BASE)
+            members = load_i64(frame + FRAME_MEMBERS)
             count = members >> 1
-            i = load_i64(frame + 16)
+            i = load_i64(frame + FRAME_NEXT)
             if i == count:
                 depth -= 1
                 continue
-            store_u64(frame + 16, i + 1)
-            entry = addr + base + 8 + 5 * i
+            store_u64(frame + FRAME_NEXT, i + 1)
+            entry = addr + base + CONTAINER_HEAD + _VALUE_ENTRY * i
             if members & 1:
-                key = addr + base + 8 + 6 * i
-                entry += 6 * count
-                length = I64(load_u16(key + 4))
+                key = addr + base + CONTAINER_HEAD + _KEY_ENTRY * i
+                entry += _KEY_ENTRY * count
+                length = I64(load_u16(key + _KEY_SIZE_AT))
                 left -= length
                 if left < 0 or (length > 0 and base + I64(load_u32(key)) + length > size):
                     return False
             code = I64(load_u8(entry))
             at = I64(load_u32(entry + 1))
-            if code == 4:
-                if at & 0xFF > 2:
+            if code == LITERAL:
+                if at & 0xFF > _FALSE:
                     return False
                 code = -1
             else:
@@ -240,24 +313,24 @@ def utf8_size(addr: int, room: int) -> int:
 @inline
 def put_escape(out: int, byte: int) -> int:
     """A quote, backslash or control character, escaped: at most 6 bytes."""
-    store_u8(out, 92)
+    store_u8(out, BACKSLASH)
     short = 0
-    if byte == 34 or byte == 92:
+    if byte == QUOTE or byte == BACKSLASH:
         short = byte
-    elif byte == 8:
-        short = 98
-    elif byte == 12:
-        short = 102
-    elif byte == 10:
-        short = 110
-    elif byte == 13:
-        short = 114
-    elif byte == 9:
-        short = 116
+    elif byte == BACKSPACE:
+        short = LOWER_B
+    elif byte == FORM_FEED:
+        short = LOWER_F
+    elif byte == NEWLINE:
+        short = LOWER_N
+    elif byte == CARRIAGE_RETURN:
+        short = LOWER_R
+    elif byte == TAB:
+        short = LOWER_T
     if short != 0:
         store_u8(out + 1, short)
         return out + 2
-    store_u32(out + 1, 0x30303075)
+    store_u32(out + 1, U000_TEXT)
     store_u8(out + 4, _HEX[byte >> 4])
     store_u8(out + 5, _HEX[byte & 15])
     return out + 6
@@ -269,7 +342,7 @@ def put_quoted(out: int, addr: int, size: int) -> int:
 
     At most 6 * size + 2 bytes. Nothing else is escaped: this is TiDB's JSON, not Go's.
     """
-    store_u8(out, 34)
+    store_u8(out, QUOTE)
     out += 1
     at = 0
     while at < size:
@@ -283,7 +356,7 @@ def put_quoted(out: int, addr: int, size: int) -> int:
         byte = I64(load_u8(addr + at))
         if byte < 0x80:
             at += 1
-            if byte >= 32 and byte != 34 and byte != 92:
+            if byte >= SPACE and byte != QUOTE and byte != BACKSLASH:
                 store_u8(out, byte)
                 out += 1
             else:
@@ -291,22 +364,26 @@ def put_quoted(out: int, addr: int, size: int) -> int:
             continue
         used = utf8_size(addr + at, size - at)
         if used < 0:
-            store_u32(out, 0xBDBFEF)
+            store_u32(out, REPLACEMENT)
             out += 3
             at -= used
             continue
         last = I64(load_u8(addr + at + 2)) if used == 3 else 0
-        if used == 3 and byte == 0xE2 and load_u8(addr + at + 1) == 0x80 and (last == 0xA8 or last == 0xA9):
-            store_u32(out, 0x3032755C)
-            store_u8(out + 4, 50)
-            store_u8(out + 5, last - 0xA8 + 56)
+        if (
+            used == 3
+            and I64(load_u16(addr + at)) == LINE_BREAK_LEAD
+            and (last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR)
+        ):
+            store_u32(out, ESCAPED_20_TEXT)
+            store_u8(out + 4, ZERO + 2)
+            store_u8(out + 5, ZERO + 8 + last - LINE_SEPARATOR)
             out += 6
         else:
             for i in range(used):
                 store_u8(out + i, load_u8(addr + at + i))
             out += used
         at += used
-    store_u8(out, 34)
+    store_u8(out, QUOTE)
     return out + 1
 
 
@@ -323,8 +400,8 @@ def put_base64(out: int, addr: int, size: int) -> int:
             word |= I64(load_u8(addr + at + 2))
         store_u8(out, _BASE64[word >> 18])
         store_u8(out + 1, _BASE64[(word >> 12) & 63])
-        store_u8(out + 2, _BASE64[(word >> 6) & 63] if rest > 1 else 61)
-        store_u8(out + 3, _BASE64[word & 63] if rest > 2 else 61)
+        store_u8(out + 2, _BASE64[(word >> 6) & 63] if rest > 1 else EQUALS)
+        store_u8(out + 3, _BASE64[word & 63] if rest > 2 else EQUALS)
         out += 4
         at += 3
     return out
@@ -333,47 +410,47 @@ def put_base64(out: int, addr: int, size: int) -> int:
 @inline
 def put_literal(out: int, code: int) -> int:
     """null, true or false."""
-    if code == 0:
-        store_u32(out, 0x6C6C756E)
+    if code == _NULL:
+        store_u32(out, NULL_TEXT)
         return out + 4
-    if code == 1:
-        store_u32(out, 0x65757274)
+    if code == _TRUE:
+        store_u32(out, TRUE_TEXT)
         return out + 4
-    store_u32(out, 0x736C6166)
-    store_u8(out + 4, 101)
+    store_u32(out, FALS_TEXT)
+    store_u8(out + 4, LOWER_E)
     return out + 5
 
 
 @inline
 def put_scalar(out: int, code: int, addr: int) -> int:
     """A scalar that `json_ok` has passed."""
-    if code == 4:
+    if code == LITERAL:
         return put_literal(out, I64(load_u8(addr)))
-    if code == 12:
+    if code == STRING:
         used = uvarint_size(addr, 9)
         return put_quoted(out, addr + used, uvarint(addr, used))
-    if code == 9:
+    if code == INT64:
         return put_i64(out, load_i64(addr))
-    if code == 10:
+    if code == UINT64:
         return put_u64(out, load_u64(addr))
-    if code == 11:
+    if code == DOUBLE:
         return put_double_tidb(out, load_i64(addr))
-    store_u8(out, 34)
+    store_u8(out, QUOTE)
     out += 1
-    if code == 13:
-        store_u64(out, 0x743A343665736162)  # base64:t
-        store_u32(out + 8, 0x657079)  # ype
+    if code == OPAQUE:
+        store_u64(out, _BASE64_T)
+        store_u32(out + _BASE64_T_BYTES, YPE_TEXT)
         out = put_i64(out + 11, I64(load_u8(addr)))
-        store_u8(out, 58)
+        store_u8(out, COLON)
         used = uvarint_size(addr + 1, 9)
         out = put_base64(out + 1, addr + 1 + used, uvarint(addr + 1, used))
-    elif code == 14:
+    elif code == DATE:
         out = put_date(out, packed_of_core(load_i64(addr)))
-    elif code == 17:
+    elif code == DURATION:
         out = put_duration(out, load_i64(addr), 6)
     else:
         out = put_datetime(out, packed_of_core(load_i64(addr)), 6)
-    store_u8(out, 34)
+    store_u8(out, QUOTE)
     return out + 1
 
 
@@ -384,40 +461,40 @@ def put_json(out: int, addr: int, size: int, stack: int) -> int:
     code = I64(load_u8(addr))
     at = 1
     while True:
-        if code == 1 or code == 3:
-            push(stack, depth, at, (I64(load_u32(addr + at)) << 1) | (1 if code == 1 else 0))
+        if code == OBJECT or code == ARRAY:
+            push(stack, depth, at, (I64(load_u32(addr + at)) << 1) | (1 if code == OBJECT else 0))
             depth += 1
-            store_u8(out, 123 if code == 1 else 91)
+            store_u8(out, OPEN_BRACE if code == OBJECT else OPEN_BRACKET)
             out += 1
         else:
             out = put_scalar(out, code, addr + at)
         code = -1
         while depth > 0 and code < 0:
-            frame = stack + 24 * (depth - 1)
-            base = load_i64(frame)
-            members = load_i64(frame + 8)
-            i = load_i64(frame + 16)
+            frame = stack + _FRAME * (depth - 1)
+            base = load_i64(frame + FRAME_BASE)
+            members = load_i64(frame + FRAME_MEMBERS)
+            i = load_i64(frame + FRAME_NEXT)
             if i == members >> 1:
                 depth -= 1
-                store_u8(out, 125 if members & 1 else 93)
+                store_u8(out, CLOSE_BRACE if members & 1 else CLOSE_BRACKET)
                 out += 1
                 continue
-            store_u64(frame + 16, i + 1)
+            store_u64(frame + FRAME_NEXT, i + 1)
             if i > 0:
-                store_u8(out, 44)
-                store_u8(out + 1, 32)
+                store_u8(out, COMMA)
+                store_u8(out + 1, SPACE)
                 out += 2
-            entry = addr + base + 8 + 5 * i
+            entry = addr + base + CONTAINER_HEAD + _VALUE_ENTRY * i
             if members & 1:
-                key = addr + base + 8 + 6 * i
-                entry += 6 * (members >> 1)
-                out = put_quoted(out, addr + base + I64(load_u32(key)), I64(load_u16(key + 4)))
-                store_u8(out, 58)
-                store_u8(out + 1, 32)
+                key = addr + base + CONTAINER_HEAD + _KEY_ENTRY * i
+                entry += _KEY_ENTRY * (members >> 1)
+                out = put_quoted(out, addr + base + I64(load_u32(key)), I64(load_u16(key + _KEY_SIZE_AT)))
+                store_u8(out, COLON)
+                store_u8(out + 1, SPACE)
                 out += 2
             code = I64(load_u8(entry))
             at = I64(load_u32(entry + 1))
-            if code == 4:
+            if code == LITERAL:
                 out = put_literal(out, at & 0xFF)
                 code = -1
             else:

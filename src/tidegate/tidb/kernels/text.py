@@ -33,11 +33,12 @@ Mixing int64 with uint64 makes a float in numba: helpers take int64, and say U64
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
 from tidegate.kernel import cttz64, inline, load_u8, load_u32, store_u8, store_u16, store_u64
+from tidegate.kernel_ascii import COLON, MINUS, POINT, SPACE, TWO_ZEROS, ZERO
 
 U64: Final[Any] = np.uint64
 """Unsigned words: arithmetic between these only."""
@@ -51,6 +52,15 @@ DECIMAL_TEXT: Final = 84
 DATE_TEXT: Final = 11
 DATETIME_TEXT: Final = 27
 DURATION_TEXT: Final = 22
+
+
+class Slots(NamedTuple):
+    """The slots of rows: addresses of the first and second words, and the cells from one row to the next."""
+
+    a: int
+    l: int  # noqa: E741
+    stride: int
+
 
 _E8: Final = U64(10**8)
 _E16: Final = U64(10**16)
@@ -112,7 +122,7 @@ def put_i64(out: int, value: int) -> int:
     """An int64 as decimal digits with a minus sign if negative: at most 20 bytes."""
     magnitude = U64(value)
     if value < 0:
-        store_u8(out, 45)
+        store_u8(out, MINUS)
         out += 1
         magnitude = U64(0) - magnitude
     return put_u64(out, magnitude)
@@ -122,7 +132,7 @@ def put_i64(out: int, value: int) -> int:
 def put_two(out: int, value: int) -> int:
     """Exactly 2 digits of 0 <= value < 100."""
     tens = (value * 103) >> 10
-    store_u16(out, 0x3030 + tens + ((value - tens * 10) << 8))
+    store_u16(out, TWO_ZEROS + tens + ((value - tens * 10) << 8))
     return out + 2
 
 
@@ -130,7 +140,7 @@ def put_two(out: int, value: int) -> int:
 def put_nine(out: int, value: int) -> int:
     """Exactly 9 digits of 0 <= value < 10**9."""
     high = value // 10
-    store_u8(out + 8, 48 + value - high * 10)
+    store_u8(out + 8, ZERO + value - high * 10)
     store_u64(out, eight_digits(high) | _ASCII_ZEROS)
     return out + 9
 
@@ -184,7 +194,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     flip = -1 if load_u8(digits) & 0x80 == 0 else 0
     first = out
     if flip != 0:
-        store_u8(out, 45)
+        store_u8(out, MINUS)
         out += 1
     start = out
     at = 0
@@ -204,10 +214,10 @@ def put_decimal(out: int, addr: int, length: int) -> int:
         elif word != 0:
             out = put_u64(out, U64(word))
     if out == start:
-        store_u8(out, 48)
+        store_u8(out, ZERO)
         out += 1
     if frac > 0:
-        store_u8(out, 46)
+        store_u8(out, POINT)
         out += 1
         for _ in range(frac // 9):
             word = decimal_word(digits, at, 4, flip)
@@ -241,9 +251,9 @@ def put_date(out: int, packed: int) -> int:
     else:
         put_eight(out, year * 10000)
         out += 4
-    store_u8(out, 45)
+    store_u8(out, MINUS)
     out = put_two(out + 1, months - year * 13)
-    store_u8(out, 45)
+    store_u8(out, MINUS)
     return put_two(out + 1, days & 31)
 
 
@@ -252,7 +262,7 @@ def put_fraction(out: int, micros: int, fsp: int) -> int:
     """A point and the first `fsp` of 6 digits of 0 <= micros < 10**6; nothing for fsp <= 0."""
     if fsp <= 0:
         return out
-    store_u8(out, 46)
+    store_u8(out, POINT)
     put_eight(out + 1, micros * 100)
     return out + 1 + fsp
 
@@ -262,11 +272,11 @@ def put_datetime(out: int, packed: int, fsp: int) -> int:
     """A packed time, `YYYY-MM-DD hh:mm:ss[.f..]`: at most `DATETIME_TEXT` bytes. No time zone is applied."""
     out = put_date(out, packed)
     clock = (packed >> 24) & 0x1FFFF
-    store_u8(out, 32)
+    store_u8(out, SPACE)
     out = put_two(out + 1, clock >> 12)
-    store_u8(out, 58)
+    store_u8(out, COLON)
     out = put_two(out + 1, (clock >> 6) & 63)
-    store_u8(out, 58)
+    store_u8(out, COLON)
     out = put_two(out + 1, clock & 63)
     return put_fraction(out, (packed & 0xFFFFFF) % 1000000, fsp)
 
@@ -276,7 +286,7 @@ def put_duration(out: int, nanoseconds: int, fsp: int) -> int:
     """A TIME, `[-]hh:mm:ss[.f..]` with at least 2 digits of hours: at most `DURATION_TEXT` bytes."""
     magnitude = U64(nanoseconds)
     if nanoseconds < 0:
-        store_u8(out, 45)
+        store_u8(out, MINUS)
         out += 1
         magnitude = U64(0) - magnitude
     micros = I64(magnitude // U64(1000))
@@ -285,8 +295,8 @@ def put_duration(out: int, nanoseconds: int, fsp: int) -> int:
     rest = seconds - hours * 3600
     minutes = rest // 60
     out = put_two(out, hours) if hours < 100 else put_small(out, hours)
-    store_u8(out, 58)
+    store_u8(out, COLON)
     out = put_two(out + 1, minutes)
-    store_u8(out, 58)
+    store_u8(out, COLON)
     out = put_two(out + 1, rest - minutes * 60)
     return put_fraction(out, micros - seconds * 1000000, fsp)

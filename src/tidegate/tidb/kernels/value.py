@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u32, store_u64
+from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.json import json_ok
 from tidegate.tidb.kernels.text import BYTES_OF_DIGITS, I64, U64, decimal_size
 from tidegate.tidb.kernels.zone import calendar_ok
@@ -42,6 +43,19 @@ BYTES: Final = int(Form.BYTES)
 FLOAT: Final = int(Form.FLOAT)
 DECIMAL: Final = int(Form.DECIMAL)
 JSON: Final = int(Form.JSON)
+
+PLAN: Final = Layout(
+    "plan line", "PLAN_", "A column of a table version; lines are in ascending order of id.",
+    id=signed("the column's id"),
+    cell=signed("its cell in a row of slots"),
+    form=signed("how stored bytes become a slot, a `Form`"),
+    source=signed("for rows without it: FROM_DEFAULT, NO_DEFAULT, or a datum of the handle"),
+    default_a=signed("the default's slot, first word"),
+    default_l=signed("the default's slot, second word"),
+    _6=signed("unused"),
+    _7=signed("unused"),
+)  # fmt: skip
+PLAN_ID, PLAN_CELL, PLAN_FORM, PLAN_SOURCE, PLAN_DEFAULT_A, PLAN_DEFAULT_L, _, _ = PLAN.offsets()
 
 SIGN: Final = U64(1 << 63)
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
@@ -199,8 +213,8 @@ def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -
 
     `size` is not negative, and at least 8 bytes of the row come before `addr`.
     """
-    form = load_i64(entry + 16)
-    cell = load_i64(entry + 8)
+    form = load_i64(entry + PLAN_FORM)
+    cell = load_i64(entry + PLAN_CELL)
     if form < BYTES:
         if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
             return False

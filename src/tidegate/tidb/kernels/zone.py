@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.kernel import inline, load_i64
+from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.types import temporal
 
 _DAY: Final = 86_400
@@ -25,6 +26,15 @@ _FIRST_DAY: Final = -365
 _LAST_DAY: Final = 70 * 366
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MONTHS: Final = 10_000 * 13
+PERIOD: Final = Layout(
+    "zone period", "PERIOD_", "A run of time with one offset; a zone is their number (i64), then these.",
+    start=signed("the first second, UTC", "s"),
+    offset=signed("what the zone's clock is ahead of UTC", "s"),
+)  # fmt: skip
+PERIOD_START, PERIOD_OFFSET = PERIOD.offsets()
+_PERIOD: Final = PERIOD.size
+_PERIODS: Final = 8
+"""Where the periods of a zone begin."""
 _MONTH_DAYS: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 
 
@@ -164,8 +174,10 @@ def in_zone(packed: int, zone: int) -> int:
     high = load_i64(zone)
     while high - low > 1:
         middle = (low + high) >> 1
-        if load_i64(zone + 8 + 16 * middle) <= seconds:
+        if load_i64(zone + _PERIODS + _PERIOD * middle + PERIOD_START) <= seconds:
             low = middle
         else:
             high = middle
-    return packed_of_seconds(seconds + load_i64(zone + 16 + 16 * low), packed & 0xFFFFFF)
+    return packed_of_seconds(
+        seconds + load_i64(zone + _PERIODS + _PERIOD * low + PERIOD_OFFSET), packed & 0xFFFFFF
+    )

@@ -190,11 +190,11 @@ class AvroBulkDecoder:
         value = None if of_value is None else _plan_of(of_value, 0, value=True)
         spare = np.empty(2 * (0 if key is None else len(key)) + 1, dtype=np.int64)
         kernels.walk_records(
-            len(walked.rows), address(walked.rows), address(messages.spans),
-            0 if key is None else address(key.fields), 0 if key is None else len(key),
-            0 if value is None else address(value.fields), -1 if value is None else len(value),
-            columns, walked.starts.shape[1], *walked.addresses, address(spare),
-        )  # fmt: skip
+            *(len(walked.rows), address(walked.rows), address(messages.spans)),
+            kernels.Fields(0, 0) if key is None else kernels.Fields(address(key.fields), len(key)),
+            kernels.Fields(0, -1) if value is None else kernels.Fields(address(value.fields), len(value)),
+            *(columns, walked.cells, address(spare)),
+        )
 
     def _table(
         self, messages: Messages, key: RowKey, scales: list[int], walked: Walked

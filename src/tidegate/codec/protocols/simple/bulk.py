@@ -128,10 +128,11 @@ class SimpleBulkDecoder:
         columns = len(key.columns)
         walked = Walked.of(rows, 2 * columns + 1)
         kernels.walk_rows(
-            len(rows), address(rows), address(messages.spans), address(heads),
-            address(plan.lines), columns, address(plan.table), plan.bits,
-            address(self._zone), self._zone_size, *walked.addresses,
-        )  # fmt: skip
+            *(len(rows), address(rows), address(messages.spans), address(heads)),
+            kernels.Plan(address(plan.lines), columns, address(plan.table), plan.bits),
+            kernels.Zone(address(self._zone), self._zone_size),
+            walked.cells,
+        )
         others = walked.rows[walked.result(kernels.R_OP) == 0]
         scales = [-1] * columns
         table = table_of(messages, key, scales, walked, columns)
