@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
+from tidegate.clock import Clock
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.share import Move, Piece, Shares, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.node import Node
 from tidegate.server.peers import JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
@@ -32,6 +32,33 @@ TOLERANCE: Final = 0.2
 """By how much a capture may have more than it need have, when captures have come or gone."""
 UNEVEN: Final = 0.5
 """And otherwise: loads change all the time."""
+
+
+class Here(Protocol):
+    """The capture that divides, and what it knows of others (`server.node.Node`)."""
+
+    capture: str
+    """Its name in grants."""
+    owner_rev: int
+    drained: set[str]
+    """Captures that are to be given nothing while there are others."""
+
+    @property
+    def clock(self) -> Clock:
+        """By which silence is measured."""
+        ...
+
+    def others(self) -> Mapping[str, str]:
+        """The other captures that are there now, by name."""
+        ...
+
+    def burdens(self) -> Mapping[str, int]:
+        """How many changefeeds each capture works for, by name."""
+        ...
+
+    def now_ms(self) -> int:
+        """Upstream's time as far as it is known, in ms since 1970."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +77,7 @@ class Plan:
 class Sharing:
     """Of one changefeed. One asyncio loop."""
 
-    node: Node
+    node: Here
     wanted: Span
     peers: Peers
     reachable: Callable[[], list[Peer]]
