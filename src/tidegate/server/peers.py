@@ -126,7 +126,10 @@ class Peers:
         self._all: dict[str, Peer] = {}
 
     def __getitem__(self, capture: str) -> Peer:
-        return self._all.setdefault(capture, Peer(capture))
+        found = self._all.get(capture)
+        if found is None:
+            found = self._all[capture] = Peer(capture)
+        return found
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._all.values()))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from tidegate.control.messages import Checkpoint, parse
@@ -18,6 +19,7 @@ from tidegate.control.metadata import Compare, Delete, Put
 from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.election import META, capture_prefix, drained_prefix, owner_prefix
 from tidegate.etcd.session import MARGIN, RENEWALS, LocalLease
+from tidegate.model.timestamp import Timestamp
 from tidegate.server.post import Post
 from tidegate.server.sharing import CAPTURES_S
 from tidegate.simulator.etcd import EtcdClient
@@ -38,6 +40,14 @@ META_PREFIX: Final = capture_prefix(CLUSTER).rpartition(META)[0] + META + "/"
 """Of the keys of captures, candidates and drained captures."""
 WORKERS_KEPT: Final = 16
 """Dead workers are forgotten when there are more."""
+
+
+class Moment(StrEnum):
+    """When a trap may spring: the moments at which a process must not be stopped, if that could be helped."""
+
+    WRITE = "as its owner writes to etcd"
+    ANNOUNCE = "as its owner sends Resolved or DDL"
+    COMMIT = "in the middle of a worker's transaction"
 
 
 @dataclass(slots=True)
@@ -62,7 +72,7 @@ class Control:
         self.world, self.machine = world, machine
         self.capture = machine.name
         self.process = Process(machine.name)
-        self.client = EtcdClient(world.etcd, world.network, self.process, machine.name)
+        self.client = EtcdClient(world.etcd, world.network, self.process, machine.name, world.off)
         self.post = Post(self._begin_processor, machine.name, self._send)
         self.clock = SimulatedClock(world.time)
         self.epoch = self.owner_rev = 0
@@ -202,6 +212,7 @@ class Control:
         if not self.holds:
             self.lose("its session has ended")
             raise Fenced("The capture's session has ended.")
+        self.machine.spring(Moment.WRITE)
         yield self.world.time.rng.uniform(0.0, 0.002)
         mine = Compare(self.owner_key, mod_revision=self.owner_rev)
         own = () if "election_guard" in self.world.off else (mine,)
@@ -217,6 +228,10 @@ class Control:
             self.lose("another is the owner")
             raise Fenced("Another capture is the owner.")
         return False
+
+    def announces(self) -> None:
+        """The owner is about to send Resolved or DDL."""
+        self.machine.spring(Moment.ANNOUNCE)
 
     # --- messages ------------------------------------------------------------------------------------
 
@@ -249,8 +264,10 @@ class Capture:
         self.workers: list[Worker] = []
         self.application_at = float("inf")
         """From when on a worker can begin."""
-        self.lost_ddl: set[int] = set()
-        """DDL that its catalogue has lost."""
+        self.lost_ddl: tuple[Timestamp, Timestamp] = (0, 0)
+        """What finished in (after, upto] its processor's catalogue has lost."""
+        self.traps: dict[Moment, Callable[[], None]] = {}
+        """What happens to it at the next such moment."""
         self._waits = False
         """Whether it is to start again."""
 
@@ -270,6 +287,11 @@ class Capture:
     def is_stopped(self) -> bool:
         """Whether its control process stands still."""
         return self.control is not None and self.control.process.stopped
+
+    def spring(self, moment: Moment) -> None:
+        """Such a moment has come."""
+        if (trap := self.traps.pop(moment, None)) is not None:
+            trap()
 
     # --- its end -------------------------------------------------------------------------------------
 
@@ -324,6 +346,10 @@ class Capture:
                 )
 
         return say
+
+    def in_transaction(self) -> None:
+        """A worker has produced rows, and has not committed them."""
+        self.spring(Moment.COMMIT)
 
     def begin_worker(self, worker: Worker) -> None:
         """As soon as the application is there."""

@@ -46,7 +46,8 @@ class Checks:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._rows: dict[str, int] = {}
-        """By table, how many of its rows are downstream."""
+        """By table of which something is downstream, how many of its rows are there, with those that are
+        older than the changefeed."""
         self._ddl = 0
         """How many DDL are."""
         self._resolved_ts = 0
@@ -62,8 +63,12 @@ class Checks:
 
     def _next_row(self, table: Table) -> Timestamp:
         """The first row that is not downstream; MAX: there is none."""
-        at = self._rows.get(table.id, 0)
+        at = self._delivered(table)
         return table.rows[at] if at < len(table.rows) else MAX
+
+    def _delivered(self, table: Table) -> int:
+        """How many of its rows are downstream, or are older than the changefeed."""
+        return self._rows.get(table.id) or bisect_right(table.rows, self._upstream.start_ts)
 
     def _next_ddl(self) -> Timestamp:
         found = self._upstream.batches
@@ -89,7 +94,7 @@ class Checks:
         table, name = self._upstream.tables[table_id], f"row {table_id}@{self._short(ts)}"
         wanted = self._next_row(table)
         if ts < wanted:
-            raise Violation(f"{name} is written, and it is there already")
+            raise Violation(f"{name} is written, and it is there already, or not wanted")
         if ts > wanted:
             raise Violation(f"{name} is written, and {table_id}@{self._short(wanted)} is missing")
         if ts <= self._resolved_ts:
@@ -100,7 +105,7 @@ class Checks:
         later = [one for one in self._began if by is not None and by.token < one.token and one.has(table)]
         if later:
             raise Violation(f"{name} is written by {by}, although {later[0]} has begun")
-        self._rows[table_id] = self._rows.get(table_id, 0) + 1
+        self._rows[table_id] = self._delivered(table) + 1
         self.delivered += 1
 
     def resolved(self, ts: Timestamp) -> None:
@@ -178,7 +183,7 @@ class Checks:
     def behind(self, ts: Timestamp) -> int:
         """How many rows at or below a ts are not downstream."""
         found = self._upstream.tables.values()
-        return sum(max(0, bisect_right(one.rows, ts) - self._rows.get(one.id, 0)) for one in found)
+        return sum(max(0, bisect_right(one.rows, ts) - self._delivered(one)) for one in found)
 
     def _short(self, ts: Timestamp) -> str:
         return short(self._upstream, ts)

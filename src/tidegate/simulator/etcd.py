@@ -131,6 +131,8 @@ class EtcdClient:
     network: Network
     process: Process
     place: str
+    off: frozenset[str] = frozenset()
+    """Guards that are left out."""
     known: dict[str, int] = field(default_factory=dict)
     """Revisions of keys, as this process has read or written them last."""
 
@@ -169,7 +171,9 @@ class EtcdClient:
         keys = [write.key for write in writes]
         if not self.known.keys() >= set(keys):
             yield from self._look(keys)
-        compares = [*guards, *(Compare(key, mod_revision=self.known[key]) for key in keys)]
+        compares = list(guards)
+        if "key_revisions" not in self.off:
+            compares += (Compare(key, mod_revision=self.known[key]) for key in keys)
 
         def carry_out() -> Outcome:
             outcome = self.etcd.transact(compares, writes, lease)

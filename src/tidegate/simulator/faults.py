@@ -10,12 +10,14 @@ from typing import Final
 
 from tidegate.control.metadata import Delete, Put
 from tidegate.etcd.election import drained_prefix
-from tidegate.simulator.capture import Capture
+from tidegate.simulator.capture import Capture, Moment
 from tidegate.simulator.network import ETCD, SINK, Weather
 from tidegate.simulator.virtual_time import Process
 from tidegate.simulator.world import CLUSTER, World
 
 CALM: Final = Weather()
+LOSES_S: Final = 12.0
+"""For so long a catalogue misses DDL."""
 BAD: Final = Weather(lost=0.2, doubled=0.1, late=0.2)
 
 
@@ -43,7 +45,10 @@ class Faults:
         world.network.down.clear()
         for capture in world.captures.values():
             capture.view.stalled.clear()
+            capture.traps.clear()
             self._set_drained(capture, drained=False)
+            if capture.lost_ddl[1]:
+                self._find_ddl(capture)
             for process in self._processes(capture):
                 self._time.go_on(process)
             capture.start()
@@ -130,6 +135,33 @@ class Faults:
             return ""
         return f"{capture.name}'s workers are stopped {self._stop(workers)}"
 
+    # --- at the worst moment ---------------------------------------------------------------------------
+
+    def stopped_in_midst(self) -> str:
+        moment = self._rng.choice(tuple(Moment))
+        capture = self._any() if moment is Moment.COMMIT else self._world.owner
+        if capture is None:
+            return ""
+
+        def stop() -> None:
+            lasts = self._stop(self._processes(capture))
+            self._world.note("FAULT", f"{capture.name} is stopped {moment}, {lasts}")
+
+        capture.traps[moment] = stop
+        return f"{capture.name} will be stopped {moment}"
+
+    def killed_in_midst(self) -> str:
+        moment = self._rng.choice(tuple(Moment))
+        capture = self._any() if moment is Moment.COMMIT else self._world.owner
+        if capture is None:
+            return ""
+
+        def kill() -> None:
+            self._time.after(0.0, lambda: self._world.note("FAULT", self._kill(capture)))
+
+        capture.traps[moment] = kill
+        return f"{capture.name} will be killed {moment}"
+
     # --- the network ---------------------------------------------------------------------------------
 
     def _cut(self, cuts: list[tuple[str, str]], least_s: float, most_s: float) -> str:
@@ -209,6 +241,21 @@ class Faults:
         lasts = self._later(1.0, 15.0, lambda: view.stalled.pop(table, None) and None)
         return f"{capture.name} receives nothing of {table} {lasts}"
 
+    def ddl_lost(self) -> str:
+        capture = self._rng.choice(list(self._world.captures.values()))
+        if any(one.lost_ddl[1] for one in self._world.captures.values()):
+            return ""
+        now = self._time.now
+        capture.lost_ddl = self._world.upstream.tso(now), self._world.upstream.at(now + LOSES_S)
+        lasts = self._later(LOSES_S, 2 * LOSES_S, lambda: self._find_ddl(capture))
+        return f"{capture.name}'s catalogue misses DDL of the next {LOSES_S:.0f} s; it is repaired {lasts}"
+
+    def _find_ddl(self, capture: Capture) -> None:
+        """The catalogue is read again by a new process."""
+        if capture.lost_ddl[1]:
+            capture.lost_ddl = 0, 0
+            self._kill(capture)
+
     # --- what people do ------------------------------------------------------------------------------
 
     def resigned(self) -> str:
@@ -248,6 +295,8 @@ KINDS: Final[Mapping[str, Callable[[Faults], str]]] = {
     "capture stopped": Faults.capture_stopped,
     "control process stopped": Faults.control_stopped,
     "worker stopped": Faults.worker_stopped,
+    "stopped in the midst": Faults.stopped_in_midst,
+    "killed in the midst": Faults.killed_in_midst,
     "network cut": Faults.network_cut,
     "capture isolated": Faults.capture_isolated,
     "cut off from etcd": Faults.cut_from_etcd,
@@ -258,6 +307,7 @@ KINDS: Final[Mapping[str, Callable[[Faults], str]]] = {
     "slow sink": Faults.slow_sink,
     "sink down": Faults.sink_down,
     "region stalled": Faults.region_stalls,
+    "DDL lost": Faults.ddl_lost,
     "owner resigned": Faults.resigned,
     "capture drained": Faults.drained,
     "rebalance": Faults.rebalanced,

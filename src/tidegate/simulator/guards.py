@@ -11,6 +11,7 @@ from typing import Final
 
 GUARDS: Final[Mapping[str, str]] = {
     "election_guard": "a write to etcd compares the owner's key",
+    "key_revisions": "a write to etcd compares the revision of each key that it writes",
     "grants_guard": "a write of grants compares their revisions",
     "term_of_message": "an owner drops messages to another owner",
     "order": "an owner drops a Sync or DispatchResponse that is older than the last one of its capture",

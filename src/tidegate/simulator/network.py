@@ -1,7 +1,7 @@
 """A network that delays, reorders, doubles and loses: messages between captures, requests to services.
 
-Places are the captures by name, `etcd` and `sink`. A cut is one way between two places. What is on its way
-when a cut begins is lost, too.
+Places are the captures by name, `etcd` and `sink`. A cut is one way between two places. A message that meets
+a cut is sent again for a while, so that it may arrive long after; a request is lost.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ ETCD: Final = "etcd"
 SINK: Final = "sink"
 QUICK_S: Final = (0.0005, 0.005)
 """How long a message or a request is under way, at least and at most."""
-SLOW_S: Final = (0.05, 3.0)
+SLOW_S: Final = (0.05, 12.0)
 """And one that is late: others overtake it."""
+AGAIN_S: Final = (0.3, 2.0)
+"""A message that does not get through is sent again after so long, as `server.courier` does it."""
+ATTEMPTS: Final = 12
+"""Then it is lost."""
 
 
 class Unanswered(Retryable):
@@ -60,7 +64,7 @@ class Network:
         copies = 2 if chance < weather.lost + weather.doubled else 1
         counts["messages doubled"] += copies - 1
         for _ in range(copies):
-            self.time.after(self._delay_s(), self._arrive, source, to, deliver)
+            self.time.after(self._delay_s(), self._arrive, source, to, deliver, ATTEMPTS)
 
     def _delay_s(self) -> float:
         rng = self.time.rng
@@ -69,11 +73,15 @@ class Network:
             return rng.uniform(*SLOW_S)
         return rng.uniform(*QUICK_S)
 
-    def _arrive(self, source: str, to: str, deliver: Callable[[], None]) -> None:
-        if (source, to) in self.cuts:
-            self.timeline.counts["messages cut off"] += 1
-        else:
+    def _arrive(self, source: str, to: str, deliver: Callable[[], None], attempts: int) -> None:
+        if (source, to) not in self.cuts:
             deliver()
+        elif attempts > 1:
+            self.time.after(
+                self.time.rng.uniform(*AGAIN_S), self._arrive, source, to, deliver, attempts - 1
+            )
+        else:
+            self.timeline.counts["messages cut off"] += 1
 
     def is_open(self, source: str, to: str) -> bool:
         """Whether a request from one place arrives at another."""

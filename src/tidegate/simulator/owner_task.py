@@ -328,6 +328,8 @@ class OwnerTask:
 
     def _commit(self, kind: Kind, ts: Timestamp) -> Steps[None]:
         sink, epoch = self._world.sink, self._epoch
+        self._control.announces()
+        yield self._time.rng.uniform(0.0, 0.002)
         try:
             yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
             yield from self._call(sink.commit, OWNER, epoch, None)

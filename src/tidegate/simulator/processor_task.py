@@ -127,8 +127,8 @@ class ProcessorTask:
     def _ddl(self, after: Timestamp, upto: Timestamp) -> list[DdlBatch]:
         """What the catalogue of this capture has."""
         found = self._world.upstream.ddl(after, upto)
-        lost = self._control.machine.lost_ddl
-        return [batch for batch in found if batch.finished_ts not in lost]
+        lost_after, lost_upto = self._control.machine.lost_ddl
+        return [batch for batch in found if not lost_after < batch.finished_ts <= lost_upto]
 
     def _start(self, dispatch: Dispatch) -> Steps[None]:
         """Read the grant; then a worker begins."""
@@ -140,8 +140,15 @@ class ProcessorTask:
             raise Retryable("The changefeed's grant is not the dispatched one.", where=control.capture)
         self._barrier = BarrierFile()
         self._write_barrier()
+        machine = control.machine
         self._worker = Worker(
-            world, control.capture, self._view, grant, self._barrier, control.machine.reported(control)
+            world,
+            control.capture,
+            self._view,
+            grant,
+            self._barrier,
+            machine.reported(control),
+            machine.in_transaction,
         )
         control.machine.begin_worker(self._worker)
 

@@ -7,6 +7,7 @@ The same scenario, seed and guards always give the same outcome, line by line.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ class Simulation:
 
     def run(self) -> Outcome:
         """To its end, or to the first violation."""
-        violation = ""
+        violation, collects = "", gc.isenabled()
+        gc.disable()  # it makes few rings, and ends soon
         try:
             self._begin()
             self.world.time.run(self.scenario.last_s + QUIET_S + HEAL_S, self._is_over)
@@ -101,6 +103,10 @@ class Simulation:
             violation = str(wrong)
         except AssertionError as wrong:
             violation = f"a machine's own assertion failed: {wrong}"
+        finally:
+            self.world.time.end()
+            if collects:
+                gc.enable()
         return self._outcome(violation)
 
     def _begin(self) -> None:

@@ -73,14 +73,14 @@ class Upstream:
         self._rng = rng
         self.last_ts = compose(EPOCH_MS)
         self.start_ts = self.last_ts
-        """From where the changefeed begins."""
+        """From where the changefeed begins. Each table has a row from before."""
         self.resolved_ts = self.last_ts
         self.tables: dict[str, Table] = {}
         self.batches: list[DdlBatch] = []
         """DDL, by finished ts."""
         self.rows = 0
         for _ in range(tables):
-            self._add(self.start_ts)
+            self._add(self.start_ts).rows.append(self.start_ts - 1)
 
     def tso(self, now: float) -> Timestamp:
         """The next timestamp; `now` in virtual seconds."""

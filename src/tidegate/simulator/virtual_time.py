@@ -88,6 +88,7 @@ class Task:
         """Do no more of it. A request that it has sent goes on."""
         self.over = True
         self.turn += 1
+        self.steps.close()
 
 
 class VirtualTime:
@@ -99,6 +100,7 @@ class VirtualTime:
         self.rng = rng
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
+        self._processes: dict[Process, None] = {}
         self.steps = 0
         """How many entries were carried out."""
 
@@ -123,6 +125,7 @@ class VirtualTime:
         if len(process.tasks) > 64:
             process.tasks = [one for one in process.tasks if not one.over]
         process.tasks.append(task)
+        self._processes[process] = None
         self.after(0.0, self.resume, task, 0, False)
         return task
 
@@ -151,9 +154,15 @@ class VirtualTime:
         """SIGKILL: no task of it takes another step."""
         process.alive = process.stopped = False
         process.held.clear()
+        self._processes.pop(process, None)
         for task in process.tasks:
             task.cancel()
         process.tasks.clear()
+
+    def end(self) -> None:
+        """Kill every process that is left."""
+        for process in list(self._processes):
+            self.kill(process)
 
     def stop(self, process: Process) -> None:
         """SIGSTOP."""

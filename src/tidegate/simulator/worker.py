@@ -58,8 +58,11 @@ class Worker:
         grant: Grant,
         barrier: BarrierFile,
         say: Callable[[int, Report], None],
+        in_transaction: Callable[[], None],
     ) -> None:
-        """`say` reports to the control process, if that is there."""
+        """`say` reports to the control process, if that is there. `in_transaction` is called between the rows
+        of a transaction and its commit.
+        """
         self.capture, self.grant, self.barrier = capture, grant, barrier
         self.process = Process(f"{capture}'s worker")
         self.epoch = 0
@@ -67,6 +70,7 @@ class Worker:
         self.writes: Writer | None = None
         """Itself, once it may write."""
         self._world, self._view, self._say = world, view, say
+        self._in_transaction = in_transaction
         self.wake = Signal(world.time)
         self._client = EtcdClient(world.etcd, world.network, self.process, capture)
         self._ranges: tuple[GrantedRange, ...] = grant.ranges
@@ -145,6 +149,7 @@ class Worker:
             yield from self._prove()
             yield from self._take_slot()
             return
+        self._in_transaction()
         yield self._world.time.rng.uniform(*PRODUCE_S) * self._world.network.slow.get(SINK, 1.0)
         try:
             yield from self._call(sink.commit, writer, self.epoch, self.writes)
