@@ -1,1 +1,1 @@
-"""Captures that share a changefeed, simulated: the product's machines in virtual time, with faults by seed."""
+"""A simulator of captures that share a changefeed: the product's machines in virtual time, with faults."""

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tidegate.control.messages import Checkpoint, parse
 from tidegate.control.metadata import Compare, Delete, Put
 from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.election import META, capture_prefix, drained_prefix, owner_prefix
-from tidegate.etcd.session import MARGIN, RENEWALS, LocalLease
+from tidegate.etcd.session import RENEWALS, LocalLease
 from tidegate.model.timestamp import Timestamp
 from tidegate.server.post import Post
 from tidegate.server.sharing import CAPTURES_S
@@ -27,8 +26,9 @@ from tidegate.simulator.owner_task import OwnerTask
 from tidegate.simulator.processor_task import REPORT_S, ProcessorTask
 from tidegate.simulator.upstream import EPOCH_MS, View
 from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
+from tidegate.simulator.words import words
 from tidegate.simulator.worker import Report, Worker
-from tidegate.simulator.world import CLUSTER, FEED, TTL_S, World
+from tidegate.simulator.world import CLUSTER, TTL_S, World
 
 AGAIN_S: Final = 1.0
 """Before a capture that has lost its session stands again."""
@@ -341,9 +341,7 @@ class Capture:
         def say(incarnation: int, report: Report) -> None:
             if control.processor is not None:
                 delay = self.world.time.rng.uniform(*REPORT_S)
-                self.world.time.within(
-                    control.process, delay, control.processor.hear, incarnation, report
-                )
+                self.world.time.within(control.process, delay, control.processor.hear, incarnation, report)
 
         return say
 
@@ -370,17 +368,4 @@ class Capture:
         control = self.control
         if control is not None and control.processor is not None:
             for worker in self.workers:
-                self.world.time.within(
-                    control.process, 0.05, control.processor.lost_worker, worker
-                )
-
-
-def words(message: bytes) -> str:
-    """A message in few words, for a timeline."""
-    import json
-
-    from tidegate.control.messages import FROM_OWNER, FROM_PROCESSOR
-
-    found = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
-    kind = type(found).__name__
-    return kind
+                self.world.time.within(control.process, 0.05, control.processor.lost_worker, worker)

@@ -1,7 +1,7 @@
 """What must hold at any time, checked whenever something becomes visible or is stored.
 
-`docs/guarantees.md` has the promises in words. A check compares the sink and etcd with the upstream, and knows
-nothing of how the machines came to do what they did.
+`docs/guarantees.md` has the promises in words. A check compares the sink and etcd with the upstream. It knows
+nothing of the machines.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.model.timestamp import MAX, Timestamp
-from tidegate.simulator.upstream import Table, Upstream
-
+from tidegate.simulator.upstream import Table, Upstream, short
 
 BEGAN_MAX: Final = 16
 """More writers than can be left over from earlier incarnations."""
@@ -91,16 +90,16 @@ class Checks:
         one capture that may write the table.
         """
         self.counts["rows: once, and in order"] += 1
-        table, name = self._upstream.tables[table_id], f"row {table_id}@{self._short(ts)}"
+        table, name = self._upstream.tables[table_id], f"row {table_id}@{short(ts)}"
         wanted = self._next_row(table)
         if ts < wanted:
             raise Violation(f"{name} is written, and it is there already, or not wanted")
         if ts > wanted:
-            raise Violation(f"{name} is written, and {table_id}@{self._short(wanted)} is missing")
+            raise Violation(f"{name} is written, and {table_id}@{short(wanted)} is missing")
         if ts <= self._resolved_ts:
-            raise Violation(f"{name} comes after Resolved {self._short(self._resolved_ts)}")
+            raise Violation(f"{name} comes after Resolved {short(self._resolved_ts)}")
         if ts > self._next_ddl():
-            raise Violation(f"{name} comes before the DDL of {self._short(self._next_ddl())}")
+            raise Violation(f"{name} comes before the DDL of {short(self._next_ddl())}")
         self.counts["rows: not by a fenced writer"] += 1
         later = [one for one in self._began if by is not None and by.token < one.token and one.has(table)]
         if later:
@@ -112,11 +111,9 @@ class Checks:
         """Resolved becomes visible: everything below is, and it never goes back."""
         self.counts["Resolved: complete, and rising"] += 1
         if ts > self.durable_ts:
-            raise Violation(f"Resolved {self._short(ts)} is sent, and {self.missing} below it is missing")
+            raise Violation(f"Resolved {short(ts)} is sent, and {self.missing} below it is missing")
         if ts <= self._resolved_ts:
-            raise Violation(
-                f"Resolved {self._short(ts)} is sent after Resolved {self._short(self._resolved_ts)}"
-            )
+            raise Violation(f"Resolved {short(ts)} is sent after Resolved {short(self._resolved_ts)}")
         self._resolved_ts = ts
 
     def ddl(self, ts: Timestamp) -> None:
@@ -124,11 +121,11 @@ class Checks:
         self.counts["DDL: once, and in its place"] += 1
         wanted = self._next_ddl()
         if ts != wanted:
-            what = "it is there already" if ts < wanted else f"that of {self._short(wanted)} is missing"
-            raise Violation(f"the DDL of {self._short(ts)} is sent, and {what}")
+            what = "it is there already" if ts < wanted else f"that of {short(wanted)} is missing"
+            raise Violation(f"the DDL of {short(ts)} is sent, and {what}")
         late = [one.id for one in self._upstream.tables.values() if self._next_row(one) <= ts]
         if late:
-            raise Violation(f"the DDL of {self._short(ts)} comes before a row of {late[0]} below it")
+            raise Violation(f"the DDL of {short(ts)} comes before a row of {late[0]} below it")
         self._ddl += 1
 
     # --- who writes ----------------------------------------------------------------------------------
@@ -149,9 +146,7 @@ class Checks:
         self.counts["starts: nothing below is missing"] += 1
         for name, ts in starts:
             if ts >= self._next_row(self._upstream.tables[name]):
-                raise Violation(
-                    f"{who} begins {name} at {self._short(ts)}, above a row that is not downstream"
-                )
+                raise Violation(f"{who} begins {name} at {short(ts)}, above a row that is not downstream")
 
     # --- what is stored ------------------------------------------------------------------------------
 
@@ -172,10 +167,10 @@ class Checks:
         self.counts["checkpoint: complete, and never back"] += 1
         if ts < self.checkpoint_ts:
             raise Violation(
-                f"the stored checkpoint goes back from {self._short(self.checkpoint_ts)} to {self._short(ts)}"
+                f"the stored checkpoint goes back from {short(self.checkpoint_ts)} to {short(ts)}"
             )
         if ts > self.durable_ts:
-            raise Violation(f"checkpoint {self._short(ts)} is stored, and {self.missing} below it is missing")
+            raise Violation(f"checkpoint {short(ts)} is stored, and {self.missing} below it is missing")
         if owner_rev < self._owner_rev:
             raise Violation(f"owner {owner_rev} stores a checkpoint after owner {self._owner_rev}")
         self.checkpoint_ts = ts
@@ -184,12 +179,3 @@ class Checks:
         """How many rows at or below a ts are not downstream."""
         found = self._upstream.tables.values()
         return sum(max(0, bisect_right(one.rows, ts) - self._delivered(one)) for one in found)
-
-    def _short(self, ts: Timestamp) -> str:
-        return short(self._upstream, ts)
-
-
-def short(upstream: Upstream, ts: Timestamp) -> str:
-    """A timestamp for people: virtual seconds, and the logical part."""
-    logical = ts - upstream.at(upstream.seconds(ts)) if ts != MAX else 0
-    return f"{upstream.seconds(ts):.3f}" + (f"+{logical}" if logical else "")

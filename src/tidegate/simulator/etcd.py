@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put
 from tidegate.errors import Retryable
-from tidegate.simulator.network import ETCD, Network, Unanswered
+from tidegate.simulator.network import ETCD, Network
 from tidegate.simulator.virtual_time import Process, Steps, VirtualTime
 
 ATTEMPT_S: Final = 1.0
@@ -51,9 +51,7 @@ class Etcd:
         """All keys that begin with `prefix`, in key order."""
         return [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
 
-    def transact(
-        self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0
-    ) -> Outcome:
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0) -> Outcome:
         """Apply all writes at one new revision if all guards hold, else none. The lease's keys go with it."""
         if not self.holds(guards) or (lease and lease not in self._leases):
             return Outcome(False, self.revision)
@@ -125,7 +123,7 @@ class Etcd:
 
 @dataclass(slots=True)
 class EtcdClient:
-    """How one process calls etcd. Calls raise Retryable (`Unanswered`) while it does not answer."""
+    """How one process calls etcd. Calls raise Retryable while it does not answer."""
 
     etcd: Etcd
     network: Network
@@ -138,9 +136,7 @@ class EtcdClient:
 
     def ask(self, work: Any, *args: Any, patience_s: float = ATTEMPT_S) -> Steps[Any]:
         """One attempt of one call."""
-        found = yield from self.network.call(
-            self.process, self.place, ETCD, lambda: work(*args), patience_s
-        )
+        found = yield from self.network.call(self.process, self.place, ETCD, lambda: work(*args), patience_s)
         return found
 
     def read(self, work: Any, *args: Any) -> Steps[Any]:
@@ -149,7 +145,7 @@ class EtcdClient:
         while True:
             try:
                 found = yield from self.ask(work, *args)
-            except Unanswered:
+            except Retryable:
                 if self.network.time.now >= until:
                     raise
                 continue
@@ -166,7 +162,7 @@ class EtcdClient:
         known first, so that an attempt that arrives late is carried out at most once.
 
         `stored` is called at the moment at which etcd carries it out. False: a guard failed. Raises
-        Unanswered when nobody knows what has become of it.
+        Retryable when nobody knows what has become of it.
         """
         keys = [write.key for write in writes]
         if not self.known.keys() >= set(keys):

@@ -12,7 +12,9 @@ from tidegate.control.metadata import Delete, Put
 from tidegate.etcd.election import drained_prefix
 from tidegate.simulator.capture import Capture, Moment
 from tidegate.simulator.network import ETCD, SINK, Weather
+from tidegate.simulator.upstream import at
 from tidegate.simulator.virtual_time import Process
+from tidegate.simulator.worker import Worker
 from tidegate.simulator.world import CLUSTER, World
 
 CALM: Final = Weather()
@@ -54,7 +56,7 @@ class Faults:
             capture.start()
         world.note("FAULT", "all faults are healed")
 
-    def _later(self, least_s: float, most_s: float, work: Callable[[], None]) -> str:
+    def _later(self, least_s: float, most_s: float, work: Callable[[], object]) -> str:
         """Plan the end of a fault; how long it lasts, in words."""
         seconds = self._rng.uniform(least_s, most_s)
         self._time.after(seconds, work)
@@ -89,8 +91,12 @@ class Faults:
         capture.kill(workers=False)
         self._later(0.5, 5.0, capture.start_again)
         old = list(capture.workers)
-        lasts = self._later(0.0, 20.0, lambda: [self._time.kill(one.process) for one in old] and None)
+        lasts = self._later(0.0, 20.0, lambda: self._end_all(old))
         return f"{capture.name}'s control process is killed, and its workers go on {lasts}"
+
+    def _end_all(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            self._time.kill(worker.process)
 
     def worker_killed(self) -> str:
         capture = self._any()
@@ -226,7 +232,7 @@ class Faults:
     def slow_sink(self) -> str:
         network = self._world.network
         network.slow[SINK] = self._rng.uniform(5.0, 100.0)
-        lasts = self._later(2.0, 15.0, lambda: network.slow.pop(SINK, None) and None)
+        lasts = self._later(2.0, 15.0, lambda: network.slow.pop(SINK, None))
         return f"the sink is slow {lasts}"
 
     def sink_down(self) -> str:
@@ -238,7 +244,7 @@ class Faults:
         capture = self._rng.choice(list(self._world.captures.values()))
         table, view = self._rng.choice(self._world.upstream.there).id, capture.view
         view.stalled.setdefault(table, view.resolved_ts)
-        lasts = self._later(1.0, 15.0, lambda: view.stalled.pop(table, None) and None)
+        lasts = self._later(1.0, 15.0, lambda: view.stalled.pop(table, None))
         return f"{capture.name} receives nothing of {table} {lasts}"
 
     def ddl_lost(self) -> str:
@@ -246,7 +252,7 @@ class Faults:
         if any(one.lost_ddl[1] for one in self._world.captures.values()):
             return ""
         now = self._time.now
-        capture.lost_ddl = self._world.upstream.tso(now), self._world.upstream.at(now + LOSES_S)
+        capture.lost_ddl = self._world.upstream.tso(now), at(now + LOSES_S)
         lasts = self._later(LOSES_S, 2 * LOSES_S, lambda: self._find_ddl(capture))
         return f"{capture.name}'s catalogue misses DDL of the next {LOSES_S:.0f} s; it is repaired {lasts}"
 

@@ -26,10 +26,6 @@ ATTEMPTS: Final = 12
 """Then it is lost."""
 
 
-class Unanswered(Retryable):
-    """A request was not answered in time: it may have been carried out or not, or may be later."""
-
-
 @dataclass(slots=True)
 class Weather:
     """Shares of messages with which something happens."""
@@ -77,9 +73,7 @@ class Network:
         if (source, to) not in self.cuts:
             deliver()
         elif attempts > 1:
-            self.time.after(
-                self.time.rng.uniform(*AGAIN_S), self._arrive, source, to, deliver, attempts - 1
-            )
+            self.time.after(self.time.rng.uniform(*AGAIN_S), self._arrive, source, to, deliver, attempts - 1)
         else:
             self.timeline.counts["messages cut off"] += 1
 
@@ -90,7 +84,7 @@ class Network:
     def call(
         self, process: Process, source: str, service: str, work: Callable[[], Any], patience_s: float
     ) -> Steps[Any]:
-        """One request to a service, and its answer. Raises Unanswered, or the error that `work` returns.
+        """One request to a service, and its answer. Raises Retryable, or the error that `work` returns.
 
         `work` is carried out at the service, once, even if the process that asked is stopped or dead by then.
         """
@@ -111,7 +105,7 @@ class Network:
         self.time.after(self.time.rng.uniform(*QUICK_S) * factor, arrive)
         if not (yield answered.wait(patience_s)):
             self.timeline.counts["requests without answer"] += 1
-            raise Unanswered(f"{service} does not answer.", where=service)
+            raise Retryable(f"{service} does not answer.", where=service)
         if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]

@@ -3,8 +3,8 @@
     meet processors -> open -> [share -> grant -> fence -> sink -> dispatch -> tick ...] -> back-off -> [...]
 
 The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), what
-is known of processors (`server.peers`) and the messages are the product's. This file performs, in the order in
-which `server.feed` does it, and its constants are those of `server.feed`.
+is known of processors (`server.peers`) and the messages are the product's. This file performs in the order of
+`server.feed`, with its constants.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class OwnerTask:
             yield from self._end_incarnation()
 
     def _deliver(self) -> Steps[None]:
-        """Go on until the key space is to be divided in another way. Raises what the incarnation fails with."""
+        """Go on until the key space is to be divided again. Raises what the incarnation fails with."""
         while not self._reshare:
             self._tick()
             self._look_around()
@@ -218,9 +218,7 @@ class OwnerTask:
         self._adopt(owner, grants)
         return grants
 
-    def _shared_out(
-        self, stored: dict[str, Grant], token: tuple[int, int], shares: Any
-    ) -> dict[str, Grant]:
+    def _shared_out(self, stored: dict[str, Grant], token: tuple[int, int], shares: Any) -> dict[str, Grant]:
         if "inherit" in self._off:
             stored = {name: replace(one, givers={}) for name, one in stored.items()}
         if len(shares) == 1:
@@ -502,9 +500,9 @@ class OwnerTask:
     def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:
         asked = peer.asked
         runs = any(one.state is RangeState.RUNNING for one in message.ranges)
-        if asked is not None and not runs:
-            if message.answers >= asked.header.sequence or "answers" in self._off:
-                peer.given_up.set()
+        answers = asked is not None and message.answers >= asked.header.sequence
+        if (answers or "answers" in self._off) and not runs:
+            peer.given_up.set()
         if message.error is not None and not peer.runs and peer.coming:
             peer.fails(self._time.now)
             peer.coming = ()

@@ -1,6 +1,6 @@
 """A processor's task: what `server.processor` does around the machine `control.processor`, in virtual time.
 
-    mail, reports, what has been received --> Processor --> messages to the owner, the barrier file, a worker
+mail, reports, what has been received --> Processor --> messages to the owner, the barrier file, a worker
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from typing import Final
 from tidegate.control.metadata import FeedStatus, Put, feed_key
 from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.capture import Capture
-from tidegate.simulator.checks import Checks, Violation, short
+from tidegate.simulator.checks import Checks, Violation
 from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.faults import Faults
 from tidegate.simulator.network import Network
 from tidegate.simulator.scenarios import Scenario
 from tidegate.simulator.sink import Sink
 from tidegate.simulator.timeline import Timeline
-from tidegate.simulator.upstream import TICK_S, Upstream
+from tidegate.simulator.upstream import TICK_S, Upstream, short
 from tidegate.simulator.virtual_time import Process, Steps, VirtualTime
 from tidegate.simulator.world import CLUSTER, FEED, World
 
@@ -78,9 +78,7 @@ class Simulation:
         upstream = Upstream(rng, scenario.tables)
         checks = Checks(upstream)
         network, etcd = Network(time, timeline), Etcd(time)
-        self.world = World(
-            time, timeline, network, etcd, upstream, Sink(checks, off), checks, off
-        )
+        self.world = World(time, timeline, network, etcd, upstream, Sink(checks, off), checks, off)
         status = FeedStatus(upstream.start_ts)
         etcd.transact((), [Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())])
         for letter in "abcdefgh"[: scenario.captures]:
@@ -186,11 +184,11 @@ class Simulation:
 
     def _words_of_stillness(self) -> str:
         world = self.world
-        stored = short(world.upstream, world.checks.checkpoint_ts)
+        stored = short(world.checks.checkpoint_ts)
         owner = world.owner
         return (
             f"{HEAL_S:.0f} s after all faults were healed the checkpoint is {stored}, "
-            f"not {short(world.upstream, self._target)}; "
+            f"not {short(self._target)}; "
             f"{world.checks.behind(self._target)} rows are missing; "
             + (f"the owner is {owner.name}" if owner is not None else "there is no owner")
         )

@@ -70,7 +70,13 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         "the sink is slow or down, and regions stand still, while workers die",
         ("slow sink", "sink down", "cut off from the sink", "region stalled", "worker killed"),
     ),
-    "storm": Scenario("everything, often two or three faults at a time", EVERY_KIND, every_s=3.5),
+    "storm": Scenario(
+        "everything, often two or three faults at a time",
+        EVERY_KIND,
+        last_s=44.0,
+        every_s=3.0,
+        transactions_s=3.0,
+    ),
 }
 DEFAULT: Final = "storm"
 

@@ -16,7 +16,7 @@ from typing import Final
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
-from tidegate.model.timestamp import LOGICAL_BITS, Timestamp, compose
+from tidegate.model.timestamp import Timestamp, compose, logical, physical_ms
 
 EPOCH_MS: Final = 1_750_000_000_000
 """PD's time when a simulation begins, in ms since 1970."""
@@ -27,6 +27,22 @@ SCAN_S: Final = (0.05, 0.8)
 CREATE_TABLE: Final = 3
 DROP_TABLE: Final = 4
 """TiDB's action codes."""
+
+
+def at(now: float) -> Timestamp:
+    """The timestamp of a virtual time in seconds."""
+    return compose(EPOCH_MS + int(now * 1000))
+
+
+def seconds(ts: Timestamp) -> float:
+    """The virtual time of a timestamp."""
+    return (physical_ms(ts) - EPOCH_MS) / 1000
+
+
+def short(ts: Timestamp) -> str:
+    """A timestamp for people: virtual seconds, and the logical part if there is one."""
+    counter = logical(ts)
+    return f"{seconds(ts):.3f}" + (f"+{counter}" if counter else "")
 
 
 @dataclass(slots=True)
@@ -84,18 +100,8 @@ class Upstream:
 
     def tso(self, now: float) -> Timestamp:
         """The next timestamp; `now` in virtual seconds."""
-        self.last_ts = max(self.last_ts + 1, self.at(now))
+        self.last_ts = max(self.last_ts + 1, at(now))
         return self.last_ts
-
-    @staticmethod
-    def at(now: float) -> Timestamp:
-        """The timestamp of a virtual time."""
-        return compose(EPOCH_MS + int(now * 1000))
-
-    @staticmethod
-    def seconds(ts: Timestamp) -> float:
-        """The virtual time of a timestamp."""
-        return ((ts >> LOGICAL_BITS) - EPOCH_MS) / 1000
 
     def _add(self, created_ts: Timestamp) -> Table:
         table = Table(len(self.tables), created_ts, load=self._rng.randrange(0, 1 << 20))

@@ -98,13 +98,13 @@ class VirtualTime:
         self.now = 0.0
         """Seconds since the simulation began."""
         self.rng = rng
-        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
         self._processes: dict[Process, None] = {}
         self.steps = 0
         """How many entries were carried out."""
 
-    def after(self, seconds: float, work: Callable[..., None], *args: Any) -> None:
+    def after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
         """Do something later, whatever becomes of the processes."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + seconds, self._count, work, args))

@@ -1,4 +1,4 @@
-"""A worker: the process that delivers for one incarnation, in the way of `pipeline.begin` and `pipeline.deliver`.
+"""A worker: the process that delivers for one incarnation, as `pipeline.begin` and `pipeline.deliver` do it.
 
     fence earlier writers -> prove -> read progress -> take the slot -> prove -> [deliver, commit, report] ...
                                                           ^-- fenced before a commit, and proven again --+
@@ -87,7 +87,9 @@ class Worker:
             while True:
                 yield from self._deliver()
         except TidegateError as error:
-            self._world.note(self.capture, f"worker of incarnation {self.grant.incarnation} ends: {error.what}")
+            self._world.note(
+                self.capture, f"worker of incarnation {self.grant.incarnation} ends: {error.what}"
+            )
             self.writes = None
             self._report(Failed.of(error))
 

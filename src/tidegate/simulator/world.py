@@ -1,4 +1,4 @@
-"""What the parts of a simulation share: time, services, captures, the guards that are off, what was measured."""
+"""What the parts of a simulation share: time, services, captures, guards that are off, measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.network import Network
 from tidegate.simulator.sink import Sink
 from tidegate.simulator.timeline import Timeline
-from tidegate.simulator.upstream import Upstream
+from tidegate.simulator.upstream import Upstream, seconds
 from tidegate.simulator.virtual_time import VirtualTime
 
 if TYPE_CHECKING:
@@ -66,18 +66,18 @@ class World:
         self.timeline.note(self.time.now, who, what)
 
     def store(self, ts: Timestamp, owner_rev: int) -> None:
-        """etcd stores a checkpoint."""
+        """A checkpoint is stored in etcd."""
         self.checks.stored(ts, owner_rev)
         self.timeline.counts["checkpoints stored"] += 1
-        self.failovers.stored(self.time.now, self.upstream.seconds(ts))
+        self.failovers.stored(self.time.now, seconds(ts))
 
     def live_writers(self) -> Iterator[Writer]:
         """Those that have begun and that the sink accepts, whether anybody wants them still or not."""
         for capture in self.captures.values():
             for worker in capture.workers:
-                if worker.process.alive and worker.writes is not None:
-                    if self.sink.accepts(capture.name, worker.epoch):
-                        yield worker.writes
+                accepted = worker.process.alive and self.sink.accepts(capture.name, worker.epoch)
+                if accepted and worker.writes is not None:
+                    yield worker.writes
 
     @property
     def owner(self) -> Capture | None:
