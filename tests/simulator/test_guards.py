@@ -6,6 +6,7 @@ longer: it tries every order of few events, and also finds what needs a rare coi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -19,11 +20,11 @@ from tidegate.simulator.guards import GUARDS
 from tidegate.simulator.run import Outcome, Simulation
 from tidegate.simulator.scenarios import SCENARIOS
 
-SEEDS = 40
+SEEDS = 60
 
 
 class Case(NamedTuple):
-    """Guards that are off together, where that shows, and a part of what is said."""
+    """Guards that are off together, where that shows, and a pattern of what is said."""
 
     guards: tuple[str, ...]
     scenario: str
@@ -33,14 +34,14 @@ class Case(NamedTuple):
 CASES = (
     Case(("owner_fence",), "storm", "the sink accepts"),
     Case(("sink_fence",), "storm", "the sink accepts"),
-    Case(("owner_sink_fence",), "etcd", "is sent after Resolved"),
+    Case(("owner_sink_fence",), "storm", "is sent after Resolved"),
     Case(("records",), "storm", "it is there already"),
     Case(("stored",), "storm", "it is there already"),
     Case(("journal",), "storm", "is sent after Resolved"),
-    Case(("proof",), "storm", "it is there already"),
-    Case(("election_guard", "key_revisions"), "storm", "over those of owner"),
+    Case(("proof",), "zombie", "it is there already"),
+    Case(("election_guard", "key_revisions"), "storm", "after owner|over those of owner|goes back"),
     Case(("ddl_cap",), "storm", "and a DDL below it is missing"),
-    Case(("ddl_bound",), "storm", "below it is missing"),
+    Case(("ddl_bound",), "storm", "below it is missing|before the DDL of"),
     Case(("ddl_agreement",), "storm", "below it is missing"),
 )
 WITHOUT: Mapping[str, tuple[type, str, Any]] = {
@@ -67,5 +68,5 @@ def without(case: Case) -> Outcome | None:
 def test_without_a_guard_a_violation_is_found(case: Case) -> None:
     outcome = without(case)
     assert outcome is not None, f"{SEEDS} seeds of {case.scenario} do not show what {case.guards} is for"
-    assert case.says in outcome.violation
+    assert re.search(case.says, outcome.violation), outcome.violation
     assert any(outcome.violation in line for line in outcome.lines)
