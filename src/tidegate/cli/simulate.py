@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tidegate.simulator.run import Outcome
     from tidegate.simulator.summary import Summary
 
+TIMES: Final = (
+    "Times: from a death until a checkpoint above that moment is stored; from the end of all faults until\n"
+    "everything is delivered."
+)
 WIDTH: Final = 110
 """Of a table where no terminal says it."""
 
@@ -100,6 +104,7 @@ def _print_summary(console: Console, scenario: str, seed: int, total: Summary, t
         table.add_row(Text(name, style="bold"), Text(text))
     console.print()
     console.print(table, width=None if console.is_terminal else WIDTH)
+    console.print(Text(TIMES, style="dim"))
 
 
 def _rows(total: Summary) -> Iterable[tuple[str, str]]:
@@ -113,10 +118,9 @@ def _rows(total: Summary) -> Iterable[tuple[str, str]]:
     harmed = _listed({kind: count[f"messages {kind}"] for kind in ("lost", "doubled", "late", "cut off")})
     yield "messages", f"{count['messages sent']:,} sent" + (f": {harmed}" if harmed else "")
     yield "sink", f"{count['transactions']:,} transactions, {count['resolved sent']:,} Resolved"
-    yield "faults", _listed(dict(sorted(total.faults.items(), key=lambda one: (-one[1], one[0])))) or "none"
-    yield "", ""
-    for name, times in sorted(total.checks.items()):
-        yield "checked", f"{times:>9,}  {name}"
+    most_first = sorted(total.faults.items(), key=lambda one: (-one[1], one[0]))
+    yield from _lines("faults", [f"{times:>9,}  {kind}" for kind, times in most_first] or ["none"])
+    yield from _lines("checks", [f"{times:>9,}  {name}" for name, times in sorted(total.checks.items())])
     yield "", ""
     for name, found in (
         ("owner dies", total.owner_failovers_s),
@@ -125,6 +129,12 @@ def _rows(total: Summary) -> Iterable[tuple[str, str]]:
     ):
         if words := distribution(found):
             yield name, words
+
+
+def _lines(name: str, lines: list[str]) -> Iterable[tuple[str, str]]:
+    """A block of lines, with its name beside the first."""
+    yield "", ""
+    yield from zip([name, *[""] * len(lines)], lines, strict=False)
 
 
 def _listed(found: Mapping[str, int]) -> str:

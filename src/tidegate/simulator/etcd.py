@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put
+from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
 from tidegate.errors import Retryable
 from tidegate.simulator.network import ETCD, Network
 from tidegate.simulator.virtual_time import Process, Steps, VirtualTime
@@ -65,6 +65,13 @@ class Etcd:
                 if lease:
                     self._lease_of[write.key] = lease
         return Outcome(True, self.revision)
+
+    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+        """One after the other."""
+        return [self.transact(one.guards, one.writes) for one in asked]
+
+    def close(self) -> None:
+        """There is nothing to give up."""
 
     def holds(self, guards: Sequence[Compare]) -> bool:
         """Whether all guards hold now."""

@@ -19,6 +19,7 @@ GUARDS: Final[Mapping[str, str]] = {
     "once": "an incarnation is dispatched to one epoch of its capture only",
     "given_up": "ranges are taken only when their capture runs nothing, if it is not left behind",
     "owner_fence": "the owner fences earlier writers before it dispatches",
+    "all_writers": "it fences those of every capture, since an open transaction hides progress of others",
     "fence_before_settled": "it stores that givers are fenced only when they are",
     "inherit": "givers that were never fenced stay givers when ranges are taken again",
     "all_givers": "the givers are those that had the ranges before the change, not during it",

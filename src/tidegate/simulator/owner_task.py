@@ -285,7 +285,8 @@ class OwnerTask:
         if len(grants) == 1:
             return
         found = yield from self._grants()
-        writers = sorted({*found, *(giver for grant, _ in found.values() for giver in grant.givers)})
+        every = found if "all_writers" not in self._off else ()
+        writers = sorted({*every, *(giver for grant, _ in found.values() for giver in grant.givers)})
         yield from self._prove(lead, name)
         for writer in writers if "owner_fence" not in self._off else ():
             yield from self._call(self._world.sink.initialise, writer)
