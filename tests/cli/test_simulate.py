@@ -15,7 +15,7 @@ from tidegate.simulator.scenarios import SCENARIOS
 def test_a_seed_prints_a_summary() -> None:
     done = CliRunner().invoke(app, ["simulate", "--scenario", "owner-dies", "--seed", "3"])
     assert done.exit_code == 0
-    for word in ("no promise was broken", "virtual seconds", "owner killed", "checked", "owner dies"):
+    for word in ("no promise was broken", "virtual seconds", "owner killed", "checks", "owner dies"):
         assert word in done.output
 
 
