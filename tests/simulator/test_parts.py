@@ -11,7 +11,7 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.simulator.checks import Checks, Violation
 from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.network import ETCD, Network
-from tidegate.simulator.sink import OWNER, Journal, Kind, Record, Sink
+from tidegate.simulator.sink import OWNER, TIMEOUT_S, Journal, Kind, Record, Sink
 from tidegate.simulator.timeline import Timeline
 from tidegate.simulator.upstream import Upstream
 from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
@@ -139,8 +139,8 @@ def upstream() -> Upstream:
 
 
 @pytest.fixture
-def sink(upstream: Upstream) -> Sink:
-    return Sink(Checks(upstream))
+def sink(time: VirtualTime, upstream: Upstream) -> Sink:
+    return Sink(time, Checks(upstream))
 
 
 def row(upstream: Upstream, now: float) -> Record:
@@ -172,6 +172,14 @@ def test_an_open_transaction_hides_what_was_committed_behind_it(sink: Sink, upst
     assert isinstance(sink.journal(), Retryable)
     sink.initialise("a")
     assert sink.progress() == {"t00": hidden.ts}
+    assert sink.journal() == Journal(0, 0)
+
+
+def test_a_transaction_that_stays_open_is_ended(time: VirtualTime, sink: Sink, upstream: Upstream) -> None:
+    epoch = sink.initialise("a")
+    sink.produce("a", epoch, [row(upstream, 1.0)])
+    run(time, TIMEOUT_S + 1)
+    assert not sink.accepts("a", epoch)
     assert sink.journal() == Journal(0, 0)
 
 

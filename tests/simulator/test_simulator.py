@@ -104,8 +104,11 @@ HEAR_DDL = Owner.hear_ddl
 
 
 def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first defect that the simulator has found. With it, this seed still breaks a promise."""
-    scenario = Scenario("as the storm was then", EVERY_KIND, every_s=3.5)
-    assert not Simulation(scenario, 2834, name="storm").run().violation
+    """The first defect that the simulator has found. With it, about one seed in 50 breaks a promise.
+
+    If this seed does not any more because something else draws other numbers, take another one.
+    """
+    scenario = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
+    assert not Simulation(scenario, 119, name="late").run().violation
     monkeypatch.setattr(Owner, "hear_ddl", any_agreement_counts)
-    assert "a row of t09 below it is missing" in Simulation(scenario, 2834, name="storm").run().violation
+    assert "below it is missing" in Simulation(scenario, 119, name="late").run().violation

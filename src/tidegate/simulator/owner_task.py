@@ -86,7 +86,8 @@ class OwnerTask:
         self.sharing = Sharing(control, ALL_KEYS, self.peers, self._reachable)
         self.life = Life()
         self.wake = Signal(self._time)
-        self._box = Box(self.wake.set)
+        self._box = Box(self._on_mail)
+        self._mail_due = False
         self._jobs: list[Task] = []
         self._failure: TidegateError | None = None
         self._reshare = ""
@@ -156,7 +157,6 @@ class OwnerTask:
                 raise self._failure
             yield self.wake.wait(CAPTURES_S)
             self.wake.clear()
-            self._read_mail()
 
     def _open(self) -> Steps[None]:
         """The machine at the stored checkpoint, as soon as DDL is known up to there."""
@@ -364,7 +364,6 @@ class OwnerTask:
             self._announce()
             yield self.wake.wait(ANNOUNCE_S)
             self.wake.clear()
-            self._read_mail()
 
     def _announce(self) -> None:
         """To each processor that has not answered us."""
@@ -416,7 +415,6 @@ class OwnerTask:
             if left:
                 yield self.wake.wait(CAPTURES_S)
                 self.wake.clear()
-                self._read_mail()
 
     def _may_answer(self, peer: Peer, tries: int) -> bool:
         """Whether it is worth waiting until a processor has given up."""
@@ -443,7 +441,14 @@ class OwnerTask:
 
     # --- mail ----------------------------------------------------------------------------------------
 
+    def _on_mail(self) -> None:
+        """Read it at once, whatever the loop waits for."""
+        if not self._mail_due:
+            self._mail_due = True
+            self._time.within(self._control.process, 0.0, self._read_mail)
+
     def _read_mail(self) -> None:
+        self._mail_due = False
         for data in self._box.take():
             message = parse(json.loads(data), FROM_PROCESSOR)
             header = message.header
@@ -451,6 +456,7 @@ class OwnerTask:
             mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
             if peer is not None and header.instance == INSTANCE and mine:
                 self._hear(peer, message)
+        self.wake.set()
 
     def _hear(self, peer: Peer, message: FromProcessor) -> None:
         """What a processor says. Of what it does the latest word counts; of how far it is, each."""

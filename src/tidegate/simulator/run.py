@@ -78,7 +78,7 @@ class Simulation:
         upstream = Upstream(rng, scenario.tables)
         checks = Checks(upstream)
         network, etcd = Network(time, timeline), Etcd(time)
-        self.world = World(time, timeline, network, etcd, upstream, Sink(checks, off), checks, off)
+        self.world = World(time, timeline, network, etcd, upstream, Sink(time, checks, off), checks, off)
         status = FeedStatus(upstream.start_ts)
         etcd.transact((), [Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())])
         for letter in "abcdefgh"[: scenario.captures]:
@@ -162,7 +162,7 @@ class Simulation:
         scenario, time = self.scenario, self.world.time
         yield scenario.begin_s
         while scenario.faults:
-            yield time.rng.expovariate(1 / scenario.every_s)
+            yield min(time.rng.expovariate(1 / scenario.every_s), scenario.last_s - time.now)
             if time.now >= scenario.last_s:
                 break
             self._faults.inject(time.rng.choice(scenario.faults))

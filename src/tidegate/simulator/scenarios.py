@@ -52,6 +52,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         every_s=8.0,
         last_s=70.0,
     ),
+    "midst": Scenario(
+        "owners and workers are stopped or killed in the middle of a write",
+        ("stopped in the midst", "stopped in the midst", "stopped in the midst", "killed in the midst"),
+        every_s=6.0,
+        last_s=60.0,
+    ),
     "cuts": Scenario(
         "captures do not reach one another, etcd or the sink; messages are lost, doubled and late",
         ("network cut", "capture isolated", "cut off from etcd", "cut off from the sink", "bad network"),

@@ -16,9 +16,12 @@ from typing import Final, NamedTuple
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.checks import Checks, Writer
+from tidegate.simulator.virtual_time import VirtualTime
 
 OWNER: Final = "owner"
 """The transactional id of the changefeed's owner."""
+TIMEOUT_S: Final = 10.0
+"""How long a transaction may be open: `sink.kafka.client.TRANSACTION_TIMEOUT_MS`."""
 
 
 class Kind(StrEnum):
@@ -56,9 +59,9 @@ class Transaction:
 class Sink:
     """What is downstream. Its calls happen at one moment."""
 
-    def __init__(self, checks: Checks, off: frozenset[str] = frozenset()) -> None:
+    def __init__(self, time: VirtualTime, checks: Checks, off: frozenset[str] = frozenset()) -> None:
         """`off`: guards that are left out, see `simulator.guards`."""
-        self._checks, self._off = checks, off
+        self._time, self._checks, self._off = time, checks, off
         self.epochs: dict[str, int] = {}
         self._open: dict[str, Transaction] = {}
         self._log: list[Transaction] = []
@@ -81,8 +84,14 @@ class Sink:
         if writer not in self._open:
             self._open[writer] = Transaction()
             self._log.append(self._open[writer])
+            self._time.after(TIMEOUT_S, self._time_out, writer, self._open[writer])
         self._open[writer].records += records
         return None
+
+    def _time_out(self, writer: str, found: Transaction) -> None:
+        """A transaction that is still open is ended, and its writer fenced."""
+        if found.is_open:
+            self.initialise(writer)
 
     def commit(self, writer: str, epoch: int, by: Writer | None) -> Fenced | None:
         """Make the open transaction visible; None: it is, or there was none."""
