@@ -101,6 +101,7 @@ def any_agreement_counts(self: Owner, capture: str, said: KnownDdl) -> None:
 
 
 HEAR_DDL = Owner.hear_ddl
+LOST_DDL = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
 
 
 def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +109,16 @@ def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPa
 
     If this seed does not any more because something else draws other numbers, take another one.
     """
-    scenario = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
-    assert not Simulation(scenario, 119, name="late").run().violation
+    assert not Simulation(LOST_DDL, 122, name="late").run().violation
     monkeypatch.setattr(Owner, "hear_ddl", any_agreement_counts)
-    assert "below it is missing" in Simulation(scenario, 119, name="late").run().violation
+    assert "below it is missing" in Simulation(LOST_DDL, 122, name="late").run().violation
+
+
+def test_ddl_that_a_capture_misses_while_it_prepares_is_not_noticed() -> None:
+    """A known gap: what a capture knows of DDL is compared only while it has ranges.
+
+    When this is found no more because the gap is closed, remove "reread" from the guards.
+    """
+    assert not Simulation(LOST_DDL, 119, name="late").run().violation
+    outcome = Simulation(LOST_DDL, 119, name="late", off=frozenset({"reread"})).run()
+    assert "a row of t09 below it is missing" in outcome.violation

@@ -50,6 +50,7 @@ class ProcessorTask:
         self._failure: TidegateError | None = None
         self._over = self._ready = False
         self._ranges: tuple[Span, ...] = ()
+        self._opened_at: Timestamp = 0
         self._coming: tuple[Span, ...] = ()
         self._worker: Worker | None = None
         self._barrier = BarrierFile()
@@ -109,20 +110,31 @@ class ProcessorTask:
     def _open(self, dispatch: Dispatch) -> Steps[None]:
         """Tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
         machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
-        if machine.is_open and ranges == self._ranges and machine.known >= dispatch.checkpoint:
+        same = machine.is_open and ranges == self._ranges and machine.known >= dispatch.checkpoint
+        if same and not self._has_missed_ddl(dispatch.checkpoint):
             machine.passed()
             machine.raise_to(dispatch.checkpoint)
             machine.confirm()
             self._ready = True
             return
         machine.close()
-        self._ranges = ranges
+        self._ranges, self._opened_at = ranges, dispatch.checkpoint
         while self._view.resolved_ts < dispatch.checkpoint:
             yield KNOWN_S
         known, upstream = self._view.resolved_ts, self._world.upstream
         tasks = upstream.tasks_at(dispatch.checkpoint)
         machine.open(dispatch.checkpoint, tasks, self._ddl(dispatch.checkpoint, known), known)
         self._ready = True
+
+    def _has_missed_ddl(self, checkpoint: Timestamp) -> bool:
+        """Whether its catalogue has lost DDL that the checkpoint has passed since it was opened.
+
+        The product does not notice that (`simulator.guards`, "reread"): a simulation takes it as read again.
+        """
+        lost_after, lost_upto = self._control.machine.lost_ddl
+        passed = self._world.upstream.ddl(self._opened_at, checkpoint)
+        missed = any(lost_after < batch.finished_ts <= lost_upto for batch in passed)
+        return missed and "reread" not in self._world.off
 
     def _ddl(self, after: Timestamp, upto: Timestamp) -> list[DdlBatch]:
         """What the catalogue of this capture has."""
