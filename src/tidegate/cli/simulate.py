@@ -132,7 +132,7 @@ def _rows(total: Summary) -> Iterable[tuple[str, str]]:
 
 
 def _lines(name: str, lines: list[str]) -> Iterable[tuple[str, str]]:
-    """A block of lines, with its name beside the first."""
+    """A block of lines, with its name before the first."""
     yield "", ""
     yield from zip([name, *[""] * len(lines)], lines, strict=False)
 

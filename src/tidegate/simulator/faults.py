@@ -19,7 +19,7 @@ from tidegate.simulator.world import CLUSTER, World
 
 CALM: Final = Weather()
 LOSES_S: Final = 12.0
-"""For so long a catalogue misses DDL."""
+"""How long a catalogue misses DDL."""
 BAD: Final = Weather(lost=0.2, doubled=0.1, late=0.2)
 
 

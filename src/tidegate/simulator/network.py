@@ -21,7 +21,7 @@ QUICK_S: Final = (0.0005, 0.005)
 SLOW_S: Final = (0.05, 12.0)
 """And one that is late: others overtake it."""
 AGAIN_S: Final = (0.3, 2.0)
-"""A message that does not get through is sent again after so long, as `server.courier` does it."""
+"""The pause before a message that did not get through is sent again, as `server.courier` does it."""
 ATTEMPTS: Final = 12
 """Then it is lost."""
 

@@ -31,7 +31,7 @@ HEAL_S: Final = 150.0
 """Virtual seconds after the last fault within which everything must be delivered: a session that ends by
 itself, the longest back-off of a changefeed, and a capture that is left out after failures."""
 QUIET_S: Final = 1.0
-"""After the heal upstream commits for so long."""
+"""How long upstream goes on after the heal."""
 LAG_S: Final = (0.005, 0.25)
 """How long the resolved ts takes from upstream to a capture."""
 

@@ -1,9 +1,9 @@
 """A modelled sink in the way of Kafka: writers with epochs, transactions, one log of what they commit.
 
 Each writer has a transactional id: one for each capture, and one for the changefeed's owner. To initialise an
-id ends its open transaction and fences whoever used it before. A reader of committed records stops at the
-first open transaction. Rows, the progress of their tables, Resolved and DDL are committed together or not at
-all; the writer may never learn which.
+id ends its open transaction and fences the writer that used it before. A reader of committed records stops
+at the first open transaction. Rows, the progress of their tables, Resolved and DDL are committed together or
+not at all; the writer may never learn which.
 """
 
 from __future__ import annotations
