@@ -65,7 +65,7 @@ explore: setup ## every order of events in which captures take a changefeed over
 	@$(PY) -m tests.control.sharing
 
 simulate: setup ## captures that share a changefeed, in virtual time with random faults: make simulate SEEDS=1000 SCENARIO=zombie
-	@.venv/bin/tidegate simulate --scenario $(or $(SCENARIO),storm) --seeds $(or $(SEEDS),10000)
+	@$(PY) -m tidegate simulate --scenario $(or $(SCENARIO),storm) --seeds $(or $(SEEDS),10000)
 
 captures: setup ## three captures share a changefeed over etcd: killed, stopped, resigned, joined; how long each takeover takes
 	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
