@@ -64,6 +64,9 @@ explore: setup ## every order of events in which captures take a changefeed over
 	@$(PY) -m tests.control.takeover
 	@$(PY) -m tests.control.sharing
 
+simulate: setup ## captures that share a changefeed, in virtual time with random faults: make simulate SEEDS=1000 SCENARIO=zombie
+	@$(PY) -m tidegate simulate --scenario $(or $(SCENARIO),storm) --seeds $(or $(SEEDS),10000)
+
 captures: setup ## three captures share a changefeed over etcd: killed, stopped, resigned, joined; how long each takeover takes
 	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
 
@@ -93,4 +96,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore captures hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore simulate captures hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean

@@ -1,19 +1,33 @@
-"""What every metadata store keeps: that of one node (SQLite) and that of several captures (etcd)."""
+"""What every metadata store keeps: of one node (SQLite), of several captures (etcd), of the simulator."""
 
 from __future__ import annotations
 
+import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, MetadataStore, Put, Transaction
+from tidegate.control.metadata import Compare, Delete, KeyValue, MetadataStore, Outcome, Put, Transaction
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.simulator.etcd import Etcd
+from tidegate.simulator.virtual_time import VirtualTime
+
+
+class OneAtATime(Etcd):
+    """The simulator has one thread, and these tests have several."""
+
+    turn = Lock()
+
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0) -> Outcome:
+        with self.turn:
+            return super().transact(guards, writes, lease)
 
 
 @dataclass
@@ -35,14 +49,17 @@ class Stores:
         return self.root + name
 
 
-@pytest.fixture(params=["sqlite", "etcd"])
+@pytest.fixture(params=["sqlite", "etcd", "simulated"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stores]:
     root = f"/{uuid.uuid4().hex}/"
     opened: list[MetadataStore] = []
+    simulated = OneAtATime(VirtualTime(random.Random(0)))
 
     def opens() -> MetadataStore:
         if request.param == "sqlite":
             opened.append(SqliteMetadata(tmp_path / "metadata.db"))
+        elif request.param == "simulated":
+            opened.append(simulated)
         else:
             opened.append(EtcdMetadata(EtcdClient(request.getfixturevalue("etcd"))))
         return opened[-1]

@@ -250,6 +250,16 @@ def test_the_checkpoint_stands_while_a_capture_knows_other_ddl(
     assert owner.checkpoint == 149
 
 
+def test_a_late_message_from_before_they_differed_ends_no_disagreement() -> None:
+    owner = owner_that_knows(batch(150), upto=200)
+    owner.hear_ddl("a", said(upto=170))
+    assert owner.disagreement is not None
+    owner.hear_ddl("a", said(upto=140))
+    assert owner.disagreement is not None, "both knew nothing up to 140: that says nothing about 150"
+    owner.hear_ddl("a", said(batch(150), upto=175))
+    assert owner.disagreement is None
+
+
 def test_ddl_that_is_not_known_yet_is_compared_when_it_is() -> None:
     owner = owner_that_knows(upto=120)
     owner.hear_ddl("a", said(upto=170))

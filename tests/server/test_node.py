@@ -16,6 +16,7 @@ from tidegate import metrics
 from tidegate.clock import SystemClock
 from tidegate.control.gc import Hold
 from tidegate.control.metadata import (
+    CAPTURES_MAX,
     FeedId,
     Grant,
     MetadataStore,
@@ -32,7 +33,7 @@ from tidegate.model.span import Span
 from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.node import CAPTURES_MAX, WRITE_MAX, Node
+from tidegate.server.node import WRITE_MAX, Node
 from tidegate.server.reactor import Reactor
 
 CLUSTER, CAPTURE = 7, "here"

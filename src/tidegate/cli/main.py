@@ -15,6 +15,7 @@ from tidegate.cli import capture, changefeed, consumer, quarantine, topic, upstr
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
+from tidegate.cli.simulate import simulate
 from tidegate.cli.verify import verify
 
 
@@ -100,6 +101,7 @@ app.add_typer(consumer.app, name="consumer")
 app.add_typer(quarantine.app, name="quarantine")
 app.command()(compare)
 app.command()(verify)
+app.command()(simulate)
 
 
 def main() -> None:

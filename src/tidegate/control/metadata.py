@@ -40,6 +40,10 @@ SELECT_VALUE: Final = "SELECT value FROM kv WHERE key = ?"
 """How a process that only has the SQLite file reads one key (a committed value, never a stale one)."""
 
 
+CAPTURES_MAX: Final = 100
+"""At most so many get ranges of one changefeed: their grants are stored in one transaction of etcd."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyValue:
     """One key as stored."""

@@ -227,6 +227,9 @@ class Owner:
         if self._said.get(capture) == said:
             del self._said[capture]
         if self._log.agrees(said):
+            # A message that is late may say what was true before they differed: that ends no disagreement.
+            if (other := self._others.get(capture)) is not None and said.upto < other.upto:
+                return
             self._others.pop(capture, None)
             # Others may still speak of what came before: forget no more than the last of them has passed.
             self._agreed[capture] = max(said.after, self._agreed.get(capture, 0))

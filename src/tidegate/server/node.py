@@ -12,6 +12,7 @@ from typing import Final
 from tidegate.clock import Clock
 from tidegate.control.gc import TTL_S, History
 from tidegate.control.metadata import (
+    CAPTURES_MAX,
     Compare,
     Delete,
     FeedId,
@@ -40,8 +41,6 @@ from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
 from tidegate.server.spans import SpanRegistry
 
-CAPTURES_MAX: Final = 100
-"""At most so many get ranges of one changefeed: their grants are stored in one transaction of etcd."""
 KEYS_MAX: Final = 128
 """So many keys etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20

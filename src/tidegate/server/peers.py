@@ -161,7 +161,10 @@ class Peers:
         """Up to where the first of those that run knows DDL, and since when."""
 
     def __getitem__(self, capture: str) -> Peer:
-        return self._all.setdefault(capture, Peer(capture))
+        found = self._all.get(capture)
+        if found is None:
+            found = self._all[capture] = Peer(capture)
+        return found
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._all.values()))

@@ -49,6 +49,8 @@ class Box:
         return found
 
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
+
 Send = Callable[[str, bytes], None]
 """Sends a message to another capture, by its name in grants."""
 
@@ -114,4 +116,4 @@ class Post:
 
 
 def _encoded(message: Message) -> bytes:
-    return json.dumps(to_json(message), separators=(",", ":")).encode()
+    return _JSON.encode(to_json(message)).encode()

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from tidegate import __version__
+from tidegate.clock import Clock
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.metadata import CAPTURES_MAX
 from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.node import CAPTURES_MAX, Node
 from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
@@ -33,6 +34,33 @@ TOLERANCE: Final = 0.2
 """By how much a load may exceed the best possible one, as a share of it, when captures have come or gone."""
 UNEVEN: Final = 0.5
 """The same while no capture comes or goes: loads change all the time."""
+
+
+class Here(Protocol):
+    """The capture that divides, and what it knows of others (`server.node.Node`)."""
+
+    capture: str
+    """Its name in grants."""
+    owner_rev: int
+    drained: set[str]
+    """Captures that are to be given nothing while there are others."""
+
+    @property
+    def clock(self) -> Clock:
+        """By which silence is measured."""
+        ...
+
+    def others(self) -> Mapping[str, str]:
+        """The other captures that are there now, by name."""
+        ...
+
+    def burdens(self) -> Mapping[str, int]:
+        """How many changefeeds each capture works for, by name."""
+        ...
+
+    def now_ms(self) -> int:
+        """Upstream's time as far as it is known, in ms since 1970."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +79,7 @@ class Plan:
 class Sharing:
     """Of one changefeed. One asyncio loop."""
 
-    node: Node
+    node: Here
     wanted: Span
     peers: Peers
     reachable: Callable[[], list[Peer]]

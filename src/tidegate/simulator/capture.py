@@ -1,0 +1,371 @@
+"""A capture: a machine with a control process that has a session in etcd, and workers.
+
+    control process: session -> register -> stand -> [processor] [elected: owner] -> session lost -> again
+    workers: one an incarnation; may outlive the control process
+
+The control process joins as `server.membership` does: its epoch is the revision of its key, and it relies on
+its lease by `etcd.session.LocalLease`. When it loses its session it ends with its workers and starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tidegate.control.metadata import Compare, Delete, Put
+from tidegate.errors import Fenced, Retryable
+from tidegate.etcd.election import META, capture_prefix, drained_prefix, owner_prefix
+from tidegate.etcd.session import RENEWALS, LocalLease
+from tidegate.model.timestamp import Timestamp
+from tidegate.server.post import Post
+from tidegate.server.sharing import CAPTURES_S
+from tidegate.simulator.etcd import EtcdClient
+from tidegate.simulator.owner_task import OwnerTask
+from tidegate.simulator.processor_task import REPORT_S, ProcessorTask
+from tidegate.simulator.upstream import EPOCH_MS, View
+from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
+from tidegate.simulator.words import words
+from tidegate.simulator.worker import Report, Worker
+from tidegate.simulator.world import CLUSTER, TTL_S, World
+
+AGAIN_S: Final = 1.0
+"""Before a capture that has lost its session stands again."""
+WARM_UP_S: Final = (1.0, 3.0)
+"""How long the application takes to start."""
+PAUSE_S: Final = 0.1
+"""After a renewal that was not answered."""
+META_PREFIX: Final = capture_prefix(CLUSTER).rpartition(META)[0] + META + "/"
+"""Of the keys of captures, candidates and drained captures."""
+WORKERS_KEPT: Final = 16
+"""Dead workers are forgotten when there are more."""
+
+
+class Moment(StrEnum):
+    """When a trap may spring: the moments at which a process must not be stopped, if that could be helped."""
+
+    WRITE = "as its owner writes to etcd"
+    ANNOUNCE = "as its owner sends Resolved or DDL"
+    COMMIT = "in the middle of a worker's transaction"
+
+
+@dataclass(slots=True)
+class SimulatedClock:
+    """The `Clock` of the machines."""
+
+    time: VirtualTime
+
+    def now_ms(self) -> int:
+        """Wall clock."""
+        return EPOCH_MS + int(self.time.now * 1000)
+
+    def monotonic(self) -> float:
+        """Seconds since the simulation began."""
+        return self.time.now
+
+
+class Control:
+    """One life of a capture's control process."""
+
+    def __init__(self, world: World, machine: Capture) -> None:
+        self.world, self.machine = world, machine
+        self.capture = machine.name
+        self.process = Process(machine.name)
+        self.client = EtcdClient(world.etcd, world.network, self.process, machine.name, world.off)
+        self.post = Post(self._begin_processor, machine.name, self._send)
+        self.clock = SimulatedClock(world.time)
+        self.epoch = self.owner_rev = 0
+        self.owner_key = ""
+        self.drained: set[str] = set()
+        self.processor: ProcessorTask | None = None
+        self.owner: OwnerTask | None = None
+        self.lease_id = 0
+        self._lease = LocalLease()
+        self._lost = Signal(world.time)
+        self._there: tuple[str, ...] = ()
+        self._next_grant = self._next_message = 1
+        world.time.spawn(self.process, self._run())
+
+    # --- the capture as the machines see it (`server.sharing.Here`) ------------------------------------
+
+    def others(self) -> Mapping[str, str]:
+        """The other captures that were there when it looked last."""
+        return {name: name for name in self._there if name != self.capture}
+
+    def burdens(self) -> Mapping[str, int]:
+        """There is one changefeed."""
+        return {}
+
+    def now_ms(self) -> int:
+        """Upstream's time."""
+        return self.clock.now_ms()
+
+    def token(self) -> tuple[int, int]:
+        """A token above all earlier ones."""
+        self._next_grant += 1
+        return self.owner_rev, self._next_grant - 1
+
+    def next_sequence(self) -> int:
+        """For a message of an owner: above all earlier ones."""
+        self._next_message += 1
+        return self._next_message - 1
+
+    # --- the session ---------------------------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else can be the owner yet, if we are."""
+        return self._lease.holds(self.world.time.now)
+
+    def _run(self) -> Steps[None]:
+        yield from self._join()
+        self.world.time.spawn(self.process, self._look())
+        while self.holds and not self._lost.is_set:
+            yield self._lost.wait(max(PAUSE_S, self._lease.until - self.world.time.now))
+        self.lose("its session has ended")
+
+    def _join(self) -> Steps[None]:
+        """Begin a session, register, stand; until all of it succeeds."""
+        etcd, time = self.world.etcd, self.world.time
+        while True:
+            try:
+                if not self.lease_id or self._lease.gone or not self.holds:
+                    self._lease, sent = LocalLease(), time.now
+                    self.lease_id = yield from self.client.ask(etcd.grant_lease, TTL_S)
+                    self._lease.renewed(sent, TTL_S)
+                    time.spawn(self.process, self._renew(self.lease_id))
+                key = capture_prefix(CLUSTER) + self.capture
+                if not (yield from self._put_leased(key, f"{self.capture} {self.lease_id}")):
+                    yield PAUSE_S * 5
+                    continue
+                found = yield from self.client.read(etcd.get, key)
+                self.owner_key = f"{owner_prefix(CLUSTER)}{self.lease_id:x}"
+                if found is not None and (yield from self._put_leased(self.owner_key, self.capture)):
+                    self.epoch = found.mod_revision
+                    break
+            except Retryable:
+                yield PAUSE_S * 5
+        self.world.note(self.capture, f"joins, epoch {self.epoch}")
+
+    def _put_leased(self, key: str, value: str) -> Steps[bool]:
+        absent = Compare(key, mod_revision=0)
+        done = yield from self.client.transact((absent,), (Put(key, value.encode()),), self.lease_id)
+        return bool(done)
+
+    def _renew(self, lease: int) -> Steps[None]:
+        etcd, time, pause = self.world.etcd, self.world.time, TTL_S / RENEWALS
+        while lease == self.lease_id and not self._lease.gone:
+            yield pause
+            sent = time.now
+            try:
+                found = yield from self.client.ask(etcd.keep_alive, lease, patience_s=TTL_S / RENEWALS)
+            except Retryable:
+                pause = PAUSE_S
+                continue
+            if lease == self.lease_id:
+                self._lease.renewed(sent, found)
+            pause = TTL_S / RENEWALS
+        if lease == self.lease_id:
+            self._lost.set()
+
+    def _look(self) -> Steps[None]:
+        """Know which captures there are, and who is elected."""
+        captures, owners, drained = capture_prefix(CLUSTER), owner_prefix(CLUSTER), drained_prefix(CLUSTER)
+        while True:
+            try:
+                found = yield from self.client.ask(self.world.etcd.under, META_PREFIX)
+            except Retryable:
+                continue
+            keys = [kv.key for kv in found]
+            self._there = tuple(key.removeprefix(captures) for key in keys if key.startswith(captures))
+            self.drained = {key.removeprefix(drained) for key in keys if key.startswith(drained)}
+            candidates = [kv for kv in found if kv.key.startswith(owners)]
+            least = min(candidates, key=lambda kv: kv.create_revision, default=None)
+            if least is not None and least.key == self.owner_key and self.owner is None and self.holds:
+                self._become_owner(least.create_revision)
+            yield CAPTURES_S
+
+    def _become_owner(self, revision: int) -> None:
+        self.owner_rev = revision
+        self.world.note(self.capture, f"is elected, owner {revision}")
+        self.world.timeline.counts["owners elected"] += 1
+        self.owner = OwnerTask(self)
+        self.world.time.spawn(self.process, self.owner.run())
+
+    def lose(self, why: str) -> None:
+        """What it believes is void: it ends what it does, and starts again as another session."""
+        if self.machine.control is self:
+            self.world.note(self.capture, f"starts again: {why}")
+            self.world.time.after(0.0, self.machine.restart, self)
+            self.machine.control = None
+
+    # --- writes --------------------------------------------------------------------------------------
+
+    def write(
+        self,
+        *writes: Put | Delete,
+        guards: tuple[Compare, ...] = (),
+        stored: Callable[[], None] = lambda: None,
+    ) -> Steps[bool]:
+        """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
+        if not self.holds:
+            self.lose("its session has ended")
+            raise Fenced("The capture's session has ended.")
+        self.machine.spring(Moment.WRITE)
+        yield self.world.time.rng.uniform(0.0, 0.002)
+        mine = Compare(self.owner_key, mod_revision=self.owner_rev)
+        own = () if "election_guard" in self.world.off else (mine,)
+        try:
+            done = yield from self.client.transact((*own, *guards), writes, stored=stored)
+            if done:
+                return True
+            held = yield from self.client.read(self.world.etcd.holds, (mine,))
+        except Retryable as error:
+            self.lose(f"it does not know what is stored ({error.what})")
+            raise Fenced("What is stored in etcd is not known.") from error
+        if not held:
+            self.lose("another is the owner")
+            raise Fenced("Another capture is the owner.")
+        return False
+
+    def announces(self) -> None:
+        """The owner is about to send Resolved or DDL."""
+        self.machine.spring(Moment.ANNOUNCE)
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def _send(self, to: str, message: bytes) -> None:
+        if to in self._there:
+            self.world.network.send(self.capture, to, lambda: self.machine.post(self.capture, to, message))
+
+    def receive(self, sender: str, message: bytes) -> None:
+        """A message of another capture has arrived."""
+        if not self.epoch:
+            return  # it takes none yet
+        self.world.timeline.counts["messages received"] += 1
+        if self.world.timeline.whole:
+            self.world.note(self.capture, f"receives from {sender}: {words(message)}")
+        self.post.deliver(sender, message)
+
+    def _begin_processor(self, changefeed: str) -> None:
+        self.processor = ProcessorTask(self)
+        self.post.processors[changefeed] = self.processor.box
+        self.world.time.spawn(self.process, self.processor.run())
+
+
+class Capture:
+    """One machine."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.view = View(world.upstream, world.upstream.start_ts)
+        self.control: Control | None = None
+        self.workers: list[Worker] = []
+        self.application_at = float("inf")
+        """From when on a worker can begin."""
+        self.lost_ddl: tuple[Timestamp, Timestamp] = (0, 0)
+        """What finished in (after, upto] its processor's catalogue has lost."""
+        self.traps: dict[Moment, Callable[[], None]] = {}
+        """What happens to it at the next such moment."""
+        self._waits = False
+        """Whether it is to start again."""
+
+    def start(self) -> None:
+        """A control process begins, and its application."""
+        if self.control is None:
+            self._waits = False
+            self.application_at = self.world.time.now + self.world.time.rng.uniform(*WARM_UP_S)
+            self.control = Control(self.world, self)
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it has a worker that may write."""
+        return any(one.process.alive and one.writes is not None for one in self.workers)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its control process stands still."""
+        return self.control is not None and self.control.process.stopped
+
+    def spring(self, moment: Moment) -> None:
+        """Such a moment has come."""
+        if (trap := self.traps.pop(moment, None)) is not None:
+            trap()
+
+    # --- its end -------------------------------------------------------------------------------------
+
+    def kill(self, *, workers: bool) -> None:
+        """Kill the control process; and its workers, which else go on for a while."""
+        if self.control is not None:
+            control, self.control = self.control, None
+            self.world.time.kill(control.process)
+        if workers:
+            self.kill_workers()
+        self._waits = True
+
+    def kill_workers(self) -> None:
+        """Each of them, without a chance to end its transaction."""
+        for worker in self.workers:
+            self._kill_worker(worker)
+
+    def _kill_worker(self, worker: Worker) -> None:
+        self.world.time.kill(worker.process)
+        worker.writes = None
+
+    def restart(self, control: Control) -> None:
+        """The control process has ended itself: with its workers, and with its session if etcd answers."""
+        self.world.time.kill(control.process)
+        self.kill_workers()
+        if self.world.network.is_open(self.name, "etcd"):
+            self.world.time.after(0.002, self.world.etcd.revoke, control.lease_id)
+        self._waits = True
+        self.world.time.after(AGAIN_S, self.start_again)
+
+    def start_again(self) -> None:
+        """Unless it runs."""
+        if self._waits:
+            self.start()
+
+    # --- its parts -----------------------------------------------------------------------------------
+
+    def post(self, sender: str, to: str, message: bytes) -> None:
+        """A message has come to the machine `to`."""
+        control = self.world.captures[to].control
+        if control is not None:
+            self.world.time.within(control.process, 0.0, control.receive, sender, message)
+
+    def reported(self, control: Control) -> Callable[[int, Report], None]:
+        """How a worker reports to the control process that began it."""
+
+        def say(incarnation: int, report: Report) -> None:
+            if control.processor is not None:
+                delay = self.world.time.rng.uniform(*REPORT_S)
+                self.world.time.within(control.process, delay, control.processor.hear, incarnation, report)
+
+        return say
+
+    def in_transaction(self) -> None:
+        """A worker has produced rows, and has not committed them."""
+        self.spring(Moment.COMMIT)
+
+    def begin_worker(self, worker: Worker) -> None:
+        """As soon as the application is there."""
+        if len(self.workers) > WORKERS_KEPT:
+            self.workers = [one for one in self.workers if one.process.alive]
+        self.workers.append(worker)
+        worker.start(max(0.01, self.application_at - self.world.time.now))
+
+    def end_worker(self, worker: Worker) -> None:
+        """Ask it to end; one that stands still goes on later, and is a zombie then."""
+        if not worker.process.stopped:
+            self._kill_worker(worker)
+
+    def lose_worker(self) -> None:
+        """Kill the application: it starts again."""
+        self.kill_workers()
+        self.application_at = self.world.time.now + self.world.time.rng.uniform(*WARM_UP_S)
+        control = self.control
+        if control is not None and control.processor is not None:
+            for worker in self.workers:
+                self.world.time.within(control.process, 0.05, control.processor.lost_worker, worker)

@@ -1,0 +1,323 @@
+"""Faults: what goes wrong in a simulation, and how it is healed.
+
+Each kind is a method of `Faults` that injects one fault and plans its end. `heal` ends all that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tidegate.control.metadata import Delete, Put
+from tidegate.etcd.election import drained_prefix
+from tidegate.simulator.capture import Capture, Moment
+from tidegate.simulator.network import ETCD, SINK, Weather
+from tidegate.simulator.upstream import at
+from tidegate.simulator.virtual_time import Process
+from tidegate.simulator.worker import Worker
+from tidegate.simulator.world import CLUSTER, World
+
+CALM: Final = Weather()
+LOSES_S: Final = 12.0
+"""How long a catalogue misses DDL."""
+BAD: Final = Weather(lost=0.2, doubled=0.1, late=0.2)
+
+
+class Faults:
+    """Injects faults, one at a time, each with an end of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._time, self._rng = world, world.time, world.time.rng
+
+    def inject(self, kind: str) -> None:
+        """One fault of a kind; nothing if there is nothing that it could happen to."""
+        what = KINDS[kind](self)
+        if what:
+            self._world.timeline.faults[kind] += 1
+            self._world.note("FAULT", what)
+
+    def heal(self) -> None:
+        """End all faults: every capture runs, and everybody reaches everybody."""
+        world = self._world
+        world.network.weather = CALM
+        world.network.cuts.clear()
+        world.network.slow.clear()
+        if ETCD in world.network.down:
+            world.etcd.restarted()
+        world.network.down.clear()
+        for capture in world.captures.values():
+            capture.view.stalled.clear()
+            capture.traps.clear()
+            self._set_drained(capture, drained=False)
+            if capture.lost_ddl[1]:
+                self._find_ddl(capture)
+            for process in self._processes(capture):
+                self._time.go_on(process)
+            capture.start()
+        world.note("FAULT", "all faults are healed")
+
+    def _later(self, least_s: float, most_s: float, work: Callable[[], object]) -> str:
+        """Plan the end of a fault; how long it lasts, in words."""
+        seconds = self._rng.uniform(least_s, most_s)
+        self._time.after(seconds, work)
+        return f"for {seconds:.1f} s"
+
+    def _any(self) -> Capture | None:
+        """A capture whose control process runs."""
+        found = [one for one in self._world.captures.values() if one.control and not one.is_stopped]
+        return self._rng.choice(found) if found else None
+
+    # --- processes that die --------------------------------------------------------------------------
+
+    def capture_killed(self) -> str:
+        return self._kill(self._any())
+
+    def owner_killed(self) -> str:
+        return self._kill(self._world.owner)
+
+    def _kill(self, capture: Capture | None) -> str:
+        if capture is None:
+            return ""
+        was_owner, delivered = capture is self._world.owner, capture.delivers
+        if was_owner or delivered:
+            self._world.failovers.died(self._time.now, was_owner=was_owner)
+        capture.kill(workers=True)
+        return f"{capture.name} is killed with its workers, {self._later(0.5, 25.0, capture.start_again)}"
+
+    def control_killed(self) -> str:
+        capture = self._any()
+        if capture is None:
+            return ""
+        capture.kill(workers=False)
+        self._later(0.5, 5.0, capture.start_again)
+        old = list(capture.workers)
+        lasts = self._later(0.0, 20.0, lambda: self._end_all(old))
+        return f"{capture.name}'s control process is killed, and its workers go on {lasts}"
+
+    def _end_all(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            self._time.kill(worker.process)
+
+    def worker_killed(self) -> str:
+        capture = self._any()
+        if capture is None:
+            return ""
+        capture.lose_worker()
+        return f"{capture.name}'s application is killed"
+
+    # --- processes that stand still ------------------------------------------------------------------
+
+    @staticmethod
+    def _processes(capture: Capture) -> list[Process]:
+        control = [capture.control.process] if capture.control is not None else []
+        return [*control, *(one.process for one in capture.workers)]
+
+    def _stop(self, processes: list[Process]) -> str:
+        for process in processes:
+            self._time.stop(process)
+
+        def go_on() -> None:
+            for process in processes:
+                self._time.go_on(process)
+
+        return self._later(1.0, 40.0, go_on)
+
+    def capture_stopped(self) -> str:
+        capture = self._any()
+        if capture is None:
+            return ""
+        return f"{capture.name} is stopped (SIGSTOP) {self._stop(self._processes(capture))}"
+
+    def control_stopped(self) -> str:
+        capture = self._any()
+        if capture is None or capture.control is None:
+            return ""
+        return f"{capture.name}'s control process is stopped {self._stop([capture.control.process])}"
+
+    def worker_stopped(self) -> str:
+        capture = self._any()
+        workers = [one.process for one in capture.workers if one.process.alive] if capture else []
+        if capture is None or not workers:
+            return ""
+        return f"{capture.name}'s workers are stopped {self._stop(workers)}"
+
+    # --- at the worst moment ---------------------------------------------------------------------------
+
+    def stopped_in_midst(self) -> str:
+        moment = self._rng.choice(tuple(Moment))
+        capture = self._any() if moment is Moment.COMMIT else self._world.owner
+        if capture is None:
+            return ""
+
+        def stop() -> None:
+            lasts = self._stop(self._processes(capture))
+            self._world.note("FAULT", f"{capture.name} is stopped {moment}, {lasts}")
+
+        capture.traps[moment] = stop
+        return f"{capture.name} will be stopped {moment}"
+
+    def killed_in_midst(self) -> str:
+        moment = self._rng.choice(tuple(Moment))
+        capture = self._any() if moment is Moment.COMMIT else self._world.owner
+        if capture is None:
+            return ""
+
+        def kill() -> None:
+            self._time.after(0.0, lambda: self._world.note("FAULT", self._kill(capture)))
+
+        capture.traps[moment] = kill
+        return f"{capture.name} will be killed {moment}"
+
+    # --- the network ---------------------------------------------------------------------------------
+
+    def _cut(self, cuts: list[tuple[str, str]], least_s: float, most_s: float) -> str:
+        self._world.network.cuts.update(cuts)
+        return self._later(least_s, most_s, lambda: self._world.network.cuts.difference_update(cuts))
+
+    def network_cut(self) -> str:
+        one, other = self._rng.sample(list(self._world.captures), k=2)
+        if self._rng.random() < 0.5:
+            return f"messages from {one} to {other} are cut off {self._cut([(one, other)], 1.0, 40.0)}"
+        return f"{one} and {other} are cut off {self._cut([(one, other), (other, one)], 1.0, 40.0)}"
+
+    def capture_isolated(self) -> str:
+        name = self._rng.choice(list(self._world.captures))
+        others = [one for one in self._world.captures if one != name]
+        cuts = [way for other in others for way in ((name, other), (other, name))]
+        return f"{name} is cut off from the other captures {self._cut(cuts, 1.0, 40.0)}"
+
+    def cut_from_etcd(self) -> str:
+        name = self._rng.choice(list(self._world.captures))
+        ways = [(name, ETCD), (ETCD, name)]
+        cuts = ways if self._rng.random() < 0.5 else [self._rng.choice(ways)]
+        return f"{name} is cut off from etcd {self._cut(cuts, 0.5, 25.0)}"
+
+    def cut_from_sink(self) -> str:
+        name = self._rng.choice(list(self._world.captures))
+        ways = [(name, SINK), (SINK, name)]
+        cuts = ways if self._rng.random() < 0.5 else [self._rng.choice(ways)]
+        return f"{name} is cut off from the sink {self._cut(cuts, 0.5, 20.0)}"
+
+    def bad_network(self) -> str:
+        network = self._world.network
+        network.weather = BAD
+
+        def end() -> None:
+            network.weather = CALM
+
+        return f"messages are lost, doubled and late {self._later(2.0, 20.0, end)}"
+
+    # --- services ------------------------------------------------------------------------------------
+
+    def session_lost(self) -> str:
+        capture = self._any()
+        if capture is None or capture.control is None or not capture.control.epoch:
+            return ""
+        self._world.etcd.revoke(capture.control.lease_id)
+        return f"etcd ends the session of {capture.name}"
+
+    def etcd_restarts(self) -> str:
+        network, etcd = self._world.network, self._world.etcd
+        if ETCD in network.down:
+            return ""
+        network.down.add(ETCD)
+        etcd.up = False
+
+        def end() -> None:
+            network.down.discard(ETCD)
+            etcd.restarted()
+
+        return f"etcd is down {self._later(0.5, 12.0, end)}"
+
+    def slow_sink(self) -> str:
+        network = self._world.network
+        network.slow[SINK] = self._rng.uniform(5.0, 100.0)
+        lasts = self._later(2.0, 15.0, lambda: network.slow.pop(SINK, None))
+        return f"the sink is slow {lasts}"
+
+    def sink_down(self) -> str:
+        network = self._world.network
+        network.down.add(SINK)
+        return f"the sink is down {self._later(0.5, 8.0, lambda: network.down.discard(SINK))}"
+
+    def region_stalls(self) -> str:
+        capture = self._rng.choice(list(self._world.captures.values()))
+        table, view = self._rng.choice(self._world.upstream.there).id, capture.view
+        view.stalled.setdefault(table, view.resolved_ts)
+        lasts = self._later(1.0, 15.0, lambda: view.stalled.pop(table, None))
+        return f"{capture.name} receives nothing of {table} {lasts}"
+
+    def ddl_lost(self) -> str:
+        capture = self._rng.choice(list(self._world.captures.values()))
+        if any(one.lost_ddl[1] for one in self._world.captures.values()):
+            return ""
+        now = self._time.now
+        capture.lost_ddl = self._world.upstream.tso(now), at(now + LOSES_S)
+        lasts = self._later(LOSES_S, 2 * LOSES_S, lambda: self._find_ddl(capture))
+        return f"{capture.name}'s catalogue misses DDL of the next {LOSES_S:.0f} s; it is repaired {lasts}"
+
+    def _find_ddl(self, capture: Capture) -> None:
+        """The catalogue is read again by a new process."""
+        if capture.lost_ddl[1]:
+            capture.lost_ddl = 0, 0
+            self._kill(capture)
+
+    # --- what people do ------------------------------------------------------------------------------
+
+    def resigned(self) -> str:
+        owner = self._world.owner
+        if owner is None or owner.control is None or owner.is_stopped:
+            return ""
+        owner.control.lose("it is asked to resign")
+        return f"{owner.name} is asked to resign"
+
+    def _set_drained(self, capture: Capture, *, drained: bool) -> None:
+        key = drained_prefix(CLUSTER) + capture.name
+        self._world.etcd.transact((), [Put(key, b"") if drained else Delete(key)])
+
+    def drained(self) -> str:
+        capture = self._rng.choice(list(self._world.captures.values()))
+        self._set_drained(capture, drained=True)
+        lasts = self._later(5.0, 30.0, lambda: self._set_drained(capture, drained=False))
+        return f"{capture.name} is drained {lasts}"
+
+    def rebalanced(self) -> str:
+        owner = self._world.owner
+        if owner is None or owner.control is None or owner.control.owner is None:
+            return ""
+        owner.control.owner.sharing.ask()
+        return "somebody asks for a rebalance"
+
+    def loads_shift(self) -> str:
+        self._world.upstream.shift_loads()
+        return "other tables are busy now"
+
+
+KINDS: Final[Mapping[str, Callable[[Faults], str]]] = {
+    "capture killed": Faults.capture_killed,
+    "owner killed": Faults.owner_killed,
+    "control process killed": Faults.control_killed,
+    "worker killed": Faults.worker_killed,
+    "capture stopped": Faults.capture_stopped,
+    "control process stopped": Faults.control_stopped,
+    "worker stopped": Faults.worker_stopped,
+    "stopped in the midst": Faults.stopped_in_midst,
+    "killed in the midst": Faults.killed_in_midst,
+    "network cut": Faults.network_cut,
+    "capture isolated": Faults.capture_isolated,
+    "cut off from etcd": Faults.cut_from_etcd,
+    "cut off from the sink": Faults.cut_from_sink,
+    "bad network": Faults.bad_network,
+    "session lost": Faults.session_lost,
+    "etcd restarted": Faults.etcd_restarts,
+    "slow sink": Faults.slow_sink,
+    "sink down": Faults.sink_down,
+    "region stalled": Faults.region_stalls,
+    "DDL lost": Faults.ddl_lost,
+    "owner resigned": Faults.resigned,
+    "capture drained": Faults.drained,
+    "rebalance": Faults.rebalanced,
+    "loads shifted": Faults.loads_shift,
+}
+"""Every kind of fault, by its name."""
+EVERY_KIND: Final = tuple(KINDS)

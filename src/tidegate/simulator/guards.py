@@ -1,0 +1,34 @@
+"""The guards of the edges that a simulation can leave out, to show that it notices.
+
+Guards of the machines are patched away instead, as `tests/control/sharing.py` does it; this list has those
+that the simulator's own tasks and services keep, in the way of `server.feed`, `pipeline.begin` and the sinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+GUARDS: Final[Mapping[str, str]] = {
+    "election_guard": "a write to etcd compares the owner's key",
+    "key_revisions": "a write to etcd compares the revision of each key that it writes",
+    "grants_guard": "a write of grants compares their revisions",
+    "term_of_message": "an owner drops messages to another owner",
+    "order": "an owner drops a Sync or DispatchResponse that is older than the last one of its capture",
+    "answers": "only the answer to the last Dispatch says that a capture runs nothing",
+    "once": "an incarnation is dispatched to one epoch of its capture only",
+    "given_up": "ranges are taken only when their capture runs nothing, if it is not left behind",
+    "owner_fence": "the owner fences earlier writers before it dispatches",
+    "all_writers": "it fences those of every capture, since an open transaction hides progress of others",
+    "fence_before_settled": "it stores that givers are fenced only when they are",
+    "inherit": "givers that were never fenced stay givers when ranges are taken again",
+    "all_givers": "the givers are those that had the ranges before the change, not during it",
+    "own_fence": "a worker initialises its own writer before it reads the progress",
+    "sink_fence": "the sink refuses rows of a writer that was initialised again",
+    "owner_sink_fence": "the sink refuses Resolved and DDL of an owner after another has opened it",
+    "records": "a range begins at its record of progress, if that is above the stored checkpoint",
+    "stored": "a range begins at the stored checkpoint, if no record is above it",
+    "journal": "an owner goes on where the sink's journal of Resolved and DDL ends",
+    "reread": "not kept by the product: a capture that lacks DDL from while it prepared reads it again",
+    "owner_proof": "an owner that has opened the sink looks whether its grants are still the stored ones",
+}

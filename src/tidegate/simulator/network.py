@@ -1,0 +1,111 @@
+"""A network that delays, reorders, doubles and loses: messages between captures, requests to services.
+
+Places are the captures by name, `etcd` and `sink`. A cut is one way between two places. A message that meets
+a cut is sent again for a while, so that it may arrive long after; a request is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidegate.errors import Retryable
+from tidegate.simulator.timeline import Timeline
+from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
+
+ETCD: Final = "etcd"
+SINK: Final = "sink"
+QUICK_S: Final = (0.0005, 0.005)
+"""How long a message or a request is under way, at least and at most."""
+SLOW_S: Final = (0.05, 12.0)
+"""And one that is late: others overtake it."""
+AGAIN_S: Final = (0.3, 2.0)
+"""The pause before a message that did not get through is sent again, as `server.courier` does it."""
+ATTEMPTS: Final = 12
+"""Then it is lost."""
+
+
+@dataclass(slots=True)
+class Weather:
+    """Shares of messages with which something happens."""
+
+    lost: float = 0.0
+    doubled: float = 0.0
+    late: float = 0.0
+
+
+@dataclass(slots=True)
+class Network:
+    """All ways between places."""
+
+    time: VirtualTime
+    timeline: Timeline
+    weather: Weather = field(default_factory=Weather)
+    cuts: set[tuple[str, str]] = field(default_factory=set)
+    """(from, to)."""
+    down: set[str] = field(default_factory=set)
+    """Services that do not answer anybody."""
+    slow: dict[str, float] = field(default_factory=dict)
+    """By service, how many times longer than usual its requests take."""
+
+    def send(self, source: str, to: str, deliver: Callable[[], None]) -> None:
+        """A message, which may arrive once, twice or never."""
+        rng, weather, counts = self.time.rng, self.weather, self.timeline.counts
+        counts["messages sent"] += 1
+        chance = rng.random()
+        if chance < weather.lost:
+            counts["messages lost"] += 1
+            return
+        copies = 2 if chance < weather.lost + weather.doubled else 1
+        counts["messages doubled"] += copies - 1
+        for _ in range(copies):
+            self.time.after(self._delay_s(), self._arrive, source, to, deliver, ATTEMPTS)
+
+    def _delay_s(self) -> float:
+        rng = self.time.rng
+        if self.weather.late and rng.random() < self.weather.late:
+            self.timeline.counts["messages late"] += 1
+            return rng.uniform(*SLOW_S)
+        return rng.uniform(*QUICK_S)
+
+    def _arrive(self, source: str, to: str, deliver: Callable[[], None], attempts: int) -> None:
+        if (source, to) not in self.cuts:
+            deliver()
+        elif attempts > 1:
+            self.time.after(self.time.rng.uniform(*AGAIN_S), self._arrive, source, to, deliver, attempts - 1)
+        else:
+            self.timeline.counts["messages cut off"] += 1
+
+    def is_open(self, source: str, to: str) -> bool:
+        """Whether a request from one place arrives at another."""
+        return (source, to) not in self.cuts and to not in self.down and source not in self.down
+
+    def call(
+        self, process: Process, source: str, service: str, work: Callable[[], Any], patience_s: float
+    ) -> Steps[Any]:
+        """One request to a service, and its answer. Raises Retryable, or the error that `work` returns.
+
+        `work` is carried out at the service, once, even if the process that asked is stopped or dead by then.
+        """
+        answer: list[Any] = []
+        answered = Signal(self.time)
+        factor = self.slow.get(service, 1.0)
+
+        def reply(found: Any) -> None:
+            answer.append(found)
+            answered.set()
+
+        def arrive() -> None:
+            if self.is_open(source, service):
+                found = work()
+                if self.is_open(service, source):
+                    self.time.within(process, self.time.rng.uniform(*QUICK_S) * factor, reply, found)
+
+        self.time.after(self.time.rng.uniform(*QUICK_S) * factor, arrive)
+        if not (yield answered.wait(patience_s)):
+            self.timeline.counts["requests without answer"] += 1
+            raise Retryable(f"{service} does not answer.", where=service)
+        if isinstance(answer[0], Exception):
+            raise answer[0]
+        return answer[0]

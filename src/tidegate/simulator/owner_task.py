@@ -1,0 +1,612 @@
+"""An owner's task: what `server.feed` does around the machine `control.owner`, in virtual time.
+
+    meet processors -> open -> [share -> grant -> fence -> sink -> dispatch -> tick ...] -> back-off -> [...]
+
+The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), what
+is known of processors (`server.peers`) and the messages are the product's. This file performs in the order of
+`server.feed`, with its constants.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.control import metadata
+from tidegate.control.barrier import Barrier
+from tidegate.control.changefeed import Life, State
+from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.messages import (
+    FROM_PROCESSOR,
+    Announce,
+    Checkpoint,
+    Dispatch,
+    DispatchResponse,
+    FromProcessor,
+    Header,
+    RangeProgress,
+    RangeState,
+    RangeStatus,
+    Sync,
+    Wish,
+    parse,
+)
+from tidegate.control.metadata import (
+    Compare,
+    FeedError,
+    FeedStatus,
+    Grant,
+    GrantedRange,
+    Put,
+    feed_key,
+    grant_key,
+    raised,
+    settled,
+    shared_out,
+)
+from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
+from tidegate.errors import Fenced, Retryable, TidegateError
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
+from tidegate.server.post import Box
+from tidegate.server.sharing import CAPTURES_S, Sharing
+from tidegate.simulator.network import SINK
+from tidegate.simulator.sink import OWNER, Journal, Kind, Record
+from tidegate.simulator.virtual_time import Signal, Steps, Task
+from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
+
+if TYPE_CHECKING:
+    from tidegate.simulator.capture import Control
+
+MEET_S: Final = 3.0
+AGAIN_S: Final = 5.0
+GIVE_UP_TRIES: Final = 3
+JOBS_S: Final = 2.0
+CALL_S: Final = 20.0
+"""How long one call of the sink may take."""
+RESOLVED_S: Final = 0.5
+"""Between two Resolved."""
+ALL_KEYS: Final = Span(b"", b"")
+
+
+class OwnerTask:
+    """The changefeed on the capture that owns it, from its election on."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._world, self._time = control.world, control.world.time
+        self._off = control.world.off
+        self.owner: Owner | None = None
+        self.persisted: Timestamp = 0
+        self.peers = Peers()
+        self.sharing = Sharing(control, ALL_KEYS, self.peers, self._reachable)
+        self.life = Life()
+        self.wake = Signal(self._time)
+        self._box = Box(self._on_mail)
+        self._mail_due = False
+        self._jobs: list[Task] = []
+        self._failure: TidegateError | None = None
+        self._reshare = ""
+        self._is_open = False
+        self._starting = False
+        self._epoch = 0
+        """Of its writer at the sink."""
+        self._journal = Journal(0, 0)
+        control.post.owners[str(FEED)] = self._box
+
+    # --- the life ------------------------------------------------------------------------------------
+
+    def run(self) -> Steps[None]:
+        """Until another capture is the owner."""
+        try:
+            yield from self._read_status()
+            while True:
+                try:
+                    yield from self._replicate()
+                except Retryable as error:
+                    self._note(f"the changefeed fails: {error.what}")
+                    self._world.timeline.counts["failures of the changefeed"] += 1
+                    yield from self._back_off(error)
+        except Fenced:
+            self._control.lose("another is the owner")
+
+    def _back_off(self, error: TidegateError) -> Steps[None]:
+        shown = FeedError(error.what, "CDC:ErrRetryable", self._control.now_ms())
+        now, jitter = self._time.now, self._time.rng.random()
+        self.life = self.life.failed(shown, retry=True, now=now, stuck_s=math.inf, jitter=jitter)
+        while self.life.state is State.PENDING:
+            yield max(0.0, self.life.retry_at - self._time.now)
+            self.life = self.life.ticked(self._time.now)
+
+    def _read_status(self) -> Steps[None]:
+        key = feed_key(CLUSTER, FEED, "status")
+        while True:
+            try:
+                found = yield from self._control.client.read(self._world.etcd.get, key)
+            except Retryable:
+                if not self._control.holds:
+                    raise Fenced("The capture's session has ended.") from None
+                continue
+            self.persisted = FeedStatus.from_bytes(found.value).checkpoint_ts
+            return
+
+    def _replicate(self) -> Steps[None]:
+        self._failure = None
+        yield from self._meet()
+        if self.owner is None:
+            yield from self._open()
+        while True:
+            try:
+                yield from self._start_incarnation()
+                yield from self._deliver()
+            except Retryable:
+                yield from self._end_incarnation()
+                raise
+            yield from self._end_incarnation()
+
+    def _deliver(self) -> Steps[None]:
+        """Go on until the key space is to be divided again. Raises what the incarnation fails with."""
+        while not self._reshare:
+            self._tick()
+            self._look_around()
+            if self._failure is not None:
+                raise self._failure
+            yield self.wake.wait(CAPTURES_S)
+            self.wake.clear()
+
+    def _open(self) -> Steps[None]:
+        """The machine at the stored checkpoint, as soon as DDL is known up to there."""
+        view, upstream = self._control.machine.view, self._world.upstream
+        if not self._control.others():
+            self._dispatch(self.peers[self._control.capture], Wish.PREPARE)
+        while view.resolved_ts < self.persisted:
+            yield CAPTURES_S
+        self.sharing.begin(upstream.tasks_at(self.persisted))
+        known = view.resolved_ts
+        barrier = Barrier(self.persisted)
+        self.owner = Owner(self.persisted, barrier, ALL_KEYS, resolved_interval_s=RESOLVED_S)
+        self.owner.learn(upstream.ddl(self.persisted, known), known)
+
+    # --- an incarnation ------------------------------------------------------------------------------
+
+    def _start_incarnation(self) -> Steps[None]:
+        """Shares, grants, sink, processors: in this order."""
+        assert self.owner is not None
+        self._failure, self._reshare = None, ""
+        grants = yield from self._raise_grants(self.owner)
+        name = self._control.capture
+        lead = name if name in grants else min(grants)
+        if "fence_before_settled" in self._off and len(grants) > 1:
+            yield from self._settle(grants)
+        yield from self._fence_all(grants, grants[lead], lead)
+        yield from self._open_sink(grants[lead], lead)
+        self.owner.sink_open(self._journal.resolved_ts, self._journal.ddl_ts)
+        self._starting = True
+        self._world.timeline.counts["incarnations"] += 1
+        self._note("dispatches to " + ", ".join(sorted(grants)))
+        for one in sorted(grants):
+            self._dispatch(self.peers[one], Wish.RUN)
+
+    def _end_incarnation(self) -> Steps[None]:
+        """Stop processors and sink. A call of the sink that does not end is left behind."""
+        if self.owner is not None:
+            self.owner.sink_lost()
+        self._is_open = False
+        until = self._time.now + JOBS_S
+        for job in self._jobs:
+            if not job.over and self._time.now < until:
+                yield job.done.wait(until - self._time.now)
+            job.cancel()
+        self._jobs.clear()
+        yield from self._ask_to_end(Wish.PREPARE, [peer for peer in self._reachable() if peer.runs])
+
+    def _raise_grants(self, owner: Owner) -> Steps[dict[str, Grant]]:
+        """Share the key space among the captures that answer, and store what each may write."""
+        found = yield from self._grants()
+        stored = {name: grant for name, (grant, _) in found.items()}
+        before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
+        shares = self.sharing.divide(before, shared=True)
+        token = self._control.token()
+        grants = self._shared_out(stored, token, shares)
+        guards = tuple(seen for _, seen in found.values()) if "grants_guard" not in self._off else ()
+        yield from self._store_grants(grants, guards)
+        grants = {name: grants[name] for name in shares}
+        self._adopt(owner, grants)
+        return grants
+
+    def _shared_out(self, stored: dict[str, Grant], token: tuple[int, int], shares: Any) -> dict[str, Grant]:
+        if "inherit" in self._off:
+            stored = {name: replace(one, givers={}) for name, one in stored.items()}
+        if len(shares) == 1:
+            (name,) = shares
+            return raised(stored, name, INSTANCE, token, shares[name], 1)
+        if "all_givers" not in self._off:
+            return shared_out(stored, INSTANCE, token, shares, dict.fromkeys(shares, 1))
+        changed: dict[str, Grant] = {}
+        for name, spans in shares.items():
+            changed |= metadata.raised(stored | changed, name, INSTANCE, token, spans, 1)
+        return changed
+
+    def _adopt(self, owner: Owner, grants: dict[str, Grant]) -> None:
+        """What was granted is what counts from now on."""
+        reachable = self._reachable()
+        for peer in self.peers:
+            peer.coming, peer.received = (), 0
+            if peer.capture in grants:
+                continue
+            peer.grant = None
+            owner.grant(peer.capture, 0, ())
+            if peer not in reachable:
+                peer.asked = None
+            elif not peer.rests:
+                self._dispatch(peer, Wish.REST)
+            else:
+                self._end_leftover(peer)
+        for name, grant in grants.items():
+            self.peers[name].grant = grant
+            owner.grant(name, grant.incarnation, grant.ranges)
+
+    def _grants(self) -> Steps[dict[str, tuple[Grant, Compare]]]:
+        front = grant_key(CLUSTER, FEED, "")
+        found = yield from self._control.client.read(self._world.etcd.under, front)
+        return {
+            kv.key.removeprefix(front): (
+                Grant.from_bytes(kv.value),
+                Compare(kv.key, mod_revision=kv.mod_revision),
+            )
+            for kv in found
+        }
+
+    def _store_grants(self, grants: dict[str, Grant], guards: tuple[Compare, ...] = ()) -> Steps[None]:
+        puts = [Put(grant_key(CLUSTER, FEED, name), one.to_bytes()) for name, one in grants.items()]
+        rev = self._control.owner_rev
+
+        def stored() -> None:
+            self._world.checks.grants(grants.values(), rev)
+
+        done = yield from self._control.write(*puts, guards=guards, stored=stored)
+        if not done:
+            raise Retryable("The grants of the changefeed have changed meanwhile.")
+
+    def _settle(self, grants: dict[str, Grant]) -> Steps[None]:
+        after = {name: settled(grant) for name, grant in grants.items()}
+        yield from self._store_grants(after)
+        for name, grant in after.items():
+            self.peers[name].grant = grant
+
+    # --- the sink ------------------------------------------------------------------------------------
+
+    def _fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[None]:
+        """Stop every earlier writer on every capture before anybody begins, if several are to begin."""
+        if len(grants) == 1:
+            return
+        found = yield from self._grants()
+        every = found if "all_writers" not in self._off else ()
+        writers = sorted({*every, *(giver for grant, _ in found.values() for giver in grant.givers)})
+        yield from self._prove(lead, name)
+        for writer in writers if "owner_fence" not in self._off else ():
+            yield from self._call(self._world.sink.initialise, writer)
+        yield from self._prove(lead, name)
+        if "fence_before_settled" not in self._off:
+            yield from self._settle(grants)
+
+    def _open_sink(self, lead: Grant, name: str) -> Steps[None]:
+        sink = self._world.sink
+        for fences in (True, False):
+            self._epoch = yield from self._call(sink.initialise, OWNER)
+            yield from self._prove(lead, name)
+            try:
+                self._journal = yield from self._call(sink.journal)
+                break
+            except Retryable:
+                if not fences:
+                    raise
+                for writer in sorted({*lead.givers, name}):
+                    yield from self._call(sink.initialise, writer)
+                yield from self._prove(lead, name)
+        if "journal" in self._off:
+            self._journal = Journal(0, 0)
+        self._is_open = True
+
+    def _prove(self, mine: Grant, name: str) -> Steps[None]:
+        """Whether the grants of this round are still the stored ones."""
+        if "owner_proof" in self._off:
+            return
+        found = yield from self._control.client.read(self._world.etcd.get, grant_key(CLUSTER, FEED, name))
+        if not mine.is_proven_by(Grant.from_bytes(found.value) if found is not None else None):
+            raise Retryable("Another incarnation writes now.", where=name)
+
+    def _call(self, work: Any, *args: Any) -> Steps[Any]:
+        network, process = self._world.network, self._control.process
+        found = yield from network.call(process, self._control.capture, SINK, lambda: work(*args), CALL_S)
+        return found
+
+    def _commit(self, kind: Kind, ts: Timestamp) -> Steps[None]:
+        sink, epoch = self._world.sink, self._epoch
+        self._control.announces()
+        yield self._time.rng.uniform(0.0, 0.002)
+        try:
+            yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
+            yield from self._call(sink.commit, OWNER, epoch, None)
+        except Fenced as error:
+            raise Retryable("Another owner has opened the sink.") from error
+        self._world.timeline.counts[f"{kind} sent"] += 1
+
+    # --- the processors ------------------------------------------------------------------------------
+
+    def _header(self, peer: Peer) -> Header:
+        control = self._control
+        return Header(
+            CLUSTER,
+            str(FEED),
+            INSTANCE,
+            control.owner_rev,
+            peer.capture,
+            peer.latest[0],
+            control.next_sequence(),
+        )
+
+    def _reachable(self) -> list[Peer]:
+        control = self._control
+        names = [control.capture, *(sorted(control.others()) if control.holds else [])]
+        return [self.peers[name] for name in names]
+
+    def _meet(self) -> Steps[None]:
+        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most."""
+        until, mine = self._time.now + MEET_S, self.peers[self._control.capture]
+        while missing := [p for p in self._reachable() if p.met_rev != self._control.owner_rev]:
+            if self._time.now >= until and mine not in missing:
+                return
+            self._announce()
+            yield self.wake.wait(ANNOUNCE_S)
+            self.wake.clear()
+
+    def _announce(self) -> None:
+        """To each processor that has not answered us."""
+        now = self._time.now
+        for peer in self._reachable():
+            if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
+                peer.announced_at = now
+                self._control.post.to_processor(Announce(self._header(peer), ""))
+
+    def _dispatch(self, peer: Peer, wish: Wish) -> None:
+        """Send a processor all that is wanted of it."""
+        owner, grant = self.owner, peer.grant
+        ranges: tuple[GrantedRange, ...] = ()
+        if wish in (Wish.RUN, Wish.PREPARE):
+            coming = peer.coming or (ALL_KEYS,)
+            ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
+        message = Dispatch(
+            self._header(peer),
+            wish,
+            grant.incarnation if grant is not None else 0,
+            ranges,
+            owner.barrier.bound if owner is not None else self.persisted,
+            self.persisted,
+            False,
+            coming=peer.coming if grant is not None else (),
+        )
+        peer.asked, peer.asked_at = message, self._time.now
+        peer.given_up.clear()
+        self._control.post.to_processor(message)
+
+    def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:
+        """Ask processors to give up what they do, and wait until they have, or count as gone."""
+        if "given_up" in self._off:
+            for peer in peers:
+                self._dispatch(peer, wish)
+            return
+        tries = dict.fromkeys((peer.capture for peer in peers), 0)
+        asked_at = dict.fromkeys(tries, float("-inf"))
+        left = list(peers)
+        while left:
+            now = self._time.now
+            for peer in left:
+                if now - asked_at[peer.capture] >= AGAIN_S:
+                    tries[peer.capture] += 1
+                    asked_at[peer.capture] = now
+                    if tries[peer.capture] <= GIVE_UP_TRIES:
+                        self._dispatch(peer, wish)
+            left = [peer for peer in left if self._may_answer(peer, tries[peer.capture])]
+            if left:
+                yield self.wake.wait(CAPTURES_S)
+                self.wake.clear()
+
+    def _may_answer(self, peer: Peer, tries: int) -> bool:
+        """Whether it is worth waiting until a processor has given up."""
+        if peer.given_up.is_set() or tries > GIVE_UP_TRIES or peer not in self._reachable():
+            return False
+        there = peer.answers(self._control.owner_rev, self._time.now)
+        return there or peer.capture == self._control.capture
+
+    def _follow_up(self, owner: Owner) -> None:
+        """Dispatch again what has changed, and what may have been lost."""
+        now = self._time.now
+        for peer in self.peers.running:
+            assert peer.asked is not None
+            if now - peer.asked_at >= AGAIN_S or peer.asked.bound != owner.barrier.bound:
+                self._dispatch(peer, Wish.RUN)
+        for peer in self._reachable():
+            if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
+                self._dispatch(peer, peer.asked.wish)
+
+    def _end_leftover(self, peer: Peer) -> None:
+        """Have a processor let go of what an earlier owner gave it."""
+        if peer.holds and peer.asked is None and peer.grant is None:
+            self._dispatch(peer, Wish.REST)
+
+    # --- mail ----------------------------------------------------------------------------------------
+
+    def _on_mail(self) -> None:
+        """Read it at once, whatever the loop waits for."""
+        if not self._mail_due:
+            self._mail_due = True
+            self._time.within(self._control.process, 0.0, self._read_mail)
+
+    def _read_mail(self) -> None:
+        self._mail_due = False
+        for data in self._box.take():
+            message = parse(json.loads(data), FROM_PROCESSOR)
+            header = message.header
+            peer = self.peers.get(header.capture)
+            mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
+            if peer is not None and header.instance == INSTANCE and mine:
+                self._hear(peer, message)
+        self.wake.set()
+
+    def _hear(self, peer: Peer, message: FromProcessor) -> None:
+        """What a processor says. Of what it does the latest word counts; of how far it is, each."""
+        header, now = message.header, self._time.now
+        is_state = not isinstance(message, Checkpoint)
+        if header.capture_epoch > peer.latest[0]:
+            peer.met_at = now
+        is_latest = peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state)
+        if not is_latest and "order" not in self._off:
+            return
+        asked = peer.asked
+        restarted = asked is not None and header.capture_epoch > asked.header.capture_epoch
+        if peer.runs and restarted and "once" not in self._off:
+            self._reshare = self._reshare or f"capture {peer.capture} has started again"
+            return
+        match message:
+            case Sync():
+                self._hear_sync(peer, message)
+            case DispatchResponse():
+                self._hear_response(peer, message)
+            case Checkpoint():
+                self._hear_progress(peer, message.incarnation, message.ranges, message.ddl)
+                if self.owner is not None:
+                    self.owner.synced(message.told.last_synced_ts)
+
+    def _hear_sync(self, peer: Peer, message: Sync) -> None:
+        if peer.met_rev != message.header.owner_rev:
+            peer.met_rev, peer.met_at = message.header.owner_rev, self._time.now
+        peer.cores, peer.ready = message.cores, message.ready
+        if peer.runs:
+            peer.received = message.received
+        self.sharing.loads[peer.capture] = message.loads
+        self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
+        self._hear_running(peer.capture, message.incarnation, message.ranges)
+        peer.holds = bool(message.ranges)
+        if self._is_open:
+            self._end_leftover(peer)
+
+    def _hear_progress(
+        self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
+    ) -> None:
+        if self.owner is not None:
+            self.owner.hear_ddl(peer.capture, ddl)
+            self.owner.report(peer.capture, incarnation, ranges)
+        if not peer.runs and {one.id for one in ranges} == set(peer.coming):
+            peer.received = min((one.resolved_ts for one in ranges), default=0)
+
+    def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:
+        asked = peer.asked
+        runs = any(one.state is RangeState.RUNNING for one in message.ranges)
+        answers = asked is not None and message.answers >= asked.header.sequence
+        if (answers or "answers" in self._off) and not runs:
+            peer.given_up.set()
+        if message.error is not None and not peer.runs and peer.coming:
+            peer.fails(self._time.now)
+            peer.coming = ()
+            self._dispatch(peer, Wish.REST)
+            return
+        if asked is None or message.incarnation != asked.incarnation or not peer.runs:
+            return
+        if message.error is not None:
+            peer.fails(self._time.now)
+            self._fail(Retryable(f"capture {peer.capture}: {message.error.what}"))
+        else:
+            self._hear_running(peer.capture, message.incarnation, message.ranges)
+
+    def _hear_running(self, capture: str, incarnation: int, ranges: Sequence[RangeStatus]) -> None:
+        if self.owner is not None:
+            found = [one for one in ranges if one.state is RangeState.RUNNING]
+            self.owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])
+            if self._starting and self.owner.is_running:
+                self._starting = False
+                self._note("all ranges are delivered")
+
+    # --- the tick ------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Read what DDL has come, obey the machine, send processors their bound."""
+        owner, view = self.owner, self._control.machine.view
+        assert owner is not None
+        if view.resolved_ts > owner.barrier.resolved:
+            owner.learn(self._world.upstream.ddl(owner.barrier.resolved, view.resolved_ts), view.resolved_ts)
+        for effect in owner.tick(self._time.now):
+            self._jobs = [job for job in self._jobs if not job.over]
+            self._jobs.append(self._time.spawn(self._control.process, self._perform(owner, effect)))
+        self._follow_up(owner)
+
+    def _perform(self, owner: Owner, effect: Effect) -> Steps[None]:
+        """Carry out one effect and say so."""
+        try:
+            match effect:
+                case SendDdl(batch):
+                    if batch.finished_ts > self._journal.ddl_ts:
+                        yield from self._commit(Kind.DDL, batch.finished_ts)
+                    self.sharing.passed(owner.ddl_done(batch.finished_ts))
+                    self._note(f"delivers the DDL: {batch.events[0].query}")
+                case SendResolved(ts):
+                    yield from self._commit(Kind.RESOLVED, ts)
+                    owner.resolved_done(ts)
+                    self.life = self.life.progressed()
+                case Persist(ts):
+                    yield from self._store(ts)
+                    owner.persisted(ts)
+                case SendRepartition() | Finish():
+                    raise AssertionError("nobody asks for that here")
+            self.wake.set()
+        except Fenced:
+            pass  # the capture starts again
+        except TidegateError as error:
+            self._fail(error)
+
+    def _store(self, ts: Timestamp) -> Steps[None]:
+        """Write the checkpoint durably."""
+        rev, status = self._control.owner_rev, FeedStatus(max(ts, self.persisted), ts)
+        put = Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())
+        yield from self._control.write(put, stored=lambda: self._world.store(status.checkpoint_ts, rev))
+        self.persisted = max(self.persisted, status.checkpoint_ts)
+
+    def _fail(self, error: TidegateError) -> None:
+        """The first failure of an incarnation is the one that is shown."""
+        if self._failure is None:
+            self._failure = error
+        self.wake.set()
+
+    # --- who gets what -------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Notice captures that come and go, and loads that differ: then the key space is divided again."""
+        now, sharing = self._time.now, self.sharing
+        if not sharing.is_due(now):
+            return
+        self._announce()
+        reachable = self._reachable()
+        away = [peer for peer in self.peers if not peer.runs and peer not in reachable]
+        for peer in away:
+            peer.asked, peer.coming = None, ()
+        gone = [peer.capture for peer in away]
+        self.peers.forget(gone)
+        sharing.forget(gone)
+        self._reshare = self._reshare or sharing.lost(now)
+        if not self._reshare and not self._starting and self.owner is not None:
+            self._reshare, prepare = sharing.better(now, self.owner.resolved, shared=True)
+            if not self._reshare:
+                for peer in prepare:
+                    self._dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
+                for peer in sharing.not_wanted():
+                    self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
+        if self._reshare:
+            self._world.timeline.counts["divided again"] += 1
+            self._note(f"divides the key space again: {self._reshare}")
+
+    def _note(self, what: str) -> None:
+        self._world.note(self._control.capture, what)

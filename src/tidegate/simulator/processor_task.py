@@ -1,0 +1,258 @@
+"""A processor's task: what `server.processor` does around the machine `control.processor`, in virtual time.
+
+mail, reports, what has been received --> Processor --> messages to the owner, the barrier file, a worker
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from tidegate.control.barrier import DdlBatch
+from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Told, Wish, parse
+from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.processor import Goal, Processor
+from tidegate.errors import Retryable, TidegateError
+from tidegate.model.reports import Durable, Failed, Started
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.server.post import Box
+from tidegate.simulator.virtual_time import Signal, Steps, Task
+from tidegate.simulator.worker import BarrierFile, Report, Worker
+from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
+
+if TYPE_CHECKING:
+    from tidegate.simulator.capture import Control
+
+REST_S: Final = 1.0
+"""How long it rests if nothing happens: what it repeats by time is due every few seconds."""
+WEIGH_S: Final = 10.0
+"""How often loads are measured."""
+KNOWN_S: Final = 0.2
+"""How often a start looks whether the catalogue is as far as the checkpoint."""
+REPORT_S: Final = (0.0002, 0.003)
+"""How long a worker's report takes to its control process."""
+
+
+class ProcessorTask:
+    """The changefeed on one capture, from its owner's first word on."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._world, self._view = control.world, control.machine.view
+        self._time = control.world.time
+        header = Header(CLUSTER, str(FEED), "", 0, control.capture, control.epoch, 0)
+        self.machine = Processor(header, "", 4)
+        self.wake = Signal(self._time)
+        self.box = Box(self.wake.set)
+        self._goal: Goal | None = None
+        self._work: Task | None = None
+        self._failure: TidegateError | None = None
+        self._over = self._ready = False
+        self._ranges: tuple[Span, ...] = ()
+        self._opened_at: Timestamp = 0
+        self._coming: tuple[Span, ...] = ()
+        self._worker: Worker | None = None
+        self._barrier = BarrierFile()
+        self._weighed_at = float("-inf")
+        self._rows = 0
+
+    def run(self) -> Steps[None]:
+        """For as long as the control process lives."""
+        while True:
+            self._step()
+            yield self.wake.wait(REST_S)
+            self.wake.clear()
+
+    # --- what the owner wants ------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        machine = self.machine
+        for data in self.box.take():
+            machine.hear(parse(json.loads(data), FROM_OWNER))
+        dispatch = machine.dispatch
+        if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
+            if self._work is not None:
+                self._work.cancel()
+            self._goal, self._failure, self._over, self._ready = goal, None, False, False
+            self._work = self._time.spawn(self._control.process, self._reach(dispatch))
+        if self._ready and self._failure is None:
+            self._tick()
+        if self._failure is not None and not self._over:
+            if self._work is not None:
+                self._work.cancel()
+            self._end_worker()
+            machine.failed(Failed.of(self._failure))
+            self._over = True
+        machine.ready = self._control.machine.application_at <= self._time.now
+        self._weigh()
+        for said in machine.tick(self._time.now):
+            self._control.post.to_owner(said)
+
+    def _reach(self, dispatch: Dispatch) -> Steps[None]:
+        """Do what is wanted now, whatever was done before."""
+        try:
+            self._end_worker()
+            if dispatch.wish is Wish.RUN:
+                yield from self._open(dispatch)
+                yield from self._start(dispatch)
+            else:
+                self.machine.given_up()
+                if dispatch.wish is Wish.PREPARE:
+                    self.wake.set()
+                    yield from self._open(dispatch)
+                else:
+                    self._close()
+        except TidegateError as error:
+            self._fail(error)
+        self.wake.set()
+
+    def _open(self, dispatch: Dispatch) -> Steps[None]:
+        """Tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
+        machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
+        same = machine.is_open and ranges == self._ranges and machine.known >= dispatch.checkpoint
+        if same and not self._has_missed_ddl(dispatch.checkpoint):
+            machine.passed()
+            machine.raise_to(dispatch.checkpoint)
+            machine.confirm()
+            self._ready = True
+            return
+        machine.close()
+        self._ranges, self._opened_at = ranges, dispatch.checkpoint
+        while self._view.resolved_ts < dispatch.checkpoint:
+            yield KNOWN_S
+        known, upstream = self._view.resolved_ts, self._world.upstream
+        tasks = upstream.tasks_at(dispatch.checkpoint)
+        machine.open(dispatch.checkpoint, tasks, self._ddl(dispatch.checkpoint, known), known)
+        self._ready = True
+
+    def _has_missed_ddl(self, checkpoint: Timestamp) -> bool:
+        """Whether its catalogue has lost DDL that the checkpoint has passed since it was opened.
+
+        The product does not notice that (`simulator.guards`, "reread"): a simulation takes it as read again.
+        """
+        lost_after, lost_upto = self._control.machine.lost_ddl
+        passed = self._world.upstream.ddl(self._opened_at, checkpoint)
+        missed = any(lost_after < batch.finished_ts <= lost_upto for batch in passed)
+        return missed and "reread" not in self._world.off
+
+    def _ddl(self, after: Timestamp, upto: Timestamp) -> list[DdlBatch]:
+        """What the catalogue of this capture has."""
+        found = self._world.upstream.ddl(after, upto)
+        lost_after, lost_upto = self._control.machine.lost_ddl
+        return [batch for batch in found if not lost_after < batch.finished_ts <= lost_upto]
+
+    def _start(self, dispatch: Dispatch) -> Steps[None]:
+        """Read the grant; then a worker begins."""
+        control, world = self._control, self._world
+        key = grant_key(CLUSTER, FEED, control.capture)
+        found = yield from control.client.read(world.etcd.get, key)
+        grant = Grant.from_bytes(found.value) if found is not None else None
+        if grant is None or (grant.instance, grant.incarnation) != (INSTANCE, dispatch.incarnation):
+            raise Retryable("The changefeed's grant is not the dispatched one.", where=control.capture)
+        self._barrier = BarrierFile()
+        self._write_barrier()
+        machine = control.machine
+        self._worker = Worker(
+            world,
+            control.capture,
+            self._view,
+            grant,
+            self._barrier,
+            machine.reported(control),
+            machine.in_transaction,
+        )
+        control.machine.begin_worker(self._worker)
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._control.machine.end_worker(worker)
+
+    def _close(self) -> None:
+        self.machine.close()
+        self._ranges = ()
+        self._hold({})
+
+    def _fail(self, error: TidegateError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self.wake.set()
+
+    # --- what the worker says ------------------------------------------------------------------------
+
+    def hear(self, incarnation: int, report: Report) -> None:
+        """A report; of an old incarnation it changes nothing."""
+        if self._worker is None or incarnation != self._worker.grant.incarnation:
+            return
+        match report:
+            case Started(spans):
+                self.machine.started(incarnation, spans)
+            case Durable(token, spans, stats):
+                self.machine.report(token, incarnation, spans)
+                self._rows += stats.get("rows", 0)
+                self.machine.told = Told(rows=self._rows, last_synced_ts=max(spans.values()))
+            case Failed():
+                self._fail(report.error())
+        self.wake.set()
+
+    def lost_worker(self, worker: Worker) -> None:
+        """The process is gone."""
+        if worker is self._worker:
+            self._fail(Retryable("The pipeline has ended.", where=self._control.capture))
+
+    # --- the tick ------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        machine, view, upstream = self.machine, self._view, self._world.upstream
+        if not machine.is_open:
+            return
+        assert machine.dispatch is not None
+        if view.resolved_ts > machine.known:
+            machine.learn(self._ddl(machine.known, view.resolved_ts), view.resolved_ts)
+        machine.passed()
+        coming = self._prepare_coming(machine.dispatch)
+        self._hold(coming)
+        frontier = view.frontier(self._time.now)
+        undelivered = False
+        for name, after, upto in machine.idle_ranges(frontier):
+            first = upstream.tables[name].first_after(after)
+            if first and first <= upto:
+                undelivered = True
+            else:
+                machine.idle(name, after, upto)
+        machine.resolve(frontier, machine.span_ids - frontier.keys())
+        if self._coming:
+            machine.received = min((frontier.get(name, 0) for name in coming), default=machine.known)
+        self._write_barrier()
+        if undelivered and self._worker is not None:
+            self._worker.wake.set()
+
+    def _prepare_coming(self, dispatch: Dispatch) -> dict[str, None]:
+        """The tables of ranges that may come."""
+        if (ranges := tuple(dispatch.coming)) != self._coming:
+            self._coming, self.machine.received = ranges, 0
+        tasks = self._world.upstream.tasks_at(dispatch.checkpoint) if ranges else []
+        found = (task for task in tasks if any(one.covers(task.span) for one in ranges))
+        return {task.id: None for task in found if not self.machine.holds(task)}
+
+    def _hold(self, coming: dict[str, None]) -> None:
+        waiting = (task.id for batch in self._waiting for task in batch.added if self.machine.holds(task))
+        self._view.hold([*self.machine.span_ids, *waiting, *coming], self._time.now, self._time.rng)
+
+    @property
+    def _waiting(self) -> list[DdlBatch]:
+        dispatch = self.machine.dispatch
+        if not self.machine.waiting or dispatch is None:
+            return []
+        return self._ddl(dispatch.checkpoint, self.machine.known)
+
+    def _write_barrier(self) -> None:
+        self._barrier.bound, self._barrier.spans = self.machine.reach, self.machine.spans
+
+    def _weigh(self) -> None:
+        now = self._time.now
+        if now - self._weighed_at >= WEIGH_S and self.machine.is_open:
+            self._weighed_at = now
+            tables, spans = self._world.upstream.tables, sorted(self.machine.span_ids)
+            self.machine.loads = {name: tables[name].load for name in spans if tables[name].load}

@@ -1,0 +1,146 @@
+"""A modelled sink in the way of Kafka: writers with epochs, transactions, one log of what they commit.
+
+Each writer has a transactional id: one for each capture, and one for the changefeed's owner. To initialise an
+id ends its open transaction and fences the writer that used it before. A reader of committed records stops
+at the first open transaction. Rows, the progress of their tables, Resolved and DDL are committed together or
+not at all; the writer may never learn which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from tidegate.errors import Fenced, Retryable
+from tidegate.model.timestamp import Timestamp
+from tidegate.simulator.checks import Checks, Writer
+from tidegate.simulator.virtual_time import VirtualTime
+
+OWNER: Final = "owner"
+"""The transactional id of the changefeed's owner."""
+TIMEOUT_S: Final = 10.0
+"""How long a transaction may be open: `sink.kafka.client.TRANSACTION_TIMEOUT_MS`."""
+
+
+class Kind(StrEnum):
+    """Kinds of records."""
+
+    ROW = "row"
+    RESOLVED = "resolved"
+    DDL = "ddl"
+
+
+class Record(NamedTuple):
+    """One message; a row's progress record is part of it."""
+
+    kind: Kind
+    table: str
+    ts: Timestamp
+
+
+class Journal(NamedTuple):
+    """What an owner finds when it opens the sink."""
+
+    resolved_ts: Timestamp
+    ddl_ts: Timestamp
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What one writer has produced since its last commit."""
+
+    records: list[Record] = field(default_factory=list)
+    is_open: bool = True
+    committed: bool = False
+
+
+class Sink:
+    """What is downstream. Its calls happen at one moment."""
+
+    def __init__(self, time: VirtualTime, checks: Checks, off: frozenset[str] = frozenset()) -> None:
+        """`off`: guards that are left out, see `simulator.guards`."""
+        self._time, self._checks, self._off = time, checks, off
+        self.epochs: dict[str, int] = {}
+        self._open: dict[str, Transaction] = {}
+        self._log: list[Transaction] = []
+        """In the order in which they were begun."""
+        self._stable = 0
+        """How many of them, from the first on, are decided."""
+        self._progress: dict[str, Timestamp] = {}
+        self._journal = Journal(0, 0)
+
+    def initialise(self, writer: str) -> int:
+        """Fence a transactional id; its new epoch."""
+        self._decide(writer, commit=False)
+        self.epochs[writer] = self.epochs.get(writer, 0) + 1
+        return self.epochs[writer]
+
+    def produce(self, writer: str, epoch: int, records: Sequence[Record]) -> Fenced | None:
+        """Add records to the writer's transaction, begun if need be."""
+        if not self.accepts(writer, epoch):
+            return Fenced("A later writer has this transactional id.", where=writer)
+        if writer not in self._open:
+            self._open[writer] = Transaction()
+            self._log.append(self._open[writer])
+            self._time.after(TIMEOUT_S, self._time_out, writer, self._open[writer])
+        self._open[writer].records += records
+        return None
+
+    def _time_out(self, writer: str, found: Transaction) -> None:
+        """A transaction that is still open is ended, and its writer fenced."""
+        if found.is_open:
+            self.initialise(writer)
+
+    def commit(self, writer: str, epoch: int, by: Writer | None) -> Fenced | None:
+        """Make the open transaction visible; None: it is, or there was none."""
+        if not self.accepts(writer, epoch):
+            return Fenced("A later writer has this transactional id.", where=writer)
+        if (found := self._open.get(writer)) is not None:
+            for record in found.records:
+                match record.kind:
+                    case Kind.ROW:
+                        self._checks.row(record.table, record.ts, by)
+                    case Kind.RESOLVED:
+                        self._checks.resolved(record.ts)
+                    case Kind.DDL:
+                        self._checks.ddl(record.ts)
+        self._decide(writer, commit=True)
+        return None
+
+    def accepts(self, writer: str, epoch: int) -> bool:
+        """Whether a writer is not fenced."""
+        guard = "owner_sink_fence" if writer == OWNER else "sink_fence"
+        return epoch == self.epochs.get(writer, 0) or guard in self._off
+
+    def _decide(self, writer: str, *, commit: bool) -> None:
+        found = self._open.pop(writer, None)
+        if found is None:
+            return
+        found.is_open, found.committed = False, commit
+        while self._stable < len(self._log) and not self._log[self._stable].is_open:
+            if self._log[self._stable].committed:
+                self._apply(self._log[self._stable].records)
+            self._stable += 1
+
+    def _apply(self, records: Sequence[Record]) -> None:
+        for kind, table, ts in records:
+            resolved_ts, ddl_ts = self._journal
+            match kind:
+                case Kind.ROW:
+                    self._progress[table] = max(ts, self._progress.get(table, 0))
+                case Kind.RESOLVED:
+                    self._journal = Journal(max(ts, resolved_ts), ddl_ts)
+                case Kind.DDL:
+                    self._journal = Journal(resolved_ts, max(ts, ddl_ts))
+
+    def progress(self) -> dict[str, Timestamp]:
+        """By table, up to where rows are committed, as a reader of committed records sees it."""
+        return dict(self._progress)
+
+    def journal(self) -> Journal | Retryable:
+        """What the owner's side has committed; not while a transaction is open that may hide some of it."""
+        if self._stable < len(self._log):
+            return Retryable("A transaction is open at the sink.", where="sink")
+        return self._journal

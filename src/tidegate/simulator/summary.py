@@ -1,0 +1,61 @@
+"""What many simulations have shown together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tidegate.simulator.run import Outcome, Simulation
+from tidegate.simulator.scenarios import scenario_of
+
+
+@dataclass(slots=True)
+class Summary:
+    """Sums over outcomes."""
+
+    seeds: int = 0
+    virtual_s: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    ddl: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    checks: Counter[str] = field(default_factory=Counter)
+    owner_failovers_s: list[float] = field(default_factory=list)
+    capture_failovers_s: list[float] = field(default_factory=list)
+    healed_s: list[float] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        """One more."""
+        self.seeds += 1
+        self.virtual_s += outcome.virtual_s
+        self.steps += outcome.steps
+        self.rows += outcome.rows
+        self.ddl += outcome.ddl
+        self.counts.update(outcome.counts)
+        self.faults.update(outcome.faults)
+        self.checks.update(outcome.checks)
+        self.owner_failovers_s += outcome.owner_failovers_s
+        self.capture_failovers_s += outcome.capture_failovers_s
+        if not outcome.violation:
+            self.healed_s.append(outcome.healed_s)
+
+
+def simulate(scenario: str, seeds: Sequence[int], *, whole: bool = False) -> Iterator[Outcome]:
+    """The outcome of each seed. Raises InvalidInput for an unknown scenario."""
+    found = scenario_of(scenario)
+    for seed in seeds:
+        yield Simulation(found, seed, name=scenario, whole=whole).run()
+
+
+def distribution(seconds: Sequence[float]) -> str:
+    """Median, 90th percentile and maximum, in words; empty when there is nothing."""
+    if not seconds:
+        return ""
+    ordered = sorted(seconds)
+    median, most = ordered[len(ordered) // 2], ordered[-1]
+    if len(ordered) == 1:
+        return f"{median:.1f} s"
+    ninth = ordered[min(len(ordered) - 1, len(ordered) * 9 // 10)]
+    return f"{len(ordered)} times: median {median:.1f} s, 90 % {ninth:.1f} s, most {most:.1f} s"

@@ -1,0 +1,191 @@
+"""Virtual time: tasks that wait, in processes that may be stopped or killed.
+
+    spawn(process, steps) --> [step] --yield seconds or Signal.wait(s)--> queue by time --> [step] --> ...
+
+A task is a generator. It yields how long it waits, and everything between two yields happens at one moment.
+The queue is ordered by time, then by the order in which entries were made, so that the same program with the
+same random numbers always does the same. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Waiting(NamedTuple):
+    """A wait for a signal that ends after so many seconds at the latest."""
+
+    signal: Signal
+    seconds: float
+
+
+Steps = Generator[float | Waiting, bool, T]
+"""What a task does. A yield returns whether the awaited signal was set; of a wait for time alone, False."""
+
+
+class Signal:
+    """Something to wait for. Once set it stays set until it is cleared."""
+
+    __slots__ = ("_time", "_waiting", "is_set")
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self._waiting: list[tuple[Task, int]] = []
+        self.is_set = False
+
+    def set(self) -> None:
+        """Continue all who wait, at this moment, in the order in which they came."""
+        self.is_set = True
+        waiting, self._waiting = self._waiting, []
+        for task, turn in waiting:
+            self._time.after(0.0, self._time.resume, task, turn, True)
+
+    def clear(self) -> None:
+        """From now on there is something to wait for again."""
+        self.is_set = False
+
+    def wait(self, seconds: float) -> Waiting:
+        """To be yielded."""
+        return Waiting(self, seconds)
+
+    def join(self, task: Task) -> None:
+        """One more who waits."""
+        if self.is_set:
+            self._time.after(0.0, self._time.resume, task, task.turn, True)
+        else:
+            self._waiting.append((task, task.turn))
+
+
+class Process:
+    """An operating system's process: while it is stopped, what is due for it is held back."""
+
+    __slots__ = ("alive", "held", "name", "stopped", "tasks")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive, self.stopped = True, False
+        self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.tasks: list[Task] = []
+
+
+class Task:
+    """One task of a process."""
+
+    __slots__ = ("done", "over", "process", "steps", "turn")
+
+    def __init__(self, process: Process, steps: Steps[Any], done: Signal) -> None:
+        self.process, self.steps, self.done = process, steps, done
+        self.over = False
+        self.turn = 0
+        """Rises with each step: an entry of the queue that is for an earlier turn comes too late."""
+
+    def cancel(self) -> None:
+        """Do no more of it. A request that it has sent goes on."""
+        self.over = True
+        self.turn += 1
+        self.steps.close()
+
+
+class VirtualTime:
+    """The queue of what is to come."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now = 0.0
+        """Seconds since the simulation began."""
+        self.rng = rng
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._count = 0
+        self._processes: dict[Process, None] = {}
+        self.steps = 0
+        """How many entries were carried out."""
+
+    def after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
+        """Do something later, whatever becomes of the processes."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, work, args))
+
+    def within(self, process: Process, seconds: float, work: Callable[..., None], *args: Any) -> None:
+        """Do something later in a process: not while it is stopped, and not once it is dead."""
+        self.after(seconds, self._enter, process, work, args)
+
+    def _enter(self, process: Process, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if process.stopped:
+            process.held.append((work, args))
+        elif process.alive:
+            work(*args)
+
+    def spawn(self, process: Process, steps: Steps[Any]) -> Task:
+        """Begin a task at this moment."""
+        task = Task(process, steps, Signal(self))
+        if len(process.tasks) > 64:
+            process.tasks = [one for one in process.tasks if not one.over]
+        process.tasks.append(task)
+        self._processes[process] = None
+        self.after(0.0, self.resume, task, 0, False)
+        return task
+
+    def resume(self, task: Task, turn: int, woken: bool) -> None:
+        """The next step of a task, unless it is over or has gone on already."""
+        process = task.process
+        if task.over or task.turn != turn or not process.alive:
+            return
+        if process.stopped:
+            process.held.append((self.resume, (task, turn, woken)))
+            return
+        task.turn = turn + 1
+        try:
+            wait = task.steps.send(woken) if turn else next(task.steps)
+        except StopIteration:
+            task.over = True
+            task.done.set()
+            return
+        if isinstance(wait, Waiting):
+            wait.signal.join(task)
+            self.after(wait.seconds, self.resume, task, task.turn, False)
+        else:
+            self.after(wait, self.resume, task, task.turn, False)
+
+    def kill(self, process: Process) -> None:
+        """SIGKILL: no task of it takes another step."""
+        process.alive = process.stopped = False
+        process.held.clear()
+        self._processes.pop(process, None)
+        for task in process.tasks:
+            task.cancel()
+        process.tasks.clear()
+
+    def end(self) -> None:
+        """Kill every process that is left."""
+        for process in list(self._processes):
+            self.kill(process)
+
+    def stop(self, process: Process) -> None:
+        """SIGSTOP."""
+        process.stopped = process.alive
+
+    def go_on(self, process: Process) -> None:
+        """SIGCONT: what was due meanwhile happens now, in any order."""
+        if not process.stopped:
+            return
+        process.stopped = False
+        held, process.held = process.held, []
+        self.rng.shuffle(held)
+        for work, args in held:
+            self.within(process, 0.0, work, *args)
+
+    def run(self, until: float, ended: Callable[[], bool]) -> None:
+        """Carry out what is due, up to a time or until `ended` says so after an entry."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            self.now, _, work, args = heapq.heappop(queue)
+            self.steps += 1
+            work(*args)
+            if ended():
+                return
+        if not queue or queue[0][0] > until:
+            self.now = max(self.now, until)

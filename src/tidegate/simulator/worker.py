@@ -1,0 +1,177 @@
+"""A worker: the process that delivers for one incarnation, as `pipeline.begin` and `pipeline.deliver` do it.
+
+    fence earlier writers -> prove -> read progress -> take the slot -> prove -> [deliver, commit, report] ...
+                                                          ^-- fenced before a commit, and proven again --+
+
+A worker knows how far it may go by the barrier file of its incarnation. If its capture's control process dies
+it may go on, up to what that file says, until it is fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidegate.control.barrier import SpanTask
+from tidegate.control.metadata import Grant, GrantedRange, grant_key
+from tidegate.errors import Fenced, Retryable, TidegateError
+from tidegate.model.reports import Durable, Failed, Started
+from tidegate.model.timestamp import Timestamp
+from tidegate.simulator.checks import Writer
+from tidegate.simulator.etcd import EtcdClient
+from tidegate.simulator.network import SINK
+from tidegate.simulator.sink import Kind, Record
+from tidegate.simulator.upstream import View
+from tidegate.simulator.virtual_time import Process, Signal, Steps
+from tidegate.simulator.world import CLUSTER, FEED, World
+
+CALL_S: Final = 15.0
+"""How long a worker waits for one answer of the sink."""
+IDLE_S: Final = 1.0
+"""How often a worker without work looks for some, if nobody wakes it."""
+BATCH_ROWS: Final = 40
+"""Rows of one transaction at most."""
+PRODUCE_S: Final = (0.002, 0.04)
+"""How long it takes to decode and send them."""
+
+Report = Started | Durable | Failed
+
+
+@dataclass(slots=True)
+class BarrierFile:
+    """How far an incarnation may go, as its control process has written it last."""
+
+    bound: Timestamp = 0
+    spans: Mapping[str, SpanTask] = field(default_factory=dict)
+    """Tables that are to be delivered, each with the ts it is durable to as `start_ts`."""
+
+
+class Worker:
+    """One incarnation on one capture."""
+
+    def __init__(
+        self,
+        world: World,
+        capture: str,
+        view: View,
+        grant: Grant,
+        barrier: BarrierFile,
+        say: Callable[[int, Report], None],
+        in_transaction: Callable[[], None],
+    ) -> None:
+        """`say` reports to the control process, if that is there. `in_transaction` is called between the rows
+        of a transaction and its commit.
+        """
+        self.capture, self.grant, self.barrier = capture, grant, barrier
+        self.process = Process(f"{capture}'s worker")
+        self.epoch = 0
+        """Of its writer at the sink."""
+        self.writes: Writer | None = None
+        """Itself, once it may write."""
+        self._world, self._view, self._say = world, view, say
+        self._in_transaction = in_transaction
+        self.wake = Signal(world.time)
+        self._client = EtcdClient(world.etcd, world.network, self.process, capture)
+        self._ranges: tuple[GrantedRange, ...] = grant.ranges
+        self._at: dict[str, Timestamp] = {}
+        """By table, up to where its rows are downstream."""
+
+    def start(self, after_s: float) -> None:
+        """Begin once the application is there."""
+        self._world.time.after(after_s, self._world.time.spawn, self.process, self._run())
+
+    def _run(self) -> Steps[None]:
+        try:
+            yield from self._begin()
+            while True:
+                yield from self._deliver()
+        except TidegateError as error:
+            self._world.note(
+                self.capture, f"worker of incarnation {self.grant.incarnation} ends: {error.what}"
+            )
+            self.writes = None
+            self._report(Failed.of(error))
+
+    def _report(self, report: Report) -> None:
+        self._say(self.grant.incarnation, report)
+
+    # --- the beginning -------------------------------------------------------------------------------
+
+    def _begin(self) -> Steps[None]:
+        world, sink, off = self._world, self._world.sink, self._world.off
+        others = [*self.grant.givers, *([self.capture] if "own_fence" not in off else [])]
+        for writer in others:
+            yield from self._call(sink.initialise, writer)
+        yield from self._prove()
+        progress: dict[str, Timestamp] = yield from self._call(sink.progress)
+        yield from self._take_slot()
+        if "records" in off:
+            progress = {}
+        world.checks.starts_at(str(self.writes), progress.items())
+        self._at = progress
+        self._report(Started(progress))
+        world.note(self.capture, f"worker of incarnation {self.grant.incarnation} delivers")
+
+    def _take_slot(self) -> Steps[None]:
+        """Initialise the writer, and prove after that: see `sink.kafka.slot.SlotWriter`."""
+        self.writes = None
+        self.epoch = yield from self._call(self._world.sink.initialise, self.capture)
+        yield from self._prove()
+        writer = Writer(self.capture, self.grant.incarnation, self.grant.token, self._ranges)
+        if self._world.sink.accepts(self.capture, self.epoch):
+            self._world.checks.begins(writer, self._world.live_writers())
+        self.writes = writer
+
+    def _prove(self) -> Steps[None]:
+        key = grant_key(CLUSTER, FEED, self.capture)
+        found = yield from self._client.read(self._world.etcd.get, key)
+        stored = Grant.from_bytes(found.value) if found is not None else None
+        if not self.grant.is_proven_by(stored):
+            raise Fenced("Another incarnation writes now.", where=self.capture)
+        self._ranges = stored.ranges if stored is not None else ()
+
+    def _call(self, work: Callable[..., Any], *args: Any) -> Steps[Any]:
+        network = self._world.network
+        found = yield from network.call(self.process, self.capture, SINK, lambda: work(*args), CALL_S)
+        return found
+
+    # --- delivery ------------------------------------------------------------------------------------
+
+    def _deliver(self) -> Steps[None]:
+        records = self._due()
+        if not records:
+            self.wake.clear()
+            yield self.wake.wait(IDLE_S)
+            return
+        sink, writer = self._world.sink, self.capture
+        try:
+            yield from self._call(sink.produce, writer, self.epoch, records)
+        except Fenced:
+            yield from self._prove()
+            yield from self._take_slot()
+            return
+        self._in_transaction()
+        yield self._world.time.rng.uniform(*PRODUCE_S) * self._world.network.slow.get(SINK, 1.0)
+        try:
+            yield from self._call(sink.commit, writer, self.epoch, self.writes)
+        except Fenced as error:
+            yield from self._prove()
+            raise Retryable("The slot was taken while its transaction was being committed.") from error
+        reached = {record.table: record.ts for record in records}
+        self._at |= reached
+        self._world.timeline.counts["transactions"] += 1
+        self._report(Durable(self.grant.token, reached, {"rows": len(records)}))
+
+    def _due(self) -> list[Record]:
+        """The next rows of every table that it may write."""
+        upstream, view, found = self._world.upstream, self._view, list[Record]()
+        stored = "stored" not in self._world.off
+        for name, task in self.barrier.spans.items():
+            if not any(one.id.covers(task.span) for one in self._ranges):
+                continue
+            after = max(self._at.get(name, 0), task.start_ts if stored else 0)
+            upto = min(self.barrier.bound, view.reach(name)) if name in view.ready_at else 0
+            rows = upstream.tables[name].between(after, upto)[: BATCH_ROWS - len(found)]
+            found += (Record(Kind.ROW, name, ts) for ts in rows)
+        return found

@@ -1,0 +1,86 @@
+"""What the parts of a simulation share: time, services, captures, guards that are off, measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tidegate.control.metadata import FeedId
+from tidegate.model.timestamp import Timestamp
+from tidegate.simulator.checks import Checks, Writer
+from tidegate.simulator.etcd import Etcd
+from tidegate.simulator.network import Network
+from tidegate.simulator.sink import Sink
+from tidegate.simulator.timeline import Timeline
+from tidegate.simulator.upstream import Upstream, seconds
+from tidegate.simulator.virtual_time import VirtualTime
+
+if TYPE_CHECKING:
+    from tidegate.simulator.capture import Capture
+
+CLUSTER: Final = 1
+FEED: Final = FeedId("default", "orders")
+INSTANCE: Final = "i"
+TTL_S: Final = 10
+"""Of a capture's session: `--session-ttl` by default."""
+
+
+@dataclass(slots=True)
+class Failovers:
+    """How long it takes after a death until a checkpoint is stored that is above the time of the death."""
+
+    owner_s: list[float] = field(default_factory=list)
+    capture_s: list[float] = field(default_factory=list)
+    _waiting: list[tuple[bool, float]] = field(default_factory=list)
+
+    def died(self, now: float, *, was_owner: bool) -> None:
+        """A capture, which delivered."""
+        self._waiting.append((was_owner, now))
+
+    def stored(self, now: float, upto_s: float) -> None:
+        """A checkpoint of that virtual time is stored."""
+        for was_owner, died in [one for one in self._waiting if one[1] <= upto_s]:
+            (self.owner_s if was_owner else self.capture_s).append(now - died)
+            self._waiting.remove((was_owner, died))
+
+
+@dataclass(slots=True)
+class World:
+    """All there is."""
+
+    time: VirtualTime
+    timeline: Timeline
+    network: Network
+    etcd: Etcd
+    upstream: Upstream
+    sink: Sink
+    checks: Checks
+    off: frozenset[str] = frozenset()
+    """Guards that are left out, by name (`simulator.guards`)."""
+    captures: dict[str, Capture] = field(default_factory=dict)
+    failovers: Failovers = field(default_factory=Failovers)
+
+    def note(self, who: str, what: str) -> None:
+        """A line of the timeline."""
+        self.timeline.note(self.time.now, who, what)
+
+    def store(self, ts: Timestamp, owner_rev: int) -> None:
+        """A checkpoint is stored in etcd."""
+        self.checks.stored(ts, owner_rev)
+        self.timeline.counts["checkpoints stored"] += 1
+        self.failovers.stored(self.time.now, seconds(ts))
+
+    def live_writers(self) -> Iterator[Writer]:
+        """Those that have begun and that the sink accepts, whether anybody wants them still or not."""
+        for capture in self.captures.values():
+            for worker in capture.workers:
+                accepted = worker.process.alive and self.sink.accepts(capture.name, worker.epoch)
+                if accepted and worker.writes is not None:
+                    yield worker.writes
+
+    @property
+    def owner(self) -> Capture | None:
+        """The capture with the latest owner, if there is one that has not noticed otherwise."""
+        found = [one for one in self.captures.values() if one.control is not None and one.control.owner]
+        return max(found, key=lambda one: one.control.owner_rev if one.control else 0, default=None)
