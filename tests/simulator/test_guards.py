@@ -1,4 +1,4 @@
-"""Without a guard the simulator finds a violation within a few seeds: it notices what the guards are for.
+"""Without a guard the simulator finds a violation within some seeds: it notices what the guards are for.
 
 The guards of the machines are patched away in the same way as in `tests/control/sharing.py`, whose list is
 longer: it tries every order of few events, and also finds what needs a rare coincidence here.
@@ -20,7 +20,7 @@ from tidegate.simulator.guards import GUARDS
 from tidegate.simulator.run import Outcome, Simulation
 from tidegate.simulator.scenarios import SCENARIOS
 
-SEEDS = 60
+SEEDS = 200
 
 
 class Case(NamedTuple):
