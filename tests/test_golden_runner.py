@@ -56,7 +56,7 @@ def test_a_folder_without_golden_data_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_other_forms_of_a_folder_are_judged_and_what_is_not_compared_is_named(tmp_path: Path) -> None:
+def test_other_forms_of_a_folder_are_judged_and_skipped_parts_are_named(tmp_path: Path) -> None:
     """`mounted` is absent, names are quoted, a copied row is first seen as an old value; unknown parts."""
     (tmp_path / "rows").mkdir()
     (tmp_path / "messages").mkdir()

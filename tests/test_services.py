@@ -56,7 +56,7 @@ class Jars:
         return {file.name: file.read_bytes() for file in self.libs.iterdir()}
 
 
-def test_cached_jars_are_compared_at_every_use_and_damaged_ones_fetched_anew(
+def test_cached_jars_are_verified_at_every_use_and_refetched_if_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_SERVICES_INSIDE", "1")

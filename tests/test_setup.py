@@ -92,7 +92,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_uv_that_is_not_as_pinned_is_a_clear_failure_and_the_pinned_one_is_used(tree: Tree) -> None:
+def test_an_unpinned_uv_fails_clearly_and_the_pinned_uv_is_used(tree: Tree) -> None:
     tree.installed("9.9.8")
     tree.lock("1" * 64)
     wrong = tree.setup()

@@ -21,6 +21,8 @@ TREES = ("src", "tests", "benchmarks", "tools", "examples")
 CODE = sorted(p for tree in TREES for p in (ROOT / tree).rglob("*.py") if "proto" not in p.parts)
 CITED = re.compile(r"\bdocs/(?!design/|distributed-scheduling)\w[\w/-]*\.md(?:#[\w-]+)?")
 """A page of ours, and a heading on it. docs/design/ and distributed-scheduling.md are in pingcap/tiflow."""
+NAME_MAX = 70
+"""Characters of a test's name."""
 PAPERS = ("fact" + "s", "SPE" + "C", "DESI" + "GN")
 """Spelled in parts, so that this file does not cite them either."""
 BARE = re.compile(
@@ -156,7 +158,7 @@ def test_every_module_with_kernels_is_warmed_at_setup() -> None:
     assert {name.rsplit(".", 1)[0] for name in compiled} <= folders | {"tidegate"}, "add it to KERNEL_MODULES"
 
 
-def test_kernels_have_names_for_what_numbers_stand_for_and_no_long_argument_lists() -> None:
+def test_kernels_name_their_numbers_and_have_short_argument_lists() -> None:
     found = [f"{one.file}:{one.line}: {one.kind}: {one.text}" for one in kernel_numbers.places()]
     assert not found, "name them: kernel_ascii, a Layout, or a constant beside its meaning"
 
@@ -189,3 +191,9 @@ def test_the_lock_file_holds_every_dependency_with_its_hash() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     pinned = re.findall(r"^([a-zA-Z0-9_.-]+)==[^\s;\\]+.*?\\\n\s+--hash=sha256:", lock, re.MULTILINE)
     assert len(pinned) == len(re.findall(r"^[a-zA-Z0-9_.-]+==", lock, re.MULTILINE))
+
+
+@pytest.mark.parametrize("source", [p for p in CODE if p.name.startswith("test_")], ids=lambda p: p.name)
+def test_the_name_of_a_test_fits_into_a_line_of_a_report(source: Path) -> None:
+    names = re.findall(r"^\s*(?:async )?def (test_\w+)", source.read_text(), re.MULTILINE)
+    assert [name for name in names if len(name) > NAME_MAX] == []

@@ -52,7 +52,7 @@ def test_what_is_not_as_at_the_source_is_shown_everywhere(
     assert json.loads(capsys.readouterr().out)[count] == 7
 
 
-def test_without_watermarks_lag_is_in_messages_and_a_numbered_snapshot_has_no_date(
+def test_lag_counts_messages_and_snapshot_has_no_date_without_watermarks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     parts = (Partition("t/0", 0, 0, 5, 9, 12, marked=False), Partition("t/1", 0, 0, 1, 1, 1, marked=False))

@@ -199,7 +199,8 @@ def test_a_message_that_was_not_what_its_row_is_is_not_taken_for_a_row(feed: Sea
     assert found["what"].startswith("it is a message that was not what its row is")
 
 
-def test_a_row_older_than_the_catalogue_is_decoded_by_the_oldest_and_that_is_said(feed: SealedFeed) -> None:
+def test_a_row_older_than_all_catalogues_is_decoded_by_the_oldest(feed: SealedFeed) -> None:
+    """The report says that the oldest catalogue was used."""
     (entry, *_) = quarantine.read(feed.feed_dir / QUARANTINE)
     entry["where"]["commit_ts"] = feed.start_ts - 1000
     del entry["checksum"]

@@ -72,7 +72,7 @@ def test_a_row_out_of_its_place_and_one_that_comes_late_are_named(kafka: str, ne
     assert f"partition {(home + 1) % 3} offset {first['offset']}" in text
 
 
-def test_rows_are_compared_with_their_dispatcher_where_the_settings_are_given(
+def test_topic_check_compares_rows_with_the_configured_dispatcher(
     kafka: str, new_topic: Topics, tmp_path: Path
 ) -> None:
     topic = new_topic(3)

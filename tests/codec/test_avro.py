@@ -432,7 +432,7 @@ def test_an_old_image_of_other_columns_is_refused() -> None:
         record_of(orjson.dumps(schema).decode())
 
 
-def test_members_of_the_extension_that_are_null_are_as_if_they_were_not_there() -> None:
+def test_null_extension_fields_decode_as_absent_fields() -> None:
     column = {"type": "long", "connect.parameters": {"tidb_type": "BIGINT"}}
     names = ("_tidb_op", "string"), ("_tidb_commit_ts", "long"), ("_tidb_row_level_checksum", "string")
     fields = [{"name": "a", "type": column}, *({"name": n, "type": ["null", t]} for n, t in names)]

@@ -93,7 +93,7 @@ def marks(kind: str, count: int, size: int) -> Batch:
 
 @pytest.mark.parametrize("kind", [SNAPPY, LZ4])
 @pytest.mark.parametrize("size", [MOST, MOST - 1, MOST // 2, MOST // 3, 700])
-def test_a_batch_that_expands_to_much_is_decoded_in_pieces_and_nothing_is_lost(kind: str, size: int) -> None:
+def test_a_batch_that_expands_greatly_is_decoded_in_pieces_without_loss(kind: str, size: int) -> None:
     batch = marks(kind, 120, size)
     inner = Counting(CanalJsonDecoder())
     pieces = list(Opening(inner, kind, framed=False, most=MOST).pieces(batch))
@@ -115,7 +115,7 @@ def test_the_bound_that_readers_have_holds_for_messages_that_each_keep_it() -> N
     assert [bad.offset for bad in found.bad] == [0, 1, 2]
 
 
-def test_a_length_that_the_bytes_cannot_have_is_refused_before_memory_is_taken() -> None:
+def test_an_impossible_length_is_rejected_before_memory_is_allocated() -> None:
     claims = b"\xff\xff\xff\x7f" + bytes(10)  # 256 MB in 14 bytes
     with pytest.raises(ExpandError, match="claims to hold 268435455"):
         expanded(SNAPPY, claims)

@@ -202,7 +202,8 @@ def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(told: bytes, 
 
 
 @pytest.mark.parametrize("told", [b"\\c", b"\\ud800", b"\\n", b"\\u0041"])
-def test_an_escape_in_a_key_is_looked_at_although_the_value_tells_the_cell_again(told: bytes) -> None:
+def test_an_escape_in_a_key_is_left_to_the_plain_decoder(told: bytes) -> None:
+    """The key is inspected although the value repeats the same cell."""
     options = codec_options({"protocol": "debezium"})
     opening = re.compile(rb'\{"payload":\{"\w+":"')
     learn = next(
@@ -258,7 +259,7 @@ def _in_types(value: bytes, types: bytes) -> bytes:
         b"{}",
     ],
 )
-def test_types_that_are_not_those_of_the_table_are_left_to_the_plain_decoder(types: bytes) -> None:
+def test_types_that_differ_from_the_table_are_left_to_the_plain_decoder(types: bytes) -> None:
     sound = (
         b'{"id":0,"database":"s","table":"t","pkNames":["a"],"isDdl":false,"type":"INSERT","es":1,"ts":1,'
         b'"sql":"","sqlType":{"a":4,"b":4},"mysqlType":{"a":"int","b":"int"},"old":null,'

@@ -87,9 +87,8 @@ def test_kernels_and_plain_encoders_reduce_the_same_rows(options: Any, way: str,
 
 @every_protocol
 @every_way
-def test_a_row_that_fits_in_no_form_is_refused_with_its_key_and_nothing_is_stored(
-    options: Any, way: str
-) -> None:
+def test_a_row_too_large_for_every_form_is_rejected_and_not_stored(options: Any, way: str) -> None:
+    """The error names the key of the row."""
     rows = next(rows for rows in golden_rows() if rows[0].table.handle_key and len(rows) > 8)[:5]
     for chosen in (options, replace(options, large_message_handle_option=way)):
         storage = OnePlace()

@@ -115,7 +115,7 @@ def test_unknown_protocols_have_no_codec() -> None:
         ("csv", "to storage, never to Kafka"),
     ],
 )
-def test_ticdcs_protocols_that_will_not_be_here_are_refused_with_the_reason(protocol: str, why: str) -> None:
+def test_unsupported_ticdc_protocols_are_rejected_with_the_reason(protocol: str, why: str) -> None:
     with pytest.raises(InvalidInput) as error:
         settled(merge_config({}, parse_sink_uri(f"kafka://a:1/t?protocol={protocol}")))
     assert why in error.value.why

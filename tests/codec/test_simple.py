@@ -156,7 +156,7 @@ def test_a_row_whose_definition_is_not_there_says_which() -> None:
     assert [bad.unknown for bad in found.bad] == [("s", "t", 9)]
 
 
-def test_the_definition_not_used_for_longest_is_forgotten_and_may_be_told_again(
+def test_the_least_recently_used_definition_is_evicted_and_may_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plain, "MAX_DEFINITIONS", 2)
@@ -451,7 +451,7 @@ def test_what_is_not_carried_out_is_refused_at_create(option: str, words: str) -
         settled(merge_config({}, parse_sink_uri(f"kafka://here:9092/topic?protocol=simple&{option}")))
 
 
-def test_a_version_that_is_told_otherwise_changes_how_its_rows_are_read_at_once() -> None:
+def test_a_redefined_version_changes_how_its_rows_are_decoded_at_once() -> None:
     """Seen by fuzzing: the compiled decoder went on with what it had learned of the first definition."""
     options = codec_options({"protocol": "simple"})
     row = next(row for rows in golden_rows() for row in rows if row.is_insert and len(row.table.columns) > 2)

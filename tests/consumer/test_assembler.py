@@ -18,7 +18,7 @@ def test_rows_are_handed_out_once_and_only_within_the_bounds() -> None:
     assert [p.after for p in held.take({0: 10, 1: 30})[("s", "t")]] == [10]
 
 
-def test_applied_segments_are_dropped_on_arrival_and_files_released_when_empty() -> None:
+def test_applied_segments_are_dropped_on_arrival_and_empty_files_released() -> None:
     held = Assembler({0: 5})
     held.add([segment(0, 1, 5, 1)])
     assert held.rows == 0

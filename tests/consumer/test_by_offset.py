@@ -96,7 +96,7 @@ def test_the_bank_log_ends_as_sql_saw_it(tmp_path: Path, protocol: str, last: in
 
 
 @pytest.mark.parametrize("header", [True, False])
-def test_a_truncate_on_one_partition_removes_what_was_before_it_and_no_later_row(
+def test_a_truncate_on_one_partition_removes_earlier_rows_but_no_later_row(
     tmp_path: Path, header: bool
 ) -> None:
     before = [put(n, n, n) for n in range(1, 30)]
@@ -214,7 +214,8 @@ def test_avro_goes_by_its_offsets_alone_since_deletes_have_no_ts(tmp_path: Path,
     assert sorted((row["id"], row["n"]) for row in found.to_arrow().to_pylist()) == [(1, 11), (3, 30)]
 
 
-def test_maxwell_has_no_keys_and_seconds_and_its_rows_come_out_all_the_same(tmp_path: Path) -> None:
+def test_maxwell_rows_are_applied_without_keys_and_with_whole_seconds(tmp_path: Path) -> None:
+    """Maxwell messages name no key columns and have timestamps in seconds."""
     options = MaxwellOptions()
     changes = [put(1, 1, 10), put(2, 2, 20), put(3, 1, 11, old=10), put(4, 2, None, old=20), put(5, 3, 30)]
     messages = MaxwellWriter(options).encode_rows(changes)

@@ -151,7 +151,8 @@ def test_a_batch_of_rows_some_of_which_are_claimed_keeps_their_order() -> None:
     assert {int(offset) for table in decoded.rows for offset in table.offset} == {7}
 
 
-def test_a_message_that_names_more_rows_than_are_read_at_a_time_is_set_aside() -> None:
+def test_a_message_that_names_too_many_rows_is_quarantined() -> None:
+    """The limit is the bytes that are read at a time."""
     storage, rows = Counted(), some_rows()
     small = replace(chosen(OPEN, storage), max_batch_size=1)
     batch = batch_of(rows, small)
@@ -181,7 +182,7 @@ class Pieces:
         return value
 
 
-def test_pieces_go_into_files_of_their_own_and_leave_none_behind_when_one_cannot_be_had(
+def test_pieces_get_files_of_their_own_and_a_failed_piece_leaves_none(
     tmp_path: Path,
 ) -> None:
     topic, rows = Topic("kafka://a:1/t?protocol=canal-json&enable-tidb-extension=true"), some_rows()

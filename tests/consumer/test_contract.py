@@ -181,7 +181,8 @@ def test_nor_is_one_whose_beginning_is_gone(topic: Topic, gone: list[int]) -> No
     assert verdict.violations == []
 
 
-def test_ticdc_may_send_rows_and_ddl_of_exactly_resolved_after_it_and_go_back() -> None:
+def test_ticdc_may_send_events_of_a_resolved_ts_after_it_and_go_back() -> None:
+    """Rows and DDLs of exactly the resolved ts may follow it, and marks may repeat."""
     topic = Topic([[], []])
     topic.all(Mark(100))
     topic.row(Row(1, 100))
@@ -263,7 +264,7 @@ def test_each_way_to_break_it_is_found_and_named(rule: Rule) -> None:
     assert named.ts
 
 
-def test_dispatched_by_conflict_a_row_may_be_where_its_key_or_its_table_says() -> None:
+def test_conflict_dispatch_accepts_the_partition_of_the_key_or_the_table() -> None:
     router = Router([DispatchRule(partition="conflict")], "t")
     by_table = crc32(b"sa") % 3
     row = next(number for number in range(9) if place("a", number, 3) != by_table)
@@ -274,7 +275,7 @@ def test_dispatched_by_conflict_a_row_may_be_where_its_key_or_its_table_says() -
         assert check.finish().counts == ({Rule.PLACED: 1} if wrong else {})
 
 
-def test_dispatched_by_conflict_a_row_may_move_between_the_place_of_its_key_and_that_of_its_table() -> None:
+def test_conflict_dispatch_lets_a_row_move_between_key_and_table_place() -> None:
     router = Router([DispatchRule(partition="conflict")], "t")
     by_table = crc32(b"sa") % 3
     row = next(number for number in range(9) if place("a", number, 3) != by_table)
@@ -316,7 +317,8 @@ def test_a_message_that_cannot_be_decoded_and_one_whose_row_was_left_out() -> No
     assert verdict.unjudged == {Unjudged.REDUCED: 1}
 
 
-def test_a_row_that_waits_for_a_definition_breaks_it_unless_the_topics_beginning_is_gone() -> None:
+def test_a_row_without_definition_is_a_violation_unless_the_start_is_gone() -> None:
+    """The start of the topic may be gone by retention; then the row is not judged."""
     waiting = Decoded(bad=[BadMessage(7, None, b"row", "no definition", unknown=("s", "a", 5))])
     whole, cut = TopicCheck([0]), TopicCheck([0], begun={0: 100})
     whole.take(0, waiting)
@@ -373,7 +375,7 @@ def test_what_the_rows_say_about_their_dispatcher() -> None:
     assert Rule.MOVED in judged(moving).counts
 
 
-def test_what_was_broadcast_before_the_beginning_is_not_missed_where_that_is_gone() -> None:
+def test_broadcasts_before_a_deleted_topic_start_are_not_missed() -> None:
     topic = sound()
     topic.partitions[0] = topic.partitions[0][topic.partitions[0].index(Mark(70)) + 1 :]
     assert judged(topic, begun={0: 70}).holds
@@ -445,9 +447,10 @@ def test_an_alignment_mark_is_no_resolved_that_goes_back() -> None:
         [(10, aligned(1)), (10, aligned(2, "y")), (10, aligned(3))],
     ],
 )
-def test_alignment_marks_that_differ_between_partitions_or_go_back_are_named(
+def test_alignment_marks_that_differ_or_go_back_are_reported(
     wrong: list[tuple[int, dict[str, bytes]]],
 ) -> None:
+    """Marks must be the same on all partitions."""
     sound = [(10, aligned(1)), (10, aligned(2)), (10, aligned(3))]
     assert verdict_of(sound, sound).holds
     verdict = verdict_of(sound, wrong)
@@ -581,7 +584,7 @@ def growing() -> Growing:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
 @pytest.mark.parametrize("extra", [0, 2])
-def test_a_topic_that_was_repartitioned_keeps_the_contract_in_whatever_order_it_is_read(
+def test_a_repartitioned_topic_keeps_the_contract_in_any_reading_order(
     order: tuple[int, ...], extra: int
 ) -> None:
     topic = growing()
@@ -634,7 +637,7 @@ def test_what_a_change_of_the_number_does_not_excuse(wrong: str) -> None:
     assert expected in topic.judged(layouts={"": list(layouts)}).counts
 
 
-def test_what_was_compared_with_a_number_of_partitions_that_there_was_not_is_no_violation() -> None:
+def test_rows_compared_with_a_wrong_partition_count_are_not_judged() -> None:
     topic = growing()
     found = topic.judged(router=BY_KEY, size=3)
     assert found.holds

@@ -92,7 +92,7 @@ def test_a_chain_of_renames_in_one_text_frees_names_for_later_steps() -> None:
     assert isinstance(refused, Refuse)
 
 
-def test_a_guessed_table_says_that_older_rows_are_not_converted_and_says_it_once() -> None:
+def test_a_guessed_table_says_once_that_older_rows_are_not_converted() -> None:
     (step,) = plan_without_header(message("alter table t modify c decimal(10,2)"), [HELD])
     assert isinstance(step, Redefine)
     assert step.definition.guessed == (*HELD.guessed, KEPT)

@@ -89,7 +89,7 @@ def test_a_definition_that_is_nowhere_is_named_and_the_row_set_aside(topic: Topi
     assert sum(segment.rows for segment in fetched.segments) == 2
 
 
-def test_rows_that_come_pieces_before_their_definition_are_decoded_all_the_same() -> None:
+def test_rows_that_arrive_pieces_before_their_definition_are_decoded() -> None:
     sent = [*rows(NUMBERS, 100, 50), ENCODER.encode_definition(NUMBERS), *rows(NUMBERS, 300, 5)]
     values = [compressed(LZ4, message.value or b"") for message in sent]
     batch = Batch([None] * len(sent), values, range(len(sent)))
@@ -108,7 +108,7 @@ def test_rows_that_come_before_their_definition_in_a_batch_wait_for_it() -> None
 
 
 @pytest.mark.integration
-def test_a_recorded_log_as_simple_reaches_the_target_and_a_new_reader_goes_on(
+def test_a_recorded_simple_log_reaches_the_target_and_a_new_reader_resumes(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
 ) -> None:
     topic, target = new_topic(3), tmp_path / "target"

@@ -108,7 +108,7 @@ def go_on_from(target: Target, done: int, until: int = len(STORY)) -> None:
         do(target, number)
 
 
-def test_an_older_target_that_is_still_open_writes_nothing_after_a_takeover(place: Place) -> None:
+def test_an_older_open_target_writes_nothing_after_a_takeover(place: Place) -> None:
     """A target fences it, or cannot be taken over before the process that has it ends."""
     with place.address().opened() as old:
         go_on(old, ROWS)
@@ -159,7 +159,7 @@ def test_what_is_somebody_elses_is_refused_and_left_as_it_was(place: Place, done
     finish(place)
 
 
-def test_a_table_that_cannot_be_settled_stops_the_write_and_leaves_no_writer_behind(place: Place) -> None:
+def test_a_table_that_cannot_be_settled_stops_the_write_and_all_writers(place: Place) -> None:
     """The others of the same write may be in or not: the next life brings all of it."""
 
     def broken() -> TableChanges | None:

@@ -123,7 +123,7 @@ def test_a_ddl_that_is_read_again_after_a_restart_is_not_executed_again() -> Non
     assert executed(again) == ["c"]
 
 
-def test_ddls_of_one_ts_that_come_after_its_resolved_mark_are_each_executed_once() -> None:
+def test_ddls_of_one_ts_after_its_resolved_are_each_executed_once() -> None:
     """As TiCDC sends the events of RENAME TABLES, each with the ts of the job."""
     flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     read(flow, 6)
@@ -148,7 +148,7 @@ def test_a_position_of_an_earlier_release_counts_all_ddls_up_to_its_ts() -> None
     assert executed(flow) == ["b"]
 
 
-def test_a_write_that_was_interrupted_comes_again_with_the_same_bounds_before_anything_else() -> None:
+def test_an_interrupted_write_is_repeated_first_with_the_same_bounds() -> None:
     flow = Flow(FRESH, Mode.TRANSACTION, (), None, begun={0: 6, 1: 6})
     rows = (segment(0, 3, 5, 0), segment(0, 7, 9, 3))
     flow.take([Fetched(0, 10, segments=rows, resolved=((9, 4),), ddls=(ddl(7, 2),))])
@@ -159,7 +159,7 @@ def test_a_write_that_was_interrupted_comes_again_with_the_same_bounds_before_an
     assert flow.next_step(100) == Rows({0: 7, 1: 7})
 
 
-def test_a_ddl_that_waited_where_all_rows_were_in_is_read_again_before_a_restart_stands_there() -> None:
+def test_a_restart_reads_waiting_ddls_again_before_it_reaches_their_ts() -> None:
     """A database keeps its position after each write, also between rows up to a ts and DDLs of that ts."""
     flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     for number in (0, 1):

@@ -225,7 +225,7 @@ def test_with_many_marks_ahead_only_the_partitions_that_lag_are_read_on() -> Non
     assert flow.wanted() == {1: 0}
 
 
-def test_a_mark_is_no_watermark_and_one_that_cannot_be_read_is_kept_as_a_bad_message(tmp_path: Path) -> None:
+def test_a_mark_is_no_watermark_and_an_unreadable_one_is_a_bad_message(tmp_path: Path) -> None:
     topic = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
     made = marks(topic.options)
     resolved = [made.encode_resolved(ts) for ts in (20, 0, 0)]

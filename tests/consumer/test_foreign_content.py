@@ -66,7 +66,8 @@ def test_a_table_of_snapshots_without_a_mark_is_refused(tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
 
 
-def test_what_lies_beside_the_tables_outlives_recovery_tidying_drops_and_renames(tmp_path: Path) -> None:
+def test_foreign_files_survive_recovery_cleanup_drops_and_renames(tmp_path: Path) -> None:
+    """Others may keep files and tables next to ours in the same folders."""
     topic, target = bank_topic("open-protocol", 11), tmp_path / "target"
     consume(topic, target, until=snapshots()[2].ts)
     photo, orders = put_photos(target), put_orders(target)

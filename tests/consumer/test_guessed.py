@@ -106,7 +106,7 @@ def test_a_delete_with_the_key_alone_takes_no_column_away(target: Target) -> Non
     assert target.held() == [{"id": 1, "v": "a"}, {"id": 3, "v": "c"}]
 
 
-def test_what_was_learnt_after_the_newest_snapshot_is_forgotten_with_its_rows(target: Target) -> None:
+def test_columns_learnt_after_the_newest_snapshot_are_dropped_with_rows(target: Target) -> None:
     target.rows(40, (ID,), [[1]])
     target.publish(60)
     target.rows(55, (ID, TEXT), [[2, "b"]])  # killed before the next snapshot

@@ -117,9 +117,7 @@ def test_rows_come_as_if_they_had_fitted(pd: PdClient, options: Any, way: str) -
 
 
 @every_protocol
-def test_a_row_that_upstream_does_not_have_stays_bad_with_its_ts_and_the_reason(
-    pd: PdClient, options: Any
-) -> None:
+def test_a_row_missing_upstream_stays_bad_with_its_ts_and_the_reason(pd: PdClient, options: Any) -> None:
     store = Store(pd)
     real = store.change("ints", None, (5, BIG, 1))
     reduced = small(options)

@@ -127,7 +127,8 @@ def test_a_step_in_parts_is_seen_only_when_it_is_named(tmp_path: Path) -> None:
 # --- one commit names all
 
 
-def test_pyiceberg_alone_reads_the_rows_at_the_snapshot_ids_that_the_command_shows(tmp_path: Path) -> None:
+def test_pyiceberg_alone_reads_the_rows_at_the_snapshot_ids_shown(tmp_path: Path) -> None:
+    """The snapshot command shows the ids."""
     made = Written(tmp_path)
     made.put({1: 10, 2: 20}, fresh=True)
     made.commit(1)
@@ -166,7 +167,7 @@ def test_a_batch_that_died_before_its_index_commit_disappears(tmp_path: Path) ->
     again.target.close()
 
 
-def test_a_renamed_table_is_read_at_older_snapshots_under_the_name_that_it_has_now(tmp_path: Path) -> None:
+def test_older_snapshots_of_a_renamed_table_are_read_under_its_new_name(tmp_path: Path) -> None:
     made = Written(tmp_path)
     made.put({1: 10}, fresh=True)
     made.commit(1)
@@ -422,7 +423,8 @@ def test_a_change_is_made_in_place_only_if_old_files_read_as_tidb_has_it(
     assert (None if found is None else (found.drops, found.renames, found.widened)) == expected
 
 
-def test_columns_that_swap_names_drop_widen_and_move_keep_their_values_and_files(tmp_path: Path) -> None:
+def test_renamed_dropped_widened_and_moved_columns_keep_values_and_files(tmp_path: Path) -> None:
+    """Two of the columns swap their names."""
     lake = IcebergLake(tmp_path)
     lake.begin()
     schema = pa.schema([("id", pa.int32()), ("a.b", pa.int32()), ("c d", pa.string()), ("gone", pa.int8())])
@@ -528,7 +530,7 @@ def test_a_directory_with_blanks_works_and_a_schema_of_our_name_is_refused(tmp_p
     made.target.close()
 
 
-def test_a_directory_of_something_else_is_refused_and_a_catalog_that_was_just_begun_is_not(
+def test_a_foreign_directory_is_rejected_but_a_new_catalog_is_accepted(
     tmp_path: Path,
 ) -> None:
     for name, made in (("files", "photo.jpg"), ("catalog", "photo.jpg"), ("begun", "")):
@@ -659,7 +661,7 @@ def test_files_of_many_rows_that_are_small_on_disk_are_compacted_once(
     target.close()
 
 
-def test_rows_of_the_index_that_a_commit_writes_again_meanwhile_are_forgotten_later(
+def test_index_rows_rewritten_by_a_concurrent_commit_are_removed_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = IcebergTarget(tmp_path)

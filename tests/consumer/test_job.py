@@ -158,7 +158,7 @@ def ended(spark: SparkSession, source: str, target: Path, until: int | None) -> 
 
 
 @pytest.mark.slow
-def test_killed_and_interrupted_at_random_moments_it_ends_equal_and_every_named_sum_is_right(
+def test_a_job_killed_at_random_ends_equal_and_every_snapshot_sum_is_right(
     bank_source: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     target, line, chance = tmp_path / "target", snapshots()[LINE], random.Random(7)
@@ -186,9 +186,10 @@ def test_killed_and_interrupted_at_random_moments_it_ends_equal_and_every_named_
     assert bad[0]["where"]["partition"] == 1
 
 
-def test_an_undecodable_message_is_set_aside_with_its_place_and_the_rest_goes_on(
+def test_an_undecodable_message_is_quarantined_and_the_rest_is_applied(
     bank_source: str, tmp_path: Path, spark: SparkSession
 ) -> None:
+    """The warning and the quarantine name the place of the message."""
     target, line = tmp_path / "target", snapshots()[LINE]
     heard = ended(spark, bank_source, target, line.ts)
     assert differences(target, line) == {}
@@ -426,7 +427,7 @@ def stopped_by(spark: SparkSession, source: str, target: Path, change: Callable[
     return caught.value
 
 
-def test_what_happens_to_the_topic_while_it_is_read_stops_it_with_the_reason(
+def test_a_topic_changed_while_it_is_read_stops_the_job_with_the_reason(
     kafka: str,
     new_topic: Callable[..., str],
     tmp_path: Path,
@@ -476,7 +477,7 @@ def test_what_happens_to_the_topic_while_it_is_read_stops_it_with_the_reason(
     assert not (tmp_path / "reduced/_tidegate/quarantine.jsonl").exists()
 
 
-def test_a_topic_that_was_made_again_is_not_taken_for_the_one_the_target_was_filled_from(
+def test_a_recreated_topic_is_not_taken_for_the_one_that_filled_the_target(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
 ) -> None:
     admin, topic, messages = AdminClient({"bootstrap.servers": kafka}), new_topic(3), bank_messages()
@@ -519,7 +520,7 @@ def test_a_compacted_topic_is_refused(kafka: str, tmp_path: Path) -> None:
         run(settings, lambda: False, Listener())
 
 
-def test_updates_without_old_values_are_applied_until_the_changefeed_changes_its_partitions(
+def test_updates_without_old_values_apply_until_the_topic_is_repartitioned(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
 ) -> None:
     topic, target, line = new_topic(3), tmp_path / "target", snapshots()[LINE]

@@ -36,7 +36,7 @@ def test_a_row_whose_changes_are_on_one_partition_is_right_at_both_levels(tmp_pa
     assert rows_of(tmp_path / "target", mode, [], [OLDER, NEWER, Mark(125)]) == [2]
 
 
-def test_a_row_whose_changes_are_on_several_partitions_needs_transaction_level(tmp_path: Path) -> None:
+def test_a_row_changed_on_several_partitions_needs_transaction_level(tmp_path: Path) -> None:
     spread: tuple[list[Event], list[Event]] = [OLDER], [NEWER, Mark(125)]
     assert rows_of(tmp_path / "whole", Mode.TRANSACTION, *spread) == [2]
     assert rows_of(tmp_path / "row", Mode.ROW, *spread) == [1, 2], "this is what row level gives up"

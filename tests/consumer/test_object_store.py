@@ -97,7 +97,7 @@ def test_a_replaced_writer_that_was_paused_before_its_commit_is_fenced(place: At
 
 
 @pytest.mark.parametrize("open_tables", [2_000, 1], ids=["open", "opened again"])
-def test_rows_that_a_replaced_writer_lands_are_neither_named_nor_written_on(
+def test_late_rows_of_a_replaced_writer_are_neither_published_nor_extended(
     place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch, open_tables: int
 ) -> None:
     """They come between a takeover and the first write after it; nobody's snapshot may hold them twice. Files
@@ -191,7 +191,7 @@ def test_a_replaced_writer_that_starts_restores_nothing(s3: S3Place, place: AtDe
     finish(place)
 
 
-def test_what_lands_while_a_writer_starts_is_found_when_a_table_is_opened_again(
+def test_rows_that_land_during_a_start_are_found_when_a_table_is_reopened(
     s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More tables than stay open: a table is opened a second time between its restore and the first write."""
@@ -214,7 +214,7 @@ def test_what_lands_while_a_writer_starts_is_found_when_a_table_is_opened_again(
     finish(place)
 
 
-def test_files_of_a_renamed_table_have_names_that_no_earlier_writer_can_delete(place: AtDeltaInS3) -> None:
+def test_an_earlier_writer_cannot_delete_the_files_of_a_renamed_table(place: AtDeltaInS3) -> None:
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
         go_on(target, ROWS + 2)
@@ -402,7 +402,7 @@ def test_a_target_that_was_taken_over_and_never_named_is_still_new(place: AtDelt
 
 
 @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
-def test_an_endpoint_in_the_address_counts_for_tables_and_for_all_beside_them(
+def test_an_endpoint_in_the_address_applies_to_tables_and_all_other_files(
     s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """Half of a target must not go to another server, because one library reads a variable that the other
@@ -417,7 +417,7 @@ def test_an_endpoint_in_the_address_counts_for_tables_and_for_all_beside_them(
     assert done_at(elsewhere.look().position) == FIRST
 
 
-def test_a_store_that_refuses_access_is_not_taken_for_an_empty_or_foreign_one(
+def test_a_store_that_denies_access_is_not_taken_for_empty_or_foreign(
     s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.address().opened() as target:

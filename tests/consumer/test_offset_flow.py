@@ -46,7 +46,8 @@ def applied(flow: OffsetFlow) -> dict[int, int]:
     return {number: part.applied for number, part in flow.position(1).partitions.items()}
 
 
-def test_rows_wait_until_the_partition_of_ddls_is_read_to_where_it_was_when_they_were_seen() -> None:
+def test_rows_wait_until_the_ddl_partition_is_read_to_its_end_at_that_time() -> None:
+    """A DDL that precedes the rows may be among its messages that are not read yet."""
     flow = fresh(ddls_on=0)
     flow.take([Fetched(1, 5, segments=(segment(1, 1, 5, 0),))], {0: 3, 1: 5})
     assert applied(flow) == {0: 0, 1: 0}, "a DDL before them may be among the three of partition 0"
@@ -56,7 +57,8 @@ def test_rows_wait_until_the_partition_of_ddls_is_read_to_where_it_was_when_they
     assert applied(flow) == {0: 4, 1: 5}
 
 
-def test_a_ddl_on_all_partitions_waits_for_its_copies_and_says_where_one_is_missing() -> None:
+def test_a_ddl_on_all_partitions_waits_for_its_copies_and_names_missing() -> None:
+    """The partitions where a copy is missing are named."""
     flow = fresh()
     flow.take([Fetched(0, 9, segments=(segment(0, 1, 9, 0),), ddls=(ddl(7, 4),))], {})
     assert applied(flow) == {0: 4, 1: 0}

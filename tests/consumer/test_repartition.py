@@ -58,7 +58,7 @@ def applied(flow: Flow) -> dict[int, int]:
     return {number: flow.assembler.applied(number) for number in flow.next_offsets()}
 
 
-def test_row_mode_lets_no_partition_pass_the_change_before_all_have_reached_it() -> None:
+def test_row_mode_holds_each_partition_at_the_change_until_all_reach_it() -> None:
     flow = Flow(held(), Mode.ROW, (), None)
     flow.take(
         [Fetched(0, 9, resolved=((100, 5), (130, 8)), layouts=(GROWN,)), Fetched(1, 4, resolved=((90, 3),))]
@@ -104,7 +104,7 @@ def test_a_restart_between_two_changes_still_waits_for_the_first() -> None:
     )
 
 
-def test_a_write_cut_off_right_after_partitions_joined_is_made_again_when_they_are_read() -> None:
+def test_a_write_cut_off_after_partitions_joined_is_repeated_with_them() -> None:
     flow = Flow(held(), Mode.ROW, (), None, begun={0: 100, 1: 100, 2: 100})
     known = [Fetched(number, 9, resolved=((130, 8),), layouts=(GROWN,)) for number in (0, 1)]
     flow.take(known)
@@ -139,7 +139,7 @@ def test_the_bank_logs_rows_do_move() -> None:
     assert keys_that_moved(CHANGES) > 100
 
 
-def test_partitions_that_nothing_is_on_are_not_read_and_those_that_are_written_are() -> None:
+def test_added_partitions_are_read_only_if_they_are_written_or_announced() -> None:
     assert added_partitions(SOURCE, {2: 0, 3: 0}, {}) == []
     assert added_partitions(SOURCE, {2: 1, 3: 0}, {}) == [2]
     assert added_partitions(SOURCE, {2: 0, 3: 0}, {"t": 3}) == [2]
@@ -151,7 +151,7 @@ def test_partitions_that_nothing_is_on_are_not_read_and_those_that_are_written_a
         check_there(SOURCE, [0, 1], {"t": 3})
 
 
-def test_a_partition_that_no_resolved_names_stops_the_consumer_when_something_is_on_it() -> None:
+def test_an_unannounced_partition_with_messages_stops_the_consumer() -> None:
     check_announced(SOURCE, {2}, [Fetched(2, 4, 4)], {"t": 3})
     check_announced(SOURCE, {2}, [Fetched(0, 4, 4), Fetched(2, 0, 0)], {})
     with pytest.raises(Fatal, match="partition 2 was added to the topic") as caught:
@@ -182,7 +182,7 @@ def test_a_topic_read_by_offset_that_was_repartitioned_stops_the_consumer() -> N
     assert "add enable-tidb-extension=true" in caught.value.fix
 
 
-def test_only_a_partition_without_anything_leaves_and_not_before_the_second_resolved() -> None:
+def test_only_an_empty_partition_leaves_and_only_at_the_second_resolved() -> None:
     """The first may be seen before what was written with it is seen elsewhere."""
     flow = Flow(held(Mode.TRANSACTION, (0, 1, 2)), Mode.TRANSACTION, (), None)
     flow.take([Fetched(0, 4, resolved=((90, 3),))])
@@ -253,7 +253,7 @@ def add_partitions(kafka: str, topic: str, count: int) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("mode", "options"), [(Mode.TRANSACTION, ""), (Mode.ROW, "&partition-num=3")])
-def test_a_consumer_goes_on_through_changes_and_restarts_with_the_words_it_was_started_with(
+def test_a_consumer_with_unchanged_options_survives_changes_and_restarts(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path, mode: Mode, options: str
 ) -> None:
     """Partitions are there, empty, before they are used, and others that never are."""
@@ -286,7 +286,7 @@ def test_a_consumer_goes_on_through_changes_and_restarts_with_the_words_it_was_s
 
 
 @pytest.mark.integration
-def test_partitions_that_nothing_or_an_aborted_transaction_is_on_hold_nothing_back(
+def test_partitions_without_committed_messages_hold_nothing_back(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """From the first start on, until a change names them."""
@@ -310,9 +310,10 @@ def test_partitions_that_nothing_or_an_aborted_transaction_is_on_hold_nothing_ba
 
 
 @pytest.mark.integration
-def test_a_reader_by_offset_stops_before_it_waits_for_partitions_that_a_change_names(
+def test_a_reader_by_offset_stops_before_it_waits_for_new_partitions(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
+    """A change of the topic names the new partitions."""
     topic = new_topic(5)
     publish(kafka, topic, [one for part in bank_parts("canal-json", CHANGES[:1], LAST) for one in part])
     source = f"kafka://{kafka}/{topic}?protocol=canal-json&partition-num=3"
@@ -338,9 +339,10 @@ def resolved_at(ts: int) -> Message:
 
 
 @pytest.mark.integration
-def test_what_somebody_else_writes_to_a_new_partition_stops_the_consumer_and_nothing_of_it_counts(
+def test_a_foreign_write_to_a_new_partition_stops_the_consumer(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
+    """Nothing of the foreign write counts."""
     parts, topic = bank_parts("open-protocol", CHANGES, 2), new_topic(3)
     source, target = f"kafka://{kafka}/{topic}?protocol=open-protocol", tmp_path / "target"
     publish(kafka, topic, parts[0])

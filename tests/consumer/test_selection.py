@@ -296,7 +296,7 @@ def test_the_position_keeps_rules_and_sources() -> None:
     assert refused.value.where == "x"
 
 
-def test_rules_that_cannot_be_read_are_refused_before_the_target_is_touched(tmp_path: Path) -> None:
+def test_unreadable_rules_are_rejected_before_the_target_is_touched(tmp_path: Path) -> None:
     source = "kafka://127.0.0.1:1/t?protocol=open-protocol"
     with pytest.raises(InvalidInput, match="the route 'a=b' cannot be read"):
         run(Settings(source, tmp_path / "target", rules=Rules(route=("a=b",))))
@@ -441,7 +441,8 @@ def test_a_text_is_untouched_where_no_name_and_no_column_changes() -> None:
     assert found.query == query
 
 
-def test_drop_database_takes_what_came_from_it_and_create_database_goes_where_its_tables_go() -> None:
+def test_drop_and_create_database_follow_the_routes_of_their_tables() -> None:
+    """DROP drops the tables that came from it; CREATE creates the databases its tables go to."""
     sources = [("copy", "a", "shop", "a"), ("copy", "b", "mart", "b"), ("copy", "c", "shop", "c")]
     selection = Selection(RULES, sources)
     drop = DdlMessage(7, "drop database shop", None, "shop", "", None, 0)
@@ -481,7 +482,7 @@ def refusal(rules: Rules, event: Any) -> str:
     return chosen.refusal.what
 
 
-def test_a_table_that_moves_into_what_is_followed_is_refused_and_out_of_it_is_left() -> None:
+def test_a_rename_into_the_selection_is_rejected_and_one_out_is_ignored() -> None:
     rules = Rules(exclude=("shop.log",))
     into = Named(71, "shop", "log").rename(120, "t")
     assert refusal(rules, into) == "a table moves into what is followed"
@@ -557,7 +558,7 @@ def test_a_ddl_without_a_rule_is_the_very_same() -> None:
     assert chosen.message is text
 
 
-def test_a_topic_that_only_tables_need_that_are_not_followed_need_not_be_read() -> None:
+def test_a_topic_that_only_unselected_tables_need_is_not_required() -> None:
     ddls = tuple(DdlMessage(7, "x", None, "shop", table, None, 0) for table in ("log", "t", ""))
     part = Selection(RULES).followed(Fetched(0, 9, ddls=ddls))
     assert [ddl.table for ddl in part.ddls] == ["t", ""]

@@ -83,7 +83,7 @@ def test_no_row_is_applied_beyond_the_least_resolved_of_all_topics() -> None:
     assert flow.next_step(100) == Rows(dict.fromkeys(numbers, 20))
 
 
-def test_a_topic_that_comes_into_being_holds_the_others_until_it_has_spoken() -> None:
+def test_a_new_topic_holds_the_others_back_until_its_first_resolved() -> None:
     names = ("a", "b")
     a, b = number_of(names, "a", 0), number_of(names, "b", 0)
     begin = {a: PartitionPosition(0, 0, 0)}
@@ -102,7 +102,7 @@ def test_a_topic_that_comes_into_being_holds_the_others_until_it_has_spoken() ->
     assert flow.position(40).topics == names
 
 
-def test_an_old_ddl_of_a_topic_that_joins_is_executed_and_those_of_others_not_again() -> None:
+def test_an_old_ddl_of_a_joining_topic_is_executed_but_no_other_again() -> None:
     names = ("a", "b")
     a, b = number_of(names, "a", 0), number_of(names, "b", 0)
     held = Position(
@@ -135,7 +135,7 @@ def test_row_mode_waits_for_the_ddl_that_other_topics_may_have() -> None:
     assert flow.next_step(100) == Rows({new: 30, old: 30})
 
 
-def test_a_position_in_several_topics_is_kept_by_their_names_and_one_of_an_earlier_release_is_read() -> None:
+def test_a_position_names_its_topics_and_an_earlier_format_is_read() -> None:
     names = ("a", "b")
     partitions = {
         number_of(names, "a", 0): PartitionPosition(3, 5, 5),
@@ -183,9 +183,10 @@ def test_a_target_is_refused_without_all_topics_that_it_holds(tmp_path: Path) ->
     assert "topic b, partition 0" in lost.value.where
 
 
-def test_a_table_that_moves_to_a_topic_that_is_not_read_stops_the_consumer_with_its_name(
+def test_a_table_that_moves_to_an_unread_topic_stops_the_consumer(
     tmp_path: Path,
 ) -> None:
+    """The error names the table and the topic."""
     whole = topics("open-protocol")
     old = whole.only("log-bank-audit")
     found = [old.fetch(number, 0, 10_000, tmp_path, number) for number in old.partitions]

@@ -73,9 +73,10 @@ def source_of(kafka: str, topic: str) -> str:
     return f"kafka://{kafka}/{topic}?protocol=open-protocol"
 
 
-def test_a_consumer_is_seen_before_its_start_while_it_runs_and_after_it_died(
+def test_status_shows_a_consumer_before_during_and_after_its_run(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
+    """The last run dies."""
     topic, target, messages = new_topic(3), tmp_path / "lake", bank_messages()
     source = source_of(kafka, topic)
     code, found = ask(source, target)
@@ -205,7 +206,7 @@ def test_a_group_that_others_use_is_left_alone_and_said_once(
     assert group_offsets(kafka, group) == {0: 2}
 
 
-def test_a_broker_that_does_not_answer_is_said_once_and_asked_again_after_a_pause() -> None:
+def test_a_silent_broker_is_reported_once_and_retried_after_a_pause() -> None:
     warnings: list[TidegateError] = []
     topic = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
     offsets, now = GroupOffsets(topic, "g", Listener(warn=warnings.append)), time.monotonic()

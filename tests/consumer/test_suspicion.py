@@ -23,7 +23,7 @@ def kinds(found: Suspicion, now: float) -> list[str]:
     return [kind for kind, sign in found.standing.items() if sign in told]
 
 
-def test_rows_without_any_watermark_are_told_once_after_the_topics_end_was_read() -> None:
+def test_rows_without_a_watermark_are_reported_once_at_the_topic_end() -> None:
     found = suspicion()
     found.saw([Fetched(0, 5, 5, ROWS)], [0, 1], 1.0)
     assert kinds(found, 1.0) == []
@@ -74,7 +74,7 @@ def test_a_broadcast_that_is_readable_in_one_partition_first_is_no_sign() -> Non
     assert kinds(found, 4 * PATIENCE_S) == []
 
 
-def test_a_watermark_that_stands_still_is_told_again_only_after_it_has_moved() -> None:
+def test_a_stalled_watermark_is_reported_again_only_after_it_has_moved() -> None:
     found = suspicion(watermark=100)
     assert kinds(found, STALL_S - 1) == []
     assert kinds(found, STALL_S) == ["stalled"]
@@ -102,7 +102,7 @@ def test_an_empty_topic_is_told() -> None:
     assert kinds(found, STALL_S) == ["empty"]
 
 
-def test_only_undecodable_messages_mean_another_protocol_and_only_for_a_fresh_target() -> None:
+def test_only_bad_messages_at_a_fresh_target_mean_another_protocol() -> None:
     def bad(count: int) -> Fetched:
         messages = tuple(BadMessage(at, None, b"x", "no JSON") for at in range(count))
         return Fetched(0, count, count, bad=messages)

@@ -33,9 +33,8 @@ COLOURS = OneTable.of(
 
 
 @pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
-def test_a_row_with_an_element_that_its_enum_does_not_have_is_set_aside_and_the_rest_goes_on(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_a_row_with_an_unknown_enum_element_is_quarantined_alone(tmp_path: Path, protocol: str) -> None:
+    """All other rows are applied."""
     table = COLOURS
     events = [
         table.created(),
@@ -77,9 +76,10 @@ def test_a_row_set_aside_is_written_once_however_often_it_is_read(tmp_path: Path
     assert applier.stats.bad_rows == 0
 
 
-def test_at_the_limit_of_the_file_the_consumer_stops_before_the_row_and_goes_on_behind_it_later(
+def test_a_full_quarantine_stops_the_consumer_before_the_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A later run quarantines the row in a new file and continues after it."""
     events = [COLOURS.created(), COLOURS.change(110, None, (1, 9, 0)), Mark(111)]
     events += [COLOURS.change(112, None, (2, 9, 0)), Mark(113)]
     target = tmp_path / "target"
@@ -95,7 +95,7 @@ def test_at_the_limit_of_the_file_the_consumer_stops_before_the_row_and_goes_on_
 
 
 @pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
-def test_a_truncate_behind_a_comment_empties_the_table_on_a_topic_without_the_header(
+def test_a_truncate_after_a_comment_empties_the_table_without_the_header(
     tmp_path: Path, protocol: str
 ) -> None:
     table = COLOURS
@@ -198,9 +198,7 @@ def test_a_comparison_reads_the_texts_of_a_key_as_moments() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
-def test_a_time_that_gets_more_digits_without_new_data_shows_them_and_stays_one_row(
-    tmp_path: Path, protocol: str
-) -> None:
+def test_a_time_shown_with_more_digits_but_no_new_data_stays_one_row(tmp_path: Path, protocol: str) -> None:
     """TiDB keeps the rows and the column's id when it only shows more digits; here a TIME is its text."""
     columns = [ColumnSpec("at", 11, 10, 0, flag=KEY_FLAGS), ColumnSpec("v", 11, 10, 0)]
     before, target = OneTable.of(columns), tmp_path / "target"

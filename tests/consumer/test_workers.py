@@ -147,7 +147,7 @@ def test_rows_come_back_with_a_tasks_result_whatever_became_of_its_folder(tmp_pa
     assert {segment.file for segment in back.segments} == {str(ours / "1-5.arrow")}
 
 
-def test_a_round_whose_rows_pass_through_the_jvm_is_bounded_and_no_range_waits_for_ever(
+def test_a_round_through_the_jvm_is_bounded_and_every_range_gets_its_turn(
     tmp_path: Path,
 ) -> None:
     asked: list[list[Range]] = []

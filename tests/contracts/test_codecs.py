@@ -519,7 +519,7 @@ def test_rows_of_any_table_are_the_same_in_every_protocol(rows: list[RowChange],
 
 
 @every_codec
-def test_a_text_that_is_not_utf8_is_marked_or_refused_and_never_taken_for_another(case: Case) -> None:
+def test_text_that_is_not_utf8_is_marked_or_rejected_but_never_mistaken(case: Case) -> None:
     found = {}
     for row in (row for rows in golden_rows() for row in rows if row.is_insert):
         for i, column in enumerate(row.table.columns):

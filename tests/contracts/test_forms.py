@@ -47,7 +47,7 @@ def deliver(feed: RecordedFeed, incarnation: int) -> int:
 
 @pytest.mark.parametrize("form", [Form.ARROW, Form.ROWS])
 @pytest.mark.parametrize("domain", list(Domain))
-def test_a_sql_sink_ends_as_upstream_though_its_process_is_killed_between_transactions(
+def test_a_sql_sink_ends_equal_despite_kills_between_transactions(
     domain: Domain, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes no transaction in pieces: of a commit ts all is in one commit, of the table or of the feed."""

@@ -340,7 +340,7 @@ def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place:
     assert place.seen() == [("a", "1"), ("b", "2")]
 
 
-def test_who_takes_ranges_fences_their_giver_which_goes_on_with_what_it_still_has(place: Place) -> None:
+def test_a_taker_of_ranges_fences_the_giver_which_keeps_its_other_ranges(place: Place) -> None:
     """Two captures write one feed, each in slots of its own; the giver hears of it by its next proof."""
     proofs = list[str]()
     giver, taker = place.sink(), place.sink(capture="there")

@@ -55,7 +55,7 @@ def test_names_ticdc_would_refuse_are_refused(name: str) -> None:
 ALL, LOW, HIGH = Span(b"", b""), Span(b"", b"m"), Span(b"m", b"")
 
 
-def test_a_grant_takes_its_ranges_from_whoever_has_them_and_names_him_until_he_is_granted_anew() -> None:
+def test_a_grant_takes_ranges_and_names_their_giver_until_its_next_grant() -> None:
     stored: dict[str, Grant] = {}
 
     def grant(capture: str, seq: int, *ranges: Span, slots: int = 4) -> None:
@@ -139,7 +139,7 @@ def test_a_capture_without_a_share_has_no_proof() -> None:
     assert grants["c"].slots == 4, "ids that were used once are fenced for ever"
 
 
-def test_a_capture_that_is_gone_is_fenced_once_and_again_only_after_it_came_back() -> None:
+def test_a_dead_capture_is_fenced_once_and_again_only_after_it_returned() -> None:
     """Else an owner would fence all captures that there ever were whenever the key space is divided."""
     stored = shared({}, 1, a=[A], b=[B], c=[C])
     stored = shared(stored, 2, a=[A, B], b=[C])

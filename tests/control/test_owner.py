@@ -68,7 +68,7 @@ def test_a_ddl_waits_for_all_ranges_is_sent_and_only_then_passed() -> None:
     assert owner.tick(3.0) == [SendResolved(200), Persist(200)]
 
 
-def test_what_an_old_incarnation_says_or_another_capture_or_under_another_token_changes_nothing() -> None:
+def test_reports_of_an_old_incarnation_other_capture_or_token_are_ignored() -> None:
     owner = Owner(100, Barrier(500), ALL)
     owner.grant("a", 1, [granted()])
     owner.grant("a", 2, [granted(token=(1, 2))])
@@ -110,7 +110,7 @@ def test_while_a_part_of_the_keys_is_nobodys_the_checkpoint_stays(
     assert owner.checkpoint == (400 if hole is None else 100)
 
 
-def test_a_range_that_moves_keeps_what_was_durable_and_its_giver_counts_no_more() -> None:
+def test_a_moved_range_keeps_its_durable_ts_and_its_giver_is_ignored() -> None:
     owner = Owner(100, Barrier(500), ALL)
     owner.grant("a", 1, [granted()])
     owner.report("a", 1, [progress(300)])
@@ -175,7 +175,7 @@ def test_the_target_is_announced_stored_and_then_the_feed_is_finished() -> None:
     assert owner.tick(0.2) == [Finish()]
 
 
-def test_it_is_due_by_time_when_a_resolved_or_the_persisted_checkpoint_is_and_else_never() -> None:
+def test_the_owner_is_due_only_for_a_resolved_or_a_checkpoint() -> None:
     """Its keeper sleeps until then: a tick that comes too late is one that nobody asked for."""
     owner = Owner(100, Barrier(1000), ALL, resolved_interval_s=0.125)
     assert owner.due_in(5.0) == float("inf"), "nothing is granted"
@@ -280,7 +280,8 @@ def test_an_owner_that_knows_as_much_as_a_capture_does_not_lag() -> None:
     assert not owner.lags
 
 
-def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing() -> None:
+def test_late_or_empty_ddl_reports_change_nothing() -> None:
+    """A report below the compared ts is late; a capture without ranges no longer disagrees."""
     owner = owner_that_knows(batch(150), upto=200)
     owner.hear_ddl("a", said(batch(150), upto=180, after=160))
     owner.hear_ddl("a", said(upto=180))
@@ -295,7 +296,7 @@ def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing
     assert owner.disagreement is None, "it has nothing of the feed any more"
 
 
-def test_the_checkpoint_of_a_ddl_is_due_at_once_also_when_another_was_being_written() -> None:
+def test_a_ddl_checkpoint_is_due_as_soon_as_an_earlier_one_is_stored() -> None:
     owner = owner_that_knows(batch(150), upto=200)
     owner.report("a", 1, [progress(120)])
     assert Persist(120) in owner.tick(5.0)

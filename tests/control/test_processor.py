@@ -99,7 +99,8 @@ def test_what_is_reported_is_the_least_and_never_above_the_bound() -> None:
     assert checkpoints(machine.tick(4.0)) == [200], "above the bound other tables may be wanted"
 
 
-def test_a_table_that_a_ddl_adds_counts_from_it_on_however_far_the_others_are() -> None:
+def test_a_table_that_a_ddl_adds_counts_from_the_ddl_on() -> None:
+    """It holds the checkpoint there, however far the other tables are."""
     batch = DdlBatch(200, (ddl(200),), (task("c", 200),), frozenset({"a"}))
     machine = opened(bound=200, known=300, batches=[batch])
     machine.report((1, 1), 1, {"a": 250, "b": 250})
@@ -178,7 +179,7 @@ def test_a_table_added_late_starts_where_the_sink_already_is() -> None:
     assert machine.spans["c"].start_ts == 260
 
 
-def test_records_of_earlier_rules_go_when_the_stored_checkpoint_has_passed_what_they_say() -> None:
+def test_records_of_earlier_rules_are_removed_once_the_checkpoint_passes() -> None:
     machine = opened(bound=500, known=500)
     assert machine.started(1, {}, {"a/old": 150, "b/old": 250, "rules/old": 250})
 
@@ -229,7 +230,7 @@ def test_what_lacks_its_beginning_is_not_received_however_far_it_is() -> None:
     assert resolved() == 300
 
 
-def test_a_report_of_an_old_incarnation_or_under_another_token_changes_nothing() -> None:
+def test_a_report_of_an_old_incarnation_or_another_token_changes_nothing() -> None:
     machine = opened()
     machine.hear(dispatch(2, 200, incarnation=2))
     assert not machine.report((1, 1), 1, {"a": 150})
@@ -292,7 +293,7 @@ def test_an_end_is_answered_to_the_dispatch_that_asked_for_it() -> None:
     assert (found.answers, found.ranges) == (3, [])
 
 
-def test_what_is_known_of_ddl_goes_with_each_checkpoint_from_the_stored_one_on() -> None:
+def test_each_checkpoint_carries_known_ddl_from_the_stored_checkpoint_on() -> None:
     known = DdlBatch(150, (ddl(150),)), DdlBatch(160, (ddl(160),))
     machine = opened(bound=155, batches=known)
     machine.hear(dispatch(2, 200))

@@ -23,7 +23,8 @@ OLD, NEW = 3, 5
 RANGES = (LOW, HIGH)
 
 
-def test_nothing_passes_the_change_before_it_is_made_nor_in_the_incarnation_that_made_it() -> None:
+def test_nothing_passes_the_change_before_it_is_made_or_in_its_incarnation() -> None:
+    """The next incarnation continues after the change."""
     owner = running(Barrier(200))
     owner.report("a", 1, [progress(150)])
     assert owner.tick(0.0) == [SendResolved(150), Persist(150)]
@@ -71,7 +72,8 @@ def test_a_ddl_that_waits_comes_first_and_one_that_comes_later_waits() -> None:
     assert SendRepartition(300, NEW) in owner.tick(2.0)
 
 
-def test_a_request_is_taken_back_until_it_is_sent_and_waits_for_a_load_and_not_for_the_target() -> None:
+def test_a_request_can_be_withdrawn_until_it_is_sent() -> None:
+    """It waits for an initial load, and the changefeed does not wait for it at the target ts."""
     owner = running(Barrier(200))
     owner.ask_repartition(NEW)
     owner.tick(0.0)
@@ -103,7 +105,8 @@ def test_a_range_that_is_further_than_ddl_is_known_is_waited_for() -> None:
     assert owner.repartition_ts == 260
 
 
-def test_what_was_asked_for_is_stored_with_the_changefeed_and_earlier_releases_asked_for_nothing() -> None:
+def test_a_request_is_stored_with_the_changefeed_and_defaults_to_none() -> None:
+    """Changefeeds of earlier releases have stored no request."""
     info = FeedInfo("kafka://h/t", {}, 1, 0, 1, "normal", "i", repartition=5, partitions=3)
     assert FeedInfo.from_bytes(info.to_bytes()) == info
     earlier = info.to_bytes().replace(b',"repartition":5,"partitions":3', b"")
@@ -248,7 +251,7 @@ def test_no_range_is_held_below_what_is_out_already() -> None:
 
 @pytest.mark.parametrize("kills", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_rows_up_to_the_change_go_by_the_old_number_and_later_ones_by_the_new(seed: int, kills: bool) -> None:
+def test_rows_up_to_the_change_use_the_old_number_and_later_rows_the_new(seed: int, kills: bool) -> None:
     chance, world, deaths = random.Random(seed), World(), 0
     for _ in range(200):
         zombie = (world.incarnation, OLD)

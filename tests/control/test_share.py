@@ -257,13 +257,13 @@ def test_what_a_gone_capture_had_is_shared_by_as_few_as_have_room() -> None:
     assert greatest(found, pieces) <= 1.2 * 25
 
 
-def test_a_division_that_was_reached_in_a_new_way_is_not_improved_by_the_next_call() -> None:
+def test_the_next_call_does_not_improve_a_division_found_in_a_new_way() -> None:
     pieces = row(6, 7, 6, 2)
     found = share(ALL, pieces, "ab", held("abbx"))
     assert share(ALL, pieces, "ab", found) == found
 
 
-def test_a_gone_capture_is_no_reason_to_move_what_is_within_the_tolerance_of_the_optimum() -> None:
+def test_a_gone_capture_moves_nothing_that_is_within_the_tolerance() -> None:
     pieces, before = row(7, 9, 8, 1), held("xbba")
     found = share(ALL, pieces, "ab", before)
     assert moved(before, found, pieces) == [Move(Span(b"", key(1)), "x", "a", 7.0)]
@@ -277,7 +277,7 @@ def test_a_load_far_above_the_mean_is_brought_near_it_at_once() -> None:
     assert greatest(found, pieces) <= 1.2 * 28 / 3
 
 
-def test_a_piece_whose_first_keys_nobody_has_goes_to_the_capture_that_has_others() -> None:
+def test_a_piece_with_unheld_first_keys_goes_to_the_holder_of_its_rest() -> None:
     pieces = [Piece(Span(key(0), key(4)), 4), *(Piece(Span(key(i), key(i + 1)), 4) for i in (4, 5, 6))]
     before = {"x": [Span(b"", key(2))], "a": [Span(key(2), key(4)), Span(key(6), b"")]}
     before |= {"b": [Span(key(4), key(5))], "c": [Span(key(5), key(6))]}
@@ -357,7 +357,7 @@ def test_one_writer_is_the_one_that_had_most() -> None:
 
 @pytest.mark.parametrize("captures", [3, 10, 100])
 @pytest.mark.parametrize("heavy_first", [True, False])
-def test_a_hundredth_of_the_pieces_with_nine_tenths_of_the_bytes_is_balanced(
+def test_a_hundredth_of_the_pieces_with_90_percent_of_bytes_is_balanced(
     captures: int, heavy_first: bool
 ) -> None:
     count, heavy = 10_000, 100
@@ -388,7 +388,7 @@ def test_ranges_that_many_moves_have_scattered_are_divided_from_scratch() -> Non
     numbers=st.lists(st.integers(0, 30), min_size=1, max_size=60),
     events=st.lists(st.tuples(st.sampled_from(["gone", "joins", "drift"]), st.integers(0, 59)), max_size=12),
 )
-def test_a_life_of_changes_leaves_the_loads_within_the_bound_and_few_ranges(
+def test_any_series_of_changes_keeps_loads_bounded_and_ranges_few(
     numbers: list[int], events: list[tuple[str, int]]
 ) -> None:
     captures, found = list("abcd"), share(ALL, row(*map(float, numbers)), "abcd", {})

@@ -26,7 +26,7 @@ from tests.control.sharing_world import Bounds
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_with_all_guards_no_promise_is_broken_and_without_faults_the_target_is_reached(name: str) -> None:
+def test_all_guards_keep_every_promise_and_without_faults_reach_the_target(name: str) -> None:
     found = explore(CLEAN[name], limit=CI_STATES, every=CI_STATES // 20)
     assert found.violation == "", "\n".join(found.trace)
     print(f"{name}: {found.states:,} states, {found.transitions:,} transitions")

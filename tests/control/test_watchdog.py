@@ -16,7 +16,7 @@ def silent(dog: Watchdog, began: float, seconds: int, work: str = "rows", report
     return [hung for hung in steps if hung is not None]
 
 
-def test_work_without_a_report_is_hung_when_the_patience_is_over_and_stays_so() -> None:
+def test_work_without_a_report_is_hung_after_the_patience_and_stays_hung() -> None:
     dog = Watchdog()
     assert silent(dog, 1000.0, 60) == []
     assert dog.step(1060.0, "rows of span a", 0, N) == Hung("rows of span a", N)
@@ -72,7 +72,7 @@ def test_the_patience_of_the_moment_decides() -> None:
         max_size=60,
     )
 )
-def test_hung_means_that_the_steps_since_the_last_report_add_up_to_the_patience(
+def test_work_is_hung_if_steps_since_its_last_report_sum_to_the_patience(
     steps: list[tuple[float, bool, int]],
 ) -> None:
     dog, now, silence, last = Watchdog(), 0.0, 0.0, None

@@ -187,7 +187,8 @@ PARTITIONED = table_of(
 )
 
 
-def test_a_table_without_another_unique_key_goes_by_its_handle_key_and_has_a_mark_at_its_beginning() -> None:
+def test_a_table_with_one_unique_key_goes_by_it_and_starts_with_a_mark() -> None:
+    """A row may have been elsewhere under an earlier rule or version."""
     table = table_of([column("a")], (("id", -1), ("a", -1)))
     rows = [row(table, 5, INSERT, i, i) for i in range(20)]
     block = block_of(rows)
@@ -204,7 +205,8 @@ def test_a_table_without_another_unique_key_goes_by_its_handle_key_and_has_a_mar
     assert Conflicts().begin("s", 0).places(block, np.zeros(1, np.int32)) == []
 
 
-def test_a_primary_key_of_texts_is_tracked_because_equal_texts_may_be_on_two_partitions() -> None:
+def test_a_text_primary_key_is_tracked() -> None:
+    """Texts that the collation calls equal may be on two partitions."""
     info = {
         "id": 1,
         "name": {"O": "t"},
@@ -294,7 +296,7 @@ def test_all_trackers_of_a_writer_together_are_bounded() -> None:
     assert sum(warm) == 1
 
 
-def test_while_deletes_may_be_out_already_each_transaction_has_a_mark_before_its_inserts() -> None:
+def test_transactions_after_unseen_deletes_have_a_mark_before_inserts() -> None:
     """Here the delete that freed 1 is not among the rows, because an earlier incarnation sent it."""
     span = Conflicts().begin("s", 0, blind_upto=13)
     rows = [row(PLAIN, 10, UPDATE, 9, 9), row(PLAIN, 12, INSERT, 3, 1), row(PLAIN, 12, INSERT, 4, 2)]

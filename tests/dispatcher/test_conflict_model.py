@@ -177,7 +177,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("reader", [read_to_marks, read_by_ts])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_readers_that_align_keep_the_order_of_rows_and_never_meet_a_taken_value(reader, name) -> None:
+def test_readers_that_align_keep_row_order_and_never_meet_a_taken_value(reader, name) -> None:
     for seed in SEEDS:
         chance = Random(seed)
         log = list(transactions(chance, 80))

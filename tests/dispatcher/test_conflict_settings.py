@@ -72,7 +72,7 @@ def test_settings_under_which_a_writer_would_miss_conflicts_are_refused(
         config(rule=by_table, **more)
 
 
-def test_that_ticdcs_consumer_cannot_read_the_topic_is_said_before_there_is_any_table() -> None:
+def test_a_topic_unreadable_for_ticdcs_consumer_is_reported_without_tables() -> None:
     (weak,) = weak_orders([], config(), "own")
     assert (weak.dispatcher, weak.what, weak.tables) == ("conflict", UNREADABLE, ("bank.*",))
     assert weak_orders([], config(rule=RULE | {"partition": "index-value"}), "own") == []

@@ -54,7 +54,7 @@ def test_ddl_places_are_those_of_protocols() -> None:
 
 
 @pytest.mark.parametrize("order", Order)
-def test_transaction_level_keeps_order_and_unique_keys_with_every_dispatcher(order: Order) -> None:
+def test_transaction_level_keeps_order_and_unique_keys_in_every_setting(order: Order) -> None:
     setting = replace(BEST, order=order, pieces=True, topics=True)
     assert said("changes of one row", TRANSACTION, setting) == "in commit order"
     assert "free before" in said("unique keys", TRANSACTION, setting)

@@ -116,7 +116,7 @@ def test_other_protocols_than_avro_take_one_placeholder(protocol: str) -> None:
     assert router("a.{schema}", protocol).topic_of("s", "t") == "a.s"
 
 
-def test_a_rename_without_the_definition_before_still_goes_to_one_topic_and_never_to_none() -> None:
+def test_a_rename_without_the_old_definition_goes_to_exactly_one_topic() -> None:
     rules = router("{table}")
     assert rules.topic_of_ddl(event("s", "new", old=("s", "old"), before=True)) == "old"
     assert rules.topic_of_ddl(event("s", "new")) == "new"

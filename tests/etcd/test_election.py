@@ -132,7 +132,7 @@ def test_a_session_whose_process_stands_still_is_not_renewed(
     session.close()
 
 
-def test_a_key_under_a_lease_that_is_gone_is_a_lost_session_and_no_bad_input(
+def test_a_put_under_a_gone_lease_is_a_lost_session_and_not_bad_input(
     client: EtcdClient, cluster: int
 ) -> None:
     """A capture stands again after it; bad input would end the process."""

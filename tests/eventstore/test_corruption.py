@@ -79,7 +79,7 @@ def test_a_missing_segment_is_refused_after_the_manifest_was_read_again(tmp_path
         read(tmp_path)
 
 
-def test_a_manifest_with_a_changed_digit_is_refused_by_readers_and_replaced_by_the_writer(
+def test_readers_reject_a_corrupt_manifest_and_the_writer_replaces_it(
     tmp_path: Path,
 ) -> None:
     make(tmp_path)
@@ -101,7 +101,7 @@ def test_a_manifest_with_a_changed_digit_is_refused_by_readers_and_replaced_by_t
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_a_manifest_or_page_with_any_changed_byte_never_makes_a_reader_miss_a_row(
+def test_a_changed_byte_in_a_manifest_or_page_never_hides_a_row(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
@@ -119,7 +119,7 @@ def test_a_manifest_or_page_with_any_changed_byte_never_makes_a_reader_miss_a_ro
     assert (refusal is not None) == reported == (path.name == MANIFEST)
 
 
-def test_a_page_with_a_changed_byte_is_said_and_the_manifest_tells_for_itself(tmp_path: Path) -> None:
+def test_a_corrupt_page_is_reported_and_the_manifest_suffices(tmp_path: Path) -> None:
     make(tmp_path)
     path = tmp_path / FLOORS
     bad = bytearray(path.read_bytes())

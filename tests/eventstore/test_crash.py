@@ -47,7 +47,7 @@ def feed(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.integration
-def test_a_store_killed_at_random_moments_serves_every_announced_change_once(tmp_path: Path) -> None:
+def test_a_store_killed_at_random_serves_every_announced_change_once(tmp_path: Path) -> None:
     generator = random.Random(7)
     announced = START
     for round_ in range(5):

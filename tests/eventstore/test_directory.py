@@ -83,7 +83,7 @@ def test_the_compiled_directory_says_what_the_plain_one_says(parts: list[list[En
     assert directory.tables.others.tolist() == sorted(i for i, kind in keys if kind == 1)
 
 
-def test_a_block_of_as_many_tables_as_rows_and_more_than_16_bits_of_row_numbers() -> None:
+def test_a_block_may_have_one_table_per_row_and_more_than_65536_tables() -> None:
     rows = [Entry(1, 1, 1, int_record(n, 1), b"v", b"") for n in range(65_536)]
     block = block_of(rows)
     directory = opened(directory_of([block]), [block])
@@ -153,7 +153,7 @@ def many(folder: Path, tables: int = 200, rows: int = 4000) -> tuple[EventStore,
     return store, made
 
 
-def test_a_reader_of_one_table_touches_neither_the_crc_nor_the_rows_of_the_others(
+def test_a_reader_of_one_table_reads_no_crc_and_no_rows_of_other_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, made = many(tmp_path)
@@ -213,7 +213,7 @@ def test_no_byte_of_a_directory_can_change_unnoticed() -> None:
             opened(bytes(bad), [block])
 
 
-def test_each_way_in_which_a_directory_can_contradict_its_batches_is_damage() -> None:
+def test_every_contradiction_of_a_directory_and_its_batches_is_damage() -> None:
     blocks = [block_of([Entry(1, 1, 1, int_record(n % 3, n), b"v", b"") for n in range(9)])]
     [said] = [kernels.tables_of(block) for block in blocks]
     rows = [9]

@@ -100,9 +100,7 @@ def test_a_page_that_is_none_is_said_and_replaced(tmp_path: Path, data: bytes) -
 
 
 @pytest.mark.parametrize("what", ["head", "slot", "cut", "gone"])
-def test_what_happens_to_the_page_of_a_running_store_is_mended_with_the_next_tick(
-    tmp_path: Path, what: str
-) -> None:
+def test_a_damaged_page_of_a_running_store_is_repaired_by_the_next_tick(tmp_path: Path, what: str) -> None:
     page, path = FloorPage(tmp_path, "process"), tmp_path / FLOORS
     page.put([(name(n), 5, 6) for n in range(9)])
     data = bytearray(path.read_bytes())
@@ -222,7 +220,7 @@ def test_spans_are_stirred_by_another_manifest_and_not_by_a_floor(tmp_path: Path
     assert stirred(*((number, 9, 1) for number in range(4, 300))) == (None, True), "another file"
 
 
-def test_a_span_that_comes_later_changes_the_versions_of_those_who_wait_for_it(tmp_path: Path) -> None:
+def test_a_span_added_later_changes_the_versions_of_its_waiters(tmp_path: Path) -> None:
     reader, page = FloorReader(tmp_path), FloorPage(tmp_path, "process")
     assert reader.versions([name(2)]) is None
     page.put([(name(1), 5, 1)])

@@ -54,7 +54,7 @@ def test_slices_of_blocks_are_read_at_their_offset() -> None:
     assert sorted_by_kernel([block_of(rows).slice(5, 7)], 0, 99) == rows[5:12]
 
 
-def test_timestamps_far_apart_and_with_the_highest_bit_are_ordered_unsigned() -> None:
+def test_distant_timestamps_with_the_highest_bit_are_ordered_as_unsigned() -> None:
     stamps = [1, 1 << 62, (1 << 63) + 5, (1 << 64) - 1, 1 << 33, 2]
     rows = [Entry(ts, 1, 1, b"k", b"v", b"") for ts in stamps]
     assert [e.commit_ts for e in sorted_by_kernel([block_of(rows)], 0, (1 << 64) - 1)] == sorted(stamps)

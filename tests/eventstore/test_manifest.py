@@ -57,7 +57,7 @@ def following(draw: st.DrawFn, before: Manifest) -> Manifest:
 
 @settings(max_examples=200, deadline=None)
 @given(manifests(), st.data())
-def test_a_manifest_is_read_as_it_was_written_by_those_who_remember_and_by_those_who_do_not(
+def test_a_manifest_reads_as_written_with_and_without_a_remembered_state(
     tmp_path_factory: pytest.TempPathFactory, first: Manifest, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("span")

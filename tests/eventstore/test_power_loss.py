@@ -228,7 +228,7 @@ def test_whatever_a_loss_of_power_leaves_is_made_whole_from_the_source(
     assert 0 < said < count
 
 
-def test_an_older_manifest_beside_a_newer_floor_is_pulled_again_from_its_own_ts(tmp_path: Path) -> None:
+def test_a_manifest_older_than_its_floor_is_pulled_again_from_its_own_ts(tmp_path: Path) -> None:
     running = EventStore(tmp_path)
     span = running.open_span(SPAN)
     span.begin(START)
@@ -288,7 +288,7 @@ def test_a_torn_manifest_of_a_running_store_is_reported_and_written_again(tmp_pa
     running.close()
 
 
-def test_a_record_of_a_running_stores_manifest_that_is_damaged_at_its_end_is_written_again(
+def test_a_damaged_last_record_of_a_running_manifest_is_written_again(
     tmp_path: Path,
 ) -> None:
     """It looks like an append that was cut off; but it was told, so who waits for it would wait for ever."""

@@ -103,9 +103,10 @@ def test_any_changed_byte_is_damage_or_hides_the_last_record_alone(
         assert caught.value.fix
 
 
-def test_a_writer_begins_with_a_base_and_writes_one_after_an_append_that_found_no_room(
+def test_a_writer_starts_with_a_base_and_writes_one_after_a_failed_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The append fails because the disk is full."""
     path = tmp_path / "file"
     file = RecordFile(path, "process")
     assert file.wants_base
@@ -139,7 +140,7 @@ def test_a_base_is_due_when_the_tail_is_longer_than_it_and_than_64_kb(tmp_path: 
         assert max(base, 64 << 10) < tail - base < max(base, 64 << 10) + 1100
 
 
-def test_each_base_has_a_nonce_of_its_own_so_an_inode_that_is_used_again_deceives_nobody(
+def test_each_base_has_its_own_nonce_so_a_reused_inode_deceives_no_reader(
     tmp_path: Path,
 ) -> None:
     """A reader that looks rarely: as many bytes, perhaps the same inode, but another file."""

@@ -37,7 +37,7 @@ def read(store: EventStore, span: SpanStore, after: int, upto: int, max_rows: in
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), memory=st.sampled_from([1, 400, 1 << 20]))
-def test_any_mix_of_appends_seals_spills_and_restarts_reads_as_the_plain_order(
+def test_any_mix_of_appends_seals_spills_and_restarts_reads_in_plain_order(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, memory: int
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
@@ -84,7 +84,7 @@ def test_readers_see_nothing_before_it_is_published_and_all_of_it_then(tmp_path:
         read(store, span, 10, 15)
 
 
-def test_an_idle_span_moves_on_the_page_alone_and_keeps_its_ts_over_a_restart(tmp_path: Path) -> None:
+def test_an_idle_span_advances_on_the_page_alone_even_across_a_restart(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(10)
@@ -97,7 +97,8 @@ def test_an_idle_span_moves_on_the_page_alone_and_keeps_its_ts_over_a_restart(tm
     assert EventStore(tmp_path).open_span(SPAN).resolved == 500
 
 
-def test_the_manifest_of_an_idle_span_follows_after_a_minute_or_two_of_upstreams_time(tmp_path: Path) -> None:
+def test_the_manifest_of_an_idle_span_follows_after_a_minute_or_two(tmp_path: Path) -> None:
+    """The time is that of upstream's timestamps."""
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(compose(0))
@@ -224,7 +225,7 @@ def test_dropping_removes_whole_segments_and_says_what_is_gone(tmp_path: Path) -
         read(store, span, 20, 35)
 
 
-def test_a_manifest_that_is_written_for_another_reason_says_no_less_than_what_was_told(
+def test_a_manifest_written_for_another_reason_keeps_the_announced_ts(
     tmp_path: Path,
 ) -> None:
     store = EventStore(tmp_path)
@@ -242,7 +243,7 @@ def test_a_manifest_that_is_written_for_another_reason_says_no_less_than_what_wa
     assert read(store, span, 20, 500) == [put(30)]
 
 
-def test_what_could_not_be_published_for_want_of_room_is_published_next_time(
+def test_a_publish_that_fails_on_a_full_disk_succeeds_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = EventStore(tmp_path)
@@ -259,7 +260,7 @@ def test_what_could_not_be_published_for_want_of_room_is_published_next_time(
     assert outlook.read_frontier(tmp_path) == {span.id: 20}
 
 
-def test_a_start_inside_what_is_held_changes_nothing_and_one_outside_starts_over(tmp_path: Path) -> None:
+def test_a_start_inside_the_held_range_is_ignored_and_one_outside_resets(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(100)
@@ -278,7 +279,7 @@ def test_a_start_inside_what_is_held_changes_nothing_and_one_outside_starts_over
     assert (span.complete_from, span.resolved) == (300, 300)
 
 
-def test_a_reader_that_meets_a_span_begun_anew_says_so_and_passes_nothing_over(
+def test_a_reader_that_meets_a_restarted_span_reports_it_and_skips_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another feed has asked for an earlier ts between its looks at the frontier and at the manifest."""
@@ -299,7 +300,7 @@ def test_a_reader_that_meets_a_span_begun_anew_says_so_and_passes_nothing_over(
         read(store, span, 100, 120)
 
 
-def test_a_span_that_is_begun_anew_is_not_announced_by_who_publishes_meanwhile(
+def test_a_concurrent_publish_does_not_announce_a_restarted_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = EventStore(tmp_path)
@@ -321,7 +322,7 @@ def test_a_span_that_is_begun_anew_is_not_announced_by_who_publishes_meanwhile(
     assert seen == [{}]
 
 
-def test_a_durable_store_forces_each_file_to_disk_before_the_one_that_names_it(
+def test_a_durable_store_syncs_each_file_before_the_one_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forced = []
@@ -348,7 +349,7 @@ def test_a_durable_store_forces_each_file_to_disk_before_the_one_that_names_it(
     assert forced == [f"{MANIFEST}.tmp", span.id]
 
 
-def test_a_share_of_the_disk_is_left_to_others_and_writing_goes_on_when_there_is_room(
+def test_a_store_keeps_disk_space_free_and_resumes_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = EventStore(tmp_path, keep_free=100)
@@ -416,7 +417,7 @@ def test_a_span_that_was_never_opened_is_reported_as_not_there_yet(tmp_path: Pat
         outlook.read_manifest(tmp_path, "0" * 16)
 
 
-def test_a_removed_span_leaves_nothing_and_begins_anew_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_a_removed_span_leaves_nothing_and_starts_over_when_reopened(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span, other = store.open_span(SPAN), store.open_span(Span(b"z", b"zz"))
     for each in (span, other):
@@ -440,7 +441,7 @@ def test_a_removed_span_leaves_nothing_and_begins_anew_when_it_is_opened_again(t
     assert again.complete_from == 30
 
 
-def test_what_a_removal_that_was_cut_off_left_behind_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_the_remains_of_an_interrupted_removal_go_at_the_next_start(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     for each in (SPAN, Span(b"z", b"zz")):
         span = store.open_span(each)

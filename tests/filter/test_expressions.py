@@ -287,9 +287,10 @@ def test_what_lies_beyond_the_subset_is_refused_with_its_place(text: str, at: in
         ("s > 3", {"s": b"12 apples"}, "'12 apples' is not a number"),
     ],
 )
-def test_a_row_that_tidb_refuses_to_compute_is_left_to_the_plain_path_which_says_why(
+def test_a_row_tidb_refuses_to_compute_is_left_to_the_plain_path(
     text: str, columns: dict[str, Value], why: str
 ) -> None:
+    """The plain path raises the error that says why."""
     row, node = row_of(EVERY_KIND, columns), bind(text, EVERY_KIND)
     with pytest.raises(Uncomputable, match=re.escape(why)):
         plainly(text, row)

@@ -126,7 +126,8 @@ def test_an_expression_that_does_not_fit_hurts_when_a_row_needs_it() -> None:
         rules.remaining(block_of([INSERT]))
 
 
-def test_a_row_that_cannot_be_computed_stops_the_feed_unless_it_is_out_already() -> None:
+def test_a_row_that_cannot_be_computed_stops_the_feed_unless_it_is_ignored() -> None:
+    """An earlier rule may have ignored the row already."""
     rule = EventFilterRule(EVERYWHERE, ignore_insert_value_expr="s > 3")
     bad, good = row_of(SMALL, {"id": 1, "s": b"pear"}), row_of(SMALL, {"id": 2, "s": b"4"})
     with pytest.raises(Fatal, match="commit ts 10") as error:

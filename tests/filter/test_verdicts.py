@@ -26,7 +26,7 @@ def version(name: tuple[str, str], *, eligible: bool = True, is_view: bool = Fal
     st.lists(st.tuples(st.sampled_from(NAMES), st.booleans(), st.booleans()), max_size=12),
     st.lists(st.tuples(st.sampled_from(RULES), st.booleans(), st.booleans()), max_size=12),
 )
-def test_shared_verdicts_are_those_of_each_filter_whoever_came_and_went_before(
+def test_shared_verdicts_equal_each_filters_own_as_filters_come_and_go(
     tables: list[tuple[Any, bool, bool]], filters: list[tuple[tuple[str, ...], bool, bool]]
 ) -> None:
     versions = [version(name, eligible=eligible or view, is_view=view) for name, eligible, view in tables]

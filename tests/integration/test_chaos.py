@@ -38,7 +38,7 @@ def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
     assert collected > 2, "upstream removes what it may"
 
 
-def test_two_feeds_from_one_start_end_with_equal_catalogues_while_upstream_collects_garbage(
+def test_two_feeds_of_one_start_end_with_equal_catalogues_during_gc(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     first = request.config.getoption("--first-seed")

@@ -76,7 +76,7 @@ def commit(pd: PdClient, changes: list[Change]) -> int:
     return made.commit()
 
 
-def test_readers_of_single_partitions_meet_no_taken_value_though_a_worker_is_killed(cluster: Cluster) -> None:
+def test_partition_readers_meet_no_taken_value_after_a_worker_is_killed(cluster: Cluster) -> None:
     log = [changes for changes in transactions(Random(4), 150) if changes]
     settings = cluster.folder / "feed.toml"
     settings.write_text(SETTINGS)

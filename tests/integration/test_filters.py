@@ -92,7 +92,7 @@ def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClien
     cluster.wait_checkpoint(shop.put("orders", {72: (72, 72, b"after", 1)}), "filtered")
 
 
-def test_only_what_the_filters_let_pass_arrives_in_the_topic_that_its_rule_names(
+def test_only_rows_that_pass_the_filters_reach_the_topic_of_their_rule(
     cluster: Cluster, new_topic: Callable[..., str]
 ) -> None:
     own = cluster.topic

@@ -134,9 +134,7 @@ class Writer(threading.Thread):
         self.state |= rows
 
 
-def test_each_change_is_read_once_whoever_is_killed_and_ddl_stops_the_query_where_it_is(
-    shop: Shop, tmp_path: Path
-) -> None:
+def test_each_change_is_read_once_despite_kills_and_ddl_stops_the_query(shop: Shop, tmp_path: Path) -> None:
     query, writer = Query(tmp_path, server=shop.cluster.server, tables="shop.acc"), Writer(shop, 7)
     query.start()
     eventually("batch 0", query.begun)

@@ -91,7 +91,7 @@ def test_a_running_changefeed_goes_over_to_more_partitions_and_back(cluster: Clu
 VICTIMS = ("server", "driver", "worker", "puller", "consumer")
 
 
-def test_whatever_is_killed_meanwhile_the_change_comes_about_and_nothing_is_lost_or_doubled(
+def test_a_change_completes_despite_kills_without_loss_or_duplicates(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> None:
     chance = random.Random(request.config.getoption("--kill-seed"))

@@ -97,9 +97,10 @@ def eager_cleaner(pd_addr: str) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("api_version", [1, 2])
-def test_client_go_writes_in_every_way_while_regions_move_and_reads_the_same_after_a_restart(
+def test_client_go_writes_while_regions_move_and_rereads_after_a_restart(
     interop: Path, tmp_path: Path, api_version: int
 ) -> None:
+    """Client-go writes in every way that it has."""
     chance = Random(api_version)
     moves = 0
     with (

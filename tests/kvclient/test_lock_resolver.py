@@ -41,7 +41,7 @@ def test_a_span_is_cleared_of_ended_transactions_and_live_ones_are_left(pd: PdCl
     assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()).keys == 0
 
 
-def test_what_became_of_a_transaction_is_asked_once_however_many_locks_it_left(
+def test_the_status_of_a_transaction_is_asked_once_for_all_its_locks(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By several pages, as there are regions and thousands of locks."""
@@ -69,7 +69,7 @@ def test_locks_above_the_ts_are_not_looked_at(pd: PdClient) -> None:
     assert LockResolver(RegionRequester(pd)).resolve_span(Span(b"a", b"z"), ts, Backoff()).keys == 0
 
 
-def test_a_page_full_of_live_locks_is_passed_and_the_dead_one_behind_it_cleared(
+def test_a_page_of_live_locks_is_passed_and_a_dead_lock_after_it_cleared(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.kvclient.lock_resolver.SCAN_LOCK_LIMIT", 2)
@@ -146,7 +146,7 @@ def test_a_writer_waits_for_a_claim_that_is_alive(pd: PdClient) -> None:
     assert locks_of(pd) == [b"k"]
 
 
-def test_a_lock_that_names_a_key_which_is_its_primary_no_more_is_left_alone(pd: PdClient) -> None:
+def test_a_lock_that_names_a_former_primary_is_left_alone(pd: PdClient) -> None:
     """A pessimistic transaction chose another primary; a late prewrite still names the first one."""
     start = pd.tso()
     late = TwoPhase(pd, start, b"first", for_update_ts=start, ttl_ms=1)
@@ -178,7 +178,7 @@ def async_prewrite(pd: PdClient, start_ts: int, key: bytes, others: list[bytes],
     return int(response.min_commit_ts)
 
 
-def test_an_async_commit_that_fell_back_to_two_phases_is_not_committed_by_its_locks(pd: PdClient) -> None:
+def test_locks_do_not_commit_an_async_commit_that_fell_back_to_two_phases(pd: PdClient) -> None:
     start = pd.tso()
     assert async_prewrite(pd, start, b"p", [b"s"], pd.tso() + (1 << 40))
     assert async_prewrite(pd, start, b"s", [], start) == 0
@@ -205,7 +205,7 @@ def lock(start_ts: int = 10, min_commit_ts: int = 0) -> kvrpcpb.LockInfo:
     )
 
 
-def test_the_commit_ts_of_an_async_commit_is_the_largest_that_its_locks_ask_for() -> None:
+def test_the_commit_ts_of_an_async_commit_is_the_largest_its_locks_ask_for() -> None:
     assert _async_commit_ts(lock(min_commit_ts=20), [lock(min_commit_ts=30), lock()], []) == 30
     assert _async_commit_ts(lock(min_commit_ts=20), [lock(min_commit_ts=30)], [30]) == 30
     assert _async_commit_ts(lock(min_commit_ts=20), [], [0, 0]) == 0
@@ -222,7 +222,7 @@ def test_keys_of_an_async_commit_that_contradict_each_other_decide_nothing(
         _async_commit_ts(lock(min_commit_ts=20), locks, decided)
 
 
-def test_what_contradicts_itself_does_not_keep_the_others_from_being_cleared(
+def test_a_contradictory_transaction_does_not_keep_others_uncleared(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = TwoPhase(pd, pd.tso(), b"q", ttl_ms=1)
@@ -239,7 +239,7 @@ def test_what_contradicts_itself_does_not_keep_the_others_from_being_cleared(
     assert locks_of(pd) == [b"p"]
 
 
-def test_transactions_with_long_waits_lose_nothing_beside_a_cleaner_as_eager_as_it_can_be(
+def test_an_eager_cleaner_loses_nothing_of_transactions_that_wait_long(
     pd: PdClient,
 ) -> None:
     """Their claims expire while they wait, and all of them commit."""

@@ -63,9 +63,10 @@ def test_a_service_holds_the_gc_safepoint(pd: PdClient) -> None:
     pd.update_service_gc_safepoint("tidegate-test", 0, 0)
 
 
-def test_an_unreachable_pd_is_a_retryable_error_that_names_it_within_the_budget(
+def test_an_unreachable_pd_raises_a_retryable_error_within_the_budget(
     nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The error names the address."""
     waits: list[float] = []
     with PdClient(nobody, retry_s=0.5) as client:
         monkeypatch.setattr(client, "pause", waits.append)

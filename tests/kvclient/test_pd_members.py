@@ -51,7 +51,7 @@ def test_timestamps_ascend_and_regions_are_found_while_the_leader_changes(three:
     assert seen == sorted(set(seen))
 
 
-def test_a_leader_the_client_was_not_told_of_is_found_when_all_it_was_told_of_are_gone(
+def test_an_unlisted_leader_is_found_when_all_listed_members_are_gone(
     three: EmbeddedUpstream,
 ) -> None:
     with PdClient(three.pd_addr) as pd:
@@ -62,7 +62,7 @@ def test_a_leader_the_client_was_not_told_of_is_found_when_all_it_was_told_of_ar
         assert pd.leader_address == three.pd_members.addresses[1]
 
 
-def test_an_end_of_the_timestamp_stream_that_grpc_keeps_from_its_reader_is_noticed(
+def test_an_end_of_the_timestamp_stream_that_grpc_hides_is_noticed(
     three: EmbeddedUpstream, stuck_readers: list[threading.Thread]
 ) -> None:
     with PdClient(three.pd_addr) as pd:

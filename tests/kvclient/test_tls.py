@@ -84,7 +84,7 @@ def test_without_a_certificate_or_with_anothers_no_one_is_served(
         assert pd.tso() > 0
 
 
-def test_an_https_address_without_the_cas_certificate_says_which_option_is_missing() -> None:
+def test_an_https_address_without_a_ca_certificate_names_the_option() -> None:
     with pytest.raises(InvalidInput, match=r"(?s)TLS needs the certificate.*--ca"):
         PdClient("https://127.0.0.1:2379")
 

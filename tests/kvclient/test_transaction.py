@@ -28,7 +28,7 @@ def read(pd: PdClient, key: bytes) -> bytes | None:
     return Snapshot(pd, pd.tso()).get(key)
 
 
-def test_a_transaction_over_all_regions_is_seen_whole_from_its_commit_ts_on(pd: PdClient) -> None:
+def test_a_transaction_over_all_regions_is_visible_whole_at_its_commit_ts(pd: PdClient) -> None:
     txn = Transaction(pd)
     for key in SPREAD:
         txn.put(key, b"v" + key)
@@ -132,7 +132,7 @@ def test_recorded_transactions_keep_their_timestamps(manual_pd: PdClient) -> Non
     assert is_loaded(manual_pd, start_ts=10, commit_ts=20, primary=SPREAD[3])
 
 
-def test_a_recorded_transaction_below_a_newer_commit_is_loaded_pessimistically(manual_pd: PdClient) -> None:
+def test_a_recorded_transaction_below_a_newer_commit_loads_pessimistically(manual_pd: PdClient) -> None:
     load_transaction(
         manual_pd, start_ts=10, commit_ts=30, primary=b"k", mutations=[Mutation(PUT, b"k", b"1")]
     )

@@ -46,7 +46,7 @@ def test_no_two_names_have_one_path(names: list[str]) -> None:
     assert all(len(f"{stem}{0:020d}.json") <= 255 for stem in stems)
 
 
-def test_names_of_small_letters_are_what_they_always_were_and_capitals_stay_readable() -> None:
+def test_lower_case_names_are_as_before_and_capitals_stay_readable() -> None:
     assert [path_part(name) for name in ("orders_2024", "a-b.c~d", "表", "a b", "_x")] == [
         "orders_2024",
         "a-b.c~d",

@@ -102,7 +102,8 @@ def test_a_record_is_outlived_when_no_row_it_speaks_of_can_come_again() -> None:
     assert outlived(unused, "mine", NEW.digest)[rules_key("0123")] == 0
 
 
-def test_a_record_of_another_feed_of_the_name_is_outlived_at_once_unless_it_will_be_overwritten() -> None:
+def test_a_record_of_another_feed_of_the_name_expires_unless_overwritten() -> None:
+    """It expires at once."""
     assert outlived(RULED, "later", NEW.digest) == {
         "span": 0,
         "other": 0,

@@ -260,7 +260,7 @@ def test_a_recovered_schema_comes_back_with_its_tables() -> None:
     assert sorted(back) == sorted(t.name for t in dropped) == ["d_vs.t_back", "d_vs.t_old"]
 
 
-def test_a_recovered_schema_whose_tables_nobody_knows_is_refused_with_what_to_do() -> None:
+def test_a_recovered_schema_with_unknown_tables_is_refused_with_advice() -> None:
     _, job = job_of("views_sequences", "flashback database")
     applied = SchemaStore().apply(job)
     assert applied.refusal is not None
@@ -328,7 +328,8 @@ def steps_of(action: int) -> Iterator[tuple[SchemaStore, list[DdlJob]]]:
             store.apply(job)
 
 
-def test_a_truncated_partition_is_told_when_sessions_begin_to_write_to_the_new_one() -> None:
+def test_a_truncated_partition_is_emitted_once_the_new_one_is_written() -> None:
+    """Sessions write to the new partition before the job is done."""
     for store, jobs in steps_of(TRUNCATE_PARTITION):
         done = jobs[-1]
         old, new = jobs[0].args["old_partition_ids"], jobs[0].args["new_partition_ids"]
@@ -367,7 +368,7 @@ def reorganisations(*cases: str) -> Iterator[tuple[SchemaStore, list[DdlJob]]]:
                 store.apply(job)
 
 
-def test_reorganised_partitions_are_told_when_sessions_begin_to_write_to_the_new_ones_alone() -> None:
+def test_reorganised_partitions_are_emitted_once_only_new_ones_are_written() -> None:
     """As the job leaves them: the table's id, partitions, expression; once; the done job renews the rest."""
     kinds = set()
     for store, jobs in reorganisations(*OURS):
@@ -536,7 +537,7 @@ def test_odd_arguments_are_undecodable(args: object) -> None:
         ddl.transition(replace(job, args=args), store)
 
 
-def test_a_job_that_is_not_as_tidb_writes_it_stops_those_who_follow_its_table() -> None:
+def test_a_malformed_job_stops_the_feeds_that_follow_its_table() -> None:
     store, job = job_of("basic", "create table t1")
     for odd in (None, {"id": 1}, {"id": 1, "name": {"O": "t1"}, "cols": "x"}):
         refusal = store.apply(replace(job, table_info=odd)).refusal

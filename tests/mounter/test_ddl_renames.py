@@ -135,7 +135,8 @@ def test_a_rotation_goes_through_another_schema(made: Made) -> None:
     assert [(t.id, t.name) for t in again.entries(applied.finished_ts) if t.id > 900] == names
 
 
-def test_names_without_arguments_and_query_follow_the_chain_or_are_undecodable(made: Made) -> None:
+def test_names_without_arguments_and_query_follow_the_chain_or_fail(made: Made) -> None:
+    """A job whose names cannot be followed is undecodable."""
     job = replace(made.rename(SWAP, ("new_table_name",)), query="")
     assert [n.lower() for _, n in told_names(made.store.apply(job).told)] == ["d1.t", "d1.a", "d1.b"]
     job = replace(made.rename(SWAP, NAMES), query="", finished_ts=job.finished_ts + 1, id=77)
@@ -154,7 +155,7 @@ def test_names_in_the_midst_of_a_job_decide_nothing_about_the_filter(made: Made)
         [admit(one, only_c) for one in told]
 
 
-def test_a_view_that_is_renamed_is_told_and_has_its_new_name_in_the_catalogue() -> None:
+def test_a_renamed_view_is_emitted_and_has_its_new_name_in_the_catalogue() -> None:
     store = SchemaStore()
     for job, _ in finished("views_sequences", ours=True):
         applied = store.apply(job)

@@ -31,7 +31,7 @@ def seen(table: TableSchema | None) -> object:
 
 
 @pytest.mark.parametrize("log", ["bank", "narrow"])
-def test_a_store_advanced_by_a_change_logs_jobs_has_the_columns_of_every_snapshot(log: str) -> None:
+def test_a_store_advanced_by_logged_jobs_has_the_columns_of_each_snapshot(log: str) -> None:
     store, snapshots = base_store(log), 0
     for line in lines(f"changelog/{log}_schema", ours=True):
         if line["type"] == "txn":
@@ -162,7 +162,7 @@ def test_a_catalogue_saved_behind_later_jobs_remembers_those_before_it() -> None
     assert not again.apply(replace(job, id=9, schema_id=9, finished_ts=11)).told
 
 
-def test_a_catalogue_saved_before_a_schema_was_dropped_once_more_still_knows_what_it_held() -> None:
+def test_a_catalogue_saved_before_a_second_drop_knows_the_schemas_tables() -> None:
     jobs = [job for job, _ in finished("views_sequences", ours=True)]
     recover = next(job for job in jobs if job.action == RECOVER_SCHEMA)
     drop = next(job for job in jobs if job.action == DROP_SCHEMA and job.schema_id == recover.schema_id)
@@ -201,7 +201,7 @@ def use_all(blob: bytes) -> None:
 
 
 @given(st.binary(max_size=40), st.integers(0, 100_000), st.integers(1, 255))
-def test_a_damaged_image_is_undecodable_at_once_or_when_the_table_is_needed(
+def test_a_damaged_image_is_undecodable_at_load_or_when_the_table_is_used(
     noise: bytes, at: int, flip: int
 ) -> None:
     with pytest.raises(Undecodable):
@@ -233,7 +233,7 @@ def test_few_tables_are_held_parsed_at_a_time() -> None:
     assert held == tables[-3:]
 
 
-def test_a_definition_is_handed_out_though_another_thread_has_it_forgotten_at_once() -> None:
+def test_a_definition_is_returned_although_another_thread_evicts_it() -> None:
     job = next(job for job, _ in finished("rand1", ours=True) if job.action == 3 and job.table_info)
     assert job.table_info is not None
     table = TableVersion.of(1, "s", job.table_info, 5, Parsed(0))
@@ -271,7 +271,7 @@ def test_damaged_meta_is_undecodable(key: bytes, value: bytes) -> None:
         SchemaStore.from_meta([(key, value)], 1)
 
 
-def test_a_cluster_without_any_meta_key_has_the_ddl_job_table_of_every_tidb() -> None:
+def test_a_cluster_without_meta_keys_has_the_ddl_job_table_of_every_tidb() -> None:
     store = SchemaStore.from_meta([], 5)
     assert store.version_at(keys.DDL_JOB_TABLE_ID, 5) is not None
     assert store.job_meta_columns() == {keys.DDL_JOB_TABLE_ID: 5, keys.DDL_HISTORY_TABLE_ID: 2}

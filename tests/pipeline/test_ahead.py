@@ -185,9 +185,7 @@ RULES = (("bank.orders",), ("bank.*",), ("bank.*", "!bank.accounts"))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_row_goes_out_twice_and_none_is_lost_whatever_the_cuts_and_rules(
-    tmp_path: Path, seed: int
-) -> None:
+def test_no_row_is_sent_twice_or_lost_under_any_cuts_and_rules(tmp_path: Path, seed: int) -> None:
     chance = Random(seed)
     topic = Topic(chance, chance.choice([1 << 12, 1 << 16, 1 << 30]))
     feed = CutFeed(RecordedFeed(tmp_path, BANK, URI, UPTO), topic)

@@ -299,9 +299,10 @@ def test_a_block_with_marks_has_its_definition_and_the_body_of_marks_once(tmp_pa
     assert len(conflicts) == 0, "whole updates may free and take values that nobody looked at"
 
 
-def test_the_topic_check_finds_nothing_wrong_with_marks_and_misses_one_that_is_not_everywhere(
+def test_the_topic_check_accepts_marks_and_reports_a_mark_without_copies(
     tmp_path: Path,
 ) -> None:
+    """A mark must be on every partition."""
     chance = Random(5)
     log = list(transactions(chance, 40))
     feed = SwapFeed(tmp_path, "kafka://127.0.0.1:1/own?protocol=open-protocol", log)

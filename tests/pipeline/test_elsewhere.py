@@ -301,7 +301,7 @@ class Fences:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_whom_the_end_has_given_up_is_fenced_before_anybody_hears_of_the_end(
+def test_a_worker_that_never_ends_is_fenced_before_its_feeds_end_is_known(
     here: Here, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """A changefeed that is paused has no next incarnation to do it."""

@@ -238,7 +238,7 @@ def done(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
     return all_of(ranges)
 
 
-def test_a_worker_that_is_slow_keeps_nobody_waiting_but_who_wants_its_spans(hosted: Hosted) -> None:
+def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> None:
     feed = hosted.feed("one")
     feed.bound(1)
     busy: set[str] = set()
@@ -457,7 +457,7 @@ def test_who_is_silent_makes_room_only_when_another_waits(
     over.set()
 
 
-def test_of_several_that_are_silent_one_makes_room_and_no_other_before_there_is_a_new_worker(
+def test_only_one_of_several_silent_workers_makes_room_for_a_waiting_feed(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_module, "SLOW_FIRST_S", 0.3)
@@ -524,7 +524,7 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     assert hosted.working[-1].workers == 2
 
 
-def test_a_spare_worker_that_does_not_come_is_waited_for_a_moment_and_ends_nothing(
+def test_a_spare_worker_that_does_not_come_never_ends_the_application(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it may come nobody is killed; if it has not come, the slow one is, and the application lives."""

@@ -215,7 +215,7 @@ def test_rows_that_are_encoded_otherwise_are_counted_kept_and_sent(tmp_path: Pat
         assert b'"balance":"' in entry["value"]
 
 
-def test_a_feed_that_must_stop_sends_nothing_of_rows_that_are_encoded_otherwise(tmp_path: Path) -> None:
+def test_a_feed_that_must_stop_sends_nothing_of_wrongly_encoded_rows(tmp_path: Path) -> None:
     feed = SealedFeed(tmp_path, SIMPLE)
     worker, keeper = feed.worker(encoding("error"))
     worker.plan = replace(worker.plan, read_back=Defect(worker.plan.codec))
@@ -226,7 +226,7 @@ def test_a_feed_that_must_stop_sends_nothing_of_rows_that_are_encoded_otherwise(
     assert keeper.rows == 0
 
 
-def test_a_row_that_cannot_be_decoded_does_not_stop_a_feed_that_only_compares_messages(
+def test_a_feed_that_only_compares_messages_survives_an_undecodable_row(
     tmp_path: Path,
 ) -> None:
     feed = SealedFeed(tmp_path, damaged=())

@@ -134,7 +134,7 @@ def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: R
         assert begin(spec).starts == told
 
 
-def test_a_new_incarnation_fences_every_slot_before_it_reads_what_is_durable(feed: RecordedFeed) -> None:
+def test_a_new_incarnation_fences_every_slot_before_it_reads_progress(feed: RecordedFeed) -> None:
     spec = FeedSpec.load(feed.write(incarnation=1))
     begin(spec)
     old = [spec.sink.writer(slot, spec.prove) for slot in (0, spec.slots - 1)]

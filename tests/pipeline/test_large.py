@@ -147,7 +147,7 @@ deliver.open_worker(local(spec)).deliver([Range(*one) for one in found])
 """
 
 
-def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_between_them(
+def test_a_large_transaction_is_sent_in_pieces_although_workers_are_killed(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
     uri = f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol"

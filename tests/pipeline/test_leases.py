@@ -11,7 +11,7 @@ from tidegate.pipeline.work import Lease
 WORKERS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["begins", "ends", "dies"])), max_size=60)
 
 
-def test_who_has_a_slot_keeps_it_and_the_slot_of_one_without_work_goes_to_who_needs_it() -> None:
+def test_a_holder_keeps_its_slot_and_an_idle_slot_can_be_reassigned() -> None:
     leases: Leases[str] = Leases(2)
     assert leases.lease("a", []) == Lease(0, 1)
     assert leases.lease("b", ["a"]) == Lease(1, 2)

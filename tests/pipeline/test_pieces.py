@@ -107,7 +107,7 @@ logs = st.lists(
     st.lists(st.integers(1, 400), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), max_size=12),
 )
-def test_pieces_of_any_size_cut_and_resumed_anywhere_are_the_uncut_delivery(
+def test_pieces_cut_and_resumed_anywhere_equal_the_uncut_delivery(
     log: list[Entry], splits: bool, block_rows: int, budgets: list[int], cuts: list[int]
 ) -> None:
     entries = sort_entries(log, 0, 99)
@@ -128,7 +128,7 @@ def test_pieces_of_any_size_cut_and_resumed_anywhere_are_the_uncut_delivery(
 
 @settings(max_examples=100, deadline=None)
 @given(logs, st.integers(1, 9), st.integers(1, 6), st.booleans())
-def test_a_feed_that_begins_or_ceases_to_split_within_a_transaction_loses_no_change(
+def test_a_feed_that_changes_splitting_in_a_transaction_loses_no_change(
     log: list[Entry], block_rows: int, pieces: int, splits: bool
 ) -> None:
     entries = sort_entries(log, 0, 99)

@@ -13,7 +13,7 @@ def everything(span: str, after: int, upto: int) -> int:
     return upto
 
 
-def test_a_span_stops_at_the_least_of_its_resolved_the_barrier_and_the_ddl_resolved() -> None:
+def test_a_span_stops_at_the_least_of_resolved_barrier_and_ddl_resolved() -> None:
     barrier = Barrier(barrier_ts=50, ddl_span="ddl", spans={"a": 0})
     assert bound(barrier, {"a": 40, "ddl": 60}, "a") == 40
     assert bound(barrier, {"a": 70, "ddl": 60}, "a") == 50
@@ -32,7 +32,7 @@ def test_a_new_span_begins_after_its_start_and_a_removed_one_is_forgotten() -> N
     assert found == [Range("new", 30, 80)]
 
 
-def test_a_batch_waits_for_more_only_under_heavy_load_and_for_a_bounded_time() -> None:
+def test_a_batch_waits_only_under_heavy_load_and_for_a_bounded_time() -> None:
     budget = 16 * HEAVY_BYTES
     assert not waits(HEAVY_BYTES - 1, budget, 0.0)
     assert waits(HEAVY_BYTES, budget, 0.0)

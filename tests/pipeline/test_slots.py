@@ -98,7 +98,7 @@ def test_what_is_not_confirmed_is_not_committed(spec: FeedSpec, monkeypatch: pyt
     assert lost == [Lease(0, 1)]
 
 
-def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes_no_more_of_it(
+def test_a_worker_whose_range_was_taken_is_fenced_and_writes_no_more_of_it(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
     feed = RecordedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(1)}?protocol=canal-json", UPTO)

@@ -154,7 +154,7 @@ def test_a_stripe_delivers_what_spans_of_its_tables_deliver(tmp_path: Path, rule
     assert (reports[0].ts, reports[0].quarantined) == (striped.last_ts, 0)
 
 
-def test_progress_in_a_stripe_counts_under_the_rules_that_it_was_made_under(tmp_path: Path) -> None:
+def test_progress_in_a_stripe_counts_only_under_the_rules_that_made_it(tmp_path: Path) -> None:
     feed = StripedFeed(tmp_path, BANK, URI, UPTO)
     keeper, (report,), spec = delivered(feed, "bank.orders", width=WIDTH)
     assert span_progress(keeper.records, spec.instance, spec.rules)[report.span].ts == feed.last_ts
@@ -171,7 +171,7 @@ def test_progress_in_a_stripe_counts_under_the_rules_that_it_was_made_under(tmp_
 
 
 @pytest.mark.integration
-def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_only_what_is_new(
+def test_a_stripe_restarts_under_other_rules_and_sends_only_new_rows(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
     """The rows of a table that was not wanted before lie among those that are durable."""
@@ -199,7 +199,7 @@ def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_onl
     assert first.rows + second.rows == whole.rows
 
 
-def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(tmp_path: Path) -> None:
+def test_a_feed_passes_a_lagging_table_that_it_does_not_want(tmp_path: Path) -> None:
     """Also to a DDL, or target ts, that is little above where that table stands."""
     plain, (whole,), spec = delivered(
         StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", "!bank.accounts", width=WIDTH

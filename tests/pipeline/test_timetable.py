@@ -31,7 +31,7 @@ def started(table: Timetable[str]) -> list[str]:
     return found
 
 
-def test_deliveries_have_workers_of_their_own_whatever_begins_and_loads_there_are() -> None:
+def test_deliveries_have_workers_of_their_own_under_any_begins_and_loads() -> None:
     table = proven("kafka://one")
     for name in "abcdef":
         table.ask_begin(name, "kafka://one", 0)
@@ -50,7 +50,7 @@ def test_deliveries_have_workers_of_their_own_whatever_begins_and_loads_there_ar
     assert table.next_load() not in (None, *loads), "whoever has none out comes first"
 
 
-def test_at_an_address_that_has_not_answered_one_begins_at_a_time_and_after_all_others() -> None:
+def test_begins_at_a_silent_address_run_one_at_a_time_and_last() -> None:
     table = proven("up")
     for name, address in [("a", "down"), ("b", "down"), ("c", "up"), ("d", "up"), ("e", "new")]:
         table.ask_begin(name, address, 0)
@@ -90,7 +90,7 @@ def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
     assert table.room("a", 8) == 1
 
 
-def test_where_a_delivery_has_failed_one_delivers_at_a_time_until_that_ends_well() -> None:
+def test_after_a_failed_delivery_one_runs_at_a_time_until_one_succeeds() -> None:
     table = proven("one", "two")
     for name in "ab":
         table.ask_begin(name, "one", 0)
@@ -105,7 +105,7 @@ def test_where_a_delivery_has_failed_one_delivers_at_a_time_until_that_ends_well
     assert table.room("a", 8) == CORES
 
 
-def test_of_what_is_over_nothing_more_is_given_out_and_what_is_out_is_known() -> None:
+def test_an_ended_feed_gets_no_more_work_and_its_open_work_is_known() -> None:
     table: Timetable[str] = Timetable(CORES)
     table.ask_begin("a", "one", 0)
     table.ask_load("b")

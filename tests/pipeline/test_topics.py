@@ -90,7 +90,7 @@ def test_the_definitions_of_a_table_are_in_its_topic(tmp_path: Path) -> None:
         assert "tableSchema" in first
 
 
-def test_the_subjects_of_a_schema_registry_are_named_by_the_topic_of_the_table() -> None:
+def test_schema_registry_subjects_are_named_by_the_topic_of_the_table() -> None:
     uri = parse_sink_uri("kafka://h/own?protocol=avro&schema-registry=http%3A%2F%2Fh%3A1")
     sink = {"dispatchers": [{"matcher": ["a.*"], "topic": "{schema}_{table}"}]}
     made = plan(settled(merge_config({"sink": sink}, uri)), "own", COUNTS.__getitem__)
@@ -101,7 +101,7 @@ def test_the_subjects_of_a_schema_registry_are_named_by_the_topic_of_the_table()
     assert made.codec_of("a_t") is other, "plans are kept by it"
 
 
-def test_a_worker_need_not_ask_the_sink_for_topics_that_the_owner_had_fixed_before(tmp_path: Path) -> None:
+def test_a_worker_does_not_ask_the_sink_for_topics_that_the_owner_fixed(tmp_path: Path) -> None:
     """Nobody listens at the sink's address here: to ask it would be an error after a while."""
     feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/own?protocol=open-protocol", UPTO)
     spec = FeedSpec.load(feed.write())

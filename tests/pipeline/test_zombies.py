@@ -65,7 +65,7 @@ def stop_while_delivering(spec: Path, driver: int, whole: bool) -> list[int]:
     return pids
 
 
-def test_a_task_that_begins_after_its_incarnation_was_replaced_is_not_its_successor(tmp_path: Path) -> None:
+def test_a_task_that_starts_after_its_incarnation_was_replaced_is_fenced(tmp_path: Path) -> None:
     """A driver that wakes up goes on with tasks, which learn who they are when they begin."""
     feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/none?protocol=canal-json", UPTO)
     first = feed.write(incarnation=1)

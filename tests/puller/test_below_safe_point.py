@@ -58,7 +58,7 @@ def test_a_span_that_is_asked_for_from_below_is_left_as_it_is(world: World, belo
     running.close()
 
 
-def test_a_store_that_ends_below_is_not_gone_on_from_until_the_safe_point_allows_it(
+def test_a_store_that_ends_below_the_safe_point_waits_until_it_allows_more(
     world: World, below: list[str], tmp_path: Path
 ) -> None:
     start = world.pd.tso()

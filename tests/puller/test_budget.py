@@ -35,7 +35,7 @@ SPAN = Span(b"t", b"u")
     st.integers(1, 1000),
     st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3000)), max_size=40),
 )
-def test_members_that_keep_to_their_limits_hold_the_total_and_each_may_hold_its_equal_share(
+def test_members_within_their_limits_keep_the_total_and_an_equal_share(
     total: int, wishes: list[tuple[int, int]]
 ) -> None:
     budget = Budget(total)
@@ -167,7 +167,7 @@ def test_queues_share_one_budget_and_an_empty_one_always_takes_a_message() -> No
 
 
 @pytest.mark.integration
-def test_a_puller_has_one_budget_for_all_stores_and_lost_streams_give_back_their_share(
+def test_one_budget_serves_all_stores_and_lost_streams_return_their_share(
     tmp_path: Path,
 ) -> None:
     memory, spill = StreamMemory(TOTAL), tmp_path / "spill"
@@ -236,7 +236,7 @@ print(peak() - before)
 """
 
 
-def test_a_transaction_of_ten_times_the_bound_goes_through_in_memory_that_does_not_grow_with_it(
+def test_a_transaction_of_ten_times_the_bound_passes_in_bounded_memory(
     tmp_path: Path,
 ) -> None:
     """160 MB with all its rows open until the commit, into a real event store."""

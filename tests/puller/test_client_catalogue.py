@@ -78,7 +78,7 @@ def test_region_range_lock_stale_gives_exactly_the_holes() -> None:
     assert lock.lock(span("a", "z"), 1, 11) == Locked(2, span("a", "z"))
 
 
-def test_region_range_lock_locking_region_id_takes_the_ts_of_the_range_not_of_the_region() -> None:
+def test_region_range_lock_locking_region_id_takes_the_ts_of_the_range() -> None:
     """Upstream waits for the other range of the region first; two registrations of it are two here."""
     lock = RangeLock(span("a", "z"), NEVER)
     lock.lock(span("c", "d"), 1, 10)
@@ -181,7 +181,7 @@ def test_calculate_min_resolved_ts_counts_what_is_locked_and_what_is_not() -> No
     assert one.forward(one.register(span("x", "z"), 3, 1), 103) == 101
 
 
-def test_span_frontier_parts_that_go_ahead_wait_for_the_last_and_never_fall() -> None:
+def test_span_frontier_parts_ahead_wait_for_the_last_and_never_fall() -> None:
     one = Subscription(Frontier(), 0, span("a", "d"), 5)
     ab, bc, cd = (one.register(span(*pair), 1 + i, 1) for i, pair in enumerate(("ab", "bc", "cd")))
     assert one.least == 5
@@ -262,7 +262,8 @@ def test_random_merge_and_split_against_a_ts_for_each_key() -> None:
         assert one.forward(marks[region], ts) == min(plain)
 
 
-def test_region_id_cache_a_region_that_keeps_its_id_is_told_of_by_its_own_mark() -> None:
+def test_region_id_cache_a_region_that_keeps_its_id_moves_its_own_mark() -> None:
+    """Messages for the old range of the region move nothing."""
     one = Subscription(Frontier(), 0, span("a", "c"), 5)
     old = one.register(span("a", "c"), 1, 1)
     one.end(span("a", "c"), 1, 1)
@@ -288,7 +289,7 @@ def test_retry_backoff_survives_a_change_of_the_region_id() -> None:
     assert longest == sorted(set(longest)), "and grows with it"
 
 
-def test_pending_retries_coalesce_a_registration_that_ended_asks_for_nothing_more() -> None:
+def test_pending_retries_coalesce_an_ended_registration_asks_nothing_more() -> None:
     feed = RegionFeed(span("a", "z"), RegionInfo(4, b"", b"", 2, 1, 41, 1), History(), Random(1))
     failed = Failed(cdcpb.Error(region_not_found={"region_id": 4}))
     assert [len(feed.step(failed)), len(feed.step(failed)), len(feed.step(failed))] == [1, 0, 0]
@@ -297,7 +298,7 @@ def test_pending_retries_coalesce_a_registration_that_ended_asks_for_nothing_mor
 # --- what comes on a stream --------------------------------------------------------------------------
 
 
-def test_handle_resolved_ts_a_batch_of_many_regions_is_applied_whole_and_zero_is_ignored() -> None:
+def test_handle_resolved_ts_a_large_batch_is_applied_whole_without_zero() -> None:
     """Upstream cuts it into slices of 1024 regions."""
     regions = list(range(1, 3001))
     matcher = BlockMatcher()
@@ -310,7 +311,7 @@ def test_handle_resolved_ts_a_batch_of_many_regions_is_applied_whole_and_zero_is
     assert set(matched.resolved.tolist()) == {20}
 
 
-def test_memory_thresholds_a_reader_waits_at_the_bound_and_no_wake_up_is_lost() -> None:
+def test_memory_thresholds_a_reader_waits_at_the_bound_and_always_wakes() -> None:
     queue = MessageQueue(Budget(100).join())
     sent = [bytes([number % 250]) * 30 for number in range(500)]
     held: list[int] = []

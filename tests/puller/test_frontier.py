@@ -73,7 +73,7 @@ def test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does(seed: int, span
         assert frontier.minima(spans).tolist() == least
 
 
-def test_a_batch_on_its_way_does_not_move_the_mark_that_took_a_released_ones_place() -> None:
+def test_a_batch_for_a_released_mark_does_not_move_the_mark_in_its_place() -> None:
     frontier = Frontier()
     old = frontier.hold(0, 10)
     frontier.release(old)

@@ -28,7 +28,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 
 
 @pytest.mark.integration
-def test_the_lock_of_a_dead_client_is_resolved_and_that_of_a_live_one_is_not(
+def test_the_lock_of_a_dead_client_is_resolved_but_not_that_of_a_live_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("keeper", "puller"):

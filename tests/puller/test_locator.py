@@ -108,7 +108,7 @@ def test_where_a_store_names_the_leader_pd_is_not_asked(
     assert sum(errors(puller).values()) == 20
 
 
-def test_a_pd_that_does_not_answer_holds_up_only_the_ranges_it_is_asked_for(
+def test_a_silent_pd_holds_up_only_the_ranges_it_is_asked_for(
     world: World, puller: Puller, asked_pd: CountedPd
 ) -> None:
     asked_pd.open.clear()

@@ -100,7 +100,8 @@ def test_a_damaged_segment_is_pulled_again_and_readers_wait_for_it(world: World,
     capture.close()
 
 
-def test_a_damaged_directory_is_made_again_of_the_rows_though_gc_has_passed_them(world: World) -> None:
+def test_a_damaged_directory_is_rebuilt_from_the_rows_after_gc(world: World) -> None:
+    """GC has passed the rows, so they cannot be pulled again."""
     capture, start = filled(world)
     before = sorted(world.stored(SPAN, start))
     world.pd.update_service_gc_safepoint("gc_worker", 1 << 40, world.pd.tso())

@@ -17,7 +17,7 @@ def span(low: int, high: int) -> Span:
     return Span(bytes([low]), bytes([high]) if high < 16 else b"")
 
 
-def test_children_of_a_split_start_from_the_parents_ts_and_a_merge_from_the_least() -> None:
+def test_a_split_starts_at_the_parents_ts_and_a_merge_at_the_least_ts() -> None:
     lock = RangeLock(WHOLE, 5)
     assert lock.lock(span(0, 8), 1, 1) == Locked(5, span(0, 8))
     lock.unlock(span(0, 8), 1, 1, 50)
@@ -28,7 +28,7 @@ def test_children_of_a_split_start_from_the_parents_ts_and_a_merge_from_the_leas
     assert lock.lock(span(0, 16), 1, 3) == Locked(5, span(0, 16))
 
 
-def test_an_older_registration_is_told_which_parts_are_left_and_a_newer_one_waits() -> None:
+def test_an_older_registration_gets_the_parts_left_and_a_newer_one_waits() -> None:
     lock = RangeLock(WHOLE, 5)
     lock.lock(span(4, 8), 1, 3)
     assert lock.lock(span(0, 16), 2, 3) == Stale((span(0, 4), span(8, 16)))
@@ -37,7 +37,7 @@ def test_an_older_registration_is_told_which_parts_are_left_and_a_newer_one_wait
     assert lock.lock(span(10, 12), 1, 4) == Locked(5, span(10, 12)), "two ranges of one region are two"
 
 
-def test_after_a_merge_the_first_that_comes_takes_the_free_parts_of_the_region() -> None:
+def test_after_a_merge_the_first_registration_takes_the_free_parts() -> None:
     lock = RangeLock(WHOLE, 5)
     for low, region in ((0, 1), (4, 2), (8, 3), (12, 4)):
         lock.lock(span(low, low + 4), region, 1)

@@ -98,7 +98,7 @@ def test_pauses_grow_to_their_cap_and_start_over_after_initialized() -> None:
     assert effect.history.attempts == 1
 
 
-def test_a_broken_contract_is_tried_again_and_stops_the_puller_when_it_repeats() -> None:
+def test_a_broken_contract_is_retried_and_stops_the_puller_if_it_repeats() -> None:
     event = Violated(Violation.COMMIT_BELOW_RESOLVED, 77)
     effects = region_feed().step(event)
     assert [type(e) for e in effects] == [Deregister, Relocate]
@@ -107,7 +107,8 @@ def test_a_broken_contract_is_tried_again_and_stops_the_puller_when_it_repeats()
     assert "77" in effects[1].error.where
 
 
-def test_a_silent_registration_is_deregistered_and_patience_grows_while_it_never_gets_live() -> None:
+def test_a_silent_registration_is_deregistered_with_growing_patience() -> None:
+    """The patience doubles until a registration gets live."""
     history = History()
     for doubled in (1, 2, 4, 8, 16, 16):
         scanning = region_feed(history)

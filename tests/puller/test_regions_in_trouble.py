@@ -102,9 +102,7 @@ def test_every_error_of_the_change_feed_is_survived(world: World, puller: Puller
     world.check(SPAN, start)
 
 
-def test_a_region_without_leader_is_waited_for_and_nobody_else_is_asked_for_it(
-    world: World, puller: Puller
-) -> None:
+def test_a_region_without_leader_is_awaited_and_no_other_store_is_asked(world: World, puller: Puller) -> None:
     """Its first peer is TiFlash's, which knows nothing of change feeds; the other regions go on."""
     start = world.last_ts
     world.run(5)
@@ -251,7 +249,7 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
     world.upstream.faults.resolved_frozen = False
 
 
-def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slowly_is_not(
+def test_a_scan_without_events_is_requested_again_and_a_slow_one_is_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = world.last_ts
@@ -277,7 +275,7 @@ def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slo
     store.close()
 
 
-def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_turn(world: World) -> None:
+def test_a_lost_stream_returns_its_sent_and_its_waiting_registrations(world: World) -> None:
     """ticdc returns tracked and pending regions; and a subscription that ends resets its back-off."""
     start = world.last_ts
     world.run(5)
@@ -318,7 +316,7 @@ def test_an_end_of_a_stream_that_grpc_keeps_from_its_reader_is_noticed(
     assert errors(puller)["stream_lost"] >= 5
 
 
-def test_a_reader_that_fails_ends_its_stream_and_all_on_it_is_registered_anew(
+def test_a_failed_reader_ends_its_stream_and_all_on_it_register_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = world.last_ts

@@ -65,7 +65,7 @@ def test_after_a_stop_as_many_rows_are_scanned_as_were_written_meanwhile(world: 
     stop(store, puller)
 
 
-def test_a_span_with_a_torn_manifest_or_a_lost_segment_is_pulled_again_by_itself(world: World) -> None:
+def test_a_span_with_a_torn_manifest_or_lost_segment_is_pulled_again(world: World) -> None:
     start = world.pd.tso()
     world.run(20)
     store, puller = started(world, start)

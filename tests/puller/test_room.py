@@ -41,7 +41,8 @@ def look(room: Room, now: float, pressure: str = "full", used: int = 100, room_a
     return room.look(pressure, crowded="", has_room=room_again, over_quota=bool(pressure), used=used, now=now)
 
 
-def test_it_waits_then_sheds_one_by_one_while_it_grows_and_resumes_after_a_rest() -> None:
+def test_room_waits_then_sheds_one_by_one_and_resumes_after_a_rest() -> None:
+    """It sheds only while the store grows."""
     room = Room()
     assert look(room, 0.0, "") is Deed.NOTHING
     assert not room.waits
@@ -72,7 +73,7 @@ def look_early(room: Room, now: float, crowded: str, used: int, room_again: bool
     return room.look("", crowded=crowded, has_room=room_again, over_quota=False, used=used, now=now)
 
 
-def test_a_crowded_store_sheds_without_any_wait_unless_it_was_a_passing_peak() -> None:
+def test_a_crowded_store_sheds_without_waiting_unless_it_was_a_short_peak() -> None:
     room = Room()
     assert look_early(room, 1.0, "crowded", 90) is Deed.NOTHING
     assert look_early(room, 1.1, "", 80) is Deed.NOTHING
@@ -93,7 +94,7 @@ def test_a_store_that_was_crowded_and_is_full_sheds_at_once() -> None:
     assert (deed, room.waits, room.words) == (Deed.SHED, False, "full")
 
 
-def test_the_span_that_takes_most_is_given_up_and_none_that_takes_less_than_half_of_an_equal_share() -> None:
+def test_the_largest_span_is_shed_but_none_below_half_an_equal_share() -> None:
     assert greediest({"a": 10, "b": 60, "c": 30}, 120, 3) == "b"
     assert greediest({"a": 10, "c": 21}, 120, 3) == "c"
     assert greediest({"a": 10, "c": 20}, 120, 3) is None
@@ -206,7 +207,7 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
 
 
 @pytest.mark.integration
-def test_a_span_that_is_read_goes_on_beside_one_that_fills_the_quota_and_is_not(
+def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for nothing, and what it takes until its readers let go makes the store grow, too."""
@@ -249,7 +250,7 @@ def test_a_span_that_is_read_goes_on_beside_one_that_fills_the_quota_and_is_not(
 
 
 @pytest.mark.integration
-def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_when_it_ends(
+def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is spilled counts; only the transaction's end frees it, and that comes on the held stream."""

@@ -48,9 +48,7 @@ def quiet(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sealer]:
     assert (thread.is_alive(), failures) == (False, [])
 
 
-def test_a_row_ends_the_rest_and_marks_are_published_as_they_come_while_rows_wait(
-    store: Store, quiet: Sealer
-) -> None:
+def test_a_row_ends_the_rest_and_marks_are_published_while_rows_wait(store: Store, quiet: Sealer) -> None:
     quiet.moved()
     eventually(lambda: store.published == 1, "the first mark")
     for number in range(2, 5):  # it rests, or is about to

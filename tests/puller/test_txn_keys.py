@@ -27,7 +27,7 @@ SPAN = Span(b"k", after_all(b"k"))
 NAME = span_id(SPAN, TXN_MODE)
 
 
-def test_a_flush_of_the_empty_value_after_another_is_what_the_commit_writes(tmp_path: Path) -> None:
+def test_a_commit_writes_the_empty_value_of_a_later_flush(tmp_path: Path) -> None:
     block_matcher.warm()
     store_kernels.warm()
     folder = tmp_path / "events"

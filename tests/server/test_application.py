@@ -130,7 +130,7 @@ def test_what_ends_before_the_application_has_heard_of_it_is_never_run(tmp_path:
     played(tmp_path, body)
 
 
-def test_when_it_dies_all_that_it_ran_is_gone_and_the_next_one_runs_what_is_wanted_then(
+def test_a_new_application_runs_only_what_is_wanted_after_the_old_one_died(
     tmp_path: Path,
 ) -> None:
     async def body(it: Played) -> None:

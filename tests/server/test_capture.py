@@ -387,7 +387,7 @@ def test_requests_that_make_no_sense_are_answered_with_what_would(
     assert capture.call("POST", "/changefeeds/none/pause")["error_code"] == "CDC:ErrChangeFeedNotExists"
 
 
-def test_rules_are_checked_against_the_tables_and_what_is_left_out_is_named(
+def test_rules_are_checked_against_the_tables_and_left_out_tables_named(
     capture: Running, pd: PdClient, tmp_path: Path
 ) -> None:
     SmallTables(pd, "shop", {"orders": [ID, number("total")], "log": [number("a"), text("b")]})

@@ -166,7 +166,7 @@ def test_a_capture_keeps_its_name(tmp_path: Path) -> None:
         capture_name(tmp_path)
 
 
-def test_a_capture_that_is_cut_off_from_etcd_stops_and_goes_on_when_etcd_answers(
+def test_a_capture_cut_off_from_etcd_stops_and_resumes_once_etcd_answers(
     upstream: EmbeddedUpstream, etcd: str, bank: BankWorkload, tmp_path: Path
 ) -> None:
     line = Line(etcd)

@@ -290,7 +290,7 @@ def tables_at(catalogues: Catalogues, ts: int, *rules: str) -> dict[str, Any] | 
     return None if found is None else {table.name: table.info() for table in found}
 
 
-def test_the_tables_where_a_feed_will_begin_are_those_that_others_have_at_hand(plain: History) -> None:
+def test_tables_at_the_start_of_a_feed_come_from_catalogues_of_other_feeds(plain: History) -> None:
     catalogues = plain.catalogues()
     running = SchemaTracker.open(catalogues, rules_of("d1.*"), 1)
     running.begin(1, 1)
@@ -333,7 +333,7 @@ def test_tables_that_are_soon_at_hand_are_waited_for(plain: History) -> None:
     assert asyncio.run(both())
 
 
-def test_after_a_job_that_could_not_be_taken_in_upstream_is_asked_for_the_tables(
+def test_after_a_refused_job_the_tables_are_read_from_upstream(
     refused: tuple[History, DdlJob],
 ) -> None:
     history, job = refused
@@ -345,9 +345,10 @@ def test_after_a_job_that_could_not_be_taken_in_upstream_is_asked_for_the_tables
     assert tables_at(catalogues, ts, "d2.*") is not None, "the job does not concern it"
 
 
-def test_a_feed_that_begins_behind_a_refused_job_sees_what_it_did_and_the_others_are_left_alone(
+def test_a_feed_started_after_a_refused_job_sees_its_effect(
     refused: tuple[History, DdlJob],
 ) -> None:
+    """The other feeds are left alone."""
     history, job = refused
     catalogues, ts = history.catalogues(), job.finished_ts
     stopped = SchemaTracker.open(catalogues, rules_of(), 1)
@@ -387,7 +388,7 @@ def test_no_base_is_made_of_a_catalogue_that_could_not_take_in_a_job(refused: tu
     assert bases.load(catalogues.folder, base).version_at(job.table_id, ts + 1) is not None
 
 
-def test_a_catalogue_read_of_upstream_still_knows_what_a_schema_held_that_is_recovered(
+def test_a_catalogue_read_upstream_knows_the_tables_of_a_recovered_schema(
     tmp_path: Path,
 ) -> None:
     jobs = [job for job in written("views_sequences") if job.is_done]
@@ -465,7 +466,7 @@ def test_a_damaged_base_is_read_again(plain: History) -> None:
     assert bases.found(catalogues.folder) == [Base(ts, ts)]
 
 
-def test_while_another_thread_has_the_catalogue_nobody_waits_and_nothing_is_lost(plain: History) -> None:
+def test_nobody_waits_for_a_catalogue_in_use_and_nothing_is_lost(plain: History) -> None:
     tracker = SchemaTracker.open(plain.catalogues(), rules_of(), 1)
     tracker.begin(1, 1)
     with tracker._shared.lock:
@@ -474,7 +475,7 @@ def test_while_another_thread_has_the_catalogue_nobody_waits_and_nothing_is_lost
     assert tracker.catch_up(plain.end)[1] == plain.end
 
 
-def test_a_feed_that_is_left_behind_goes_on_with_a_catalogue_of_its_own_and_comes_back(
+def test_a_lagging_feed_uses_a_catalogue_of_its_own_and_then_returns(
     plain: History,
 ) -> None:
     catalogues = plain.catalogues(steps_max=2)
@@ -591,7 +592,7 @@ def test_what_cannot_be_saved_is_saved_later_and_what_is_needed_stays(plain: His
     assert catalogues.base_ts(last) == last
 
 
-def test_a_worker_finds_a_base_whatever_is_renamed_written_and_removed_meanwhile(plain: History) -> None:
+def test_a_worker_finds_a_base_during_renames_writes_and_removals(plain: History) -> None:
     catalogues = plain.catalogues()
     tracker = SchemaTracker.open(catalogues, rules_of(), 1)
     tracker.begin(1, 1)

@@ -55,7 +55,7 @@ def world(tmp_path: Path, wall_clock: WallClock) -> Iterator[World]:
     upstream.stop()
 
 
-def test_a_puller_process_loses_nothing_through_jumps_of_its_clock_and_of_tikvs(
+def test_a_puller_loses_nothing_when_its_clock_and_tikvs_clock_jump(
     world: World, tmp_path: Path, wall_clock: WallClock
 ) -> None:
     start = world.pd.tso()

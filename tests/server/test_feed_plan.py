@@ -20,7 +20,7 @@ from tidegate.server.stripes import Stripes, table_task
 FEED = FeedId("default", "one")
 
 
-def test_a_feed_made_again_in_a_new_metadata_store_is_not_the_one_that_was_there(tmp_path: Path) -> None:
+def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path) -> None:
     """Someone deletes the data folder and starts anew: tokens and incarnations are the same again."""
     uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
     plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "old", Paths(tmp_path, tmp_path / "events"), "c")
@@ -78,7 +78,7 @@ def test_what_an_incarnation_is_told_goes_when_the_next_is_told(tmp_path: Path) 
     assert caught.value.where == str(first)
 
 
-def test_a_span_that_was_told_keeps_its_start_and_says_which_of_its_tables_are_wanted_now(
+def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "barrier.json"

@@ -67,7 +67,7 @@ def test_a_ballast_makes_room_for_small_files_and_is_taken_again(disk: Path) -> 
     assert (disk / BALLAST).stat().st_size > 0
 
 
-def test_a_metadata_store_on_a_full_disk_says_so_and_goes_on_when_there_is_room(disk: Path) -> None:
+def test_a_metadata_store_reports_a_full_disk_and_resumes_with_free_space(disk: Path) -> None:
     store = SqliteMetadata(disk / "metadata.db")
     assert store.transact([], [Put("/k", b"0")]).succeeded
     filler = fill(disk)
@@ -83,7 +83,7 @@ def test_a_metadata_store_on_a_full_disk_says_so_and_goes_on_when_there_is_room(
     store.close()
 
 
-def test_a_disk_that_fills_up_is_a_warning_and_everything_goes_on_when_there_is_room(
+def test_a_full_disk_is_a_warning_and_everything_resumes_with_free_space(
     upstream: EmbeddedUpstream,
     bank: BankWorkload,
     disk: Path,

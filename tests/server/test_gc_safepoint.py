@@ -56,7 +56,7 @@ def watched(upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> Watc
     return Watched(upstream, monkeypatch)
 
 
-def test_history_is_held_from_before_the_first_registration_until_it_is_delivered_and_then_let_go(
+def test_history_is_held_until_it_is_delivered_and_then_released(
     watched: Watched,
     bank: BankWorkload,
     upstream: EmbeddedUpstream,
@@ -64,6 +64,7 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The hold starts before the first registration."""
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
     ours = service_id(running)
     try:
@@ -133,7 +134,7 @@ def test_a_hold_that_pd_does_not_take_over_is_not_let_go(
     wait_for(lambda: ours in watched.held(), "the lasting hold")
 
 
-def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
+def test_a_start_after_the_hold_expired_registers_nothing_and_gives_advice(
     watched: Watched,
     bank: BankWorkload,
     upstream: EmbeddedUpstream,

@@ -91,7 +91,7 @@ def stopped(pid: Callable[[], int]) -> int:
             return found
 
 
-def test_each_part_that_stands_still_is_named_and_the_feed_recovers_by_itself(
+def test_each_hung_part_is_named_and_the_feed_recovers_by_itself(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     start_ts, early_ddls = pd.tso(), bank.stats.ddls

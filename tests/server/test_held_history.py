@@ -47,7 +47,7 @@ def delivered(running: Running, name: str) -> set[Any]:
 
 
 @pytest.mark.parametrize("saved", [True, False], ids=["saved before the pause", "not saved"])
-def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_and_the_store_lost(
+def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it(
     watched: Watched,
     bank: BankWorkload,
     upstream: EmbeddedUpstream,
@@ -56,6 +56,7 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_a
     monkeypatch: pytest.MonkeyPatch,
     saved: bool,
 ) -> None:
+    """Neither GC nor a loss in the event store removes it."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
     monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
     monkeypatch.setattr("tidegate.server.catalogues.SAVE_REST", 1)
@@ -96,7 +97,7 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_a
     assert capture.catalogue("one") == capture.catalogue("two")
 
 
-def test_history_of_a_feed_that_was_stopped_for_longer_than_gc_ttl_is_released_and_its_state_says_so(
+def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
     watched: Watched,
     bank: BankWorkload,
     upstream: EmbeddedUpstream,

@@ -72,7 +72,7 @@ def test_history_is_held_where_the_keyspace_is_collected(
     assert set(held(upstream)[0]) == {names[shared]}
 
 
-def test_a_feed_is_refused_where_its_keyspace_has_collected_and_elsewhere_it_is_not(
+def test_a_feed_is_rejected_only_if_its_own_keyspace_has_collected(
     upstream: EmbeddedUpstream, pd: PdClient, running: Running
 ) -> None:
     start = pd.tso()

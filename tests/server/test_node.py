@@ -88,7 +88,7 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
         yield make
 
 
-def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
+def test_each_grant_is_a_later_incarnation_and_fences_every_past_slot(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     def raised(node: Node, feed: FeedId, slots: int) -> Grant:
@@ -122,7 +122,7 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
     assert asyncio.run(ours.write(Put("/key", b"")))
 
 
-def test_a_write_that_waits_while_ownership_is_taken_anew_is_stored_under_the_new_one(
+def test_a_waiting_write_is_stored_under_an_ownership_taken_meanwhile(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     node = owner()
@@ -167,7 +167,7 @@ class Unanswered(SqliteMetadata):
 
 
 @pytest.mark.parametrize("shared", ["", "etcd:127.0.0.1:1"])
-def test_a_shared_store_that_does_not_answer_ends_what_is_believed_of_the_feeds(
+def test_a_silent_shared_store_ends_what_is_believed_of_the_feeds(
     owner: Callable[..., Node], tmp_path: Path, shared: str
 ) -> None:
     """A pause that is stored, and believed not to be, would be in force when the next capture takes over."""
@@ -181,9 +181,10 @@ def test_a_shared_store_that_does_not_answer_ends_what_is_believed_of_the_feeds(
     store.close()
 
 
-def test_nothing_is_written_once_the_session_is_over_whatever_the_store_knows(
+def test_nothing_is_written_after_the_session_is_over(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
+    """The store itself would still accept the write."""
     lost: list[TidegateError] = []
     node = owner(lost.append, over=lambda: Fenced("The session is over."))
     with pytest.raises(Fenced):
@@ -192,7 +193,7 @@ def test_nothing_is_written_once_the_session_is_over_whatever_the_store_knows(
     assert metadata.get("/x") is None
 
 
-def test_what_is_too_large_for_etcd_is_refused_and_costs_nobody_the_ownership(
+def test_a_write_too_large_for_etcd_is_rejected_and_ownership_is_kept(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     """Sent, it would fail all that are written with it, and the owner could not know what is stored."""
@@ -245,7 +246,7 @@ def test_an_owner_whose_session_ends_leaves_no_hold_behind(owner: Callable[..., 
     assert pd.asked == {"before": 0, "meanwhile": 2}[when]
 
 
-def test_who_is_not_the_owner_any_more_shows_no_checkpoint_of_its_changefeeds() -> None:
+def test_a_former_owner_shows_no_checkpoint_of_its_changefeeds() -> None:
     """It would stand still for ever, beside the one of the capture that has them."""
     metrics.checkpoint_ts.labels("somewhere", "one").set(1)
     metrics.forget_feed("somewhere", "one")
@@ -253,7 +254,7 @@ def test_who_is_not_the_owner_any_more_shows_no_checkpoint_of_its_changefeeds() 
     assert b"somewhere" not in metrics.render()
 
 
-def test_as_many_captures_as_may_share_a_changefeed_fit_into_one_transaction_of_etcd(
+def test_grants_of_the_most_captures_allowed_fit_in_one_etcd_transaction(
     etcd: str, owner: Callable[..., Node]
 ) -> None:
     """etcd takes 128 comparisons. Dead captures do not count, and a key that is written is compared once."""

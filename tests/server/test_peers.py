@@ -36,7 +36,7 @@ def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> 
     assert peer.met_at == 9.0, "it is to show that it lasts"
 
 
-def test_what_a_processor_said_before_does_not_count_and_silence_ends_trust() -> None:
+def test_a_late_state_of_a_processor_is_ignored_and_silence_ends_trust() -> None:
     peer = Peer("b")
     assert peer.hear(1.0, 1, 5, is_state=True)
     peer.met_rev = 7

@@ -53,9 +53,10 @@ class Set:
         return self.now
 
 
-def test_each_change_of_a_page_wakes_once_owners_first_and_a_look_without_one_wakes_nobody(
+def test_each_page_change_wakes_followers_once_and_owners_first(
     tmp_path: Path,
 ) -> None:
+    """A look without a change wakes nobody."""
     stores = [tmp_path / "one", tmp_path / "two"]
     for store in stores:
         store.mkdir()
@@ -143,7 +144,7 @@ def calm(tmp_path: Path) -> Iterator[Calm]:
     made.page.close()
 
 
-def test_rows_of_others_and_floors_wake_a_feed_now_and_then_and_none_is_forgotten(calm: Calm) -> None:
+def test_foreign_rows_and_floors_wake_a_feed_rarely_but_none_is_forgotten(calm: Calm) -> None:
     calm.put((1, 6, 1), (2, 6, 2))
     assert calm.looks(0.0) == 1
     calm.put((1, 7, 1))
@@ -167,7 +168,7 @@ def test_a_feed_without_rows_for_long_is_woken_once_a_second(calm: Calm) -> None
     assert calm.looks(CALM_S) == 1
 
 
-def test_rows_of_its_own_wake_a_feed_at_once_and_so_does_every_change_for_a_while(calm: Calm) -> None:
+def test_own_rows_wake_a_feed_at_once_and_so_do_all_changes_for_a_while(calm: Calm) -> None:
     calm.put((1, 6, 1))
     assert calm.looks(0.0) == 1
     calm.put((1, 7, 2))
@@ -193,7 +194,7 @@ def test_a_feed_that_comes_to_deliver_other_spans_is_eager_for_a_while(calm: Cal
     assert calm.looks(0.0) == 1, "for as long as nobody knows what concerns it"
 
 
-def test_a_look_wakes_a_few_of_those_who_follow_the_time_and_all_have_their_turn(tmp_path: Path) -> None:
+def test_a_look_wakes_a_few_followers_of_time_and_all_have_their_turn(tmp_path: Path) -> None:
     clock, page, woken = Set(), FloorPage(tmp_path, "process"), list[str]()
     beats, feeds = Pulse(clock), [FeedId("default", f"f{number}") for number in range(100)]
     for feed in feeds:
@@ -243,7 +244,7 @@ class Crowd:
         return len(self.woken) / seconds
 
 
-def test_however_many_have_rows_they_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
+def test_feeds_with_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
     for count in (2, 20, 100):
         store = tmp_path / str(count)
         store.mkdir()
@@ -254,7 +255,7 @@ def test_however_many_have_rows_they_are_woken_a_bounded_number_of_times_a_secon
         crowd.page.close()
 
 
-def test_however_many_have_none_they_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
+def test_feeds_without_rows_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
     crowd = Crowd(tmp_path, 300)
     crowd.clock.now += EAGER_S
     crowd.wakes_a_second(300 / CALM_WAKES_A_S)

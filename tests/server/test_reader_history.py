@@ -74,7 +74,8 @@ def test_a_query_goes_on_only_with_the_columns_that_rows_have_then() -> None:
             check_columns(found, wrong, 15)
 
 
-def test_rows_that_go_without_a_word_stop_a_query_until_it_says_that_it_knows() -> None:
+def test_rows_removed_by_a_ddl_stop_a_query_until_it_acknowledges_the_ddl() -> None:
+    """TRUNCATE removes rows without row changes."""
     found = history(line(20, TRUNCATE, NARROW))
     columns = found.after(10)
     check_columns(found, asks(columns), 19)
@@ -88,7 +89,7 @@ def test_rows_that_go_without_a_word_stop_a_query_until_it_says_that_it_knows() 
     check_columns(found, asks(columns), 21)
 
 
-def test_a_table_that_is_dropped_ends_a_query_and_one_that_is_made_anew_goes_on() -> None:
+def test_a_dropped_table_ends_a_query_and_a_recreated_one_continues_it() -> None:
     found = history(line(20, DROP_TABLE, None), line(30, CREATE_TABLE, NARROW))
     columns = found.after(10)
     assert (found.after(20), found.stop(10), found.stop(20)) == (None, 20, 30)

@@ -26,9 +26,10 @@ def look(running: Running) -> set[str]:
     return {feed["id"] for feed in running.call("GET", "/changefeeds")["items"]}
 
 
-def test_a_reader_of_which_no_checkpoint_knows_goes_and_one_that_was_read_stays(
+def test_a_reader_that_was_never_read_is_removed_and_a_used_one_stays(
     bank: BankWorkload, capture: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No Spark checkpoint knows the reader that is removed."""
     work(bank, 10)
     made = {name: make(capture, name) for name in ("read", "never")}
     assert {one["http"] for one in made.values()} == {200}

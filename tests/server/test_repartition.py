@@ -152,7 +152,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(
     assert "rules send rows to other topics" in ask(capture, ruled, 5)["error_msg"]
 
 
-def test_after_a_change_neither_partition_num_nor_the_checkpoint_may_undo_it(
+def test_neither_partition_num_nor_the_checkpoint_may_undo_a_change(
     capture: Running, kafka: str, new_topic: Callable[..., str], pd: PdClient
 ) -> None:
     name, other = new_topic(3), new_topic(3)

@@ -58,7 +58,7 @@ async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> N
     await request
 
 
-def test_a_feed_beside_others_is_created_without_a_look_at_all_of_upstreams_tables(
+def test_a_second_feed_is_created_without_reading_upstreams_catalogue(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running(capture, pd)
@@ -77,9 +77,10 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_neither_a_second_pause_nor_a_shutdown_saves_the_pipeline_process_from_the_first(
+def test_a_second_pause_or_shutdown_does_not_save_the_pipeline_process(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
+    """The first pause kills it all the same."""
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")
     os.kill(pid, signal.SIGSTOP)
     again = once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))
@@ -89,7 +90,7 @@ def test_neither_a_second_pause_nor_a_shutdown_saves_the_pipeline_process_from_t
     assert capture.feed("one")["state"] == "stopped"
 
 
-def test_a_pause_does_not_save_the_pipeline_process_of_an_incarnation_that_has_failed(
+def test_a_pause_does_not_save_the_pipeline_process_of_a_failed_run(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")

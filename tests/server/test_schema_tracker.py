@@ -134,7 +134,7 @@ def test_what_lies_at_or_below_the_checkpoint_is_history(span: DdlSpan) -> None:
     assert all(task.start_ts == cut for task in later.initial)
 
 
-def test_topics_of_new_and_renamed_tables_are_told_with_the_ddl_that_makes_them(span: DdlSpan) -> None:
+def test_topics_of_new_and_renamed_tables_come_with_their_ddl(span: DdlSpan) -> None:
     """Also where nothing is sent and no span changes: rows behind it go elsewhere all the same."""
     jobs = [job for job in written("basic") if job.is_done]
     end = jobs[-1].finished_ts

@@ -73,7 +73,7 @@ def begin_two(capture: Running, bank: BankWorkload, pd: PdClient) -> int:
     return start_ts
 
 
-def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_then_all_of_it(
+def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     """A puller that dies goes on where it was. A feed that is resumed needs what went with one that ran on, a
@@ -107,7 +107,7 @@ def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_th
 
 
 @pytest.mark.parametrize("trouble", ["its sink is down", "its pipeline is stopped"])
-def test_a_feed_that_stands_still_makes_way_before_the_others_stand_still_too(
+def test_a_stalled_feed_makes_way_before_the_others_stall(
     upstream: EmbeddedUpstream,
     bank: BankWorkload,
     pd: PdClient,
@@ -202,7 +202,7 @@ def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Pat
     assert received() == 180
 
 
-def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idle_one(tmp_path: Path) -> None:
+def test_a_restarted_or_later_kept_span_is_not_taken_for_an_idle_one(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(100)

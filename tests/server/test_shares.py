@@ -89,7 +89,7 @@ def test_who_delivers_prepares_for_what_is_to_come_alone() -> None:
     assert world.sharing.not_wanted() == [world.peers["a"]], "it may let go of that again"
 
 
-def test_loads_that_change_while_takers_prepare_do_not_change_what_they_prepare_for() -> None:
+def test_loads_that_change_during_preparation_do_not_change_its_plan() -> None:
     world = World("b")
     world.run(a=ALL)
     world.better()
@@ -192,7 +192,7 @@ def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> 
     assert world.sharing.aim != after
 
 
-def test_what_is_asked_for_by_hand_is_done_after_a_restart_and_dropped_when_it_cannot_be() -> None:
+def test_a_manual_move_survives_a_restart_and_is_dropped_if_impossible() -> None:
     world = World("b")
     cut = TABLES[2].span.start
     world.run(a=Span(b"", cut), b=Span(cut, b""))
@@ -231,7 +231,8 @@ def test_after_a_failure_who_delivered_goes_on_and_takers_go_on_preparing() -> N
     assert set(world.sharing.divide({"a": [ALL]}, shared=True)) == {"a", "b"}
 
 
-def test_a_move_waits_for_its_own_takers_however_long_others_were_waited_for() -> None:
+def test_a_move_waits_for_its_own_takers_after_others_were_waited_for() -> None:
+    """The time spent on the takers of an earlier plan does not count."""
     world = World("b", "c")
     world.run(a=ALL)
     world.better()

@@ -110,7 +110,7 @@ def test_captures_come_and_go_and_all_rows_arrive_once(
     check_order(third.lines("one"))
 
 
-def test_a_capture_that_holds_its_session_and_answers_nobody_is_left_behind(
+def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(
     start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As TiCDC waits for ever for a capture that is leased and cannot be reached."""

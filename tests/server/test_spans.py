@@ -75,7 +75,7 @@ def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None
     assert registry.held == frozenset()
 
 
-def test_a_table_that_is_dropped_and_comes_back_while_the_feed_lags_stays_followed() -> None:
+def test_a_table_dropped_and_recreated_while_the_feed_lags_stays_followed() -> None:
     """Both DDLs were read before the first was delivered: held from 50, and needed again from 90."""
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)
@@ -90,7 +90,7 @@ def test_a_table_that_is_dropped_and_comes_back_while_the_feed_lags_stays_follow
     assert again.take() == [("unwatch", None)]
 
 
-def test_a_feed_that_is_removed_takes_its_files_along_unless_another_needs_them() -> None:
+def test_a_removed_feed_removes_its_files_unless_another_feed_needs_them() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
@@ -112,7 +112,7 @@ def test_rows_go_only_below_what_every_holder_is_done_with() -> None:
     assert puller.take() == [("drop_below", 65)]
 
 
-def test_what_all_are_done_with_is_not_asked_for_again_but_for_a_feed_that_needs_it() -> None:
+def test_delivered_events_are_requested_again_only_if_a_feed_needs_them() -> None:
     """A puller that starts again goes on; a feed that goes on after a pause gets what went meanwhile."""
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
@@ -158,7 +158,8 @@ def test_a_puller_knows_what_pd_holds_before_it_is_told_of_any_span() -> None:
     assert again.take() == [("safe_point", 69), ("watch", 70)], "nothing is asked for below what is held"
 
 
-def test_a_refusal_concerns_the_feeds_that_need_what_is_refused_until_it_is_asked_for_again() -> None:
+def test_a_refusal_concerns_the_feeds_that_need_the_refused_range() -> None:
+    """It ends when the range is requested again."""
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 80)
@@ -190,7 +191,8 @@ def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None
     assert again.messages[-1].guarded, "not for ever"
 
 
-def test_spans_of_other_feeds_stay_guarded_and_a_shared_one_is_again_when_the_other_is_gone() -> None:
+def test_a_shared_span_is_guarded_again_when_the_other_feed_is_gone() -> None:
+    """Spans of other feeds stay guarded."""
     registry, puller = connected()
     other = keys.record_span(101)
     registry.hold(TWO, SPAN, 50)
@@ -203,7 +205,7 @@ def test_spans_of_other_feeds_stay_guarded_and_a_shared_one_is_again_when_the_ot
     assert told == [Watch(SPAN, 50, False), Watch(SPAN, 50, True)]
 
 
-def test_a_span_that_was_refused_for_one_feed_is_asked_for_by_the_others_when_that_is_gone() -> None:
+def test_a_span_refused_for_a_removed_feed_is_requested_by_the_others() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)
     registry.hold(TWO, SPAN, 80)
@@ -233,7 +235,7 @@ def full(registry: SpanRegistry) -> None:
     registry.hear_status(Status([], filling="8 of 10 bytes"))
 
 
-def test_a_feed_that_stands_still_is_in_the_way_of_those_that_share_its_spans_and_go_on() -> None:
+def test_a_stalled_feed_is_in_the_way_of_active_feeds_that_share_its_spans() -> None:
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
@@ -248,7 +250,8 @@ def test_a_feed_that_stands_still_is_in_the_way_of_those_that_share_its_spans_an
     assert registry.in_the_way_of(ONE, late + STANDS_S) == [], "the other stands still as well"
 
 
-def test_feeds_are_not_in_each_others_way_for_the_ddl_span_or_when_they_share_none() -> None:
+def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
+    """The DDL span does not count as shared."""
     registry = SpanRegistry()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, keys.record_span(101), 50)
@@ -308,7 +311,7 @@ def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
     assert (feed._failure is not None) is makes_way
 
 
-def test_what_was_refused_is_followed_from_where_it_is_needed_once_nobody_needs_more() -> None:
+def test_a_refused_span_is_followed_from_where_feeds_need_it_later() -> None:
     """The puller stands still at what it has refused, and asking from later on alone changes nothing."""
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)

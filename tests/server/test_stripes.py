@@ -79,12 +79,13 @@ CUTS = st.builds(keys.int_record, IDS, st.sampled_from([0, 4]))
     st.frozensets(CUTS, max_size=12),
     st.sampled_from([1, 2, 7, 64]),
 )
-def test_cut_inside_tables_every_key_of_a_wanted_table_is_in_one_span_and_no_other_key(
+def test_every_key_of_a_wanted_table_is_in_one_span_and_no_other_key_is(
     initial: frozenset[int],
     steps: list[tuple[frozenset[int], frozenset[int]]],
     cuts: frozenset[bytes],
     width: int,
 ) -> None:
+    """Cuts may be inside tables."""
     stripes, wanted = Stripes(width, cuts), set(initial)
     tasks = {task.id: task for task in stripes.begin(table_task(table, 5) for table in sorted(initial))}
 
@@ -153,16 +154,14 @@ def test_a_wide_stripe_is_told_as_a_number_in_hex() -> None:
         (range(0, 10_000_000, 100), 4096),
     ],
 )
-def test_the_width_follows_from_how_many_tables_there_are_and_how_near_their_ids(
-    ids: range, width: int
-) -> None:
+def test_the_width_follows_from_the_number_and_the_spread_of_table_ids(ids: range, width: int) -> None:
     assert chosen_width(ids) == width
     stripes = len({table // width for table in ids})
     assert width in (1, 4096) or stripes <= STRIPES < len({2 * table // width for table in ids})
 
 
 @pytest.mark.integration
-def test_rows_of_a_neighbour_that_nobody_wants_hold_nothing_back_and_are_not_delivered(
+def test_rows_of_an_unwanted_neighbour_delay_nothing_and_are_not_sent(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     settings = {"filter": {"rules": ["bank.orders"]}, "tidegate": {"ids_per_stripe": 4096}}

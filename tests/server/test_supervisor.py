@@ -75,7 +75,7 @@ def test_a_child_ends_on_request_and_says_how(tmp_path: Path) -> None:
     assert asyncio.run(scenario()) == -signal.SIGTERM
 
 
-def test_what_a_child_started_ends_with_it_though_it_is_stopped_and_in_a_group_of_its_own(
+def test_a_childs_descendants_end_with_it_even_stopped_in_another_group(
     tmp_path: Path,
 ) -> None:
     """As Spark's Python workers are: the daemon makes a group, and a stopped one sees nothing of the end."""

@@ -24,7 +24,7 @@ def edges(table: int, regions: int) -> list[bytes]:
     return [keys.record_prefix(table), *(keys.int_record(table, at) for at in range(1, regions))]
 
 
-def test_a_table_above_the_threshold_is_cut_into_pieces_of_equally_many_regions() -> None:
+def test_a_table_above_the_threshold_is_cut_into_pieces_of_equal_regions() -> None:
     starts = edges(7, 4) + edges(8, 5) + edges(9, 9)
     assert chosen_cuts(starts, [7, 8], ON) == [keys.int_record(8, at) for at in (1, 3)]
     assert chosen_cuts(starts, [9], ON) == [keys.int_record(9, at) for at in (1, 3, 5, 7)]

@@ -27,7 +27,7 @@ def test_a_statement_is_read_as_its_session_did() -> None:
     assert sent.query == "CREATE TABLE `t` (`a` CHAR DEFAULT _LATIN1'x')"
 
 
-def test_what_cannot_be_read_goes_out_as_it_was_written_and_a_warning_names_it(
+def test_an_unreadable_ddl_is_sent_as_written_and_a_warning_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     query = "create table t (a frob)" + " " * 1000

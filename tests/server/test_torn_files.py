@@ -67,7 +67,7 @@ def test_a_plan_of_an_initial_load_that_was_cut_is_made_again(pd: PdClient, tmp_
         assert (tmp_path / LOAD_FILE).read_bytes() == whole
 
 
-def test_a_pipeline_that_reads_a_cut_file_is_tried_again_and_one_whose_spec_is_gone_is_not(
+def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
     tmp_path: Path,
 ) -> None:
     spec, barrier = tmp_path / "spec-1-f00d.json", tmp_path / "barrier.json"

@@ -102,7 +102,7 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
             assert process.wait(STOP_S) == 0
 
 
-def test_a_server_whose_processes_are_all_told_to_end_at_once_ends_in_order(
+def test_a_server_whose_processes_all_get_sigterm_at_once_ends_in_order(
     upstream: EmbeddedUpstream, tmp_path: Path
 ) -> None:
     """As service managers do: SIGTERM to all of a service, the children first here."""
@@ -139,7 +139,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.sink.kafka.owner.CALL_TIMEOUT_S", 2.0)
 
 
-def test_a_broker_that_goes_away_is_a_warning_that_passes_and_never_keeps_a_capture_from_ending(
+def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(
     bank: BankWorkload,
     upstream: EmbeddedUpstream,
     kafka_broker: Broker,

@@ -267,7 +267,7 @@ def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_told(
         again.stop()
 
 
-def test_rows_of_a_table_that_no_ddl_announces_wait_until_it_is_stored_that_it_came(
+def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
     capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With other rules the feed would otherwise begin below, and send older rows of the table after them."""
@@ -301,7 +301,7 @@ def test_rows_of_a_table_that_no_ddl_announces_wait_until_it_is_stored_that_it_c
     assert stored(capture, "one").checkpoint_ts >= ts - 1
 
 
-def test_a_feed_that_was_stopped_as_it_reached_its_target_goes_on_to_a_later_one(
+def test_a_feed_stopped_as_it_reached_its_target_continues_to_a_later_one(
     capture: Running, bank: BankWorkload
 ) -> None:
     """It had nothing more to do when it was paused, which says nothing of what it has to do now."""

@@ -134,7 +134,7 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
 @pytest.mark.parametrize(
     ("target_ts", "due_in", "wakes"), [(0, 0.5, False), (0, 0.0, True), (900, 0.5, True)]
 )
-def test_an_owner_ticks_after_a_checkpoint_is_stored_only_if_something_waits_for_that(
+def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
     target_ts: int, due_in: float, wakes: bool
 ) -> None:
     """A tick costs the same whatever it is for, and every changefeed stores its checkpoint once a second."""
@@ -169,7 +169,7 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
     assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
 
 
-def test_who_may_stand_still_is_looked_at_often_however_many_changefeeds_there_are() -> None:
+def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     """A watchdog counts two seconds of a pause: with longer ones its patience would last a multiple."""
     pulse, thread = Pulse(), SimpleNamespace(at="Resolved 5")
     for number in range(1000):
@@ -252,7 +252,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
 
 
 @pytest.mark.integration
-def test_rows_ddl_resolved_and_the_stored_checkpoint_need_no_tick_but_those_that_events_bring(
+def test_rows_ddl_and_checkpoints_need_only_the_ticks_that_events_cause(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were one wake-up missing, the rest would end it after a while, and nobody would know."""
@@ -269,7 +269,7 @@ def test_rows_ddl_resolved_and_the_stored_checkpoint_need_no_tick_but_those_that
 
 
 @pytest.mark.integration
-def test_rows_beside_a_lock_in_their_stripe_need_no_tick_but_those_that_events_bring(
+def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
     bank: BankWorkload,
     capture: Running,
     upstream: EmbeddedUpstream,

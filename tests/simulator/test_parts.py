@@ -150,7 +150,7 @@ def row(upstream: Upstream, now: float) -> Record:
     return Record(Kind.ROW, "t00", ts)
 
 
-def test_a_writer_that_was_initialised_again_is_fenced_and_its_transaction_is_over(
+def test_a_writer_initialised_again_is_fenced_and_its_transaction_is_over(
     sink: Sink, upstream: Upstream
 ) -> None:
     first, one = sink.initialise("a"), row(upstream, 1.0)

@@ -121,7 +121,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, _wall_clock_library: str) ->
     broker.stop()
 
 
-def test_a_broker_behind_or_ahead_of_us_by_hours_takes_what_goes_to_topics_of_ours(world: World) -> None:
+def test_our_own_topics_accept_messages_when_clocks_differ_by_hours(world: World) -> None:
     sinks = world.sinks["ours"]
     sinks.send(1)
     for ts, hours in enumerate((-6, 36, -60, 30), 2):
@@ -131,7 +131,7 @@ def test_a_broker_behind_or_ahead_of_us_by_hours_takes_what_goes_to_topics_of_ou
     assert sinks.owner.journal.resolved_ts == 5
 
 
-def test_a_topic_that_keeps_our_time_is_refused_by_a_broker_behind_us_until_the_clocks_agree(
+def test_a_late_broker_rejects_a_topic_with_our_time_until_clocks_agree(
     world: World,
 ) -> None:
     sinks = world.sinks["theirs"]

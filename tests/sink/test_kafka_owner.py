@@ -80,9 +80,10 @@ def marks_of(sink: Any) -> dict[int, tuple[list[int], list[int]]]:
     }
 
 
-def test_resolved_and_ddl_reach_every_partition_and_a_journalled_ddl_is_not_sent_again(
+def test_resolved_and_ddl_reach_every_partition_and_no_ddl_is_resent(
     open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
+    """A DDL that is in the journal was sent."""
     first = open_sink()
     first.send_ddl(event(100))
     first.send_resolved(100)
@@ -105,7 +106,7 @@ def places(sink: KafkaOwnerSink, topics: list[str]) -> dict[str, dict[int, tuple
     return found
 
 
-def test_resolved_goes_to_all_topics_in_use_and_a_ddl_to_the_topic_of_its_table(
+def test_resolved_goes_to_all_topics_in_use_and_a_ddl_to_its_tables_topic(
     open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str]
 ) -> None:
     """Each has the number of partitions it has, or that of the feed's own when it is made."""
@@ -146,7 +147,7 @@ def delete(kafka: str, *topics: str) -> None:
     eventually("the topics are gone", lambda: not set(topics) & admin.list_topics().topics.keys())
 
 
-def test_topics_and_their_partitions_outlive_an_owner_though_partitions_are_added(
+def test_topics_and_their_partition_counts_outlive_an_owner(
     open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
 ) -> None:
     """Else rows of one key would be on two partitions, and readers of a topic without tables stand still."""
@@ -164,7 +165,7 @@ def test_topics_and_their_partitions_outlive_an_owner_though_partitions_are_adde
     assert open_sink(instance="second").topics == {own: 5}, "another feed's record says nothing"
 
 
-def test_a_topic_that_was_deleted_leaves_unless_it_is_wanted_and_a_smaller_one_is_refused(
+def test_a_deleted_topic_is_dropped_if_unwanted_and_a_smaller_one_rejected(
     open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
 ) -> None:
     first, gone, wanted, smaller = open_sink(), new_topic(2), new_topic(2), new_topic(2)
@@ -246,7 +247,7 @@ def test_what_is_recorded_behind_an_open_transaction_is_not_missed(
     assert sink.open_owner(marks, lambda: None).journal.resolved_ts == 60
 
 
-def test_an_owner_whose_grant_was_replaced_before_it_opened_does_no_more_than_open(
+def test_an_owner_replaced_before_it_opened_only_opens_and_sends_nothing(
     open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     """It wakes up late and fences its successor, which opens anew; what it was about to send is not sent."""
@@ -314,7 +315,7 @@ def told_of(sink: Any) -> dict[int, list[tuple[int, tuple[tuple[str, bytes], ...
     }
 
 
-def test_another_number_of_partitions_is_one_step_with_its_resolved_and_outlives_the_owner(
+def test_a_repartition_is_one_step_with_its_resolved_and_survives_restarts(
     open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     """Retired partitions get Resolved and DDL for ever; partition-num says nothing any more."""
@@ -378,7 +379,7 @@ def test_a_change_by_an_owner_that_was_replaced_does_not_happen(
     assert new.partitions == open_sink().partitions == 3
 
 
-def test_admin_follows_resolved_on_every_partition_where_the_protocol_has_it(
+def test_admin_follows_resolved_on_every_partition_if_the_protocol_has_it(
     open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     sink: Any = open_sink("ticdc-mq")
@@ -390,7 +391,7 @@ def test_admin_follows_resolved_on_every_partition_where_the_protocol_has_it(
         assert tuple(resolved.headers()) == tuple(admin.headers()) == layout
 
 
-def test_a_topic_that_was_made_again_with_fewer_partitions_than_were_ever_written_is_refused(
+def test_a_recreated_topic_with_fewer_partitions_than_written_is_rejected(
     open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
 ) -> None:
     sink = open_sink()

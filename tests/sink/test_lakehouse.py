@@ -53,7 +53,7 @@ def test_the_longest_names_have_folders_of_their_own(tmp_path: Path) -> None:
     assert [lake.read(path).column("id").to_pylist() for path in paths] == [[n] for n in range(len(names))]
 
 
-def test_a_folder_of_an_earlier_release_is_not_shared_on_a_disk_that_ignores_case(tmp_path: Path) -> None:
+def test_an_old_release_folder_is_not_shared_on_a_case_insensitive_disk(tmp_path: Path) -> None:
     """A link stands for such a disk: two spellings, one folder."""
     lake = Lakehouse(tmp_path)
     lake.create("shop/Orders", SCHEMA)
@@ -275,7 +275,7 @@ def test_a_commit_that_somebody_else_was_faster_than_fails(tmp_path: Path) -> No
         assert DeltaTable(tmp_path / PATH).history(1)[0]["operation"] == "WRITE"
 
 
-def test_what_others_do_to_the_table_of_snapshots_does_not_stop_the_consumer(tmp_path: Path) -> None:
+def test_foreign_changes_to_the_snapshot_table_do_not_stop_the_consumer(tmp_path: Path) -> None:
     lake, _ = two_writers(tmp_path)
     lake.publish(7, [], "two")
     DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()

@@ -34,13 +34,13 @@ def test_it_starts_small_and_forgets_what_was() -> None:
     assert pace.window(now) == WINDOW_MIN
 
 
-def test_what_is_under_way_is_taken_in_half_a_second_at_a_megabyte_a_second_and_more() -> None:
+def test_the_window_is_half_a_second_of_data_at_1_mb_a_second_and_more() -> None:
     for rate in (MB, 10 * MB, 100 * MB):
         pace = Pace()
         assert pace.window(fed(pace, rate, 30)) <= rate * 0.51
 
 
-def test_what_a_quota_lets_through_at_once_is_not_taken_for_the_broker_s_pace() -> None:
+def test_a_burst_that_a_quota_allows_is_not_taken_for_the_brokers_pace() -> None:
     """Kafka lets a rested client send ten seconds' worth, and then holds it to the rate."""
     pace = Pace()
     pace.acknowledged(10 * MB, 100.0)

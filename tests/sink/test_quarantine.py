@@ -75,7 +75,7 @@ def test_what_a_disk_has_no_room_for_is_taken_back_whole(tmp_path: Path) -> None
     assert read(kept.path) == [ENTRY, other(4)]
 
 
-def test_lines_of_several_processes_never_mix_though_each_write_is_cut_short(tmp_path: Path) -> None:
+def test_lines_of_several_processes_never_mix_despite_short_writes(tmp_path: Path) -> None:
     program = (
         "import os, sys, pathlib\n"
         "from tidegate.sink.quarantine import Quarantine\n"

@@ -182,7 +182,7 @@ def test_a_piece_that_reaches_beyond_what_is_done_stays(tmp_path: Path) -> None:
     assert 0 < place.changes.standing().kept < 2000
 
 
-def test_a_reader_that_has_its_fill_waits_for_its_query_and_only_for_what_that_can_take(
+def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
     tmp_path: Path,
 ) -> None:
     place = Place(tmp_path, max_kept=5000)

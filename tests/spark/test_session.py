@@ -51,7 +51,7 @@ spark.stop()
 """
 
 
-def test_the_jvm_is_started_without_a_fork_of_the_process_and_ignores_sigint(tmp_path: Path) -> None:
+def test_the_jvm_is_started_without_a_fork_and_ignores_sigint(tmp_path: Path) -> None:
     """gRPC aborts forked children of a process whose other threads are within it."""
     done = subprocess.run([sys.executable, "-c", STARTED, str(tmp_path)], capture_output=True, text=True)
     assert "forked" not in done.stdout

@@ -115,7 +115,7 @@ NOW = {"availableNow": True}
 LIMIT = str(ReadMaxBytes(77))
 
 
-def test_the_next_offset_is_asked_for_when_the_batch_before_it_is_in_the_commit_log(query: Query) -> None:
+def test_the_next_offset_is_asked_once_the_commit_log_has_the_last_batch(query: Query) -> None:
     """So `latest` of a start tells that all up to it is done, earlier than `commit` does."""
     calls = query.run(query.source(rows=3))
     assert calls[:11] == [
@@ -135,7 +135,7 @@ def test_the_next_offset_is_asked_for_when_the_batch_before_it_is_in_the_commit_
     assert query.rows == [[1], [2], [3]]
 
 
-def test_a_trigger_of_what_is_available_is_announced_and_then_asks_the_same(query: Query) -> None:
+def test_an_available_now_trigger_is_announced_and_asks_the_same(query: Query) -> None:
     calls = query.run(query.source(rows=2), NOW)
     assert calls == [
         ["prepare", -1],
@@ -150,7 +150,7 @@ def test_a_trigger_of_what_is_available_is_announced_and_then_asks_the_same(quer
     ]
 
 
-def test_the_last_end_of_a_run_is_committed_with_the_next_batch_of_another_run(query: Query) -> None:
+def test_the_last_end_of_a_run_is_committed_with_the_next_runs_batch(query: Query) -> None:
     query.run(query.source(rows=1), NOW)
     assert query.run(query.source(rows=1), NOW) == [["prepare", 0], ["latest", 1, LIMIT, 0]]
     assert query.run(query.source(rows=2), NOW) == [
@@ -178,7 +178,7 @@ def test_after_a_kill_in_the_first_batch_its_start_is_asked_for_again(query: Que
     assert query.rows == [[1], [1], [2]]
 
 
-def test_after_a_kill_within_a_batch_it_is_planned_again_before_an_offset_is_asked_for(query: Query) -> None:
+def test_a_batch_that_was_killed_is_planned_again_before_a_new_offset(query: Query) -> None:
     query.run(query.source(rows=2), NOW)
     query.kill(1)
     assert query.run(query.source(rows=3), NOW) == [
@@ -192,7 +192,7 @@ def test_after_a_kill_within_a_batch_it_is_planned_again_before_an_offset_is_ask
     assert query.rows == [[1], [2], [2], [3]]
 
 
-def test_a_source_without_news_is_in_no_plan_of_a_batch_that_another_source_makes(query: Query) -> None:
+def test_a_source_without_news_is_not_in_the_plan_of_anothers_batch(query: Query) -> None:
     calls = query.run(query.source(rows=1).union(query.source(rows=2, name="other")), NOW)
     assert calls[-3:] == [["latest", 1, LIMIT, 0], ["commit", 1, 0], ["latest", 1, LIMIT, 1]]
     assert ["partitions", 1, 1, 0] not in calls

@@ -107,7 +107,7 @@ def below_single(value: float) -> float:
     ],
     ids=["float", "bit", "both"],
 )
-def test_damage_that_ticdc_loses_when_it_encodes_a_row_again_is_ours_to_find(
+def test_we_detect_damage_that_ticdc_loses_when_it_reencodes_a_row(
     tmp_path: Path, altered: bytes, values: list[str]
 ) -> None:
     healthy = checksum.sealed(cells(), KEY)

@@ -108,7 +108,7 @@ def test_a_malformed_message_ends_its_stream_and_no_other(upstream: EmbeddedUpst
     other.cancel()
 
 
-def test_a_message_that_claims_four_gibibytes_is_refused_and_not_waited_for(
+def test_a_message_that_claims_four_gibibytes_is_rejected_at_once(
     upstream: EmbeddedUpstream,
 ) -> None:
     """HTTP/2 by hand: gRPC's own clients would not send it."""
@@ -180,7 +180,7 @@ def test_an_unknown_region_is_not_found(upstream: EmbeddedUpstream) -> None:
     calls.cancel()
 
 
-def test_ids_and_commands_that_are_not_as_many_are_paired_as_far_as_they_go(
+def test_unequal_numbers_of_ids_and_commands_are_paired_up_to_the_shorter(
     upstream: EmbeddedUpstream,
 ) -> None:
     wire = Wire(upstream.pd_addr)
@@ -281,7 +281,7 @@ def test_commands_beyond_those_that_may_be_under_way_find_the_server_busy(
     cluster.waiting.stop()
 
 
-def test_requests_beyond_the_bytes_that_may_wait_find_the_server_busy_until_some_are_answered(
+def test_requests_above_the_byte_limit_get_server_is_busy_until_it_drains(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "REQUESTS_BYTES_MAX", 250_000)
@@ -311,7 +311,7 @@ def test_requests_beyond_the_bytes_that_may_wait_find_the_server_busy_until_some
     cluster.waiting.stop()
 
 
-def test_a_hundred_thousand_registrations_on_one_stream_are_served_or_find_the_server_busy(
+def test_100_000_registrations_on_one_stream_are_served_or_get_busy(
     make: Make,
 ) -> None:
     """So many that only `SCANS_MAX` may be scanned; the stream waits for the endpoint, not in memory."""

@@ -112,9 +112,10 @@ def test_a_key_elsewhere_is_not_in_the_region(make: Callable[..., Cluster]) -> N
     assert error(cluster.at(high, get(b"a", 10))).key_not_in_region.end_key == b""
 
 
-def test_writes_under_way_at_a_split_a_transfer_and_a_merge_are_refused_or_applied_whole(
+def test_writes_during_region_changes_are_rejected_or_applied_whole(
     make: Callable[..., Cluster],
 ) -> None:
+    """The changes are a split, a leader transfer and a merge."""
     cluster = make(b"m", stores=3)
     low = cluster.regions.of_key(b"")
     proposed, go_on = noted_proposals(cluster), cluster.hold_applies()
@@ -156,7 +157,7 @@ def test_a_merge_can_be_given_up(make: Callable[..., Cluster]) -> None:
         cluster.operators.rollback_merge(low.id)
 
 
-def test_a_new_leader_chooses_timestamps_above_what_the_old_one_was_read_at(
+def test_a_new_leader_chooses_timestamps_above_the_reads_of_the_old_one(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(stores=3)
@@ -222,7 +223,7 @@ def test_deadlocks_are_found_across_stores(make: Callable[..., Cluster]) -> None
     assert not waiting.response().errors
 
 
-def test_a_store_that_stops_loses_its_leaders_to_the_majority_and_keeps_them_without_one(
+def test_a_stopped_store_loses_its_leaders_only_if_a_majority_is_left(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(b"m", stores=3)
@@ -280,7 +281,7 @@ def test_regions_epochs_and_ids_are_durable_and_a_cut_merge_is_carried_on(tmp_pa
 
 
 @pytest.mark.parametrize("end", ["commit_merge", "rollback_merge"])
-def test_a_start_goes_on_when_another_has_ended_the_merge_that_it_carries_on(
+def test_a_start_continues_when_another_has_ended_the_merge_it_resumes(
     make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     cluster = make(b"m", stores=3)

@@ -113,7 +113,7 @@ def upstream(tmp_path: Path) -> Iterator[EmbeddedUpstream]:
         yield running
 
 
-def test_a_public_client_commits_and_reads_optimistically_and_pessimistically(tmp_path: Path) -> None:
+def test_a_public_client_commits_and_reads_in_both_transaction_modes(tmp_path: Path) -> None:
     """In a child process: that client's interpreter sometimes aborts at exit."""
     boundaries = [b"lor\x00\x00\x00\x00\x00\xfa"]
     with EmbeddedUpstream(tmp_path, boundaries=boundaries) as running:

@@ -47,7 +47,7 @@ def test_of_a_bag_contents_are_counted() -> None:
     ]
 
 
-def test_statements_delete_the_keys_that_differ_and_insert_the_sources_rows() -> None:
+def test_statements_delete_differing_keys_and_insert_the_sources_rows() -> None:
     found = differences(rows((2, "it's"), (3, "c")), rows((2, "x"), (5, "e")), ["id"])
     table = "delta.`/lake/b/t`"
     assert list(statements(Path("/lake/b/t"), SHAPE, found)) == [

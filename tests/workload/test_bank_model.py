@@ -36,7 +36,7 @@ def test_rows_carry_the_checksums_that_the_switch_asks_for(version: int | None) 
                 assert (found.outcome, found.version) == (wanted, -1 if version is None else version)
 
 
-def test_an_old_value_of_version_0_is_excused_after_a_ddl_and_a_raw_sum_needs_no_excuse() -> None:
+def test_an_old_value_of_version_0_is_excused_after_a_ddl_but_no_raw_sum() -> None:
     """TiDB's rule: columns that came since the row was written are in no sum of it."""
     before = new_bank()
     table = before.table("accounts")

@@ -35,7 +35,7 @@ def new_bank() -> Catalog:
     return catalog
 
 
-def test_a_definition_equals_the_one_tidb_wrote_member_by_member_in_its_order() -> None:
+def test_a_definition_equals_tidbs_own_in_every_member_and_in_order() -> None:
     for name, columns in (("accounts", ACCOUNTS), ("orders", ORDERS)):
         golden = recorded(name)
         mine = table_info(golden["id"], name, columns, ["id"]) | {
@@ -70,7 +70,7 @@ def test_job_rows_are_written_column_by_column_as_tidb_does() -> None:
     assert mine[:4] == golden[:4] == bytes.fromhex("08040800")
 
 
-def test_every_ddl_of_the_round_is_a_job_our_parser_takes_and_a_meta_state_that_reads_back() -> None:
+def test_every_ddl_of_the_round_parses_as_a_job_and_its_meta_reads_back() -> None:
     catalog, meta = new_bank(), {m.key: m.value for m in bootstrap()}
     ddl, after_schema = Catalog("bank").create_schema()
     meta.update((m.key, m.value) for m in ddl.done(1 << 60, (1 << 60) + 1))

@@ -70,7 +70,7 @@ def adoptable(line: SnapshotLine) -> SnapshotLine:
     )
 
 
-def test_a_copy_that_is_later_than_the_start_ts_becomes_equal_whatever_dies(
+def test_a_copy_later_than_the_start_ts_becomes_equal_despite_crashes(
     mariadb: MySqlServer, tmp_path: Path
 ) -> None:
     """Rows between the two moments come again: inserts of rows that are there, swaps of unique values."""

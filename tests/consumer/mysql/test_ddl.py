@@ -289,7 +289,7 @@ def test_death_at_any_step_of_a_ddl_does_it_once(
         check_against_a_fresh_one(cursor, made, "at the end")
 
 
-def test_tables_that_were_there_before_the_changefeed_are_made_as_its_initial_load_tells(
+def test_existing_tables_are_created_as_the_initial_load_describes_them(
     server: MySqlServer, connection: Connection, tmp_path: Path
 ) -> None:
     config = merge_config({}, parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol"))
@@ -368,7 +368,7 @@ def rotate(a: DdlEvent, b: DdlEvent) -> list[DdlEvent]:
         pytest.param(rotate, {"c": [1, 2], "t": [3]}, id="rotate"),
     ],
 )
-def test_tables_that_change_names_in_one_statement_keep_their_rows_whatever_dies(
+def test_tables_renamed_in_one_statement_keep_their_rows_despite_crashes(
     server: MySqlServer, connection: Connection, tmp_path: Path, names: Any, found: dict[str, list[int]]
 ) -> None:
     cursor = connection.cursor()
@@ -600,7 +600,7 @@ def test_a_description_is_that_of_an_empty_copy_whatever_the_table_has(server_on
     cursor.execute(f"DROP TABLE {place}, {copy}, {FRESH}.parent")
 
 
-def test_a_connection_that_is_lost_between_two_steps_leaves_the_first_ones_note_behind(
+def test_a_connection_lost_between_two_steps_leaves_the_first_steps_note(
     server: MySqlServer, connection: Connection, tmp_path: Path
 ) -> None:
     _, other = two_tables()

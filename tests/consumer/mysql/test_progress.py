@@ -101,7 +101,7 @@ def test_other_rows_than_before_are_not_written(
         second.begin("p1", digests)
 
 
-def test_what_an_old_consumer_has_in_an_open_transaction_is_never_committed(
+def test_an_open_transaction_of_a_replaced_consumer_is_never_committed(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     old, _ = taken(mariadb, name)
@@ -322,7 +322,7 @@ def test_a_consumer_that_was_ended_does_not_end_the_one_that_took_over(
     new.move("p2")
 
 
-def test_a_takeover_whose_commit_is_lost_makes_no_token_that_another_gets_too(
+def test_a_takeover_whose_commit_is_lost_shares_no_token_with_another(
     mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = taken(mariadb, name)

@@ -111,9 +111,10 @@ def test_a_lock_is_free_only_after_the_killed_statement_has_ended(
         assert ask(server, "SELECT COUNT(*) FROM large")[0][0] in (0, ROWS)
 
 
-def test_a_lock_is_free_only_after_an_idle_connections_transaction_is_undone(
+def test_a_lock_is_free_only_after_the_killed_transaction_is_rolled_back(
     mariadb: MySqlServer, server: Connection, schema: str
 ) -> None:
+    """The killed connection is idle inside its open transaction."""
     ask(server, "CREATE TABLE t (id INT PRIMARY KEY) ENGINE=InnoDB")
     old = holder(mariadb, schema)
     old.begin()

@@ -542,7 +542,7 @@ BAG = [column(VARCHAR, "a"), column(LONG, "b")]
 
 
 @pytest.mark.parametrize("collation", ["utf8mb4_general_ci", "utf8mb4_unicode_ci", "utf8mb4_bin"])
-def test_rows_without_a_key_are_found_by_their_bytes_whatever_the_collation(
+def test_rows_without_a_key_are_found_by_their_bytes_in_every_collation(
     server: Connection, collation: str
 ) -> None:
     ask(server, f"CREATE TABLE t (a VARCHAR(20) COLLATE {collation}, b INT, KEY (a)) ENGINE=InnoDB")

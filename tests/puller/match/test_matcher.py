@@ -115,7 +115,7 @@ class Twins:
             assert plain is None or plain.resolved == ts
 
 
-def test_a_later_portion_of_a_batch_leaves_the_changes_of_an_earlier_one_alone() -> None:
+def test_a_later_portion_of_a_batch_does_not_touch_earlier_changes() -> None:
     twins = Twins()
     old = [Row(Kind.PREWRITE, 20, 0, 1, b"b%d" % n, b"old" * 40) for n in range(9)]
     twins.step([("initialized", 0, [Row(Kind.INITIALIZED)]), ("rows", 0, old)])
@@ -207,7 +207,7 @@ def live(open_bytes_max: int = 1 << 30) -> BlockMatcher:
     return matcher
 
 
-def test_an_error_ends_a_registration_and_a_new_one_of_the_same_region_takes_its_place() -> None:
+def test_an_error_ends_a_registration_and_a_new_one_takes_its_place() -> None:
     matcher = live()
     error = cdcpb.Error(congested=cdcpb.Congested(region_id=1))
     row = Row(4, 5, 20, 1, b"k", b"v")
@@ -232,7 +232,7 @@ def test_thousands_of_registrations_come_and_go() -> None:
         assert matcher.feed(rows_of_all).changes == 0
 
 
-def test_open_prewrites_beyond_the_limit_are_given_up_and_their_commit_is_a_violation() -> None:
+def test_dropped_prewrites_above_the_limit_make_their_commit_a_violation() -> None:
     matcher = live(open_bytes_max=10_000)
     big = [Row(1, 30, 0, 1, b"k%03d" % i, b"v" * 500) for i in range(100)]
     matcher.feed([rows_message(1, 7, big)])

@@ -119,7 +119,7 @@ def test_handle_resolved_ts_counts_only_upwards_and_only_after_initialized() -> 
     assert found == [10, 11, 8]
 
 
-def test_a_cached_commit_is_held_against_start_and_resolved_ts_when_it_is_replayed() -> None:
+def test_a_replayed_cached_commit_is_checked_against_start_and_resolved_ts() -> None:
     """Both clients of TiCDC emit it unchecked; a transaction under way at the start may commit below it."""
     both = Both(checkpoint=10)
     both.push(commit(5, 8, b"k1"), commit(6, 12, b"k2"))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from tidegate.puller.match.recycler import SMALL, Recycler
 
 
-def test_memory_of_a_dropped_block_is_used_again_and_that_of_a_held_one_is_not() -> None:
+def test_memory_of_a_dropped_block_is_reused_and_of_a_held_block_is_not() -> None:
     recycler = Recycler()
     first = recycler.buffers([SMALL, 10])
     address = first[0].address

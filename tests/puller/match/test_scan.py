@@ -139,9 +139,10 @@ def test_well_formed_messages_are_scanned_as_protobuf_reads_them(message: cdcpb.
 
 @settings(max_examples=600, deadline=None)
 @given(messages, st.data())
-def test_damaged_messages_are_flagged_or_read_as_protobuf_does_and_nothing_is_read_beyond_them(
+def test_damaged_messages_are_flagged_or_read_as_protobuf_reads_them(
     message: cdcpb.ChangeDataEvent, data: st.DataObject
 ) -> None:
+    """Nothing beyond the message is read."""
     raw = bytearray(message.SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         if not raw:

@@ -138,7 +138,7 @@ def test_timestamps_show_the_clock_of_their_zone(zone: str, seconds: list[int], 
     assert texts(Text.TIMESTAMP, words, 6, zone) == wanted
 
 
-def test_timestamps_around_every_change_of_the_clock_are_right_to_the_second() -> None:
+def test_timestamps_around_every_clock_change_are_right_to_the_second() -> None:
     table = zone_table("Europe/London")
     changes = [int(start) for start in table[3::2] if start >= 0]
     assert len(changes) > 100

@@ -92,7 +92,7 @@ def test_any_nanoseconds_are_a_time_of_day_or_undecodable(nanoseconds: int) -> N
     assert abs(temporal.parse_duration(text) - nanoseconds) < 1000
 
 
-def test_a_timestamp_without_such_a_day_is_undecodable_only_when_it_must_move() -> None:
+def test_a_timestamp_without_a_day_is_undecodable_only_in_another_zone() -> None:
     packed = temporal.pack(temporal.Parts(2020, 0, 0, 0, 0, 0, 0))
     assert temporal.in_zone(packed, UTC).month == 0
     with pytest.raises(Undecodable):

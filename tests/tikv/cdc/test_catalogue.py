@@ -39,9 +39,10 @@ def test_tso_failure_resolved_ts_stands_and_then_goes_on_and_never_falls(make: M
     client.close()
 
 
-def test_observed_before_incremental_scan_snapshot_initialized_is_the_last_row_of_the_second(
+def test_observed_before_incremental_scan_snapshot_initialized_comes_last(
     make: Make,
 ) -> None:
+    """The second registration gets rows that the first one has observed."""
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
@@ -72,7 +73,7 @@ def test_no_resolved_ts_before_downstream_initialized(make: Make, version: str) 
     client.close()
 
 
-def test_stream_multiplexing_one_request_resolves_while_the_other_is_scanned(make: Make) -> None:
+def test_stream_multiplexing_a_request_resolves_while_another_is_scanned(make: Make) -> None:
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
@@ -162,7 +163,7 @@ def test_write_rollback_when_no_lock_of_an_older_transaction_frees_nothing(make:
     client.close()
 
 
-def test_observe_duplicate_cmd_a_commit_reaches_new_subscriptions_exactly_once(make: Make) -> None:
+def test_observe_duplicate_cmd_new_subscriptions_get_a_commit_exactly_once(make: Make) -> None:
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
@@ -180,7 +181,7 @@ def test_observe_duplicate_cmd_a_commit_reaches_new_subscriptions_exactly_once(m
     client.close()
 
 
-def test_stale_resolver_generations_of_subscriptions_around_one_transaction(make: Make) -> None:
+def test_stale_resolver_subscriptions_change_around_one_transaction(make: Make) -> None:
     cluster = make()
     (region,) = cluster.regions.all
     start_ts = cluster.tso.get()
@@ -225,7 +226,7 @@ def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     client.close()
 
 
-def test_feature_gate_batched_marks_for_4_0_8_and_one_event_a_region_before(make: Make) -> None:
+def test_feature_gate_batched_marks_for_4_0_8_and_single_events_before(make: Make) -> None:
     cluster = make(b"m")
     new, old = Client(cluster, multiplexing=False), Client(cluster, multiplexing=False)
     low, high = cluster.regions.all

@@ -68,9 +68,10 @@ def test_error_each_change_of_a_region_ends_registrations_in_its_own_way() -> No
         assert ended_by(RegionChange(kind, (region,), (region,)), region, 1) is None
 
 
-def test_delegate_subscribe_unsubscribe_wrong_epochs_fail_and_the_last_to_leave_ends_observing(
+def test_delegate_subscribe_unsubscribe_epochs_and_the_end_of_observing(
     make: Make,
 ) -> None:
+    """Wrong epochs fail, and the last registration to leave ends the observing."""
     cluster = make()
     (region,) = cluster.operators.split(cluster.regions.all[0].id, [keys.encode(b"zz")])[:1]
     client = Client(cluster)
@@ -202,9 +203,7 @@ def test_scan_locks_data_locks_of_the_range_are_sent_and_tracked(make: Make) -> 
 
 
 @pytest.mark.parametrize("back", [0, 50, 100])
-def test_incremental_scanner_with_hint_min_ts_finds_the_old_value_below_the_checkpoint(
-    make: Make, back: int
-) -> None:
+def test_incremental_scanner_with_hint_min_ts_finds_earlier_old_values(make: Make, back: int) -> None:
     """TiKV: however much of the past the checkpoint leaves out, a delete's old value is the last put."""
     cluster = make()
     (region,) = cluster.regions.all
@@ -299,7 +298,8 @@ def old_value_feed(make: Make) -> tuple[Cluster, Client, Feed]:
     return cluster, client, feed
 
 
-def test_old_value_basic_of_inserts_updates_deletes_rollbacks_and_pessimistic_ones(make: Make) -> None:
+def test_old_value_basic_of_every_kind_of_change(make: Make) -> None:
+    """Inserts, updates, deletes, rollbacks and pessimistic changes."""
     cluster, client, feed = old_value_feed(make)
     cluster.txn(pb.Mutation(op=pb.Insert, key=b"k", value=b"1"))
     cluster.txn(put(b"k", LONG))
@@ -323,7 +323,7 @@ def test_old_value_basic_of_inserts_updates_deletes_rollbacks_and_pessimistic_on
     client.close()
 
 
-def test_old_value_cache_hit_a_prewrite_carries_it_also_of_a_pessimistic_one(make: Make) -> None:
+def test_old_value_cache_hit_prewrites_carry_it_even_pessimistic_ones(make: Make) -> None:
     """TiKV: old_value_cache_hit, old_value_cache_hit_pessimistic."""
     cluster, client, feed = old_value_feed(make)
     cluster.txn(put(b"k", b"1"))
@@ -341,7 +341,8 @@ def test_old_value_cache_hit_a_prewrite_carries_it_also_of_a_pessimistic_one(mak
     client.close()
 
 
-def test_old_value_cache_without_downstreams_nothing_is_carried_and_a_later_row_is_read(make: Make) -> None:
+def test_old_value_cache_without_downstreams_is_unused_and_a_row_is_read(make: Make) -> None:
+    """The row of a later heartbeat is read from the store."""
     cluster = make()
     (region,) = cluster.regions.all
     cluster.txn(put(b"k", b"1"))
@@ -361,7 +362,8 @@ def test_old_value_cache_without_downstreams_nothing_is_carried_and_a_later_row_
     client.close()
 
 
-def test_rollback_prewrites_with_txn_source_a_filtered_lock_holds_the_resolved_ts(make: Make) -> None:
+def test_rollback_prewrites_with_txn_source_a_filtered_lock_holds_the_ts(make: Make) -> None:
+    """The resolved ts stays below the lock until the rollback."""
     cluster = make()
     client = Client(cluster)
     feed = client.register(1, cluster.regions.all[0], filter_loop=True)
@@ -455,7 +457,7 @@ def test_memory_quota_of_locks_in_the_scan(make: Make, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("before", "during"), [(1, 5), (3, 3)])
-def test_memory_quota_of_locks_pending_while_the_scan_runs_and_when_it_is_finished(
+def test_memory_quota_of_pending_locks_during_and_after_a_scan(
     make: Make, monkeypatch: pytest.MonkeyPatch, before: int, during: int
 ) -> None:
     """TiKV: on pending push (5 of 4 while the scan runs), on finish scan (3 and 3 of 4)."""

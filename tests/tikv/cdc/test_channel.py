@@ -80,7 +80,7 @@ def test_a_scan_waits_for_room_and_goes_on() -> None:
     thread.join()
 
 
-def test_a_full_channel_that_sends_nothing_is_stuck_and_cancelled_with_the_reason() -> None:
+def test_a_full_channel_that_sends_nothing_is_cancelled_with_the_reason() -> None:
     now = [0.0]
     channel, one = Channel(100_000, monotonic=lambda: now[0]), Subscription()
     now[0] = 301.0
@@ -108,7 +108,7 @@ def test_a_full_channel_that_sends_nothing_is_stuck_and_cancelled_with_the_reaso
     assert not other.is_stuck(300.0)
 
 
-def test_clients_that_do_not_read_hold_no_more_than_one_budget_and_are_stuck_then() -> None:
+def test_clients_that_do_not_read_share_one_budget_and_then_are_stuck() -> None:
     """Each below its own quota: a thousand of them would fill any machine."""
     now, budget = [0.0], Budget(100_000)
     silent, other = (Channel(80_000, lambda: now[0], budget) for _ in range(2))

@@ -43,7 +43,7 @@ def caught_up(cluster: Cluster, client: Client, feed: Feed) -> None:
     client.until(lambda: feed.resolved_ts > reached)
 
 
-def test_a_one_phase_commit_is_one_event_of_committed_rows_above_the_resolved_ts(make: Make) -> None:
+def test_a_one_phase_commit_is_one_committed_event_above_the_resolved_ts(make: Make) -> None:
     cluster = make()
     cluster.txn(put(b"k2", b"old"))
     client, feed = subscribe(cluster, cluster.tso.get())
@@ -74,7 +74,7 @@ def feed_region(cluster: Cluster) -> int:
     return cluster.regions.all[0].id
 
 
-def test_a_one_phase_commit_of_a_pessimistic_transaction_has_its_old_value_and_releases(make: Make) -> None:
+def test_a_pessimistic_one_phase_commit_has_its_old_value_and_unlocks(make: Make) -> None:
     cluster = make()
     cluster.txn(put(b"k", b"old"))
     client, feed = subscribe(cluster)
@@ -89,7 +89,8 @@ def test_a_one_phase_commit_of_a_pessimistic_transaction_has_its_old_value_and_r
     client.close()
 
 
-def test_an_async_commit_is_prewrite_and_commit_and_holds_the_resolved_ts_at_its_start(make: Make) -> None:
+def test_an_async_commit_holds_the_resolved_ts_at_its_start(make: Make) -> None:
+    """It is emitted as a prewrite and a commit."""
     cluster = make(mode=TsoMode.MANUAL)
     cluster.tso.advance(90)
     client, feed = subscribe(cluster)
@@ -106,7 +107,7 @@ def test_an_async_commit_is_prewrite_and_commit_and_holds_the_resolved_ts_at_its
     client.close()
 
 
-def test_a_lock_in_memory_holds_the_resolved_ts_and_a_later_one_below_it_does_not_move_it(make: Make) -> None:
+def test_a_lock_in_memory_holds_resolved_ts_and_a_lower_one_keeps_it_there(make: Make) -> None:
     """TiKV's resolve_ts_checking_concurrency_manager: a lock of 80 under a TSO of 99, then one of 90."""
     cluster = make(mode=TsoMode.MANUAL)
     cluster.tso.advance(99)
@@ -168,7 +169,7 @@ def test_a_pushed_or_prolonged_lock_sends_no_valueless_prewrite(make: Make) -> N
     client.close()
 
 
-def test_an_overlapped_rollback_is_told_under_the_ts_of_the_commit_it_overlaps(make: Make) -> None:
+def test_an_overlapped_rollback_is_emitted_under_the_ts_of_the_commit(make: Make) -> None:
     """TiKV's extract_rollback_if_gc_fence_set, and an async lock that carries the flag to its commit."""
     cluster = make()
     commit_ts = cluster.txn(put(b"k"))
@@ -206,7 +207,7 @@ def test_a_silent_rollback_of_a_secondary_lets_the_resolved_ts_go_on(make: Make)
     client.close()
 
 
-def test_a_pipelined_transaction_sends_each_flush_and_commits_the_last_generation(make: Make) -> None:
+def test_a_pipelined_transaction_sends_each_flush_and_commits_the_last(make: Make) -> None:
     cluster = make(mode=TsoMode.MANUAL)
     cluster.tso.advance(90)
     client, feed = subscribe(cluster)
@@ -339,7 +340,7 @@ def test_raw_writes_are_committed_rows_with_expiry_and_a_rising_index(make: Make
     client.close()
 
 
-def test_a_raw_scan_has_the_newest_version_of_each_key_above_the_checkpoint(make: Make) -> None:
+def test_a_raw_scan_has_each_keys_newest_version_above_the_checkpoint(make: Make) -> None:
     cluster = make(api_version=2)
     raw(cluster, pb.RawPutRequest(key=K + b"0", value=b"old"))
     raw(cluster, pb.RawPutRequest(key=K + b"a", value=b"old"))

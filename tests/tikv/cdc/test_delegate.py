@@ -174,7 +174,7 @@ def test_a_commit_that_carries_an_overlapped_rollback_flag_is_a_commit(rig: Rig)
     assert [brief(event[0]) for event in rows_of(one)] == [("COMMIT", b"k", 5, 20)]
 
 
-def test_each_downstream_gets_the_rows_and_waits_for_the_locks_of_its_own_range(rig: Rig) -> None:
+def test_each_downstream_gets_the_rows_and_locks_of_its_own_range(rig: Rig) -> None:
     low, high, all_ = rig.downstream(1, b"", b"m"), rig.downstream(2, b"c", b""), rig.downstream(3)
     same = rig.downstream(4, b"", b"m")
     rig.prewrite(5, put(b"a"), put(b"d"), put(b"m"))

@@ -53,7 +53,7 @@ def test_the_worked_example_of_three_transactions_and_three_resolved_ts(make: Ca
     client.close()
 
 
-def test_a_commit_that_overtakes_its_scanned_prewrite_is_matched_at_initialized() -> None:
+def test_a_commit_that_overtakes_its_prewrite_is_matched_at_initialized() -> None:
     feed = Feed(checkpoint_ts=0)
     row = cdc.Event.Row
     feed.take_rows([row(type=cdc.Event.COMMIT, key=b"k1", start_ts=3, commit_ts=6, op_type=row.PUT)])
@@ -301,7 +301,7 @@ def test_a_stream_that_begins_at_a_store_that_stops_is_ended(make: Callable[...,
     client.register(1, cluster.regions.all[0])  # does not wait either
 
 
-def test_a_batch_that_cannot_be_worked_off_ends_the_streams_and_gives_its_room_back(
+def test_a_batch_that_cannot_be_processed_ends_streams_and_frees_memory(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make()
@@ -375,7 +375,7 @@ def rest(cluster: Cluster) -> None:
         time.sleep(0.02)
 
 
-def test_stores_tick_less_often_while_nothing_is_written_until_somebody_writes_to_any_of_them(
+def test_idle_stores_tick_less_often_until_any_of_them_is_written(
     make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "QUIET_S", 0.2)

@@ -48,7 +48,7 @@ def refused(cluster: Cluster, request: Any) -> errorpb_pb2.Error:
     return found
 
 
-def test_flashback_resolved_ts_freezes_then_one_phase_rows_and_one_commit_come(make: Make) -> None:
+def test_flashback_freezes_the_resolved_ts_and_then_emits_its_changes(make: Make) -> None:
     """TiKV's test_flashback: resolved ts freezes at the prepare; then COMMITTED and one COMMIT delete."""
     cluster = make()
     (region,) = cluster.regions.all

@@ -12,7 +12,7 @@ from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv.cdc.limiter import Limiter
 
 
-def test_scans_of_a_store_send_no_more_than_they_may_and_end_when_nobody_wants_them(
+def test_scans_of_a_store_are_rate_limited_and_end_when_deregistered(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(b"m")

@@ -28,9 +28,10 @@ def caught_up(client: Client, feed: Feed, ts: int) -> None:
     client.until(lambda: feed.resolved_ts >= ts)
 
 
-def test_a_split_ends_every_registration_with_the_parts_and_these_are_registered_on_one_stream(
+def test_a_split_ends_every_registration_and_its_error_names_the_parts(
     make: Callable[..., Cluster],
 ) -> None:
+    """One stream then registers the parts."""
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
@@ -91,7 +92,7 @@ def test_a_change_of_peers_ends_nothing(make: Callable[..., Cluster]) -> None:
     client.close()
 
 
-def test_a_merge_ends_the_source_when_it_is_prepared_and_the_target_when_it_is_done(
+def test_a_merge_ends_the_source_at_its_prepare_and_the_target_at_its_end(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(b"m")
@@ -143,7 +144,7 @@ def test_a_stale_epoch_is_refused_with_what_was_split_off(make: Callable[..., Cl
     client.close()
 
 
-def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows(
+def test_a_split_during_a_scan_ends_the_registration_and_nothing_follows(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make()
@@ -165,7 +166,7 @@ def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows
     client.close()
 
 
-def test_a_registration_between_a_split_and_the_table_that_shows_it_is_ended(
+def test_a_registration_between_a_split_and_its_region_table_is_ended(
     make: Callable[..., Cluster],
 ) -> None:
     """It came too late to be told by the observer, and too early to be refused: its capture finds out."""

@@ -111,7 +111,7 @@ def test_resolve_sequences_of_locks_and_unlocks(steps: list[tuple[bytes | int, i
             resolver.track(what, ts)
 
 
-def test_idempotent_track_and_untrack_of_ten_transactions_of_a_hundred_keys() -> None:
+def test_idempotent_track_and_untrack_of_ten_large_transactions() -> None:
     """TiKV's test_idempotent_track_and_untrack_lock."""
     resolver = ready()
     for _ in range(2):

@@ -48,7 +48,7 @@ def test_the_clusters_safepoint_stops_at_the_services_and_never_goes_back(engine
     assert points.services(NOW)[0].safe_point == 100
 
 
-def test_a_barrier_may_be_below_other_services_but_not_below_what_the_collector_has_announced(
+def test_a_barrier_may_be_below_services_but_not_below_the_collectors_ts(
     engine: Engine,
 ) -> None:
     points = SafePoints(engine)

@@ -44,7 +44,8 @@ class Kv:
         return outcome.response
 
 
-def test_an_async_prewrite_locks_with_a_ts_above_all_reads_and_its_primary_names_the_others() -> None:
+def test_an_async_prewrite_locks_above_all_reads_and_names_secondaries() -> None:
+    """The lock of the primary names the other keys."""
     kv = Kv(max_ts=100)
     answer = kv.prewrite(
         10, put(b"p"), put(b"s", LONG), delete(b"t"), use_async_commit=True, secondaries=[b"s", b"t"]
@@ -59,7 +60,7 @@ def test_an_async_prewrite_locks_with_a_ts_above_all_reads_and_its_primary_names
     assert Reader(kv.view).value_at(keys.encode(b"s"), 101) == LONG
 
 
-def test_the_chosen_ts_is_above_the_start_the_for_update_ts_and_what_the_client_asks_for() -> None:
+def test_the_chosen_ts_is_above_the_start_the_for_update_and_the_asked_ts() -> None:
     assert Kv(5).prewrite(10, put(b"k"), use_async_commit=True).min_commit_ts == 11
     assert Kv(5).prewrite(10, put(b"k"), use_async_commit=True, min_commit_ts=30).min_commit_ts == 30
     assert Kv(5).prewrite(10, put(b"k"), try_one_pc=True, for_update_ts=20).one_pc_commit_ts == 21
@@ -111,7 +112,7 @@ def test_a_repeated_prewrite_answers_as_the_first() -> None:
     assert kv.prewrite(10, put(b"k"), use_async_commit=True).min_commit_ts == first.min_commit_ts
 
 
-def test_a_repeated_one_phase_commit_answers_with_its_commit_ts_and_another_conflicts() -> None:
+def test_a_repeated_one_phase_commit_returns_its_ts_and_another_conflicts() -> None:
     kv = Kv(max_ts=100)
     assert kv.prewrite(10, put(b"k"), try_one_pc=True).one_pc_commit_ts == 101
     assert kv.prewrite(10, put(b"k"), try_one_pc=True).one_pc_commit_ts == 101

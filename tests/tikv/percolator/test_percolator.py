@@ -110,7 +110,7 @@ def test_a_delete_hides_and_a_lock_only_mutation_changes_nothing(kv: Kv) -> None
     assert kv.view.writes(b"b") == [(4, Write(mvcc.LOCK_ONLY, 3))]
 
 
-def test_another_transactions_lock_stops_a_prewrite_and_every_such_key_is_named(kv: Kv) -> None:
+def test_another_transactions_locks_stop_a_prewrite_and_are_all_named(kv: Kv) -> None:
     kv.prewrite(10, put(b"a"), put(b"b"))
     errors = kv.prewrite(11, put(b"a"), put(b"b"), put(b"c")).errors
     assert [error.locked.key for error in errors] == [b"a", b"b"]
@@ -134,7 +134,8 @@ def test_a_prewrite_or_commit_may_be_repeated(kv: Kv) -> None:
     assert len(kv.view.writes(b"k")) == 1
 
 
-def test_an_insert_of_an_existing_key_fails_and_check_not_exists_leaves_no_lock(kv: Kv) -> None:
+def test_an_insert_of_an_existing_key_fails_and_a_check_leaves_no_lock(kv: Kv) -> None:
+    """The check is check-not-exists."""
     kv.put_version(b"k", 1, 2)
     error = kv.prewrite(3, pb.Mutation(op=pb.Insert, key=b"k")).errors[0]
     assert error.already_exist.key == b"k"
@@ -158,7 +159,8 @@ def test_a_commit_below_the_locks_min_commit_ts_is_refused(kv: Kv) -> None:
     assert not kv.commit(10, 15, b"k").HasField("error")
 
 
-def test_a_commit_at_or_below_an_announced_resolved_ts_is_refused_for_data_only(kv: Kv) -> None:
+def test_a_data_commit_up_to_the_announced_resolved_ts_is_rejected(kv: Kv) -> None:
+    """A commit of a lock-only key is accepted."""
     kv.prewrite(10, put(b"k"), pb.Mutation(op=pb.Lock, key=b"l"))
     refused = kv.do(percolator.commit, commit(10, 20, b"k"), Told(20))
     assert refused.error.commit_ts_expired.min_commit_ts == 21
@@ -298,9 +300,10 @@ def test_a_pessimistic_lock_that_was_never_prewritten_is_dropped_at_commit(kv: K
     assert (kv.view.lock(b"k"), kv.view.writes(b"k")) == (None, [])
 
 
-def test_a_recorded_transaction_that_began_below_a_newer_commit_loads_with_a_later_for_update_ts(
+def test_a_later_for_update_ts_loads_a_transaction_below_a_newer_commit(
     kv: Kv,
 ) -> None:
+    """Without it the prewrite of the recorded transaction is a conflict."""
     kv.put_version(b"k", 10, 20, b"first")
     assert kv.prewrite(15, put(b"k")).errors, "optimistically it is a conflict"
     assert not kv.pessimistic_lock(15, 24, b"k").errors

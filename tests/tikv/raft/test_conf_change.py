@@ -51,7 +51,8 @@ def test_a_simple_change_is_done_at_once_and_adds_one_to_conf_ver(
     assert kept == [peer.id for peer in REGION.peers if now.peer_on(peer.store_id) is not None]
 
 
-def test_a_joint_change_adds_one_for_each_change_and_leaving_it_one_for_each_that_leaves() -> None:
+def test_conf_ver_grows_by_one_for_each_joint_change_and_each_that_ends() -> None:
+    """Leaving the joint state ends the incoming and demoting roles."""
     joint = changed(REGION, (VOTER, 4), (LEARNER, 3), (LEARNER, 6), (VOTER, 5))
     assert described(joint) == "1, 2, 3 (demoting voter), 4 (incoming voter), 5 (incoming voter), 6 (learner)"
     assert (joint.conf_ver, joint.is_joint, joint.voters) == (11, True, (1, 2, 4, 5, 3))
@@ -187,9 +188,10 @@ def test_joint_confchange(make: Callable[..., Cluster]) -> None:
     client.close()
 
 
-def test_a_learner_moves_as_a_learner_and_scatter_and_elections_pass_it_over(
+def test_a_learner_moves_as_a_learner_and_never_becomes_leader(
     make: Callable[..., Cluster],
 ) -> None:
+    """Scatter and elections pass it over."""
     cluster = make(stores=4)
     (region,) = cluster.regions.all
     cluster.operators.change_peers(region.id, [PeerChange(LEARNER, 2)])

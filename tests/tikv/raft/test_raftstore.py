@@ -31,7 +31,7 @@ class Recorder:
         self.log += [f"seen {command.changes[0][1].decode()}" for command in commands]
 
 
-def test_observers_see_a_command_before_its_client_and_a_capture_is_in_step(tmp_path: Path) -> None:
+def test_observers_see_a_command_before_its_client_and_match_captures(tmp_path: Path) -> None:
     log: list[str] = []
     store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     store.observers[1] = Recorder(log)
@@ -123,7 +123,7 @@ def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None
     store.engine.close()
 
 
-def test_what_was_proposed_before_the_stop_is_applied_and_later_proposals_are_refused(tmp_path: Path) -> None:
+def test_proposals_before_a_stop_are_applied_and_later_ones_are_rejected(tmp_path: Path) -> None:
     errors: list[Exception | None] = []
     store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     for name in (b"a", b"b"):
@@ -136,7 +136,7 @@ def test_what_was_proposed_before_the_stop_is_applied_and_later_proposals_are_re
     store.engine.close()
 
 
-def test_a_capture_or_an_order_that_fails_is_told_so_and_those_behind_it_go_on(tmp_path: Path) -> None:
+def test_a_failed_capture_or_command_gets_the_error_and_the_next_proceed(tmp_path: Path) -> None:
     store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     told: queue.SimpleQueue[object] = queue.SimpleQueue()
 

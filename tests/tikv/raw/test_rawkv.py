@@ -90,7 +90,7 @@ def test_other_bytes_are_refused(stored: bytes) -> None:
         decode_value(stored)
 
 
-def test_a_write_is_a_version_under_a_causal_timestamp_and_a_delete_a_tombstone(raw: Raw) -> None:
+def test_a_write_has_a_causal_timestamp_and_a_delete_leaves_a_tombstone(raw: Raw) -> None:
     before = raw.cluster.tso.get()
     raw.put(b"k", b"one")
     raw.put(b"k", b"two")
@@ -204,7 +204,7 @@ def test_a_key_of_another_kind_is_refused(make: Make, request_: Any, key: bytes,
     assert text in (error if isinstance(error, str) else error.abort)
 
 
-def test_a_store_of_v2_serves_tidbs_keys_to_older_clients_and_keyspaces_to_newer(make: Make) -> None:
+def test_a_v2_store_serves_tidbs_keys_to_old_and_keyspaces_to_new_clients(make: Make) -> None:
     cluster = make(api_version=2)
     assert not cluster.call(prewrite(5, put(b"t\x80")), b"t\x80").errors
     mine = keyspace_prefix(b"x", 7) + b"k"

@@ -53,9 +53,7 @@ def hello(*offered: str) -> bytes:
         (b"\x16\x03\x01\x00\x01\x02", False),
     ],
 )
-def test_the_first_bytes_tell_the_protocol_and_a_part_of_them_waits_for_the_rest(
-    first: bytes, grpc: bool
-) -> None:
+def test_the_first_bytes_decide_the_protocol_and_too_few_bytes_wait(first: bytes, grpc: bool) -> None:
     assert is_grpc(first) is grpc
     early = [is_grpc(first[:size]) for size in range(len(first))]
     decided = [verdict for verdict in early if verdict is not None]
@@ -76,7 +74,7 @@ def page(url: str, context: ssl.SSLContext | None = None) -> Any:
 
 
 @pytest.mark.integration
-def test_one_port_answers_both_and_is_there_again_when_its_process_was_killed(tmp_path: Path) -> None:
+def test_one_port_answers_both_protocols_and_returns_after_a_kill(tmp_path: Path) -> None:
     with EmbeddedUpstream(tmp_path, regions=2) as running, PdClient(running.pd_addr) as pd:
         url = f"http://{running.pd_addr}/pd/api/v1"
         assert page(f"{url}/version")["version"].startswith("v")
@@ -120,7 +118,7 @@ def test_under_tls_both_ask_for_a_certificate(tmp_path: Path, monkeypatch: pytes
         assert page(url, known)["version"].startswith("v")
 
 
-def test_pages_are_answered_by_so_many_threads_and_one_more_connection_is_closed(
+def test_pages_have_limited_threads_and_an_extra_connection_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_pages, "REQUESTS_MAX", 3)

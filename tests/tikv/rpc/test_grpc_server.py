@@ -56,7 +56,8 @@ class Open:
         assert not list(self.answers)
 
 
-def test_a_stream_too_many_is_refused_calls_go_on_and_an_ended_one_makes_room() -> None:
+def test_a_stream_above_the_limit_is_rejected_until_another_one_ends() -> None:
+    """Calls continue meanwhile."""
     server, echo = new_server(streams_max=3, calls_max=2), Echo()
     handlers = {
         "stream": grpc.stream_stream_rpc_method_handler(echo.stream),

@@ -99,7 +99,7 @@ def test_a_woken_request_that_does_not_take_the_lock_passes_it_on(make: Callable
     assert not second.response().errors
 
 
-def test_two_that_wait_for_each_other_end_in_a_deadlock_that_names_the_chain(
+def test_two_that_wait_for_each_other_get_a_deadlock_with_the_chain(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(b"m")
