@@ -68,7 +68,7 @@ def word_of(text: str) -> int:
 
 NULL_TEXT: Final = word_of("null")
 TRUE_TEXT: Final = word_of("true")
-FALS_TEXT: Final = word_of("fals")
+FALS_TEXT: Final = word_of("false"[:4])
 """The first four bytes of `false`."""
 ESCAPED_U_TEXT: Final = word_of("\\u")
 TWO_BACKSLASHES: Final = word_of("\\\\")

@@ -162,7 +162,7 @@ def put_raw_text(out: int, addr: int, size: int) -> int:
             out += clean
         byte = I64(load_u8(addr))
         addr += 1
-        if byte >= SPACE and (byte != QUOTE and byte != BACKSLASH):
+        if byte >= SPACE and byte != QUOTE and byte != BACKSLASH:
             store_u8(out, byte)
             out += 1
             continue

@@ -107,8 +107,13 @@ def special_bytes(word: Any) -> Any:
 @inline
 def is_special(byte: int) -> bool:
     """Whether an ASCII byte needs an escape in Go's JSON."""
-    return byte < SPACE or (
-        byte == QUOTE or byte == AMPERSAND or byte == LESS or byte == GREATER or byte == BACKSLASH
+    return (
+        byte < SPACE
+        or byte == QUOTE
+        or byte == AMPERSAND
+        or byte == LESS
+        or byte == GREATER
+        or byte == BACKSLASH
     )
 
 
