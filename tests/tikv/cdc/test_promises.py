@@ -335,7 +335,7 @@ def test_g6_the_rows_of_one_command_are_one_event(cluster: Cluster, script: list
 def test_n1_a_commit_comes_once_and_n2_the_scan_comes_newest_first(
     cluster: Cluster, script: list[tuple[str, Any]]
 ) -> None:
-    """the first promise holds within a registration."""
+    """The first promise holds within a registration."""
 
     def promise(run: Run, trace: Trace) -> None:
         told: Counter[tuple[bytes, int]] = Counter()
