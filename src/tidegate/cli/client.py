@@ -12,7 +12,6 @@ import typer
 
 from tidegate.access import Token
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.tls import Tls
 
 ServerOption = Annotated[
     str, typer.Option("--server", help="A capture's address; with https:// if it was started with --api-tls.")
@@ -32,6 +31,8 @@ def call(
 ) -> Any:
     """One request; raises Retryable when nobody answers, InvalidInput with the server's own words."""
     import httpx
+
+    from tidegate.tls import Tls
 
     base = server if "://" in server else f"http://{server}"
     token, tls = Token.from_environment(), Tls.from_environment()
