@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,11 +160,11 @@ class Captures(Many):
         eventually("the checkpoint", lambda: self.checkpoint() > ts, PATIENCE_S, LOOK_S)
         return round(time.monotonic() - since, 2)
 
-    def delivers(self, name: str) -> bool:
-        """Whether a capture has ranges and runs them."""
+    def delivers(self, name: str, wanted: bool) -> bool:
+        """Whether a capture runs ranges, or runs none, as is `wanted`."""
         told = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
         found = told.get("tidegate", {}).get("captures", [])
-        return any(one["address"] == self.addresses[name] and one["running"] for one in found)
+        return any(one["address"] == self.addresses[name] and one["running"] for one in found) is wanted
 
     def _get(self, name: str, path: str) -> dict[str, Any]:
         with contextlib.suppress(httpx.HTTPError, ValueError):
@@ -183,7 +184,7 @@ def moves(captures: Captures, names: str, count: int, progress: Callable[[str], 
         for method, back in (("PUT", False), ("DELETE", True)):
             progress(f"move {2 * number + back + 1} of {2 * count}")
             httpx.request(method, path, timeout=30, trust_env=False).raise_for_status()
-            found.append(captures.longest_stop_ms(lambda back=back: captures.delivers(moved) is back))  # type: ignore[misc]
+            found.append(captures.longest_stop_ms(partial(captures.delivers, moved, back)))
             captures.deliver(names if back else names.replace(moved, ""))
     return found
 

@@ -172,8 +172,9 @@ def _is_offset(term: ast.AST, strides: set[int | None]) -> bool:
     number = _number(term)
     if number is not None:
         return number >= 4 and number not in strides
-    is_product = isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)
-    return is_product and bool({_number(term.left), _number(term.right)} & RECORDS)  # type: ignore[attr-defined]
+    if not isinstance(term, ast.BinOp) or not isinstance(term.op, ast.Mult):
+        return False
+    return bool({_number(term.left), _number(term.right)} & RECORDS)
 
 
 def _terms(node: ast.AST) -> Iterator[ast.AST]:
