@@ -31,7 +31,8 @@ from tidegate.api.serve import check_door
 from tidegate.cli.client import call
 from tidegate.cli.main import app as command_line
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.server.courier import peer_client
+from tidegate.server.courier import PATH as MESSAGES
+from tidegate.server.courier import Courier, peer_client
 from tidegate.tls import CA, CERT, KEY, Tls
 
 SECRET = "0123456789abcdef0123"
@@ -44,7 +45,9 @@ class Running:
     def __init__(self, rules: Rules, tls: Tls | None = None) -> None:
         self.sizes: list[int] = []
         app = Starlette(
-            routes=[Route("/", self._take, methods=["GET", "POST", "PUT", "DELETE"])],
+            routes=[
+                Route(path, self._take, methods=["GET", "POST", "PUT", "DELETE"]) for path in ("/", MESSAGES)
+            ],
             exception_handlers={TidegateError: _refused},
         )
         listener = listen("127.0.0.1:0")
@@ -329,6 +332,28 @@ def test_a_renewed_certificate_does_not_hide_the_name_of_the_client(tmp_path: Pa
             "the connection that finds it renewed"
         )
         assert asyncio.run(_asked(server.port, tls)).status_code == 403
+    finally:
+        server.stop()
+
+
+def test_messages_go_on_once_a_certificate_is_renewed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = Running(Rules(), authority.signed("capture"))
+    expired = replace(Authority(tmp_path, "other").signed("b"), ca=authority.signed("a").ca)
+
+    async def carry() -> None:
+        courier = Courier("b", 1, lambda to: f"127.0.0.1:{server.port}", None, expired)
+        courier.send("a", b"{}")
+        await asyncio.sleep(1.0)
+        assert server.sizes == []
+        authority.signed("b")  # into the same files
+        async with asyncio.timeout(60):
+            while not server.sizes:
+                await asyncio.sleep(0.05)
+        await courier.stop()
+
+    try:
+        asyncio.run(carry())
     finally:
         server.stop()
 

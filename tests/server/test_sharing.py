@@ -226,6 +226,10 @@ def test_over_tls_a_capture_that_is_evicted_joins_again(
     first, second = start("a", tls), start("b", tls)
     assert second.call("POST", "/tso", {})["http"] == 200, "the second passes it on to the owner"
     assert first.create("one")["http"] == 200
+    (own,) = [
+        one["tidegate"] for one in first.call("GET", "/captures")["items"] if one["id"] == first.capture.id
+    ]
+    assert own["left"] >= 1, "a changefeed that starts may be delivered by any capture"
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     before = second.capture
     tidegate("capture", "evict", before.id, "--server", f"https://{second.address}", tls=tls)

@@ -345,3 +345,12 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
     registry.drop(ONE, NAME)
     assert registry.have_begun(ONE, {}), "it holds none"
     assert registry.within(ONE, [SPAN]) == frozenset()
+
+
+def test_what_a_standby_said_of_history_is_forgotten_when_it_becomes_the_owner() -> None:
+    """The reactor of an owner sees what its own capture needs. Kept, it would hold GC for the whole term."""
+    processor: Any = SimpleNamespace(
+        node=SimpleNamespace(is_owner=True), machine=SimpleNamespace(needs=50), _plan=None
+    )
+    FeedProcessor._say_needs(processor)
+    assert processor.machine.needs == MAX

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -43,7 +42,7 @@ from tidegate.control.metadata import (
     owner_key,
 )
 from tidegate.control.watchdog import Hung, Watchdog
-from tidegate.disk import Ballast, disk_bytes
+from tidegate.disk import Ballast, disk_bytes, lock_file
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import SCHEME
@@ -622,7 +621,13 @@ def lock_folder(data_dir: Path) -> int:
         data_dir.mkdir(0o700, parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):  # another's folder: its files are ours alone all the same
             data_dir.chmod(0o700)
-        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return lock_file(data_dir / "lock", 0o600)
+    except BlockingIOError as error:
+        raise InvalidInput(
+            "Another capture uses this data folder.",
+            where=str(data_dir),
+            fix="stop it, or choose another --data-dir",
+        ) from error
     except OSError as error:
         raise InvalidInput(
             "The data folder cannot be used.",
@@ -630,16 +635,6 @@ def lock_folder(data_dir: Path) -> int:
             why=error.strerror or str(error),
             fix="choose a --data-dir that can be made and written",
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise InvalidInput(
-            "Another capture uses this data folder.",
-            where=str(data_dir),
-            fix="stop it, or choose another --data-dir",
-        ) from error
-    return descriptor
 
 
 def check_mode(paths: Paths, *, shared: bool) -> None:
