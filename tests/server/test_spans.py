@@ -347,7 +347,7 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
     assert registry.within(ONE, [SPAN]) == frozenset()
 
 
-def test_what_a_standby_said_of_history_is_forgotten_when_it_becomes_the_owner() -> None:
+def test_a_new_owner_forgets_what_it_said_of_history_as_a_standby() -> None:
     """The reactor of an owner sees what its own capture needs. Kept, it would hold GC for the whole term."""
     processor: Any = SimpleNamespace(
         node=SimpleNamespace(is_owner=True), machine=SimpleNamespace(needs=50), _plan=None
