@@ -28,6 +28,7 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write what scripts print now into them")
     parser.addoption("--kills", type=int, default=6, help="processes the kill test kills (default 6)")
     parser.addoption("--bank", type=int, default=6, help="processes the bank test kills (default 6)")
     parser.addoption(
@@ -52,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cluster-kills", type=int, default=0, help="of a Spark cluster (default 0: quick)")
     parser.addoption("--auto-cdc", action="store_true", help="run the example of Spark's AUTO CDC")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether scripts are written instead of compared: `tests/scripts.py`."""
+    return bool(request.config.getoption("--rewrite"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -106,7 +106,8 @@ def test_each_hung_part_is_named_and_the_feed_recovers_by_itself(
     pipeline = stopped(lambda: capture.pipeline_pid("one"))
     work(bank, 200)
     error = wait_error(capture, "CDC:ErrPipelineHung", f"({pipeline})")
-    assert "bank." in error["message"]
+    # Without the table's name if the table was dropped since, or if its schema is being read now.
+    assert "waiting: rows of span" in error["message"]
     recovers()
     assert not runs(pipeline)
 

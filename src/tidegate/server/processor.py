@@ -82,6 +82,8 @@ WEIGH_S: Final = 10.0
 """How often the load of spans is measured."""
 LOADS_MAX: Final = 256
 """Spans whose load is reported; the others have less."""
+NAMES_TRIED: Final = 8
+"""Of how many tables of a stripe the name is looked up, until one has a name."""
 LAST_WORDS_S: Final = 5.0
 """How long is waited for the reason when a pipeline has ended."""
 
@@ -844,8 +846,11 @@ class FeedProcessor:
 
     def _named(self, task: SpanTask) -> str:
         """A span, with its table's name where that is known."""
-        name = self._ddl.tracker.name_of(task.physical_id) if self._ddl is not None else ""
-        more = len(ids_of(task)) - 1
+        ids, ddl = ids_of(task), self._ddl
+        # The first of a stripe may have been dropped since; looking at all of them would cost too much.
+        known = (ddl.tracker.name_of(id_) for id_ in ids[:NAMES_TRIED]) if ddl is not None else ()
+        name = next(filter(None, known), "")
+        more = len(ids) - 1
         others = f" and {more} more tables" if more else ""
         return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
 
