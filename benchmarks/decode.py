@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.kernel import address, kernel, load_i32
-from tidegate.model import slots
+from tidegate.model import cells
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
@@ -49,7 +49,7 @@ from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels import row as row_kernels
 from tidegate.tidb.kernels.checksum import MATCHED, check_image
 from tidegate.tidb.kernels.json import STACK_WORDS
-from tidegate.tidb.kernels.text import I64, Slots
+from tidegate.tidb.kernels.text import I64, CellWords
 from tidegate.tidb.kernels.zone import month_lines
 from tidegate.tidb.table_info import table_schema
 
@@ -301,13 +301,16 @@ def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
     n, stack, months = len(ops), np.empty(STACK_WORDS, np.int64), month_lines()
     filled: list[tuple[Any, ...]] = []
     held: list[Any] = [images, ops, stack, months]
-    for image, lacking in zip(images, (slots.DELETE, slots.INSERT), strict=True):
+    for image, lacking in zip(images, (cells.DELETE, cells.INSERT), strict=True):
         own = lines.copy()
-        head, tail = (n, address(own), len(own)), (address(image.l), image.a.shape[1], address(ops), lacking)
+        head, tail = (
+            (n, address(own), len(own)),
+            (address(image.sizes), image.words.shape[1], address(ops), lacking),
+        )
         body = np.zeros(arrow_kernels.measure(*head, *tail), np.uint8)
-        own_slots = Slots(address(image.a), address(image.l), image.a.shape[1])
+        own_words = CellWords(address(image.words), address(image.sizes), image.words.shape[1])
         memory = arrow_kernels.Memory(address(body), address(stack), address(months), 1, 0)
-        filled.append((*head, arrow_kernels.Source(own_slots, address(ops), lacking), memory))
+        filled.append((*head, arrow_kernels.Source(own_words, address(ops), lacking), memory))
         held += [own, body]
 
     def run() -> int:
@@ -321,7 +324,7 @@ def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
 
 def _decoding(
     table: TableSchema, block: pa.RecordBatch, checked: bool = False
-) -> tuple[Callable[[], int], list[slots.Image], Any]:
+) -> tuple[Callable[[], int], list[cells.Image], Any]:
     """The call, and what it writes: the images and each row's operation."""
     n, plan = block.num_rows, decode.plan_of(table, False)
     columns = decode.columns_of(block)
@@ -330,8 +333,8 @@ def _decoding(
     ops, faults = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int64)
     context = np.zeros(row_kernels.CONTEXT_WORDS, dtype=np.int64)
     for image in images:
-        image.a.fill(0)
-        image.l.fill(0)
+        image.words.fill(0)
+        image.sizes.fill(0)
     checks = decode.Checks.of(block) if checked else None
     if checks is not None:
         checks.carried.fill(0)

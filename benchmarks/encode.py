@@ -31,9 +31,9 @@ from tidegate.codec.registry import CODECS, codec_options, row_protocols
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.kernel import PAD, address
+from tidegate.model.cells import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
 from tidegate.model.message import MessageBlock
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
 from tidegate.tidb import value as values
 from tidegate.tidb.table_info import table_schema
 
@@ -137,13 +137,13 @@ def pool_of(table: TableSchema, count: int, rng: random.Random) -> tuple[Image, 
 
 def draw(table: TableSchema, pool: Image, owner: np.ndarray, rows: int, rng: np.random.Generator) -> RowBlock:
     """A block of `rows` rows drawn from the pool."""
-    new, old = rng.integers(0, len(pool.a), (2, rows))
+    new, old = rng.integers(0, len(pool.words), (2, rows))
     op = rng.choice(np.array([INSERT, INSERT, INSERT, INSERT, UPDATE, DELETE], dtype=np.uint8), rows)
     commit_ts = np.uint64(470613015516676096) + np.sort(rng.integers(0, 1 << 36, rows)).astype(np.uint64)
-    handle = np.where(op == DELETE, pool.a[old, 0], pool.a[new, 0])
+    handle = np.where(op == DELETE, pool.words[old, 0], pool.words[new, 0])
     return RowBlock(
         table, op, commit_ts, commit_ts - np.uint64(1), np.full(rows, table.id), handle, np.arange(rows),
-        Image(pool.a[new], pool.l[new]), Image(pool.a[old], pool.l[old]), (owner,),
+        Image(pool.words[new], pool.sizes[new]), Image(pool.words[old], pool.sizes[old]), (owner,),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.codec import golden
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
 from tests.contracts.test_codecs import check
 from tidegate.codec.assemble import DecodeError
@@ -31,9 +31,9 @@ from tidegate.codec.protocols.avro.plain import (
 from tidegate.codec.protocols.avro.schema import AvroOptions, sanitized, subjects
 from tidegate.codec.schema_book import MAX_SCHEMAS, SchemaBook, look_up_missing, register_missing
 from tidegate.errors import InvalidInput
+from tidegate.model.cells import DELETE
 from tidegate.model.row import RowChange, RowChecksum, Value
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import DELETE
 from tidegate.tidb.table_info import table_schema
 
 MODES = [

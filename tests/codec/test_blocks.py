@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
 from tidegate.codec.blocks import encode_block, plan_of
 from tidegate.codec.registry import codec_options, encoder

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec import golden
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.codec.test_golden_messages import without_clock
 from tests.contracts.codec_rows import expected_of, messages_of
 from tests.golden_folder import lines, names

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows
 from tests.contracts.test_codecs import BUILD_MS, check
 from tidegate.codec import registry

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.contracts.codec_rows import golden_rows
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block

@@ -20,8 +20,8 @@ from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Ver
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.places import number_of
 from tidegate.dispatcher.router import Router
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.layout import Layout, first_change
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 COLUMNS: Final = (
     WireColumn("id", pa.int64(), 3, True),

@@ -33,7 +33,7 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Topic, TopicDecoder, _staged
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 
 def fresh(numbers: Iterable[int], mode: Mode = Mode.ROW) -> Position:

@@ -19,7 +19,7 @@ from tidegate.consumer.definition import from_json, grown, guess
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import stage
 from tidegate.errors import Fatal
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 NAME = ("s", "t")
 ID = WireColumn("id", pa.int64(), 8, key=True)

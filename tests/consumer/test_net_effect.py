@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 NAMES = ["a", "b", "v"]
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])

@@ -20,7 +20,7 @@ from tidegate.consumer.ddl_plan import KEPT
 from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal
-from tidegate.model.slots import INSERT, UPDATE
+from tidegate.model.cells import INSERT, UPDATE
 from tidegate.sink import quarantine
 from tidegate.verify.target import conformed
 from tidegate.workload.schema import NOT_NULL, ColumnSpec

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.slots import DELETE, INSERT, RowBlock
 from tidegate.mounter.columns import to_arrow
 from tidegate.sink import sqlite
 from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.codec import golden
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.contracts import toy_protocol
 from tests.contracts.any_table import any_rows
 from tests.contracts.codec_rows import expected_of, golden_rows, messages_of, strange_rows, strange_table
@@ -36,11 +36,11 @@ from tidegate.codec.opening import opened
 from tidegate.codec.plan import Plan
 from tidegate.codec.readback import ReadBack
 from tidegate.errors import InvalidInput
+from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Kind
-from tidegate.model.slots import DELETE, INSERT, RowBlock
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.tidb.table_info import table_schema
 

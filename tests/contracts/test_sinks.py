@@ -29,9 +29,9 @@ from tidegate.config.sink_uri import parse_sink_uri, reader_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.cells import INSERT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, span_progress
-from tidegate.model.slots import INSERT
 from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import fence_slots

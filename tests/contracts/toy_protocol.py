@@ -41,12 +41,12 @@ from tidegate.codec.base import (
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
 from tidegate.codec.json_text import easy_string
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
-from tidegate.codec.template import Cells, DecodeForm
+from tidegate.codec.template import CellForm, DecodeForm
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.tidb.text import value_text
 
 
@@ -192,6 +192,6 @@ CODEC: Final = RowCodec(
     encoder=ToyEncoder,
     decoder=lambda options: ToyDecoder(),
     plan=plan,
-    form=DecodeForm(False, lambda key: [], lambda column: Cells(True, 0)),
+    form=DecodeForm(False, lambda key: [], lambda column: CellForm(True, 0)),
     losses=lambda options: frozenset({Loss.BAD_TEXT, Loss.PARTITION}),
 )

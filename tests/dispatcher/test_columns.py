@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.filter.tables import NOT_NULL, PRIMARY, column, index, row_of, table
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, encoder

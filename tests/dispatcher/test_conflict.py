@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.conflict import Conflicts, Tracker, key_hashes
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.partitions import partition_of
 from tidegate.dispatcher.split import key_columns
 from tidegate.dispatcher.unique_keys import tracked_keys, value_hashes, why_by_table
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.tidb.table_info import table_schema
 
 BY_CONFLICT = DispatchRule(partition="conflict")

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from tidegate.dispatcher.conflict import Tracker
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 PARTITIONS = 3
 IDS, VALUES = 12, 8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.codec import golden
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.partitions import RULES, partition_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec import golden
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.golden_folder import count, names
 from tidegate.dispatcher.split import changes_key, split_block, split_rows
 from tidegate.model.row import RowChange

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.filter.tables import EVERY_KIND, expressions, row_of, rows
 from tidegate.filter.expression import plain, vector
 from tidegate.filter.expression.bind import bind
-from tidegate.filter.expression.slots import Cells
+from tidegate.filter.expression.cells import Cells
 from tidegate.filter.expression.syntax import Refusal
 from tidegate.filter.expression.typed import Beyond, Domain, Typed, Uncomputable
 from tidegate.model.row import RowChange, Value

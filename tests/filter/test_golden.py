@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.codec.cells import block_of
 from tests.codec.golden import case as rows_case
-from tests.codec.slots import block_of
 from tests.golden_folder import count, lines
 from tidegate.config.reading import config_from_json
 from tidegate.config.settings import FilterConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.codec.slots import block_of
+from tests.codec.cells import block_of
 from tests.filter.tables import EVERY_KIND, NOT_NULL, PRIMARY, VALUES, column, index, row_of, table
 from tidegate.config.settings import EventFilterRule, FilterConfig
 from tidegate.errors import Fatal

@@ -1,4 +1,4 @@
-"""Slots as typed Arrow columns: the same values as the plain mounter's, in the target's types."""
+"""Cells as typed Arrow columns: the same values as the plain mounter's, in the target's types."""
 
 from __future__ import annotations
 

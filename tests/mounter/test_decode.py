@@ -13,9 +13,9 @@ import pytest
 from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, OneTable, block_of, golden_rows, store_of
 from tidegate.model.block import DELETE, PUT
+from tidegate.model.cells import RowBlock
 from tidegate.model.row import RowChange
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import RowBlock
 from tidegate.mounter import decode
 from tidegate.mounter.decode import MountOptions, Quarantined, mount
 from tidegate.mounter.mounter import Entry, mount_row

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, block_of, golden_rows, store_of
 from tidegate.model.block import DELETE
-from tidegate.model.slots import DELETE as DELETED
-from tidegate.model.slots import INSERT, RowBlock
+from tidegate.model.cells import DELETE as DELETED
+from tidegate.model.cells import INSERT, RowBlock
 from tidegate.mounter.decode import Checks, MountOptions, mount
 from tidegate.mounter.integrity import IMAGES, Mismatch, Tally, column_sums, verify, with_checksums
 from tidegate.mounter.rows import rows_of

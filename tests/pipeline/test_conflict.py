@@ -47,9 +47,9 @@ from tidegate.errors import Fatal
 from tidegate.eventstore.order import Entry
 from tidegate.model.block import DELETE as DELETED
 from tidegate.model.block import PUT
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Delivered
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.model.span import Span
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import LocalAccess

@@ -23,8 +23,8 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.readback import Misencoded, ReadBack
 from tidegate.codec.registry import codec_options
 from tidegate.errors import Fatal
+from tidegate.model.cells import RowBlock
 from tidegate.model.message import MessageBlock
-from tidegate.model.slots import RowBlock
 from tidegate.model.span import Span
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker

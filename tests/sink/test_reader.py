@@ -21,8 +21,8 @@ from tidegate.config.reading import load_config
 from tidegate.config.sink_uri import parse_sink_uri, reader_uri
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.progress import SpanProgress
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.sink.base import SinkFeed
 from tidegate.sink.reader import sink as reader_sink
 from tidegate.sink.reader.changes import Changes, Definition

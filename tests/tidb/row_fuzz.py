@@ -29,7 +29,7 @@ from tests.mounter.golden_rows import CASES, GoldenRow, golden_rows
 from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
 from tidegate.model.block import DELETE
-from tidegate.model.slots import Image
+from tidegate.model.cells import Image
 from tidegate.mounter.decode import empty_image, plan_of
 from tidegate.mounter.mounter import mount_row
 from tidegate.mounter.rows import stored_of
@@ -74,7 +74,7 @@ class KernelDecoder:
         self.outcomes.fill(0)
         row_kernels.parse_keys(1, key, at[0], table, handle, length)
         block = row_kernels.Block(key, at[0], handle, change, new_value, at[1], old_value, at[2])
-        images = address(new.a), address(new.l), address(old.a), address(old.l)
+        images = address(new.words), address(new.sizes), address(old.words), address(old.sizes)
         sums = address(self.outcomes), address(self.carried)
         row_kernels.decode_rows(
             1,

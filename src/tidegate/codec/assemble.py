@@ -25,7 +25,7 @@ from tidegate.codec.base import (
     TableVersion,
     WireColumn,
 )
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 BINARY_FLAG: Final = 1
 HANDLE_KEY_FLAG: Final = 2

@@ -1,14 +1,14 @@
 """Decode kernels of Avro's binary form: messages in, the words of their cells out.
 
 A message is walked once, by a plan made from its schema. A cell becomes two words, `starts` and `lengths` of
-its slot: a number its bits and 0; text, bytes and decimals their address and size; NULL and what is not there
+its cell: a number its bits and 0; text, bytes and decimals their address and size; NULL and what is not there
 `NULL`. A message that does not go by the plan, or holds what only the plain decoder can judge, is left to it:
-its operation in `results` is 0. The `take_*` kernels turn a slot of many messages into an Arrow buffer.
+its operation in `results` is 0. The `take_*` kernels turn a cell of many messages into an Arrow buffer.
 
     confluent   read_heads, then walk_records by groups of messages with the same schemas (protocol avro)
     simple      read_rows, then walk_rows by groups of messages of the same table version
 
-Every address is an int64; all reads stay inside the message, all writes inside the slots of its row. Plain
+Every address is an int64; all reads stay inside the message, all writes inside the cells of its row. Plain
 twins: `codec.protocols.avro.plain.AvroDecoder` and `codec.protocols.simple.plain.SimpleDecoder`.
 """
 
@@ -46,7 +46,7 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_ascii import APOSTROPHE, BACKSLASH, COMMA, LOWER_C, LOWER_D, LOWER_U, MINUS, POINT, ZERO
 from tidegate.kernel_layout import Layout, pointer, signed, word
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64, put_u64
 
@@ -56,14 +56,14 @@ FIELD: Final = Layout(
     "avro field", "F_", "A field of a record.",
     form=signed("what it is, see NUMBER and the others"),
     null=signed("the branch that is null; -1: it is no union"),
-    slot=signed("its slot"),
+    cell=signed("its cell"),
     param=signed("the form's parameter"),
     table=pointer("a table of names, a NAME each"),
     _5=signed("unused"),
 )  # fmt: skip
 FIELD_WORDS: Final = len(FIELD.fields)
 FIELD_BYTES: Final = FIELD.size
-F_FORM, F_NULL, F_SLOT, F_PARAM, F_TABLE, _ = FIELD.offsets()
+F_FORM, F_NULL, F_CELL, F_PARAM, F_TABLE, _ = FIELD.offsets()
 
 # Forms of a field.
 NUMBER: Final = 0
@@ -139,8 +139,8 @@ class Fields(NamedTuple):
     """Of a value -1: deletes, whose key has the cells."""
 
 
-class Cells(NamedTuple):
-    """The slots of many messages, and what each message is."""
+class MessageCells(NamedTuple):
+    """The cells of many messages, and what each message is."""
 
     starts: int
     """i64 each."""
@@ -149,18 +149,18 @@ class Cells(NamedTuple):
     results: int
     """A RESULT each."""
     stride: int
-    """Slots of a message."""
+    """Cells of a message."""
 
 
 class Taken(NamedTuple):
-    """One slot of the walked messages numbered in i64[n]."""
+    """One cell of the walked messages numbered in i64[n]."""
 
     n: int
     rows: int
     starts: int
     lengths: int
     stride: int
-    slot: int
+    cell: int
 
 
 MAX_GROUPS: Final = 256
@@ -294,10 +294,10 @@ def find_names(at: int, size: int, names: int, count: int) -> int:
 
 
 @inline
-def put_cell(starts: int, lengths: int, slot: int, word: int, size: int) -> None:
+def put_cell(starts: int, lengths: int, cell: int, word: int, size: int) -> None:
     """A cell that is not NULL."""
-    store_u64(starts + 8 * slot, word)
-    store_u32(lengths + 4 * slot, size)
+    store_u64(starts + 8 * cell, word)
+    store_u32(lengths + 4 * cell, size)
 
 
 @inline
@@ -307,36 +307,36 @@ def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: i
     if at == 0:
         return 0
     stop = at + size
-    slot = load_i64(field + F_SLOT)
+    cell = load_i64(field + F_CELL)
     if form in (TEXT, BYTES):
         if form == TEXT and not is_text(at, stop):
             return 0
-        put_cell(starts, lengths, slot, at, size)
+        put_cell(starts, lengths, cell, at, size)
     elif form == DECIMAL:
         if size < 1 or size > MAX_DECIMAL:
             return 0
-        put_cell(starts, lengths, slot, at, size)
+        put_cell(starts, lengths, cell, at, size)
     elif form == BIT:
         if size > 8:
             return 0
-        put_cell(starts, lengths, slot, read_bits(at, size), 0)
+        put_cell(starts, lengths, cell, read_bits(at, size), 0)
     elif form == DIGITS:
         number, good = read_unsigned(at, size)
         if not good:
             return 0
-        put_cell(starts, lengths, slot, number, 0)
+        put_cell(starts, lengths, cell, number, 0)
     elif form == ENUM:
         number = find_name(at, size, load_i64(field + F_TABLE), load_i64(field + F_PARAM))
         if number == 0 and size > 0:
             return 0
-        put_cell(starts, lengths, slot, number, 0)
+        put_cell(starts, lengths, cell, number, 0)
     elif form == SET:
         mask = 0
         if size > 0:
             mask = find_names(at, size, load_i64(field + F_TABLE), load_i64(field + F_PARAM))
             if mask == 0:
                 return 0
-        put_cell(starts, lengths, slot, mask, 0)
+        put_cell(starts, lengths, cell, mask, 0)
     elif form == OPERATION:
         letter = I64(load_u8(at)) if size == 1 else 0
         if letter != LOWER_C and letter != LOWER_U and letter != LOWER_D:
@@ -373,13 +373,13 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
             number, at = read_varint(at, end)
             if at == 0:
                 return False
-            put_cell(starts, lengths, load_i64(here + F_SLOT), number, 0)
+            put_cell(starts, lengths, load_i64(here + F_CELL), number, 0)
         elif form in (FLOAT, DOUBLE):
             size = 4 if form == FLOAT else 8
             if end - at < size:
                 return False
             word = I64(load_u32(at)) if form == FLOAT else load_i64(at)
-            put_cell(starts, lengths, load_i64(here + F_SLOT), word, 0)
+            put_cell(starts, lengths, load_i64(here + F_CELL), word, 0)
             at += size
         elif form == RECORD:
             store_u64(result + R_OLD, 1)
@@ -453,14 +453,21 @@ def read_heads(n: int, spans: int, groups: int, found: int) -> int:
 
 @kernel
 def walk_records(
-    n: int, rows: int, spans: int, of_key: Fields, of_value: Fields, columns: int, cells: Cells, spare: int
+    n: int,
+    rows: int,
+    spans: int,
+    of_key: Fields,
+    of_value: Fields,
+    columns: int,
+    cells: MessageCells,
+    spare: int,
 ) -> int:
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
     spans: a MESSAGE each. cells: those of the i-th row come i-th; with room for two images the old one has
-    its slots behind `columns`. spare: slots of a key beside a value, which nobody needs.
+    its cells behind `columns`. spare: cells of a key beside a value, which nobody needs.
 
-    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    Reads the messages. Writes cells and results. Bound: `stride` cells a message. Twin:
     `codec/protocols/avro/plain.py`.
     """
     stride = cells.stride
@@ -474,8 +481,8 @@ def walk_records(
         words = cells.starts + 8 * stride * i
         sizes = cells.lengths + 4 * stride * i
         result = cells.results + RESULT_BYTES * i
-        for slot in range(stride):
-            store_u32(sizes + 4 * slot, NULL)
+        for cell in range(stride):
+            store_u32(sizes + 4 * cell, NULL)
         store_u64(result + R_OP, 0)
         store_u64(result + R_TS, 0)
         store_u64(result + R_CURRENT, -1)
@@ -599,34 +606,34 @@ def find_column(at: int, size: int, nth: int, plan: Plan) -> int:
 
 
 @inline
-def walk_value(at: int, end: int, form: int, slot: int, starts: int, lengths: int, zone: Zone) -> int:
+def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: int, zone: Zone) -> int:
     """A value of a column; where it ended, 0 if it is not what this column's usually is."""
     branch, at = read_varint(at, end)
     if at == 0:
         return 0
     if branch == _IS_NULL:
-        store_u32(lengths + 4 * slot, NULL)
+        store_u32(lengths + 4 * cell, NULL)
         return at
     if form in (SIGNED, UNSIGNED):
         if branch in (_LONG, _UNSIGNED):
             number, at = read_varint(at, end)
             if form == SIGNED and branch == _UNSIGNED and number < 0:
                 return 0
-            put_cell(starts, lengths, slot, number, 0)
+            put_cell(starts, lengths, cell, number, 0)
             return at
         if branch == _STRING:
             size, at = read_size(at, end)
             number = read_digits(at, size) if at != 0 else -1
             if number < 0:
                 return 0
-            put_cell(starts, lengths, slot, number, 0)
+            put_cell(starts, lengths, cell, number, 0)
             return at + size
         return 0
     if form in (SINGLE, WIDE):
         size = 4 if form == SINGLE else 8
         if branch != (_FLOAT if form == SINGLE else _DOUBLE) or end - at < size:
             return 0
-        put_cell(starts, lengths, slot, I64(load_u32(at)) if form == SINGLE else load_i64(at), 0)
+        put_cell(starts, lengths, cell, I64(load_u32(at)) if form == SINGLE else load_i64(at), 0)
         return at + size
     if form == MOMENT:
         if branch != _MOMENT:
@@ -640,7 +647,7 @@ def walk_value(at: int, end: int, form: int, slot: int, starts: int, lengths: in
     size, at = read_size(at, end)
     if at == 0 or (form != BINARY and not is_text(at, at + size)):
         return 0
-    put_cell(starts, lengths, slot, at, size)
+    put_cell(starts, lengths, cell, at, size)
     return at + size
 
 
@@ -648,7 +655,7 @@ def walk_value(at: int, end: int, form: int, slot: int, starts: int, lengths: in
 def walk_map(
     at: int, end: int, base: int, plan: Plan, starts: int, lengths: int, zone: Zone
 ) -> tuple[int, int]:
-    """(how many entries, where a map ended) of an image whose slots begin at `base`."""
+    """(how many entries, where a map ended) of an image whose cells begin at `base`."""
     entries = 0
     while True:
         count, at = read_varint(at, end)
@@ -798,12 +805,12 @@ def fill_missing(columns: int, starts: int, lengths: int) -> bool:
 
 
 @kernel
-def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone, cells: Cells) -> int:
+def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone, cells: MessageCells) -> int:
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
-    A message must have all the columns of the plan and no other; `cells` has twice as many slots, and one.
+    A message must have all the columns of the plan and no other; `cells` has twice as many cells, and one.
 
-    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    Reads the messages. Writes cells and results. Bound: `stride` cells a message. Twin:
     `codec/protocols/simple/plain.py`. Trick: the n-th column is looked for where the n-th name of our own
     messages is.
     """
@@ -819,8 +826,8 @@ def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone,
         words = cells.starts + 8 * stride * i
         sizes = cells.lengths + 4 * stride * i
         result = cells.results + RESULT_BYTES * i
-        for slot in range(2 * columns):
-            store_u32(sizes + 4 * slot, _MISSING)
+        for cell in range(2 * columns):
+            store_u32(sizes + 4 * cell, _MISSING)
         good = True
         for side in range(2):
             wanted = op != DELETE if side == 0 else op != INSERT
@@ -832,8 +839,8 @@ def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone,
                 whole = entries == columns or (op == UPDATE and side == 1 and entries > 0)
                 good = at != 0 and whole
             else:
-                for slot in range(side * columns, (side + 1) * columns):
-                    store_u32(sizes + 4 * slot, NULL)
+                for cell in range(side * columns, (side + 1) * columns):
+                    store_u32(sizes + 4 * cell, NULL)
         if good and op == UPDATE:
             good = fill_missing(columns, words, sizes)
         good = good and at == end
@@ -853,7 +860,7 @@ def take_words(of: Taken, out: int, valid: int) -> int:
     """A column of numbers: i64[n] and u8[n] validity; the nulls."""
     nulls = 0
     for i in range(of.n):
-        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         present = I64(load_i32(of.lengths + 4 * cell)) >= 0
         store_u8(valid + i, 1 if present else 0)
         store_u64(out + 8 * i, load_i64(of.starts + 8 * cell) if present else 0)
@@ -866,7 +873,7 @@ def measure_spans(of: Taken) -> int:
     """The bytes of a column of text or bytes."""
     total = 0
     for i in range(of.n):
-        size = I64(load_i32(of.lengths + 4 * (load_i64(of.rows + 8 * i) * of.stride + of.slot)))
+        size = I64(load_i32(of.lengths + 4 * (load_i64(of.rows + 8 * i) * of.stride + of.cell)))
         total += max(size, 0)
     return total
 
@@ -880,7 +887,7 @@ def take_spans(of: Taken, out: int, ends: int, valid: int) -> int:
     nulls = 0
     data = out
     for i in range(of.n):
-        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)
         if size >= 0:
@@ -952,7 +959,7 @@ def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, vali
     nulls = 0
     data = out
     for i in range(of.n):
-        cell = load_i64(of.rows + 8 * i) * of.stride + of.slot
+        cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)
         if size >= 0:
@@ -988,10 +995,10 @@ def warm() -> None:
     """Compile what is not in numba's cache yet, over no rows."""
     spare = np.zeros(8, dtype=np.int64)
     read_heads(0, 0, 0, 0)
-    walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, Cells(0, 0, 0, 1), 0)
+    walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, MessageCells(0, 0, 0, 1), 0)
     name_hash(spare.ctypes.data, 8)
     read_rows(0, 0, 0, 0)
-    walk_rows(0, 0, 0, 0, Plan(0, 0, 0, 1), Zone(0, 0), Cells(0, 0, 0, 1))
+    walk_rows(0, 0, 0, 0, Plan(0, 0, 0, 1), Zone(0, 0), MessageCells(0, 0, 0, 1))
     taken = Taken(0, 0, 0, 0, 1, 0)
     take_words(taken, 0, 0)
     measure_spans(taken)

@@ -1,4 +1,4 @@
-"""Encode kernel of avro, and of simple in Avro: from slots straight to keys and values in Avro's binary form.
+"""Encode kernel of avro, and of simple in Avro: from cells straight to keys and values in Avro's binary form.
 
 The plan is `codec.plan`'s: pieces for the key, then for each operation. A piece here is a constant (before
 the first value a message's header, before an old row the branch of its union, else mostly nothing), the
@@ -31,12 +31,12 @@ from tidegate.codec.kernels import (
     J_MAX_BYTES,
     J_MESSAGES,
     J_NEED,
-    J_NEW_A,
-    J_NEW_L,
+    J_NEW_SIZES,
     J_NEW_STRIDE,
-    J_OLD_A,
-    J_OLD_L,
+    J_NEW_WORDS,
+    J_OLD_SIZES,
     J_OLD_STRIDE,
+    J_OLD_WORDS,
     J_OP,
     J_OUT,
     J_PHYSICAL,
@@ -85,7 +85,7 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_ascii import COMMA
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import put_json
 from tidegate.tidb.kernels.text import (
@@ -224,7 +224,7 @@ def put_limbs(out: int, limbs: int, negative: bool) -> int:
 
 @inline
 def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
-    """A slot of kind DECIMAL as the two's complement of its digits, with `scale` of them behind the point.
+    """A cell of kind DECIMAL as the two's complement of its digits, with `scale` of them behind the point.
 
     Digits of one 64-bit number stay in a register: that is DECIMAL(18) and below.
     """
@@ -355,40 +355,40 @@ def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
 
 
 @inline
-def put_avro(out: int, piece: int, form: int, a: int, size: int, scratch: int, stack: int) -> int:
+def put_avro(out: int, piece: int, form: int, word: int, size: int, scratch: int, stack: int) -> int:
     """A value that is not NULL; the order of tests is that of how common the forms are."""
     if form == VARINT:
-        return put_varint(out, a)
+        return put_varint(out, word)
     if form == BYTES:
-        return put_sized(out, a, size)
+        return put_sized(out, word, size)
     param = load_i64(piece + P_PARAM)
     if form == DATETIME:
-        return put_short_text(out, put_datetime(out + 1, a, param))
+        return put_short_text(out, put_datetime(out + 1, word, param))
     if form == DECIMAL_BYTES:
-        return put_decimal_bytes(out, a, param, scratch)
+        return put_decimal_bytes(out, word, param, scratch)
     if form == DATE:
-        return put_short_text(out, put_date(out + 1, a))
+        return put_short_text(out, put_date(out + 1, word))
     if form == TIME:
-        return put_short_text(out, put_duration(out + 1, a, param))
+        return put_short_text(out, put_duration(out + 1, word, param))
     if form == DOUBLE:
-        store_u64(out, a)
+        store_u64(out, word)
         return out + 8
     if form == FLOAT:
-        store_u32(out, I64(single_bits(a)))
+        store_u32(out, I64(single_bits(word)))
         return out + 4
     if form == BIT:
-        return put_bit(out, a, param)
+        return put_bit(out, word, param)
     if form == ENUM:
-        return put_enum(out, a, load_i64(piece + P_OPEN), param)
+        return put_enum(out, word, load_i64(piece + P_OPEN), param)
     if form == SET:
-        return put_set(out, a, load_i64(piece + P_OPEN), param)
+        return put_set(out, word, load_i64(piece + P_OPEN), param)
     if form == UINT_TEXT:
-        return put_short_text(out, put_u64(out + 1, U64(a)))
+        return put_short_text(out, put_u64(out + 1, U64(word)))
     if form == DECIMAL_TEXT:
-        return put_sized(out, scratch, put_decimal(scratch, a, size) - scratch)
+        return put_sized(out, scratch, put_decimal(scratch, word, size) - scratch)
     if form == JSON:
-        return put_sized(out, scratch, put_json(scratch, a, size, stack) - scratch)
-    return put_sized(out, scratch, put_vector(scratch, a, size) - scratch)
+        return put_sized(out, scratch, put_json(scratch, word, size, stack) - scratch)
+    return put_sized(out, scratch, put_vector(scratch, word, size) - scratch)
 
 
 @inline
@@ -397,13 +397,13 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
 
     A piece of the new image takes the old one in a delete: the key, and avro's only image of it.
     """
-    old_a = load_i64(job + J_OLD_A) + 8 * row * load_i64(job + J_OLD_STRIDE)
-    old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
-    new_a = load_i64(job + J_NEW_A) + 8 * row * load_i64(job + J_NEW_STRIDE)
-    new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
+    old_words = load_i64(job + J_OLD_WORDS) + 8 * row * load_i64(job + J_OLD_STRIDE)
+    old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
+    new_words = load_i64(job + J_NEW_WORDS) + 8 * row * load_i64(job + J_NEW_STRIDE)
+    new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
     if op == DELETE:
-        new_a = old_a
-        new_l = old_l
+        new_words = old_words
+        new_sizes = old_sizes
     scratch = load_i64(job + J_SCRATCH)
     stack = load_i64(job + J_STACK)
     pieces = load_i64(job + J_PIECES) + RUN_BYTES * number
@@ -419,13 +419,13 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
         elif form != CONSTANT:
             cell = load_i64(piece + P_CELL)
             old = load_i64(piece + P_IMAGE) != 0
-            size = I64(load_i32((old_l if old else new_l) + 4 * cell))
+            size = I64(load_i32((old_sizes if old else new_sizes) + 4 * cell))
             if size < 0:
                 out = put_short(out - load_i64(piece + P_NULL_BACK), load_i64(piece + P_NULL))
             else:
-                a = load_i64((old_a if old else new_a) + 8 * cell)
+                word = load_i64((old_words if old else new_words) + 8 * cell)
                 out = put_short(out, load_i64(piece + P_TAIL))
-                out = put_avro(out, piece, form, a, size, scratch, stack)
+                out = put_avro(out, piece, form, word, size, scratch, stack)
         piece += PIECE_BYTES
     return out
 

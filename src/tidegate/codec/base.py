@@ -122,7 +122,7 @@ class TableVersion(NamedTuple):
 class DecodedTable:
     """Rows of one table with one column set, ascending by (offset, seq).
 
-    `op` is model.slots INSERT, UPDATE or DELETE. `new` and `old` have one row per change: nulls where the
+    `op` is model.cells INSERT, UPDATE or DELETE. `new` and `old` have one row per change: nulls where the
     change has no such image, None when no change here has one. Columns that an update's before image left
     out as unchanged are filled from the after image. An UPDATE whose producer sends no old values comes
     as INSERT (docs/formats/open-protocol.md#values).

@@ -18,7 +18,7 @@ from tidegate.codec import avro_decode_kernels as kernels
 from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import Batch, BinaryColumn, DecodedTable, WireColumn
 from tidegate.kernel import address, buffer
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 Int64s = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -75,16 +75,16 @@ class Walked:
 
     @classmethod
     def of(cls, rows: Int64s, stride: int) -> Walked:
-        """Room for messages with so many slots."""
+        """Room for messages with so many cells."""
         n, words = len(rows), kernels.RESULT_BYTES // 8
         starts, lengths = np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32)
         return cls(rows, starts, lengths, np.empty((n, words), dtype=np.int64))
 
     @property
-    def cells(self) -> kernels.Cells:
+    def cells(self) -> kernels.MessageCells:
         """Cells and results, as the kernels take them."""
         parts = address(self.starts), address(self.lengths), address(self.results)
-        return kernels.Cells(*parts, self.starts.shape[1])
+        return kernels.MessageCells(*parts, self.starts.shape[1])
 
     def result(self, word: int) -> Int64s:
         """One of the results, by its byte offset."""
@@ -97,7 +97,7 @@ def table_of(
 ) -> DecodedTable:
     """The rows of the messages that were walked to their end.
 
-    scales: of a decimal in bytes its scale, else -1. old_at: the first slot of the old image.
+    scales: of a decimal in bytes its scale, else -1. old_at: the first cell of the old image.
     """
     chosen = np.flatnonzero(walked.result(kernels.R_OP))
     op = walked.result(kernels.R_OP)[chosen].astype(np.uint8)
@@ -130,10 +130,10 @@ def _image(
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _column(to: pa.DataType, scale: int, walked: Walked, chosen: Int64s, slot: int) -> pa.Array:
+def _column(to: pa.DataType, scale: int, walked: Walked, chosen: Int64s, cell: int) -> pa.Array:
     n, stride = len(chosen), walked.starts.shape[1]
     valid = np.empty(n, dtype=np.uint8)
-    taken = kernels.Taken(n, address(chosen), address(walked.starts), address(walked.lengths), stride, slot)
+    taken = kernels.Taken(n, address(chosen), address(walked.starts), address(walked.lengths), stride, cell)
     if not (pa.types.is_string(to) or pa.types.is_binary(to)):
         words = np.empty(n, dtype=np.int64)
         nulls = kernels.take_words(taken, address(words), address(valid))

@@ -23,9 +23,9 @@ from tidegate.codec.large import LargeOptions
 from tidegate.codec.plan import Bound, Plan
 from tidegate.codec.registry import codec_of
 from tidegate.kernel import PAD, address, buffer
+from tidegate.model.cells import DELETE, INSERT, Image, RowBlock
 from tidegate.model.message import MessageBlock
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
 from tidegate.tidb.kernels.json import STACK_WORDS
 from tidegate.tidb.local_time import localised
 
@@ -123,8 +123,8 @@ class _Encoding:
         ]
         job[_ROWS] = (
             *(len(block), address(order), *map(address, lines), address(partition)),
-            *(address(new.a), address(new.l), new.a.shape[1]),
-            *(address(old.a), address(old.l), old.a.shape[1]),
+            *(address(new.words), address(new.sizes), new.words.shape[1]),
+            *(address(old.words), address(old.sizes), old.words.shape[1]),
         )
         job[kernels.J_CHECKSUMS // 8] = address(sums)
         job[kernels.J_BUILD // 8] = self._build_ms
@@ -133,7 +133,7 @@ class _Encoding:
         job[kernels.J_START_TS // 8] = address(starts)
         keys = self._row_keys() if self._plan.row_keys else None
         job[kernels.J_ROW_KEYS // 8] = address(keys)
-        return [order, *lines, sums, starts, keys, new.a, new.l, old.a, old.l]
+        return [order, *lines, sums, starts, keys, new.words, new.sizes, old.words, old.sizes]
 
     def _row_keys(self) -> Int64s:
         keys = self._block.row_keys
@@ -144,9 +144,9 @@ class _Encoding:
         """Both images, with TIMESTAMP columns in the feed's zone."""
         block, zoned, zone = self._block, self._plan.zoned, self._options.time_zone
         for image in (block.new, block.old):
-            assert image.a.flags.c_contiguous, "images are contiguous"
-            assert image.l.flags.c_contiguous, "images are contiguous"
-            assert len(image.a) == len(block), "an image has a row per change"
+            assert image.words.flags.c_contiguous, "images are contiguous"
+            assert image.sizes.flags.c_contiguous, "images are contiguous"
+            assert len(image.words) == len(block), "an image has a row per change"
         if not zoned or zone == "UTC":
             return block.new, block.old
         return (

@@ -37,16 +37,16 @@ class CompiledTemplate:
         texts = b"".join(constant for constant, _, _ in pieces)
         data = np.frombuffer(texts + bytes(PAD), dtype=np.uint8)
         rows, offset = np.zeros((len(pieces) + 1, kernels.PIECE_BYTES // 8), dtype=np.int64), address(data)
-        for row, (constant, form, slot) in zip(rows, pieces, strict=False):
-            if isinstance(slot, Members):
-                found = sets.get(id(slot))
+        for row, (constant, form, cell) in zip(rows, pieces, strict=False):
+            if isinstance(cell, Members):
+                found = sets.get(id(cell))
                 if found is None:
-                    found = sets[id(slot)] = _Set(slot)
+                    found = sets[id(cell)] = _Set(cell)
                     self.size += found.size
                 self._owners.append(found)
                 row[:] = offset, len(constant), form, address(found.words)
             else:
-                row[:] = offset, len(constant), form, slot
+                row[:] = offset, len(constant), form, cell
             offset += len(constant)
         self._owners += [data, rows]
         self.size += len(data) + rows.nbytes
@@ -87,8 +87,8 @@ class _Set:
         base, at = address(self.words), address(self._data)
         numbers = self.words[hashes:].view(np.int32)
         rows = self.words[entries:hashes].reshape(-1, kernels.ENTRY_BYTES // 8)
-        for i, (constant, form, slot) in enumerate(members.entries):
-            rows[i] = at, len(constant), form, slot
+        for i, (constant, form, cell) in enumerate(members.entries):
+            rows[i] = at, len(constant), form, cell
             place = kernels.hash_name(at + 1, _name_length(constant)) & (places - 1)
             while numbers[place]:
                 place = (place + 1) & (places - 1)

@@ -356,37 +356,37 @@ def put_names(out: int, mask: int, table: int) -> int:
 
 
 @kernel
-def put_connected(out: int, form: int, param: int, a: int, size: int, scratch: int, stack: int) -> int:
+def put_connected(out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int) -> int:
     """The text of one value that is not NULL, in one of the forms above.
 
     It is called, not inlined: inlined it would double the code of the kernels of all other protocols.
     """
     if form == RAW_TEXT:
-        return put_raw_text(out, a, size)
+        return put_raw_text(out, word, size)
     if form == EPOCH:
-        return put_epoch(out, a, param)
+        return put_epoch(out, word, param)
     if form == DECIMAL_DOUBLE:
-        return put_decimal_double(out, a, size, scratch)
+        return put_decimal_double(out, word, size, scratch)
     if form == DOUBLE_ITERATOR:
-        return with_two_digits(out, put_double_json(out, a))
+        return with_two_digits(out, put_double_json(out, word))
     if form == FLOAT_ITERATOR:
-        return with_two_digits(out, put_float_json(out, a))
+        return with_two_digits(out, put_float_json(out, word))
     if form == RAW_JSON:
         # TiDB's text first, then escaped as any text.
-        return put_raw_text(out, scratch, put_json(scratch, a, size, stack) - scratch)
+        return put_raw_text(out, scratch, put_json(scratch, word, size, stack) - scratch)
     if form == ZONED:
-        return put_zoned(out, a, param)
+        return put_zoned(out, word, param)
     if form == DAYS:
-        return put_days(out, a, param)
+        return put_days(out, word, param)
     if form == MICROS:
-        return put_micros(out, a)
+        return put_micros(out, word)
     if form == NAME:
-        return put_name(out, a, param)
+        return put_name(out, word, param)
     if form == NAMES:
-        return put_names(out, a, param)
+        return put_names(out, word, param)
     if form == BOOL:
-        return put_bool(out, a)
-    return put_bits(out, a, param, scratch)
+        return put_bool(out, word)
+    return put_bits(out, word, param, scratch)
 
 
 # --- decoding

@@ -38,9 +38,9 @@ from tidegate.codec.large import LargeOptions
 from tidegate.codec.layout_kernels import MESSAGE_KEY, MESSAGE_VALUE
 from tidegate.codec.opening import opening
 from tidegate.codec.registry import reader_of
-from tidegate.codec.template import Cells, DecodeForm
+from tidegate.codec.template import CellForm, DecodeForm
 from tidegate.kernel import PAD, address
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class _Shape:
         )
 
 
-def _taken_as(column: WireColumn, cells: Cells) -> pa.DataType:
+def _taken_as(column: WireColumn, cells: CellForm) -> pa.DataType:
     of_type = column.type if cells.stands_as is None else cells.stands_as
     return pa.string() if pa.types.is_floating(of_type) else of_type
 

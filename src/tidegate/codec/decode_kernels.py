@@ -56,7 +56,7 @@ from tidegate.kernel_ascii import (
     ZERO,
 )
 from tidegate.kernel_layout import Layout, pointer, signed
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
@@ -73,7 +73,7 @@ COLUMN: Final = Layout(
     "decoded column", "C_", "A column of a group of rows that `gather` writes.",
     mode=signed("how its values stand in messages, see TEXT and the others"),
     in_quotes=signed("1: the values are strings"),
-    slot=signed("its slot"),
+    cell=signed("its cell"),
     old=signed("1: it is of the old image"),
     valid=pointer("the bits of validity"),
     ends=pointer("of texts and bytes: i32[n + 1], end offsets"),
@@ -81,7 +81,7 @@ COLUMN: Final = Layout(
     nulls=signed("afterwards: rows without a value"),
 )  # fmt: skip
 COLUMN_WORDS: Final = len(COLUMN.fields)
-(C_MODE, C_IN_QUOTES, C_SLOT, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = COLUMN.offsets()
+(C_MODE, C_IN_QUOTES, C_CELL, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = COLUMN.offsets()
 COLUMN_BYTES: Final = COLUMN.size
 CHUNK: Final = 64
 """Rows at a time: one word of validity."""
@@ -409,8 +409,8 @@ def measure(n: int, order: int, results: int, lengths: int, cells: int, sums: in
         op = load_i64(result + RESULT_OP)
         span = lengths + 4 * load_i64(result + RESULT_SPAN)
         # The spans of an image that the row has not were never written.
-        for slot in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
-            store_u64(sums + 8 * slot, load_i64(sums + 8 * slot) + max(0, I64(load_i32(span + 4 * slot))))
+        for cell in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
+            store_u64(sums + 8 * cell, load_i64(sums + 8 * cell) + max(0, I64(load_i32(span + 4 * cell))))
     return n
 
 
@@ -438,7 +438,7 @@ def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: in
             column = columns + COLUMN_BYTES * number
             mode = load_i64(column + C_MODE)
             in_quotes = load_i64(column + C_IN_QUOTES) != 0
-            slot = load_i64(column + C_SLOT)
+            cell = load_i64(column + C_CELL)
             rows_spans = bases + 8 * CHUNK * load_i64(column + C_OLD)
             bits = U64(0)
             if mode >= SIGNED:
@@ -448,12 +448,12 @@ def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: in
                     span = load_i64(rows_spans + 8 * i)
                     size = -1
                     if span >= 0:
-                        size = I64(load_i32(lengths + 4 * (span + slot)))
+                        size = I64(load_i32(lengths + 4 * (span + cell)))
                     value = U64(0)
                     if size >= 0:
                         bits |= U64(1) << U64(i)
                         value, good = read_integer(
-                            load_i64(starts + 8 * (span + slot)), size, mode == UNSIGNED, wanted
+                            load_i64(starts + 8 * (span + cell)), size, mode == UNSIGNED, wanted
                         )
                         if not good:
                             store_u8(bad + load_i64(order + 8 * (first + i)), 1)
@@ -467,10 +467,10 @@ def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: in
                     span = load_i64(rows_spans + 8 * i)
                     size = -1
                     if span >= 0:
-                        size = I64(load_i32(lengths + 4 * (span + slot)))
+                        size = I64(load_i32(lengths + 4 * (span + cell)))
                     if size >= 0:
                         bits |= U64(1) << U64(i)
-                        done = read_text(out, load_i64(starts + 8 * (span + slot)), size, mode, in_quotes)
+                        done = read_text(out, load_i64(starts + 8 * (span + cell)), size, mode, in_quotes)
                         if done == 0:
                             store_u8(bad + load_i64(order + 8 * (first + i)), 1)
                             wrong += 1

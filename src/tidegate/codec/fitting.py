@@ -20,10 +20,10 @@ from tidegate.codec.base import RECORD_OVERHEAD, RowTooLargeError
 from tidegate.codec.compression import NONE, compressed
 from tidegate.codec.json_text import std_string
 from tidegate.codec.large import PLACE, Large, LargeOptions, Sent, bare, fitted, in_words
+from tidegate.model.cells import DELETE, RowBlock, take
 from tidegate.model.message import MessageBlock
-from tidegate.model.slots import DELETE, RowBlock, take
 from tidegate.tidb import value as values
-from tidegate.tidb.slot_values import stored_of
+from tidegate.tidb.cell_values import stored_of
 
 Partitions = npt.NDArray[np.int32]
 Encode: TypeAlias = Callable[[RowBlock, Partitions, Any], MessageBlock]

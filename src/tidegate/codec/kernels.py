@@ -1,4 +1,4 @@
-"""Encode kernels: from slots straight to the bytes of messages, whatever the protocol.
+"""Encode kernels: from cells straight to the bytes of messages, whatever the protocol.
 
 A table's *plan* (`codec.plan`) is a list of pieces for the key and one for each operation's value; a piece
 copies a constant and writes one value after it. What stands for NULL, and quotes, are parts of the piece: no
@@ -41,8 +41,8 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_layout import Layout, pointer, signed
-from tidegate.model import slots
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model import cells
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.tidb.kernels.float import (
     put_double_fixed,
     put_double_json,
@@ -113,9 +113,9 @@ PIECE_BYTES: Final = PIECE.size
     P_CONST, P_LENGTH, P_FORM, P_CELL, P_IMAGE, P_PARAM, P_TAIL, P_NULL, P_NULL_BACK, P_ONLY_CHANGED, P_OPEN,
     P_OPEN_LENGTH,
 ) = PIECE.offsets()  # fmt: skip
-CHECKSUM_BYTES: Final = slots.CHECKSUM.itemsize
+CHECKSUM_BYTES: Final = cells.CHECKSUM.itemsize
 CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
-    dict(slots.CHECKSUM.fields or {})[name][1]
+    dict(cells.CHECKSUM.fields or {})[name][1]
     for name in ("current", "previous", "version", "corrupted", "known")
 )
 TRUE, FALSE = (int.from_bytes(word, "little") | len(word) << 56 for word in (b"true", b"false"))
@@ -133,11 +133,11 @@ JOB: Final = Layout(
     physical=pointer("i64[rows], physical table ids"),
     handle=pointer("i64[rows], integer handles; 0: none"),
     partition=pointer("i32[rows]"),
-    new_a=pointer("first words of the new image's slots"),
-    new_l=pointer("second words of these"),
+    new_words=pointer("first words of the new image's cells"),
+    new_sizes=pointer("second words of these"),
     new_stride=signed("cells from row to row"),
-    old_a=pointer("first words of the old image's slots"),
-    old_l=pointer("second words of these"),
+    old_words=pointer("first words of the old image's cells"),
+    old_sizes=pointer("second words of these"),
     old_stride=signed("cells from row to row"),
     pieces=pointer("RUN of pieces for the key, then for each operation"),
     variables=pointer("i64 count, then a VARIABLE for each column of variable size"),
@@ -156,7 +156,7 @@ JOB: Final = Layout(
     message_partition=pointer("u32 a message"),
     message_rows=pointer("u32 a message"),
     build=signed("when the message is made", "ms"),
-    checksums=pointer("`slots.CHECKSUM` a row; 0: none"),
+    checksums=pointer("`cells.CHECKSUM` a row; 0: none"),
     start_ts=pointer("u64[rows]"),
     row_keys=pointer("RUN a row, its key in TiKV; 0: none"),
     at=signed("the next row"),
@@ -169,8 +169,9 @@ JOB: Final = Layout(
 )  # fmt: skip
 JOB_WORDS: Final = len(JOB.fields)
 (
-    J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION, J_NEW_A, J_NEW_L, J_NEW_STRIDE,
-    J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED,
+    J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION,
+    J_NEW_WORDS, J_NEW_SIZES, J_NEW_STRIDE, J_OLD_WORDS, J_OLD_SIZES, J_OLD_STRIDE,
+    J_PIECES, J_VARIABLES, J_FIXED,
     J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_ROOM,
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
     J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS,
@@ -218,71 +219,71 @@ _MILLIS_SHIFT: Final = U64(18)
 
 @inline
 def put_value(
-    out: int, form: int, param: int, a: int, size: int, scratch: int, stack: int, printable: int
+    out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int, printable: int
 ) -> int:
     """The text of one value that is not NULL; the order of tests is that of how common the forms are."""
     if form == INT:
-        return put_i64(out, a)
+        return put_i64(out, word)
     if form == TEXT:
-        return put_text(out, a, size, param)
+        return put_text(out, word, size, param)
     if form == UINT:
-        return put_u64(out, U64(a))
+        return put_u64(out, U64(word))
     if form == DATETIME:
-        return put_datetime(out, a, param)
+        return put_datetime(out, word, param)
     if form == DECIMAL:
-        return put_decimal(out, a, size)
+        return put_decimal(out, word, size)
     if form == BASE64:
-        return put_base64(out, a, size)
+        return put_base64(out, word, size)
     if form == DATE:
-        return put_date(out, a)
+        return put_date(out, word)
     if form == TIME:
-        return put_duration(out, a, param)
+        return put_duration(out, word, param)
     if form == JSON:
         # TiDB's text first, then escaped as any text.
-        return put_text(out, scratch, put_json(scratch, a, size, stack) - scratch, param)
+        return put_text(out, scratch, put_json(scratch, word, size, stack) - scratch, param)
     if form == QUOTED:
-        return put_quoted(out, a, size, printable, param)
+        return put_quoted(out, word, size, printable, param)
     if form == LATIN1:
-        return put_latin1(out, a, size)
+        return put_latin1(out, word, size)
     if form == DOUBLE_JSON:
-        return put_double_json(out, a)
+        return put_double_json(out, word)
     if form == FLOAT_JSON:
-        return put_float_json(out, a)
+        return put_float_json(out, word)
     if form == DOUBLE_FIXED:
-        return put_double_fixed(out, a)
+        return put_double_fixed(out, word)
     if form == FLOAT_FIXED:
-        return put_float_fixed(out, a)
+        return put_float_fixed(out, word)
     if form == VECTOR:
-        return put_vector(out, a, size)
-    return put_connected(out, form, param, a, size, scratch, stack)
+        return put_vector(out, word, size)
+    return put_connected(out, form, param, word, size, scratch, stack)
 
 
 @kernel
-def same_text(form: int, param: int, a: int, a_size: int, b: int, b_size: int, job: int) -> bool:
-    """Whether two values print alike although their slots differ: decimals, times, JSON."""
+def same_text(form: int, param: int, word: int, a_size: int, b: int, b_size: int, job: int) -> bool:
+    """Whether two values print alike although their cells differ: decimals, times, JSON."""
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
     scratch = load_i64(job + J_SCRATCH)
     room = 8 * max(a_size, b_size, 64) + 512
     first = scratch + room
-    middle = put_value(first, form, param, a, a_size, scratch, stack, printable)
+    middle = put_value(first, form, param, word, a_size, scratch, stack, printable)
     last = put_value(middle, form, param, b, b_size, scratch, stack, printable)
     size = middle - first
     return last - middle == size and same_bytes(first, middle, size)
 
 
 @inline
-def same_value(form: int, param: int, a: int, a_size: int, b: int, b_size: int, job: int) -> bool:
+def same_value(form: int, param: int, word: int, a_size: int, b: int, b_size: int, job: int) -> bool:
     """Whether TiCDC takes two values of a column for equal: it compares what it would print."""
     if a_size < 0 or b_size < 0:
         return a_size == b_size
     if form in (INT, UINT):
-        return a == b
+        return word == b
     if form in (TEXT, BASE64, QUOTED, LATIN1):
-        return a_size == b_size and same_bytes(a, b, a_size)
+        return a_size == b_size and same_bytes(word, b, a_size)
     if FLOAT_JSON <= form <= DOUBLE_FIXED:
-        return a == b or (a | b) & 0x7FFFFFFFFFFFFFFF == 0
-    return same_text(form, param, a, a_size, b, b_size, job)
+        return word == b or (word | b) & 0x7FFFFFFFFFFFFFFF == 0
+    return same_text(form, param, word, a_size, b, b_size, job)
 
 
 @inline
@@ -304,21 +305,21 @@ def put_null(out: int, piece: int) -> int:
 
 @kernel
 def put_apart(
-    out: int, form: int, param: int, a: int, size: int, scratch: int, stack: int, printable: int
+    out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int, printable: int
 ) -> int:
     """`put_value`, once more for keys: inlined there it would double the code of every kernel here."""
-    return put_value(out, form, param, a, size, scratch, stack, printable)
+    return put_value(out, form, param, word, size, scratch, stack, printable)
 
 
 # --- rows -----------------------------------------------------------------------------------------------
 
 
 @inline
-def put_promoted(out: int, param: int, a: int, size: int) -> int:
+def put_promoted(out: int, param: int, word: int, size: int) -> int:
     """The Java type of an unsigned column: param = bits of the limit << 32 | text << 16 | promoted text."""
     limit = (param >> 32) & 63
     text = (param >> 16) & 0xFFFF
-    if size >= 0 and U64(a) >> U64(limit) != U64(0):
+    if size >= 0 and U64(word) >> U64(limit) != U64(0):
         text = param & 0xFFFF
     store_u16(out, text)
     return out + (1 if text < 256 else 2)
@@ -326,7 +327,7 @@ def put_promoted(out: int, param: int, a: int, size: int) -> int:
 
 @inline
 def checksum_of(job: int, row: int) -> int:
-    """The address of a row's checksum (`slots.CHECKSUM`); 0: it has none."""
+    """The address of a row's checksum (`cells.CHECKSUM`); 0: it has none."""
     checksums = load_i64(job + J_CHECKSUMS)
     if checksums == 0:
         return 0
@@ -375,26 +376,26 @@ def row_bound(job: int, op: int, row: int) -> int:
         bound += 2 * load_i64(keys + RUN_BYTES * row + RUN_SIZE)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
-    new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
-    old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
+    new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
+    old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
     for i in range(count):
         variable = entry + _VARIABLES + _VARIABLE * i
         cell = load_i64(variable + VARIABLE_CELL)
         factor = load_i64(variable + VARIABLE_FACTOR)
         if op != DELETE:
-            bound += factor * max(I64(load_i32(new_l + 4 * cell)), 0)
+            bound += factor * max(I64(load_i32(new_sizes + 4 * cell)), 0)
         if op != INSERT:
-            bound += factor * max(I64(load_i32(old_l + 4 * cell)), 0)
+            bound += factor * max(I64(load_i32(old_sizes + 4 * cell)), 0)
     return bound
 
 
 @inline
 def put_row(out: int, job: int, op: int, row: int) -> int:
     """All pieces of one row's operation."""
-    new_a = load_i64(job + J_NEW_A) + 8 * row * load_i64(job + J_NEW_STRIDE)
-    new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
-    old_a = load_i64(job + J_OLD_A) + 8 * row * load_i64(job + J_OLD_STRIDE)
-    old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
+    new_words = load_i64(job + J_NEW_WORDS) + 8 * row * load_i64(job + J_NEW_STRIDE)
+    new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
+    old_words = load_i64(job + J_OLD_WORDS) + 8 * row * load_i64(job + J_OLD_STRIDE)
+    old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
     scratch = load_i64(job + J_SCRATCH)
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
@@ -407,14 +408,14 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
         form = load_i64(piece + P_FORM)
         cell = load_i64(piece + P_CELL)
         image = load_i64(piece + P_IMAGE)
-        a = load_i64((old_a if image else new_a) + 8 * cell)
-        size = I64(load_i32((old_l if image else new_l) + 4 * cell))
+        word = load_i64((old_words if image else new_words) + 8 * cell)
+        size = I64(load_i32((old_sizes if image else new_sizes) + 4 * cell))
         source = load_i64(piece + P_CONST)
         length = load_i64(piece + P_LENGTH)
         param = load_i64(piece + P_PARAM)
         if load_i64(piece + P_ONLY_CHANGED):
-            other = load_i64(new_a + 8 * cell)
-            if same_value(form, param, a, size, other, I64(load_i32(new_l + 4 * cell)), job):
+            other = load_i64(new_words + 8 * cell)
+            if same_value(form, param, word, size, other, I64(load_i32(new_sizes + 4 * cell)), job):
                 piece += PIECE_BYTES
                 continue
             if kept == 0:
@@ -435,7 +436,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
         out = put_const(out, source, length)
         if PROMOTED <= form <= PHYSICAL_ID:
             if form == PROMOTED:
-                out = put_promoted(out, param, a, size)
+                out = put_promoted(out, param, word, size)
             elif form == PHYSICAL_ID:
                 out = put_i64(out, load_i64(load_i64(job + J_PHYSICAL) + 8 * row))
             else:
@@ -445,7 +446,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             if size < 0:
                 out = put_null(out, piece)
             else:
-                out = put_value(out, form, param, a, size, scratch, stack, printable)
+                out = put_value(out, form, param, word, size, scratch, stack, printable)
                 out = put_short(out, load_i64(piece + P_TAIL))
         piece += PIECE_BYTES
     return out
@@ -457,19 +458,19 @@ def put_key_cell(out: int, job: int, piece: int, op: int, row: int) -> int:
     cell = load_i64(piece + P_CELL)
     if op == DELETE:
         at = row * load_i64(job + J_OLD_STRIDE) + cell
-        a = load_i64(load_i64(job + J_OLD_A) + 8 * at)
-        size = I64(load_i32(load_i64(job + J_OLD_L) + 4 * at))
+        word = load_i64(load_i64(job + J_OLD_WORDS) + 8 * at)
+        size = I64(load_i32(load_i64(job + J_OLD_SIZES) + 4 * at))
     else:
         at = row * load_i64(job + J_NEW_STRIDE) + cell
-        a = load_i64(load_i64(job + J_NEW_A) + 8 * at)
-        size = I64(load_i32(load_i64(job + J_NEW_L) + 4 * at))
+        word = load_i64(load_i64(job + J_NEW_WORDS) + 8 * at)
+        size = I64(load_i32(load_i64(job + J_NEW_SIZES) + 4 * at))
     if size < 0:
         return put_null(out, piece)
     scratch = load_i64(job + J_SCRATCH)
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
     form = load_i64(piece + P_FORM)
-    out = put_apart(out, form, load_i64(piece + P_PARAM), a, size, scratch, stack, printable)
+    out = put_apart(out, form, load_i64(piece + P_PARAM), word, size, scratch, stack, printable)
     return put_short(out, load_i64(piece + P_TAIL))
 
 
@@ -521,7 +522,7 @@ def encode_single(job: int) -> int:
 
     J_AT is then the row.
 
-    Reads slots, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM,
+    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM,
     compared with the worst case of each row before it is written. Twin: `plain` in each protocol's
     folder. Trick: constants are copied 32 bytes at a time, over what the next write replaces.
     """
@@ -667,12 +668,12 @@ def measure(job: int) -> int:
     largest = 0
     for row in range(load_i64(job + J_ROWS)):
         op = I64(load_u8(ops + row))
-        new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
-        old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
+        new_sizes = load_i64(job + J_NEW_SIZES) + 4 * row * load_i64(job + J_NEW_STRIDE)
+        old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
         for i in range(count):
             cell = load_i64(entry + _VARIABLES + _VARIABLE * i + VARIABLE_CELL)
-            new_size = I64(load_i32(new_l + 4 * cell)) if op != DELETE else 0
-            old_size = I64(load_i32(old_l + 4 * cell)) if op != INSERT else 0
+            new_size = I64(load_i32(new_sizes + 4 * cell)) if op != DELETE else 0
+            old_size = I64(load_i32(old_sizes + 4 * cell)) if op != INSERT else 0
             total += max(new_size, 0) + max(old_size, 0)
             largest = max(largest, new_size, old_size)
     store_u64(job + J_NEED, largest)

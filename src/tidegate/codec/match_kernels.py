@@ -70,35 +70,35 @@ from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
 # Forms of a template's piece: what follows its constant.
-CELL: Final = 0  # any scalar, booleans too; its span goes to a slot
+CELL: Final = 0  # any scalar, booleans too; its span goes to a cell
 NUMBER: Final = 1  # an integer that nobody needs
 TIMESTAMP: Final = 2  # an unsigned integer: the commit ts
 MILLISECONDS: Final = 3  # an unsigned integer: milliseconds, the commit ts where there is none
 OPTIONAL: Final = 4  # constant and integer together may be missing
-END: Final = 5  # the item may end here, as operation `slot`
+END: Final = 5  # the item may end here, as operation `cell`
 WRAPPED: Final = 6  # null, or the constant of the WRAPPER behind it, a string and `}`; the string is the cell
 WRAPPER: Final = 7  # no piece of its own: what stands before the string of the WRAPPED before it
-MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the slot is a set's address
+MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the cell is a set's address
 TEXT_ALONE: Final = 9  # nothing follows the constant, of a member or of a piece
 STRING: Final = 10  # of a route: a string that tells where the message belongs
 OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
 OPTIONAL_STRING: Final = 12  # constant and a string without escapes, which nobody needs, may be missing
-SEEN: Final = 13  # a cell that is told again later, in the same slot; a string has no escapes
+SEEN: Final = 13  # a cell that is repeated later, with the same number; a string has no escapes
 PIECE: Final = Layout(
     "template piece", "PIECE_", "A part of a template, or a member of a set: a constant, then a value.",
     const=pointer("the constant; of a member it begins with the name in quotes"),
     length=signed("of the constant", "bytes"),
     form=signed("what follows the constant, see CELL and the others"),
-    slot=signed("the value's slot; of MEMBERS the address of their set, of END the operation"),
+    cell=signed("the value's cell; of MEMBERS the address of their set, of END the operation"),
 )  # fmt: skip
-PIECE_CONST, PIECE_LENGTH, PIECE_FORM, PIECE_SLOT = PIECE.offsets()
+PIECE_CONST, PIECE_LENGTH, PIECE_FORM, PIECE_CELL = PIECE.offsets()
 PIECE_BYTES: Final = PIECE.size
 
 SET: Final = Layout(
     "member set", "S_", "The members of an object that come in any order.",
     count=signed("members"),
     partial=signed("1: some may be missing"),
-    shift=signed("a missing member has the span of the slot so much lower"),
+    shift=signed("a missing member has the span of the cell so much lower"),
     mask=signed("places of the hash table, less one"),
     hashes=pointer("i32: an entry's number + 1, by the hash of its name; 0: none"),
     stamps=pointer("i64: the generation in which an entry was last met"),
@@ -343,7 +343,7 @@ def route_of(at: int, size: int, pieces: int, count: int) -> int:
 
 
 @inline
-def scalar(at: int, end: int, form: int, slot: int, starts: int, lengths: int, result: int) -> int:
+def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, result: int) -> int:
     """The end of the scalar at `at`, its span noted; 0 where none stands that the form allows."""
     if at >= end:
         return 0
@@ -352,21 +352,21 @@ def scalar(at: int, end: int, form: int, slot: int, starts: int, lengths: int, r
         close, flags = scan_string(at + 1, end)
         if close == 0:
             return 0
-        store_u64(starts + 8 * slot, ((at + 1) << 2) | flags | IS_STRING)
-        store_u32(lengths + 4 * slot, close - at - 1)
+        store_u64(starts + 8 * cell, ((at + 1) << 2) | flags | IS_STRING)
+        store_u32(lengths + 4 * cell, close - at - 1)
         return close + 1
     if form in (CELL, WRAPPED) and byte == LOWER_N:
         if end - at < 4 or load_u32(at) != NULL_TEXT:
             return 0
-        store_u64(starts + 8 * slot, 0)
-        store_u32(lengths + 4 * slot, NULL_SPAN)
+        store_u64(starts + 8 * cell, 0)
+        store_u32(lengths + 4 * cell, NULL_SPAN)
         return at + 4
     stop = scan_bool(at, end) if (byte == LOWER_T or byte == LOWER_F) else scan_number(at, end)
     if stop == at:
         return 0
     if form == CELL:
-        store_u64(starts + 8 * slot, at << 2)
-        store_u32(lengths + 4 * slot, stop - at)
+        store_u64(starts + 8 * cell, at << 2)
+        store_u32(lengths + 4 * cell, stop - at)
     elif byte == LOWER_T or byte == LOWER_F:
         return 0
     elif form in (TIMESTAMP, MILLISECONDS):
@@ -431,7 +431,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
         at += size
         form = load_i64(entry + PIECE_FORM)
         if form != TEXT_ALONE:
-            at = scalar(at, end, form, load_i64(entry + PIECE_SLOT), starts, lengths, result)
+            at = scalar(at, end, form, load_i64(entry + PIECE_CELL), starts, lengths, result)
             if at == 0 or tail_length > end - at or not same_bytes(at, tail, tail_length):
                 return 0
             at += tail_length
@@ -449,16 +449,16 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
 
 @inline
 def fill_missing(members: int, starts: int, lengths: int) -> None:
-    """Give the members that the last object left out the spans of the slots they stand for."""
+    """Give the members that the last object left out the spans of the cells they stand for."""
     generation = load_i64(members + S_GENERATION)
     stamps = load_i64(members + S_STAMPS)
     entries = load_i64(members + S_ENTRIES)
     shift = load_i64(members + S_SHIFT)
     for i in range(load_i64(members + S_COUNT)):
         if load_i64(stamps + 8 * i) != generation:
-            slot = load_i64(entries + ENTRY_BYTES * i + PIECE_SLOT)
-            store_u64(starts + 8 * slot, load_u64(starts + 8 * (slot - shift)))
-            store_u32(lengths + 4 * slot, load_u32(lengths + 4 * (slot - shift)))
+            cell = load_i64(entries + ENTRY_BYTES * i + PIECE_CELL)
+            store_u64(starts + 8 * cell, load_u64(starts + 8 * (cell - shift)))
+            store_u32(lengths + 4 * cell, load_u32(lengths + 4 * (cell - shift)))
 
 
 @inline
@@ -474,7 +474,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         fits = size <= end - at and same_bytes(at, load_i64(piece + PIECE_CONST), size)
         if form == END:
             if fits and at + size == end:
-                store_u64(result + RESULT_OP, load_i64(piece + PIECE_SLOT))
+                store_u64(result + RESULT_OP, load_i64(piece + PIECE_CELL))
                 if filled != 0:
                     fill_missing(filled, starts, lengths)
                 return True
@@ -489,9 +489,9 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if form >= TEXT_ALONE:
             # What an escape of a string stands for that nobody reads is not looked at, so none is let pass.
             if form == SEEN:
-                slot = load_i64(piece + PIECE_SLOT)
-                at = scalar(at, end, CELL, slot, starts, lengths, result)
-                if at == 0 or load_u64(starts + 8 * slot) & U64(ESCAPED) != U64(0):
+                cell = load_i64(piece + PIECE_CELL)
+                at = scalar(at, end, CELL, cell, starts, lengths, result)
+                if at == 0 or load_u64(starts + 8 * cell) & U64(ESCAPED) != U64(0):
                     return False
             if form == OPTIONAL_STRING:
                 close, flags = scan_string(at + 1, end)
@@ -499,13 +499,13 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
                     return False
                 at = close + 1
             continue
-        slot = load_i64(piece + PIECE_SLOT)
+        cell = load_i64(piece + PIECE_CELL)
         if form == MEMBERS:
-            at = walk_members(at, end, slot, starts, lengths, result)
+            at = walk_members(at, end, cell, starts, lengths, result)
             if at == 0:
                 return False
-            if load_i64(slot + S_PARTIAL):
-                filled = slot
+            if load_i64(cell + S_PARTIAL):
+                filled = cell
             continue
         if form == WRAPPED and load_u8(at) != LOWER_N:
             opening = piece + PIECE_BYTES
@@ -521,11 +521,11 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
             close, flags = scan_string(at, end)
             if close == 0 or close + 1 >= end or load_u8(close + 1) != CLOSE_BRACE:
                 return False
-            store_u64(starts + 8 * slot, (at << 2) | flags | IS_STRING)
-            store_u32(lengths + 4 * slot, close - at)
+            store_u64(starts + 8 * cell, (at << 2) | flags | IS_STRING)
+            store_u32(lengths + 4 * cell, close - at)
             at = close + 2
             continue
-        at = scalar(at, end, form, slot, starts, lengths, result)
+        at = scalar(at, end, form, cell, starts, lengths, result)
         if at == 0:
             return False
     return False

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tidegate.codec import connect_kernels, kernels
 from tidegate.errors import InvalidInput
 from tidegate.kernel import address, buffer
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 Int64s = npt.NDArray[np.int64]
 NEW, OLD = 0, 1

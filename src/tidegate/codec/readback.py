@@ -5,7 +5,7 @@
         +--- columns' sums, NULLs, operation, commit ts --- equal? --- the same
 
 That is `integrity.verify-encoded`. Both sides are reduced to the sum over columns, as in
-docs/formats/checksums.md: one from the slots, the other from what a reader would have. Rows whose sums differ
+docs/formats/checksums.md: one from the cells, the other from what a reader would have. Rows whose sums differ
 are looked at cell by cell, and that look decides. What the protocol says that it loses (`entry.Loss`) is
 allowed for: a column of a type whose values may come back otherwise is left out (`is_compared`). Not compared
 are rows of which only the handle key, or a place in a storage, was sent, and those marked as corrupted.
@@ -34,14 +34,14 @@ from tidegate.codec.large import in_words
 from tidegate.codec.opening import in_pieces
 from tidegate.codec.registry import codec_of, unverified
 from tidegate.errors import InvalidInput, TidegateError
+from tidegate.model.cells import DELETE, INSERT, NULL, UPDATE, Image, RowBlock
 from tidegate.model.message import MessageBlock
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock
-from tidegate.tidb import arrow_checksum, slot_checksum
+from tidegate.tidb import arrow_checksum, cell_checksum
 from tidegate.tidb import value as values
+from tidegate.tidb.cell_values import stored_of
 from tidegate.tidb.checksum import column_bytes
-from tidegate.tidb.slot_values import stored_of
 from tidegate.tidb.table_info import every_column
 
 Int64s = npt.NDArray[np.int64]
@@ -165,9 +165,9 @@ class ReadBack:
                 {self._codec.named(column.name): i for i, column in enumerate(table.columns)},
                 self._virtual(table),
                 compared,
-                slot_checksum.plan_of(table, compared),
+                cell_checksum.plan_of(table, compared),
                 keys,
-                slot_checksum.plan_of(table, keys),
+                cell_checksum.plan_of(table, keys),
             )
         return found
 
@@ -329,10 +329,10 @@ class _Comparison:
             found = arrow_checksum.sums(decoded, kinds, self._zone)[has]
         except (TidegateError, ValueError):
             return np.zeros(len(rows), dtype=np.bool_)
-        equal: Bools = slot_checksum.sums(plan, image, rows) == found
+        equal: Bools = cell_checksum.sums(plan, image, rows) == found
         # A NULL adds nothing to a sum, so two columns may have changed places.
         for at, column in columns.items():
-            lacking = image.l[rows, at] == NULL
+            lacking = image.sizes[rows, at] == NULL
             if column.null_count or lacking.any():
                 equal &= lacking == column.is_null().to_numpy(zero_copy_only=False)[has]
         return equal
@@ -425,7 +425,7 @@ class _Comparison:
         return any(isinstance(text, bytes) and "\ufffd" in text.decode(errors="replace") for text in texts)
 
     def _cell_difference(self, column: Column, image: Image, row: int, at: int, cell: Any) -> str:
-        """Why a cell is not what is in the slot; empty: it is. Says nothing of the values."""
+        """Why a cell that was read back is not the block's; empty: it is. Says nothing of the values."""
         value = self._value(image, row, at)
         if value is None or cell is None:
             return "" if value is cell else "it is NULL" if cell is None else "it is not NULL"

@@ -19,16 +19,16 @@ class Members:
     """The members of an object, in any order; one instance may stand in several templates of a table."""
 
     entries: list[tuple[bytes, int, int]]
-    """(constant, form, slot): a constant begins with the name in quotes."""
+    """(constant, form, cell): a constant begins with the name in quotes."""
     tail: bytes = b""
     """What stands behind each value."""
     partial: bool = False
-    """Whether some may be missing; a missing one's value is that of the slot `shift` before its own."""
+    """Whether some may be missing; a missing one's value is that of the cell `shift` before its own."""
     shift: int = 0
 
 
 Pieces = list[tuple[bytes, int, "int | Members"]]
-"""(constant, form, slot or members); the forms are those of `match_kernels`."""
+"""(constant, form, cell or members); the forms are those of `match_kernels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Template:
     key: RowKey
     lists: tuple[Pieces, ...]
     summed: bool = False
-    """Whether the checksums of both images stand in the two slots behind those of the columns."""
+    """Whether the checksums of both images stand in the two cells behind those of the columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class CellForm:
     """How the values of a column stand in messages."""
 
     quoted: bool
@@ -75,7 +75,7 @@ class DecodeForm:
     """Messages are batches of keys and values with lengths; False: a message is a row."""
     templates: Callable[[RowKey], list[Template]]
     """The templates of a table and column set that the plain decoder has met."""
-    cells: Callable[[WireColumn], Cells]
+    cells: Callable[[WireColumn], CellForm]
     """How the values of a column stand in messages."""
     redefined: Callable[[Any], int] = lambda plain: 0
     """How often the plain decoder has learned that rows mean something else than those before: then what was

@@ -316,7 +316,7 @@ def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
 
 @inline
 def put_vector(out: int, addr: int, size: int) -> int:
-    """A slot of kind VECTOR, `[1,2.5]`: at most 16 * size bytes."""
+    """A cell of kind VECTOR, `[1,2.5]`: at most 16 * size bytes."""
     store_u8(out, OPEN_BRACKET)
     out += 1
     for at in range(4, size - 3, 4):

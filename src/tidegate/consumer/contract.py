@@ -38,8 +38,8 @@ from tidegate.consumer.layouts import Layouts, Placements
 from tidegate.consumer.mark_headers import Alignment, MarkHeaders
 from tidegate.consumer.places import place_of
 from tidegate.dispatcher.router import Router
+from tidegate.model.cells import DELETE
 from tidegate.model.layout import Layout
-from tidegate.model.slots import DELETE
 
 REMEMBER: Final = 500_000
 """Changes that are remembered, about 250 bytes each."""

@@ -29,7 +29,7 @@ import pyarrow as pa
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, key_changed, net_effect
 from tidegate.consumer.target import Name, TableChanges
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.model.cells import DELETE, INSERT
 
 PARTS_MAX: Final = 1024
 """A table is cut into no more parts than this: above it the parts grow."""

@@ -18,8 +18,8 @@ from tidegate.codec.base import DecodedTable, WireColumn
 from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
+from tidegate.model.cells import DELETE
 from tidegate.model.schema import Kind
-from tidegate.model.slots import DELETE
 from tidegate.tidb.text import value_text
 
 GUESSES: Final = (DispatchRule(partition="table"), DispatchRule(partition="index-value"))

@@ -28,7 +28,7 @@ from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.source import META, TopicDecoder, staged_batch
 from tidegate.consumer.target import Name, TableChanges
 from tidegate.errors import TidegateError
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.sink.quarantine import Outcome, still_bad
 
 KINDS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}

@@ -16,9 +16,9 @@ import numpy as np
 
 from tidegate.config.settings import ColumnSelector
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.cells import Image, RowBlock, stride_for
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import Image, RowBlock, stride_for
 from tidegate.tidb.table_filter import ColumnFilter, TableFilter
 
 KEY_FLAGS: Final = 2 | 16
@@ -125,7 +125,7 @@ def _narrowed(table: TableSchema, kept: tuple[int, ...]) -> TableSchema:
 def _columns_of(image: Image, kept: tuple[int, ...]) -> Image:
     """The columns of an image, contiguous, with a stride of their own."""
     stride = stride_for(len(kept))
-    a = np.empty((len(image.a), stride), image.a.dtype)
-    sizes = np.empty((len(image.l), stride), image.l.dtype)
-    a[:, : len(kept)], sizes[:, : len(kept)] = image.a[:, kept], image.l[:, kept]
-    return Image(a, sizes)
+    words = np.empty((len(image.words), stride), image.words.dtype)
+    sizes = np.empty((len(image.sizes), stride), image.sizes.dtype)
+    words[:, : len(kept)], sizes[:, : len(kept)] = image.words[:, kept], image.sizes[:, kept]
+    return Image(words, sizes)

@@ -39,8 +39,8 @@ from tidegate.dispatcher.unique_keys import (
     tracked_keys,
 )
 from tidegate.kernel import PAD, address
+from tidegate.model.cells import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, take
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, take
 from tidegate.tidb.types import collation
 
 KEYS_MAX: Final = 1 << 17
@@ -171,18 +171,18 @@ def key_hashes(block: RowBlock, keys: Sequence[UniqueKey]) -> Int64s:
     found = np.empty((len(block), len(keys)), np.int64)
     deletes = block.op == DELETE
     for number, key in enumerate(keys):
-        lengths = np.where(deletes[:, None], block.old.l[:, key.columns], block.new.l[:, key.columns])
+        lengths = np.where(deletes[:, None], block.old.sizes[:, key.columns], block.new.sizes[:, key.columns])
         null = (lengths == NULL).any(axis=1)
         made, kept = _compared(block, key, deletes)
         names = tuple(block.table.columns[position].name for position in key.columns)
         hashes = partition_block(made, DispatchRule(partition="columns", columns=names), HASHES)
-        del kept  # alive until here: slots point into it
+        del kept  # alive until here: cells point into it
         found[:, number] = np.where(null, NO_VALUE, hashes.astype(np.int64) + number * HASHES)
     return found
 
 
 def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -> tuple[RowBlock, list[Any]]:
-    """The block with texts and binaries of a key as they are compared; and what its slots point into."""
+    """The block with texts and binaries of a key as they are compared; and what its cells point into."""
     bytes_like = [
         (position, length)
         for position, length in zip(key.columns, key.lengths, strict=True)
@@ -191,7 +191,7 @@ def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -
     ]
     if not bytes_like:
         return block, []
-    new, old = (Image(image.a.copy(), image.l.copy()) for image in (block.new, block.old))
+    new, old = (Image(image.words.copy(), image.sizes.copy()) for image in (block.new, block.old))
     kept: list[Any] = []
     for position, length in bytes_like:
         for image, rows in ((new, np.flatnonzero(~deletes)), (old, np.flatnonzero(deletes))):
@@ -204,18 +204,20 @@ def _rewrite(
 ) -> npt.NDArray[np.uint8]:
     """Let a column of an image point to what counts of its values; the buffer that they point into.
 
-    Slots of values that count as they are stay.
+    Cells of values that count as they are stay.
     """
-    rows = rows[image.l[rows, position] > 0]
+    rows = rows[image.sizes[rows, position] > 0]
     rows = rows[
-        _differ(block.table.columns[position], image.a[rows, position], image.l[rows, position], length)
+        _differ(
+            block.table.columns[position], image.words[rows, position], image.sizes[rows, position], length
+        )
     ]
-    cells = zip(image.a[rows, position].tolist(), image.l[rows, position].tolist(), strict=True)
+    cells = zip(image.words[rows, position].tolist(), image.sizes[rows, position].tolist(), strict=True)
     texts = [compared(ctypes.string_at(at, size), block.table, position, length) for at, size in cells]
     data = np.frombuffer(b"".join(texts) + bytes(PAD), np.uint8).copy()
     sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    image.a[rows, position] = address(data) + np.cumsum(sizes) - sizes
-    image.l[rows, position] = sizes
+    image.words[rows, position] = address(data) + np.cumsum(sizes) - sizes
+    image.sizes[rows, position] = sizes
     return data
 
 

@@ -30,8 +30,8 @@ from tidegate.kernel import (
     store_u32,
 )
 from tidegate.kernel_layout import Layout, signed
+from tidegate.model.cells import DELETE, NULL, UPDATE, Image, RowBlock
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
 from tidegate.tidb.kernels.crc import FULL, crc_bytes
 from tidegate.tidb.kernels.float import FIXED_TEXT, put_double_fixed, put_float_fixed
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS, put_json
@@ -71,20 +71,20 @@ _COLUMN: Final = COLUMN.size
 KEY_COLUMN: Final = Layout(
     "compared column", "K_", "A column that `keys_differ` compares.",
     position=signed("its cell"),
-    pointers=signed("1: its slots hold addresses"),
+    pointers=signed("1: its cells hold addresses"),
 )  # fmt: skip
 K_POSITION, K_POINTERS = KEY_COLUMN.offsets()
 _KEY_COLUMN: Final = KEY_COLUMN.size
 
 
 class Rows(NamedTuple):
-    """Rows of a block: operations (uint8), and both images' slots."""
+    """Rows of a block: operations (uint8), and both images' cells."""
 
     op: int
-    new_a: int
-    new_l: int
-    old_a: int
-    old_l: int
+    new_words: int
+    new_sizes: int
+    old_words: int
+    old_sizes: int
     stride: int
     """Cells from row to row."""
 
@@ -103,49 +103,49 @@ class Hashing(NamedTuple):
 
 
 @inline
-def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> int:
+def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) -> int:
     """The canonical text of a value that is not bytes."""
     if form == _INT:
-        return put_i64(out, a)
+        return put_i64(out, word)
     if form == _UINT:
-        return put_u64(out, U64(a))
+        return put_u64(out, U64(word))
     if form == _DECIMAL:
-        return put_decimal(out, a, size)
+        return put_decimal(out, word, size)
     if form == _DATETIME:
-        return put_datetime(out, a, fsp)
+        return put_datetime(out, word, fsp)
     if form == _DATE:
-        return put_date(out, a)
+        return put_date(out, word)
     if form == _TIME:
-        return put_duration(out, a, fsp)
+        return put_duration(out, word, fsp)
     if form == _DOUBLE:
-        return put_double_fixed(out, a)
+        return put_double_fixed(out, word)
     if form == _FLOAT:
-        return put_float_fixed(out, a)
-    return put_json(out, a, size, stack)
+        return put_float_fixed(out, word)
+    return put_json(out, word, size, stack)
 
 
 @kernel
 def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
     """u32[n] hashes of rows by the columns of `by`.
 
-    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
     time. Twin: `dispatcher/partitions.py`. Trick: the CRC goes on from the register that the column's
     name left.
     """
     for row in range(n):
         deleted = load_u8(rows.op + row) == DELETE
-        a = (rows.old_a if deleted else rows.new_a) + 8 * row * rows.stride
-        l = (rows.old_l if deleted else rows.new_l) + 4 * row * rows.stride  # noqa: E741
+        words = (rows.old_words if deleted else rows.new_words) + 8 * row * rows.stride
+        sizes = (rows.old_sizes if deleted else rows.new_sizes) + 4 * row * rows.stride
         state = by.seed
         for i in range(by.column_count):
             entry = by.columns + _COLUMN * i
             position = load_i64(entry + C_POSITION)
-            size = I64(load_i32(l + 4 * position))
+            size = I64(load_i32(sizes + 4 * position))
             if size < 0:
                 state ^= load_i64(entry + C_NULL)
                 continue
             form = load_i64(entry + C_FORM)
-            start = load_i64(a + 8 * position)
+            start = load_i64(words + 8 * position)
             if form != _RAW:
                 end = put_text(by.scratch, form, load_i64(entry + C_FSP), start, size, by.stack)
                 start = by.scratch
@@ -159,7 +159,7 @@ def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
 def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
     """u8[n]: whether an update changes any of `count` columns, a KEY_COLUMN each; how many rows do.
 
-    Reads slots and the bytes they point to. Writes `out`.
+    Reads cells and the bytes they point to. Writes `out`.
     """
     found = 0
     for row in range(n):
@@ -168,10 +168,10 @@ def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
             for i in range(count):
                 column = columns + _KEY_COLUMN * i
                 cell = row * rows.stride + load_i64(column + K_POSITION)
-                new_size = I64(load_i32(rows.new_l + 4 * cell))
-                old_size = I64(load_i32(rows.old_l + 4 * cell))
-                new = load_i64(rows.new_a + 8 * cell)
-                old = load_i64(rows.old_a + 8 * cell)
+                new_size = I64(load_i32(rows.new_sizes + 4 * cell))
+                old_size = I64(load_i32(rows.old_sizes + 4 * cell))
+                new = load_i64(rows.new_words + 8 * cell)
+                old = load_i64(rows.old_words + 8 * cell)
                 if new_size != old_size:
                     differs = 1
                 elif new_size >= 0 and load_i64(column + K_POINTERS) == 0:
@@ -213,19 +213,19 @@ def _hashes(block: RowBlock, columns: tuple[int, ...], time_zone: str) -> npt.ND
     op = np.ascontiguousarray(block.op)
     by = Hashing(address(plan), len(columns), table_hash(table), address(scratch), address(stack))
     hash_rows(len(block), _rows(op, new, old), by, address(out))
-    del kept_new, kept_old  # alive until here: slots of vectors point into them
+    del kept_new, kept_old  # alive until here: cells of vectors point into them
     return out
 
 
 def _rows(op: npt.NDArray[np.uint8], new: Image, old: Image) -> Rows:
     """The rows as kernels take them; the caller keeps the arrays alive."""
-    slots = address(new.a), address(new.l), address(old.a), address(old.l)
-    return Rows(address(op), *slots, new.a.shape[1])
+    cells = address(new.words), address(new.sizes), address(old.words), address(old.sizes)
+    return Rows(address(op), *cells, new.words.shape[1])
 
 
 def _longest(new: Image, old: Image, columns: tuple[int, ...], deletes: npt.NDArray[np.bool_]) -> int:
     """The largest value among the hashed columns, in stored bytes."""
-    sizes = np.where(deletes[:, None], old.l[:, columns], new.l[:, columns])
+    sizes = np.where(deletes[:, None], old.sizes[:, columns], new.sizes[:, columns])
     return max(int(sizes.max(initial=0)), 0)
 
 
@@ -233,14 +233,14 @@ def _vectors(image: Image, columns: list[int], valid: npt.NDArray[np.bool_]) -> 
     """Vectors as their texts, by the plain path: nobody hashes them in earnest."""
     if not columns:
         return image, None
-    a, sizes, kept = image.a.copy(), image.l.copy(), []
+    words, sizes, kept = image.words.copy(), image.sizes.copy(), []
     for column in columns:
         for row in np.flatnonzero(valid & (sizes[:, column] != NULL)).tolist():
-            stored = ctypes.string_at(int(a[row, column]), int(sizes[row, column]))
+            stored = ctypes.string_at(int(words[row, column]), int(sizes[row, column]))
             text = np.frombuffer(vector.decode(stored).encode() + bytes(PAD), dtype=np.uint8).copy()
-            a[row, column], sizes[row, column] = address(text), len(text) - PAD
+            words[row, column], sizes[row, column] = address(text), len(text) - PAD
             kept.append(text)
-    return Image(a, sizes), kept
+    return Image(words, sizes), kept
 
 
 _plans: WeakKeyDictionary[TableSchema, dict[tuple[int, ...], npt.NDArray[np.int64]]] = WeakKeyDictionary()

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.dispatcher.kernels import changed_keys
+from tidegate.model.cells import DELETE, INSERT, RowBlock, take
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, RowBlock, take
 from tidegate.tidb.text import value_text
 
 KEY_FLAGS: Final = 2 | 16

@@ -11,9 +11,9 @@ from tidegate.errors import InvalidInput
 from tidegate.filter.events import EVENT_OF_ACTION
 from tidegate.filter.rows import ignored
 from tidegate.filter.rules import EventRule, TableRules, read_rules, table_rules
+from tidegate.model.cells import RowBlock, take
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import RowBlock, take
 
 
 class EventFilter:

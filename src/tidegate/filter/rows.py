@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.filter.expression import plain, vector
-from tidegate.filter.expression.slots import Cells
+from tidegate.filter.expression.cells import Cells
 from tidegate.filter.expression.typed import Beyond, Typed, Uncomputable
 from tidegate.filter.rules import NEW, Condition, TableRules
+from tidegate.model.cells import DELETE, INSERT, UPDATE, RowBlock, take
 from tidegate.model.row import RowChange
 from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE, RowBlock, take
 from tidegate.mounter.rows import rows_of
 from tidegate.tidb.types import temporal
 

@@ -15,8 +15,8 @@ from tidegate.filter.events import check_names, ignored_actions, ignored_operati
 from tidegate.filter.expression.bind import bind
 from tidegate.filter.expression.syntax import Refusal, parse
 from tidegate.filter.expression.typed import Typed
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.tidb.table_filter import TableFilter, found
 
 NEW, OLD = "new", "old"
@@ -43,7 +43,7 @@ class EventRule:
     """Which one, for messages."""
     matcher: TableFilter
     operations: frozenset[int]
-    """Rows to ignore: INSERT, UPDATE, DELETE of `model.slots`."""
+    """Rows to ignore: INSERT, UPDATE, DELETE of `model.cells`."""
     actions: frozenset[int]
     """DDLs to ignore: TiDB's action codes."""
     sql: str

@@ -20,7 +20,7 @@ class ArrowRows:
 
     table: TableSchema
     op: npt.NDArray[np.uint8]
-    """INSERT, UPDATE or DELETE (`model.slots`)."""
+    """INSERT, UPDATE or DELETE (`model.cells`)."""
     commit_ts: npt.NDArray[np.uint64]
     position: npt.NDArray[np.int64]
     """As `RowBlock.position`: row numbers among the entries that were decoded at once."""

@@ -14,26 +14,26 @@ from typing import Any
 class Kind(IntEnum):
     """How a column's value is held between stages; the kernels branch on it.
 
-    `a` and `l` are the two words of a slot (see `model.slots`). l is -1 for SQL NULL.
+    `word` and `size` are the two halves of a cell (see `model.cells`). The size is -1 for SQL NULL.
     """
 
-    INT = 1  # a: i64; tinyint..bigint signed
-    UINT = 2  # a: u64; tinyint..bigint unsigned
-    FLOAT = 3  # a: bits of the f64 that holds the f32
-    DOUBLE = 4  # a: bits of the f64
-    DECIMAL = 5  # a: address, l: length of precision u8, frac u8, MySQL binary decimal
-    STRING = 6  # a: address, l: length; text in the column's charset (utf8mb4 bytes)
-    BYTES = 7  # a: address, l: length; binary, varbinary, blobs
-    DATE = 8  # a: u64 packed time
-    DATETIME = 9  # a: u64 packed time
-    TIMESTAMP = 10  # a: u64 packed time in UTC
-    TIME = 11  # a: i64 nanoseconds
-    YEAR = 12  # a: i64
-    ENUM = 13  # a: u64 index, 1-based, 0 = invalid
-    SET = 14  # a: u64 bitmask
-    BIT = 15  # a: u64
-    JSON = 16  # a: address, l: length of type code u8 and binary JSON
-    VECTOR = 17  # a: address, l: length of u32 LE dimension and f32 LE each
+    INT = 1  # word: i64; tinyint..bigint signed
+    UINT = 2  # word: u64; tinyint..bigint unsigned
+    FLOAT = 3  # word: bits of the f64 that holds the f32
+    DOUBLE = 4  # word: bits of the f64
+    DECIMAL = 5  # word: address, size: that of precision u8, frac u8, MySQL binary decimal
+    STRING = 6  # word: address, size: bytes; text in the column's charset (utf8mb4 bytes)
+    BYTES = 7  # word: address, size: bytes; binary, varbinary, blobs
+    DATE = 8  # word: u64 packed time
+    DATETIME = 9  # word: u64 packed time
+    TIMESTAMP = 10  # word: u64 packed time in UTC
+    TIME = 11  # word: i64 nanoseconds
+    YEAR = 12  # word: i64
+    ENUM = 13  # word: u64 index, 1-based, 0 = invalid
+    SET = 14  # word: u64 bitmask
+    BIT = 15  # word: u64
+    JSON = 16  # word: address, size: that of type code u8 and binary JSON
+    VECTOR = 17  # word: address, size: that of u32 LE dimension and f32 LE each
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,7 +94,7 @@ class Message(NamedTuple):
 
 
 def _longest(column: Column, fill: Fill) -> int:
-    """The longest text of a value whose length does not follow from its slot's."""
+    """The longest text of a value whose length does not follow from its cell's."""
     match fill:
         case Fill.DECIMAL_TEXT:
             return DECIMAL_TEXT

@@ -1,4 +1,4 @@
-"""A `RowBlock`'s image as typed Arrow columns: slots in, the Delta types of the target out.
+"""A `RowBlock`'s image as typed Arrow columns: cells in, the Delta types of the target out.
 
 Types are those of `target_type` (the same as the consumer's): unsigned bigint decimal(20,0), decimal up to 38
 digits decimal128 and text above, time, enum, set and JSON canonical text, timestamps in UTC. Rows that lack
@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from tidegate.errors import Undecodable
 from tidegate.kernel import address
+from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, RowBlock
 from tidegate.mounter.batch_layout import Layout
 from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels.arrow import Fill, Word
 from tidegate.tidb.kernels.json import STACK_WORDS
-from tidegate.tidb.kernels.text import Slots
+from tidegate.tidb.kernels.text import CellWords
 from tidegate.tidb.kernels.zone import month_lines
 
 Int64s = npt.NDArray[np.int64]
@@ -117,7 +117,7 @@ def target_type(column: Column) -> pa.DataType:
 
 
 def fill_of(column: Column) -> Fill:
-    """How a column's slots become values of its `target_type`."""
+    """How a column's cells become values of its `target_type`."""
     of_type = target_type(column)
     if column.kind is Kind.DECIMAL:
         return Fill.DECIMAL if pa.types.is_decimal(of_type) else Fill.DECIMAL_TEXT
@@ -146,16 +146,16 @@ def to_arrow(
     column's text has more bytes than one batch can hold (2 GiB).
     """
     counted = Losses() if losses is None else losses
-    slots, lacking = (block.new, DELETE) if image == "new" else (block.old, INSERT)
+    cells, lacking = (block.new, DELETE) if image == "new" else (block.old, INSERT)
     layout = _layout_of(block.table)
     lines = layout.lines.copy()
     ops, stack, months = np.ascontiguousarray(block.op), np.empty(STACK_WORDS, np.int64), month_lines()
-    n, a, sizes = len(block), np.ascontiguousarray(slots.a), np.ascontiguousarray(slots.l)
+    n, first_words, sizes = len(block), np.ascontiguousarray(cells.words), np.ascontiguousarray(cells.sizes)
     head = (n, address(lines), len(lines))
-    tail = (address(sizes), a.shape[1], address(ops), lacking)
+    tail = (address(sizes), first_words.shape[1], address(ops), lacking)
     message = layout.message(n, arrow_kernels.measure(*head, *tail))
     safe = _readable(block, image)
-    words = Slots(address(a), address(sizes), a.shape[1])
+    words = CellWords(address(first_words), address(sizes), first_words.shape[1])
     memory = arrow_kernels.Memory(message.body, address(stack), address(months), *safe)
     arrow_kernels.fill(*head, arrow_kernels.Source(words, address(ops), lacking), memory)
     arrow_kernels.seal(*head, message.nodes, message.buffers)

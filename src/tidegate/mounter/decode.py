@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from tidegate.errors import Undecodable
 from tidegate.kernel import PAD, address, buffer
+from tidegate.model.cells import NULL, Image, RowBlock, stride_for, take
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import NULL, Image, RowBlock, stride_for, take
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.tidb import value
@@ -55,14 +55,14 @@ _FORMS: Final = {
 
 
 _POINTERS: Final = (Form.BYTES, Form.DECIMAL, Form.JSON, Form.VECTOR)
-"""Forms whose slots hold an address."""
+"""Forms whose cells hold an address."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
     """What mounting depends on besides rows and schemas.
 
-    time_zone: the feed's IANA zone; slots hold UTC in any case, but with a zone other than UTC a TIMESTAMP
+    time_zone: the feed's IANA zone; cells hold UTC in any case, but with a zone other than UTC a TIMESTAMP
     must be a calendar date. force_replicate: mount rows of tables without a handle key too. row_keys: rows
     have their keys, too.
     """
@@ -131,13 +131,13 @@ def _make_plan(table: TableSchema, zoned: bool) -> Plan:
 
 
 class _BytePool:
-    """Bytes that slots will point to, gathered before their address is known."""
+    """Bytes that cells will point to, gathered before their address is known."""
 
     def __init__(self) -> None:
         self.data = bytearray(8)  # kernels read a decimal's words whole, from up to three bytes before
 
-    def slot(self, stored: Stored) -> tuple[int, int]:
-        """The words of a slot; of bytes, the offset in the pool instead of an address."""
+    def cell(self, stored: Stored) -> tuple[int, int]:
+        """The words of a cell; of bytes, the offset in the pool instead of an address."""
         match stored:
             case None:
                 return 0, NULL
@@ -159,7 +159,7 @@ class _BytePool:
 
 def _default(column: Column, pool: _BytePool) -> tuple[int, int, int]:
     try:
-        return FROM_DEFAULT, *pool.slot(value.missing(column))
+        return FROM_DEFAULT, *pool.cell(value.missing(column))
     except Undecodable:
         return NO_DEFAULT, 0, NULL
 
@@ -381,10 +381,10 @@ def arguments(
     out = row_kernels.Decoded(
         stride=plan.stride,
         ops=address(ops),
-        new_a=address(new.a),
-        new_l=address(new.l),
-        old_a=address(old.a),
-        old_l=address(old.l),
+        new_words=address(new.words),
+        new_sizes=address(new.sizes),
+        old_words=address(old.words),
+        old_sizes=address(old.sizes),
         faults=address(faults),
         outcomes=0 if checks is None else address(checks.outcomes),
         carried=0 if checks is None else address(checks.carried),
@@ -401,7 +401,7 @@ def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:
 
 
 def empty_image(n: int, stride: int) -> Image:
-    """Slots of n rows, not initialised."""
+    """Cells of n rows, not initialised."""
     return Image(np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32))
 
 
@@ -428,17 +428,17 @@ def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list
             keep[i] = False
             failed.append(_quarantined(block, row, error.render(), group.table.name))
     data, base = pool.finish()
-    for image, at, c, a, length in cells:
+    for image, at, c, word, length in cells:
         points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
-        image.a[at, c] = a + base if points else a
-        image.l[at, c] = length
+        image.words[at, c] = word + base if points else word
+        image.sizes[at, c] = length
     return replace(take(group, np.flatnonzero(keep)), owners=(*group.owners, data))
 
 
 def _plain_cells(
     group: RowBlock, i: int, block: pa.RecordBatch, options: MountOptions, pool: _BytePool
 ) -> list[tuple[Image, int, int, int, int]]:
-    """A row the plain path can read though the kernel could not, as slots to write."""
+    """A row the plain path can read though the kernel could not, as cells to write."""
     zone = temporal.zone(options.time_zone)
     change = mount_row(_entry(block, int(group.position[i])), group.table, zone)
     cells: list[tuple[Image, int, int, int, int]] = []
@@ -446,7 +446,7 @@ def _plain_cells(
         return cells
     for image, values in ((group.new, change.new), (group.old, change.old)):
         for c, (column, item) in enumerate(zip(group.table.columns, values or (), strict=False)):
-            cells.append((image, i, c, *pool.slot(value.parse(column, item, zone))))
+            cells.append((image, i, c, *pool.cell(value.parse(column, item, zone))))
     return cells
 
 

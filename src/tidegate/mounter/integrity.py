@@ -1,7 +1,7 @@
 """Row integrity: mounted rows against the checksums they carry (docs/integrity.md).
 
 While it decodes, `mount` compares the sums over raw bytes (versions 1 and 2); `verify` compares those over
-columns (version 0) from the slots, and counts. The few rows that do not match go through the plain
+columns (version 0) from the cells, and counts. The few rows that do not match go through the plain
 `tidb.checksum`, which says what exactly differs. What becomes of them is the caller's affair. Pure.
 """
 
@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.model.cells import CHECKSUM, DELETE, INSERT, Image, RowBlock
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import CHECKSUM, DELETE, INSERT, Image, RowBlock
 from tidegate.mounter.decode import Checks
-from tidegate.tidb import checksum, keys, slot_checksum
+from tidegate.tidb import cell_checksum, checksum, keys
 from tidegate.tidb.checksum import Check, Outcome
 from tidegate.tidb.kernels.checksum import BY_COLUMNS
 
@@ -176,10 +176,10 @@ _plans: WeakKeyDictionary[TableSchema, Int64s] = WeakKeyDictionary()
 
 
 def column_sums(table: TableSchema, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
-    """The columns' sum (`checksum.column_sum`) of the rows numbered in `rows`, from their slots: uint32[n].
+    """The columns' sum (`checksum.column_sum`) of the rows numbered in `rows`, from their cells: uint32[n].
 
     It is what messages carry, whatever version the row has.
     """
     if table not in _plans:
-        _plans[table] = slot_checksum.plan_of(table)
-    return slot_checksum.sums(_plans[table], image, rows)
+        _plans[table] = cell_checksum.plan_of(table)
+    return cell_checksum.sums(_plans[table], image, rows)

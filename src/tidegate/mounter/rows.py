@@ -8,11 +8,11 @@ from __future__ import annotations
 import ctypes
 from datetime import UTC, tzinfo
 
+from tidegate.model.cells import DELETE, INSERT, Image, RowBlock
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
 from tidegate.tidb import value
-from tidegate.tidb.slot_values import stored_of
+from tidegate.tidb.cell_values import stored_of
 
 
 def rows_of(block: RowBlock, time_zone: tzinfo = UTC) -> list[RowChange]:

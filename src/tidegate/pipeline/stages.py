@@ -40,10 +40,10 @@ from tidegate.dispatcher.split import Part, part_of
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.cells import RowBlock, take
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import RowBlock, take
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
 from tidegate.mounter.integrity import Mismatch, Tally, verify, with_checksums

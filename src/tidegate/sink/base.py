@@ -27,10 +27,10 @@ from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri
 from tidegate.errors import Retryable
 from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.cells import RowBlock
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Journal
-from tidegate.model.slots import RowBlock
 
 Content: TypeAlias = MessageBlock | RowBlock | ArrowRows | pa.RecordBatch
 """What a plan ends in, by the sink's `Form`."""

@@ -1,4 +1,4 @@
-"""TIMESTAMP slots moved from UTC to a feed's zone, column-wise: kernels then print them like DATETIME."""
+"""TIMESTAMP cells moved from UTC to a feed's zone, column-wise: kernels then print them like DATETIME."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.model.slots import Image
+from tidegate.model.cells import Image
 from tidegate.tidb.types import temporal
 
 
@@ -18,10 +18,10 @@ def localised(image: Image, columns: Sequence[int], valid: npt.NDArray[np.bool_]
     """
     if time_zone == "UTC" or not columns:
         return image
-    local, zone = image.a.copy(), temporal.zone(time_zone)
+    local, zone = image.words.copy(), temporal.zone(time_zone)
     for column in columns:
-        shown = valid & (image.l[:, column] >= 0)
-        packed, inverse = np.unique(image.a[shown, column], return_inverse=True)
+        shown = valid & (image.sizes[:, column] >= 0)
+        packed, inverse = np.unique(image.words[shown, column], return_inverse=True)
         moved = [temporal.pack(temporal.in_zone(int(word), zone)) for word in packed]
         local[shown, column] = np.array(moved, dtype=np.int64)[inverse]
-    return Image(local, image.l)
+    return Image(local, image.sizes)

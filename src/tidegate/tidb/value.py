@@ -113,7 +113,7 @@ def _from_default(column: Column) -> Stored:
 
 
 def _in_word(column: Column, stored: Stored) -> Stored:
-    """A number within the word of a slot; ValueError for another."""
+    """A number within the word of a cell; ValueError for another."""
     if isinstance(stored, int):
         signed = column.kind in (Kind.INT, Kind.TIME, Kind.YEAR)
         least, most = (-(1 << 63), (1 << 63) - 1) if signed else (0, (1 << 64) - 1)

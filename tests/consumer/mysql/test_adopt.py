@@ -32,9 +32,9 @@ from tidegate.consumer.source import stage
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.workload.changelog import SnapshotLine
 
 UNADOPTABLE = {"nokey", "u_null", "shard", "s_pre"}

@@ -19,7 +19,7 @@ from tidegate.kernel import address, buffer
 from tidegate.tidb.kernels import column as column_kernels
 from tidegate.tidb.kernels.column import WIDTH, Text
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels.text import Slots
+from tidegate.tidb.kernels.text import CellWords
 from tidegate.tidb.kernels.zone import zone_table
 from tidegate.tidb.types import decimal, json, temporal
 from tidegate.tidb.types import float as floats
@@ -42,13 +42,13 @@ def signed(word: int) -> int:
 
 
 def texts(what: Text, words: Sequence[int], fsp: int = 0, zone: str = "") -> list[str]:
-    """The kernel's texts of fixed-width slots; checks that each keeps to its documented length."""
+    """The kernel's texts of fixed-width cells; checks that each keeps to its documented length."""
     a = np.array([signed(word) for word in words], dtype=np.int64)
     return _run(what, a, np.zeros(len(a), dtype=np.int32), WIDTH[what] * len(a), fsp, zone)
 
 
 def texts_of_bytes(what: Text, values: Sequence[bytes]) -> list[str]:
-    """The kernel's texts of slots that hold bytes."""
+    """The kernel's texts of cells that hold bytes."""
     held = buffer(sum(map(len, values)))
     held[: len(held) - 64] = np.frombuffer(b"".join(values), dtype=np.uint8)
     sizes = np.array([len(value) for value in values], dtype=np.int32)
@@ -61,9 +61,9 @@ def _run(what: Text, a: np.ndarray, sizes: np.ndarray, room: int, fsp: int, zone
     out, ends = buffer(room), np.zeros(len(a) + 1, dtype=np.int32)
     valid = np.zeros(len(a), dtype=np.uint8)
     table = zone_table(zone) if zone else None
-    slots = Slots(address(a), address(sizes), 1)
+    cells = CellWords(address(a), address(sizes), 1)
     column = column_kernels.Column(address(out), address(ends), address(valid))
-    used = column_kernels.texts(int(what), fsp, len(a), slots, column, address(STACK), address(table))
+    used = column_kernels.texts(int(what), fsp, len(a), cells, column, address(STACK), address(table))
     assert used <= room
     assert valid.all()
     data = out.tobytes()

@@ -1,4 +1,4 @@
-"""Expressions over whole blocks: numpy and Arrow over the slots of the rows asked for.
+"""Expressions over whole blocks: numpy and Arrow over the cells of the rows asked for.
 
 Each node gives values and a mask of NULLs. Integers and decimals are int64 where their bounds allow it, else
 uint64 or Python ints in object arrays, so that no value is ever rounded. Texts are Arrow binaries; what Arrow
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.filter.expression import plain, texts
-from tidegate.filter.expression.slots import Cells
+from tidegate.filter.expression.cells import Cells
 from tidegate.filter.expression.typed import EXACT, INT64, UINT64, Beyond, Domain, Typed, Uncomputable
 
 Bools = npt.NDArray[np.bool_]

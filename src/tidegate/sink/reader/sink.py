@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tidegate.errors import Fatal, Retryable
 from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.reader.changes import (
     CHANGED,

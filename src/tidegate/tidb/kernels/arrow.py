@@ -1,8 +1,8 @@
-"""Arrow kernels: one image of many rows, from slots to the buffers of a whole record batch.
+"""Arrow kernels: one image of many rows, from cells to the buffers of a whole record batch.
 
 `mounter.columns` calls them one after the other: `measure` gives every buffer its place in the body of an
 Arrow message, `fill` writes validity, offsets and values, `seal` the head (`mounter.batch_layout`). Rows are
-handled in tiles: their slots stay in the first-level cache, the column's kind is asked once a tile, and a
+handled in tiles: their cells stay in the first-level cache, the column's kind is asked once a tile, and a
 tile's validity is one word, whose bits lead to the values: which are NULL differs from row to row and is no
 branch.
 """
@@ -43,7 +43,7 @@ from tidegate.tidb.kernels.text import (
     POWERS_OF_TEN,
     SLACK,
     U64,
-    Slots,
+    CellWords,
     put_decimal,
     put_duration,
 )
@@ -52,7 +52,7 @@ from tidegate.tidb.kernels.zone import clock_seconds, day_of, month_line
 
 
 class Fill(IntEnum):
-    """What becomes of a column's slots."""
+    """What becomes of a column's cells."""
 
     WORD1 = 1
     WORD2 = 2
@@ -96,7 +96,7 @@ class Word(IntEnum):
 
     FILL = 0
     CELL = 1
-    """Cell of the column's slot in a row."""
+    """Number of the column's cell in a row."""
     ARGUMENT = 2
     """Scale of a decimal, fsp of a time, or where the elements of an enum or set are."""
     ELEMENTS = 3
@@ -104,9 +104,9 @@ class Word(IntEnum):
     WIDTH = 4
     """Bytes of a value of fixed width."""
     GROWTH = 5
-    """Bytes of text, at most, for each of a slot's bytes."""
+    """Bytes of text, at most, for each of a cell's bytes."""
     LONGEST = 6
-    """Bytes of text, at most, of a value whose length does not follow from its slot's."""
+    """Bytes of text, at most, of a value whose length does not follow from its cell's."""
     VALID = 7
     """From here on `measure` and `fill` write. Where in the body: the validity bits, in whole tiles;"""
     DATA = 8
@@ -180,7 +180,7 @@ def filled(valid: Any, i: int) -> int:
 
 @inline
 def not_null(rows: int, sizes: int, step: int) -> Any:
-    """A bit for each row of a tile whose slot is not NULL; step: bytes between rows."""
+    """A bit for each row of a tile whose cell is not NULL; step: bytes between rows."""
     bits = _NONE
     for i in range(rows):
         bits |= (~U64(I64(load_i32(sizes + step * i))) >> U64(63)) << U64(i)
@@ -277,12 +277,12 @@ def aligned(at: int) -> int:
 
 
 @kernel
-def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lacking: int) -> int:  # noqa: E741
+def measure(n: int, lines: int, columns: int, all_sizes: int, stride: int, ops: int, lacking: int) -> int:
     """Give each column its places in the body of a message; returns the body's bytes.
 
-    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; l: the slots' second words; ops:
-    uint8[n], rows of operation `lacking` do not have the image. Text is given the room it needs at most, by
-    the sizes of its slots.
+    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; all_sizes: the cells' sizes;
+    ops: uint8[n], rows of operation `lacking` do not have the image. Text is given the room it needs at
+    most, by the sizes of its cells.
     """
     for first in range(0, n, TILE):
         rows = min(TILE, n - first)
@@ -290,7 +290,7 @@ def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lac
         for c in range(columns):
             line = lines + c * _LINE
             if load_i64(line + _GROWTH) > 0:
-                sizes = l + 4 * (first * stride + load_i64(line + _CELL))
+                sizes = all_sizes + 4 * (first * stride + load_i64(line + _CELL))
                 total = 0
                 for i in range(rows):
                     size = I64(load_i32(sizes + 4 * stride * i))
@@ -321,9 +321,9 @@ class Tile(NamedTuple):
     rows: int
     words: int
     sizes: int
-    """Addresses of the first row's slot."""
+    """Addresses of the first row's cell."""
     stride: int
-    """Cells from one row's slot to the next one's."""
+    """Cells from one row's cell to the next one's."""
     valid: Any
     """A bit for each row that has a value."""
 
@@ -331,7 +331,7 @@ class Tile(NamedTuple):
 class Source(NamedTuple):
     """One image, and the rows that have it."""
 
-    slots: Slots
+    cells: CellWords
     ops: int
     """uint8 a row."""
     lacking: int
@@ -339,7 +339,7 @@ class Source(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What `fill` writes to and reads beside slots."""
+    """What `fill` writes to and reads beside cells."""
 
     body: int
     stack: int
@@ -478,12 +478,12 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
 def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
     """Write every column of n rows into the body, at the places that `measure` has given it.
 
-    Reads slots and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
+    Reads cells and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
     Bound: the places that `measure` has given. Twin: `mounter/rows.py`. Trick: tiles of rows, whose
     validity is one word.
     """
     body, ops, lacking = memory.body, source.ops, source.lacking
-    a, l, stride = source.slots.a, source.slots.l, source.slots.stride  # noqa: E741
+    all_words, all_sizes, stride = source.cells.words, source.cells.sizes, source.cells.stride
     for c in range(columns):
         if load_i64(lines + c * _LINE) >= BYTES:
             store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
@@ -494,9 +494,9 @@ def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> No
             line = lines + c * _LINE
             kind = load_i64(line)
             cell = first * stride + load_i64(line + _CELL)
-            sizes = l + 4 * cell
+            sizes = all_sizes + 4 * cell
             valid = held & not_null(rows, sizes, 4 * stride)
-            tile = Tile(first, rows, a + 8 * cell, sizes, stride, valid)
+            tile = Tile(first, rows, all_words + 8 * cell, sizes, stride, valid)
             lost = _NONE
             if kind < BYTES:
                 lost = fill_fixed(line, kind, body, tile, memory.months)
@@ -561,5 +561,5 @@ def warm() -> None:
     words = np.zeros(STACK_WORDS, dtype=np.int64)
     at = address(words)
     measure(0, at, 0, at, 1, at, 0)
-    fill(0, at, 0, Source(Slots(at, at, 1), at, 0), Memory(at, at, at, 0, 0))
+    fill(0, at, 0, Source(CellWords(at, at, 1), at, 0), Memory(at, at, at, 0, 0))
     seal(0, at, 0, at, at)

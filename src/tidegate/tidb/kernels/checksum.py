@@ -1,7 +1,7 @@
 """Checksum kernels (docs/formats/checksums.md): the compiled twin of `checksum`, over whole blocks.
 
 `check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row.decode_rows`
-to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded slots;
+to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded cells;
 `fold_words` and `fold_bytes` do the same for Arrow columns, one column a call. Nothing is read outside the
 given buffers, whatever they hold.
 """
@@ -27,7 +27,7 @@ from tidegate.model.schema import Kind
 from tidegate.tidb.checksum import Outcome
 from tidegate.tidb.kernels.crc import FULL, crc_bytes, crc_row, crc_u32, crc_word
 from tidegate.tidb.kernels.json import put_json
-from tidegate.tidb.kernels.text import I64, U64, Slots, put_date, put_datetime, put_decimal, put_duration
+from tidegate.tidb.kernels.text import I64, U64, CellWords, put_date, put_datetime, put_decimal, put_duration
 from tidegate.tidb.row import CHECKSUM, EXTRA_CHECKSUM, LARGE, V2
 
 UNCHECKED: Final = int(Outcome.UNCHECKED)
@@ -152,7 +152,7 @@ _TIME: Final = int(Form.TIME)
 _DECIMAL: Final = int(Form.DECIMAL)
 SUM: Final = Layout(
     "sum line", "SUM_", "A column in the plan of `column_sums`: lines in ascending order of column id.",
-    cell=signed("its cell in a row of slots"),
+    cell=signed("its cell in a row"),
     form=signed("what it adds, a `Form`"),
     fsp=signed("digits of a time's fraction"),
 )  # fmt: skip
@@ -175,28 +175,28 @@ def crc_prefixed(register: int, addr: int, size: int) -> int:
 
 
 @inline
-def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> int:
+def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) -> int:
     """The text of a value that is held in another form."""
     if form == _DATE:
-        return put_date(out, a)
+        return put_date(out, word)
     if form == _DATETIME:
-        return put_datetime(out, a, fsp)
+        return put_datetime(out, word, fsp)
     if form == _TIME:
-        return put_duration(out, a, fsp)
+        return put_duration(out, word, fsp)
     if form == _DECIMAL:
-        return put_decimal(out, a, size)
-    return put_json(out, a, size, stack)
+        return put_decimal(out, word, size)
+    return put_json(out, word, size, stack)
 
 
 @kernel
 def column_sums(
-    n: int, rows: int, image: Slots, plan: int, columns: int, scratch: int, stack: int, out: int
+    n: int, rows: int, image: CellWords, plan: int, columns: int, scratch: int, stack: int, out: int
 ) -> int:
-    """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's slots.
+    """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's cells.
 
     plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
 
-    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
     time, in `scratch`. Twin: `tidb/checksum.py`.
     """
     for i in range(n):
@@ -204,11 +204,11 @@ def column_sums(
         register = FULL
         for c in range(columns):
             cell = first + load_i64(plan + _SUM_LINE * c + SUM_CELL)
-            size = I64(load_i32(image.l + 4 * cell))
+            size = I64(load_i32(image.sizes + 4 * cell))
             if size < 0:
                 continue
             form = load_i64(plan + _SUM_LINE * c + SUM_FORM)
-            word = load_i64(image.a + 8 * cell)
+            word = load_i64(image.words + 8 * cell)
             if form < _BYTES:
                 register = crc_word(register, U64(finite(word) if form == _FLOAT else word))
             elif form == _BYTES:
@@ -251,6 +251,6 @@ def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, register
 
 def warm() -> None:
     """Compile what is not in numba's cache yet: each kernel, over no rows."""
-    column_sums(0, 0, Slots(0, 0, 1), 0, 0, 0, 0, 0)
+    column_sums(0, 0, CellWords(0, 0, 1), 0, 0, 0, 0, 0)
     fold_words(0, 0, 0, 0)
     fold_bytes(0, 0, 0, 0, 1, 0)

@@ -1,6 +1,6 @@
-"""Column kernels: one column of many slots, as text or as decimal128.
+"""Column kernels: one column of many cells, as text or as decimal128.
 
-`filter.expression` calls them; the tests of the text kernels do too. Slots are given by the addresses of the
+`filter.expression` calls them; the tests of the text kernels do too. Cells are given by the addresses of the
 first row's two words and the step between rows, in cells. Whole record batches: `arrow`.
 """
 
@@ -46,7 +46,7 @@ from tidegate.tidb.kernels.text import (
     POWERS_OF_TEN,
     SLACK,
     U64,
-    Slots,
+    CellWords,
     decimal_word,
     put_date,
     put_datetime,
@@ -129,17 +129,17 @@ class Column(NamedTuple):
 
 
 @kernel
-def texts(what: int, fsp: int, n: int, slots: Slots, column: Column, stack: int, zone: int) -> int:
-    """The texts of n slots, one after the other; returns their bytes.
+def texts(what: int, fsp: int, n: int, cells: CellWords, column: Column, stack: int, zone: int) -> int:
+    """The texts of n cells, one after the other; returns their bytes.
 
     stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
     """
-    out, ends, step = column.out, column.ends, slots.stride
+    out, ends, step = column.out, column.ends, cells.stride
     base = out
     store_u32(ends, 0)
     for i in range(n):
-        size = I64(load_i32(slots.l + 4 * i * step))
-        word = load_i64(slots.a + 8 * i * step)
+        size = I64(load_i32(cells.sizes + 4 * i * step))
+        word = load_i64(cells.words + 8 * i * step)
         store_u8(column.valid + i, 1 if size >= 0 else 0)
         if size < 0:
             pass
@@ -223,15 +223,15 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
 
 
 @kernel
-def decimals(n: int, a: int, l: int, scale: int, out: int, valid: int) -> int:  # noqa: E741
+def decimals(n: int, words: int, sizes: int, scale: int, out: int, valid: int) -> int:
     """Decimals as Arrow's decimal128 (16 bytes each, little-endian) of that scale.
 
     Returns how many have more digits than the scale or 127 bits hold: those are null in `valid`.
     """
     lost = 0
     for i in range(n):
-        filled = load_i32(l + 4 * i) >= 0
-        if filled and not unscaled(load_i64(a + 8 * i), scale, out + 16 * i):
+        filled = load_i32(sizes + 4 * i) >= 0
+        if filled and not unscaled(load_i64(words + 8 * i), scale, out + 16 * i):
             filled = False
             lost += 1
         store_u8(valid + i, 1 if filled else 0)
@@ -239,11 +239,11 @@ def decimals(n: int, a: int, l: int, scale: int, out: int, valid: int) -> int:  
 
 
 @kernel
-def check_json(n: int, a: int, l: int, ok: int, stack: int) -> int:  # noqa: E741
-    """Whether each of n JSON slots is whole (uint8[n]); returns how many are. For tests."""
+def check_json(n: int, words: int, sizes: int, ok: int, stack: int) -> int:
+    """Whether each of n JSON cells is whole (uint8[n]); returns how many are. For tests."""
     good = 0
     for i in range(n):
-        passed = json_ok(load_i64(a + 8 * i), I64(load_i32(l + 4 * i)), stack)
+        passed = json_ok(load_i64(words + 8 * i), I64(load_i32(sizes + 4 * i)), stack)
         store_u8(ok + i, 1 if passed else 0)
         good += 1 if passed else 0
     return good
@@ -259,6 +259,6 @@ def warm() -> None:
     out = buffer(SLACK)
     at = address(word)
     column = Column(address(out), address(end), address(valid))
-    texts(SIGNED, 0, 1, Slots(at, address(none), 1), column, address(stack), 0)
+    texts(SIGNED, 0, 1, CellWords(at, address(none), 1), column, address(stack), 0)
     check_json(0, at, at, at, at)
     decimals(0, at, at, 0, at, at)

@@ -24,7 +24,7 @@ from tidegate.tidb.kernels.value import (
     decimal_extent,
     float_bits,
     integer_ok,
-    put_slot,
+    put_cell,
 )
 from tidegate.tidb.types.json import (
     ARRAY,
@@ -132,8 +132,10 @@ def ungroup(addr: int, room: int, out: int, result: int) -> int:
 
 
 @inline
-def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: int, stack: int) -> int:  # noqa: E741
-    """The flagged value at `at` for the column of a plan line, into a slot; the bytes it takes, or -1.
+def read_datum(
+    entry: int, at: int, room: int, words: int, sizes: int, cell: int, free: int, stack: int
+) -> int:
+    """The flagged value at `at` for the column of a plan line, into a cell; the bytes it takes, or -1.
 
     free: where the bytes of memcomparable strings go, at least `room` bytes and the pad; 0: none allowed.
     """
@@ -144,7 +146,7 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
     room -= 1
     form = load_i64(entry + PLAN_FORM)
     if flag == FLAG_NULL:
-        put_slot(a, l, cell, 0, -1)
+        put_cell(words, sizes, cell, 0, -1)
         return 1
     used = -1
     if form < BYTES:
@@ -162,18 +164,18 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
             return -1
         if used < 0 or not integer_ok(form, word):
             return -1
-        put_slot(a, l, cell, word, 0)
+        put_cell(words, sizes, cell, word, 0)
         return used + 1
     if form == FLOAT:
         if flag != FLAG_FLOAT or room < 8:
             return -1
-        put_slot(a, l, cell, float_bits(addr), 0)
+        put_cell(words, sizes, cell, float_bits(addr), 0)
         return 9
     if form == BYTES and flag == FLAG_BYTES and free != 0:
         used = ungroup(addr, room, free, stack)
         if used < 0:
             return -1
-        put_slot(a, l, cell, free, load_i64(stack))
+        put_cell(words, sizes, cell, free, load_i64(stack))
         return used + 1
     size = -1
     if form == BYTES and flag == FLAG_COMPACT_BYTES:
@@ -182,7 +184,7 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
         if used < 0 or size < 0 or size > room - used:
             return -1
         addr += used
-        put_slot(a, l, cell, addr, size)
+        put_cell(words, sizes, cell, addr, size)
         return used + size + 1
     if form == DECIMAL and flag == FLAG_DECIMAL:
         size = decimal_extent(addr, room)
@@ -192,7 +194,7 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
         size = I64(load_u32(addr)) * 4 + 4
     if size < 0 or size > room or not bytes_ok(form, addr, size, stack):
         return -1
-    put_slot(a, l, cell, addr, size)
+    put_cell(words, sizes, cell, addr, size)
     return size + 1
 
 

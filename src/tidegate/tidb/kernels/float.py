@@ -10,7 +10,7 @@ than its `SLACK`.
     put_double_json, put_float_json     Go `encoding/json`: 'e' below 1e-6, from 1e21; <= JSON_NUMBER_TEXT
     put_double_tidb                     binary JSON: 'e' below 1e-15, from 1e15; else a point; same bound
 
-`bits` is the slot's word: of the double, also for FLOAT columns (the f32 widened). NaN and infinities print
+`bits` is the cell's word: of the double, also for FLOAT columns (the f32 widened). NaN and infinities print
 as 0, as TiCDC replaces them; test `is_finite(bits)` where that is not wanted.
 """
 
@@ -37,14 +37,14 @@ _K_MAX: Final = 325
 
 
 def _powers(bits: int, k_min: int, k_max: int) -> list[int]:
-    """10**k scaled to `bits` bits, rounded up, for k_min <= k <= k_max."""
+    """10**exponent scaled to `bits` bits, rounded up, for k_min <= exponent <= k_max."""
     out = []
-    for k in range(k_min, k_max + 1):
-        if k >= 0:
-            power, shift = 10**k, (10**k).bit_length() - bits
+    for exponent in range(k_min, k_max + 1):
+        if exponent >= 0:
+            power, shift = 10**exponent, (10**exponent).bit_length() - bits
             out.append(power << -shift if shift <= 0 else (power >> shift) + (power & (1 << shift) - 1 != 0))
         else:
-            divisor = 10**-k
+            divisor = 10**-exponent
             out.append((1 << divisor.bit_length() - 1 + bits) // divisor + 1)
     return out
 
@@ -119,7 +119,7 @@ def round_to_odd(high: Any, low: Any, word: Any) -> Any:
 
 
 @inline
-def choose(vbl: Any, vb: Any, vbr: Any, even: bool, k: int) -> tuple[Any, int]:
+def choose(vbl: Any, vb: Any, vbr: Any, even: bool, exponent: int) -> tuple[Any, int]:
     """Schubfach's decision: the shortest decimal in the rounding interval, the closest of those."""
     lower = vbl if even else vbl + _ONE
     upper = vbr if even else vbr - _ONE
@@ -129,32 +129,35 @@ def choose(vbl: Any, vb: Any, vbr: Any, even: bool, k: int) -> tuple[Any, int]:
         below = lower <= _FORTY * tens
         above = _FORTY * tens + _FORTY <= upper
         if below != above:
-            return (tens + _ONE if above else tens), k + 1
+            return (tens + _ONE if above else tens), exponent + 1
     below = lower <= _FOUR * s
     above = _FOUR * s + _FOUR <= upper
     if below != above:
-        return (s + _ONE if above else s), k
+        return (s + _ONE if above else s), exponent
     middle = _FOUR * s + _TWO
     if vb > middle or (vb == middle and s & _ONE != _ZERO):
-        return s + _ONE, k
-    return s, k
+        return s + _ONE, exponent
+    return s, exponent
 
 
 @inline
-def trimmed(digits: Any, k: int) -> tuple[Any, int]:
+def trimmed(digits: Any, exponent: int) -> tuple[Any, int]:
     """Digits without trailing zeros, the exponent raised instead."""
     while digits != _ZERO:
         tens = digits // _TEN
         if tens * _TEN != digits:
             break
         digits = tens
-        k += 1
-    return digits, k
+        exponent += 1
+    return digits, exponent
 
 
 @inline
 def shortest64(bits: int) -> tuple[Any, int]:
-    """(digits U64, k) of the finite double > 0 with these bits: digits * 10**k, no trailing zero."""
+    """(digits U64, exponent) of the finite double > 0 with these bits: digits * 10**exponent.
+
+    The digits have no trailing zero.
+    """
     fraction = U64(bits) & _FRACTION64
     biased = (bits >> 52) & 0x7FF
     if biased != 0:
@@ -166,16 +169,16 @@ def shortest64(bits: int) -> tuple[Any, int]:
         c = fraction
         q = -1074
     closer = fraction == _ZERO and biased > 1
-    k = (q * 1262611 - (524031 if closer else 0)) >> 22
-    h = U64(q + ((-k * 1741647) >> 19) + 1)
-    high = _HIGH[-k - _K_MIN]
-    low = _LOW[-k - _K_MIN]
+    exponent = (q * 1262611 - (524031 if closer else 0)) >> 22
+    h = U64(q + ((-exponent * 1741647) >> 19) + 1)
+    high = _HIGH[-exponent - _K_MIN]
+    low = _LOW[-exponent - _K_MIN]
     middle = _FOUR * c
     vbl = round_to_odd(high, low, (middle - (_ONE if closer else _TWO)) << h)
     vb = round_to_odd(high, low, middle << h)
     vbr = round_to_odd(high, low, (middle + _TWO) << h)
-    digits, k = choose(vbl, vb, vbr, c & _ONE == _ZERO, k)
-    return trimmed(digits, k)
+    digits, exponent = choose(vbl, vb, vbr, c & _ONE == _ZERO, exponent)
+    return trimmed(digits, exponent)
 
 
 @inline
@@ -188,7 +191,10 @@ def round_single(power: Any, word: Any) -> Any:
 
 @inline
 def shortest32(bits: int) -> tuple[Any, int]:
-    """(digits U64, k) of the finite f32 > 0 that the double with these bits holds: shortest *as an f32*."""
+    """(digits U64, exponent) of the finite f32 > 0 that the double with these bits holds.
+
+    The digits are the shortest ones *as an f32*.
+    """
     single = single_bits(bits)
     fraction = single & _FRACTION32
     biased = I64((single >> U64(23)) & U64(0xFF))
@@ -201,15 +207,15 @@ def shortest32(bits: int) -> tuple[Any, int]:
         c = fraction
         q = -149
     closer = fraction == _ZERO and biased > 1
-    k = (q * 1262611 - (524031 if closer else 0)) >> 22
-    h = U64(q + ((-k * 1741647) >> 19) + 1)
-    power = _SINGLE[-k - _SINGLE_MIN]
+    exponent = (q * 1262611 - (524031 if closer else 0)) >> 22
+    h = U64(q + ((-exponent * 1741647) >> 19) + 1)
+    power = _SINGLE[-exponent - _SINGLE_MIN]
     middle = _FOUR * c
     vbl = round_single(power, (middle - (_ONE if closer else _TWO)) << h)
     vb = round_single(power, middle << h)
     vbr = round_single(power, (middle + _TWO) << h)
-    digits, k = choose(vbl, vb, vbr, c & _ONE == _ZERO, k)
-    return trimmed(digits, k)
+    digits, exponent = choose(vbl, vb, vbr, c & _ONE == _ZERO, exponent)
+    return trimmed(digits, exponent)
 
 
 @inline
@@ -243,24 +249,24 @@ def count_digits(digits: Any) -> int:
 
 
 @inline
-def put_fixed(out: int, digits: Any, k: int) -> int:
-    """Digits * 10**k without an exponent; a point only if there is a fraction."""
-    if k >= 0:
-        return put_zeros(put_u64(out, digits), k)
+def put_fixed(out: int, digits: Any, exponent: int) -> int:
+    """Digits * 10**exponent without an exponent; a point only if there is a fraction."""
+    if exponent >= 0:
+        return put_zeros(put_u64(out, digits), exponent)
     n = count_digits(digits)
-    if -k >= n:
+    if -exponent >= n:
         store_u8(out, ZERO)
         store_u8(out + 1, POINT)
-        return put_u64(put_zeros(out + 2, -k - n), digits)
-    power = POWERS_OF_TEN[-k]
+        return put_u64(put_zeros(out + 2, -exponent - n), digits)
+    power = POWERS_OF_TEN[-exponent]
     whole = I64(digits) // power
     out = put_u64(out, U64(whole))
     store_u8(out, POINT)
-    return put_padded(out + 1, I64(digits) - whole * power, -k)
+    return put_padded(out + 1, I64(digits) - whole * power, -exponent)
 
 
 @inline
-def put_exponent(out: int, digits: Any, k: int) -> int:
+def put_exponent(out: int, digits: Any, exponent: int) -> int:
     """Go's 'e' format as its JSON cleans it for negative exponents: `1.5e-7`; positive ones have no sign."""
     n = count_digits(digits)
     power = POWERS_OF_TEN[n - 1]
@@ -271,7 +277,7 @@ def put_exponent(out: int, digits: Any, k: int) -> int:
         store_u8(out, POINT)
         out = put_padded(out + 1, I64(digits) - first * power, n - 1)
     store_u8(out, LOWER_E)
-    return put_i64(out + 1, k + n - 1)
+    return put_i64(out + 1, exponent + n - 1)
 
 
 @inline
@@ -298,8 +304,8 @@ def put_double_fixed(out: int, bits: int) -> int:
     out = put_sign(out, bits)
     if bits & _MAGNITUDE == 0:
         return put_zero(out)
-    digits, k = shortest64(bits & _MAGNITUDE)
-    return put_fixed(out, digits, k)
+    digits, exponent = shortest64(bits & _MAGNITUDE)
+    return put_fixed(out, digits, exponent)
 
 
 @inline
@@ -310,16 +316,16 @@ def put_float_fixed(out: int, bits: int) -> int:
     out = put_sign(out, bits)
     if single_bits(bits & _MAGNITUDE) == _ZERO:
         return put_zero(out)
-    digits, k = shortest32(bits & _MAGNITUDE)
-    return put_fixed(out, digits, k)
+    digits, exponent = shortest32(bits & _MAGNITUDE)
+    return put_fixed(out, digits, exponent)
 
 
 @inline
-def put_go_json(out: int, digits: Any, k: int) -> int:
+def put_go_json(out: int, digits: Any, exponent: int) -> int:
     """Go's `encoding/json`: fixed in [1e-6, 1e21), else with exponent (`1e+21`, `1e-7`)."""
-    point = k + count_digits(digits)
+    point = exponent + count_digits(digits)
     if -6 < point <= 21:
-        return put_fixed(out, digits, k)
+        return put_fixed(out, digits, exponent)
     n = count_digits(digits)
     power = POWERS_OF_TEN[n - 1]
     first = I64(digits) // power
@@ -344,8 +350,8 @@ def put_double_json(out: int, bits: int) -> int:
     out = put_sign(out, bits)
     if bits & _MAGNITUDE == 0:
         return put_zero(out)
-    digits, k = shortest64(bits & _MAGNITUDE)
-    return put_go_json(out, digits, k)
+    digits, exponent = shortest64(bits & _MAGNITUDE)
+    return put_go_json(out, digits, exponent)
 
 
 @inline
@@ -356,8 +362,8 @@ def put_float_json(out: int, bits: int) -> int:
     out = put_sign(out, bits)
     if single_bits(bits & _MAGNITUDE) == _ZERO:
         return put_zero(out)
-    digits, k = shortest32(bits & _MAGNITUDE)
-    return put_go_json(out, digits, k)
+    digits, exponent = shortest32(bits & _MAGNITUDE)
+    return put_go_json(out, digits, exponent)
 
 
 @inline
@@ -368,12 +374,12 @@ def put_double_tidb(out: int, bits: int) -> int:
         out = put_zero(out)
         store_u8(out, POINT)
         return put_zero(out + 1)
-    digits, k = shortest64(bits & _MAGNITUDE)
-    point = k + count_digits(digits)
+    digits, exponent = shortest64(bits & _MAGNITUDE)
+    point = exponent + count_digits(digits)
     if not -15 < point <= 15:
-        return put_exponent(out, digits, k)
-    out = put_fixed(out, digits, k)
-    if k >= 0:
+        return put_exponent(out, digits, exponent)
+    out = put_fixed(out, digits, exponent)
+    if exponent >= 0:
         store_u8(out, POINT)
         out = put_zero(out + 1)
     return out

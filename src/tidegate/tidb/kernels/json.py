@@ -7,7 +7,7 @@ The row decoder calls `json_ok` on every JSON value, with the rules of the plain
 `MAX_DEPTH` levels, every scalar in its range. After that `put_json` needs no check of its own, takes time
 linear in the value, and writes at most `JSON_GROWTH * length + SLACK` bytes.
 
-    out = put_json(out, a, l, stack)     # a slot of kind JSON; stack: address of int64[STACK_WORDS]
+    out = put_json(out, a, l, stack)     # a cell of kind JSON; stack: address of int64[STACK_WORDS]
 
 These two are called, not inlined: each copy would cost seconds to compile, and a call costs nothing beside
 what they do. The caller allocates the stack once and shares it between calls; it holds nothing between them.
@@ -456,7 +456,7 @@ def put_scalar(out: int, code: int, addr: int) -> int:
 
 @kernel
 def put_json(out: int, addr: int, size: int, stack: int) -> int:
-    """A slot of kind JSON as TiDB's text; the value must have passed `json_ok`."""
+    """A cell of kind JSON as TiDB's text; the value must have passed `json_ok`."""
     depth = 0
     code = I64(load_u8(addr))
     at = 1

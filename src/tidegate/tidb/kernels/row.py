@@ -1,4 +1,4 @@
-"""Row kernels: record keys and row values, many rows a call, into slots.
+"""Row kernels: record keys and row values, many rows a call, into cells.
 
 Formats: docs/formats/keys.md#rows, docs/formats/rows.md.
 
@@ -8,7 +8,7 @@ ascending order of column id, so that a row's own sorted ids are merged with it 
 no compile per table. `mounter.decode` makes the plan and calls both.
 
 Nothing is read outside the given buffers: each load is preceded by a proof of its bounds, and a row that
-fails one gets a fault, `fault(code, image, offset)`, instead of values. Bytes are not copied: slots hold
+fails one gets a fault, `fault(code, image, offset)`, instead of values. Bytes are not copied: cells hold
 addresses in the buffers of values, of keys (decimals in a common handle), of `scratch` (strings in a
 common handle, un-grouped) or of the table's defaults.
 """
@@ -39,8 +39,8 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.block import DELETE
-from tidegate.model.slots import DELETE as DELETE_ROW
-from tidegate.model.slots import INSERT, UPDATE
+from tidegate.model.cells import DELETE as DELETE_ROW
+from tidegate.model.cells import INSERT, UPDATE
 from tidegate.tidb.kernels.checksum import (
     FILLED_AT,
     FLAGS_AT,
@@ -58,13 +58,13 @@ from tidegate.tidb.kernels.value import (
     BYTES,
     PLAN,
     PLAN_CELL,
-    PLAN_DEFAULT_A,
-    PLAN_DEFAULT_L,
+    PLAN_DEFAULT_SIZE,
+    PLAN_DEFAULT_WORD,
     PLAN_FORM,
     PLAN_SOURCE,
     SIGN,
     decode_value,
-    put_slot,
+    put_cell,
 )
 from tidegate.tidb.row import CHECKSUM, EXTRA_CHECKSUM, LARGE, V2
 
@@ -100,7 +100,7 @@ _LINE: Final = PLAN.size
 MAX_HANDLE_DATUMS: Final = 64
 
 ABSENT: Final = -2
-"""`l` of a slot not yet filled, while an old row is read."""
+"""The size of a cell not yet filled, while an old row is read."""
 
 NEW: Final = 0
 OLD: Final = 1
@@ -202,7 +202,7 @@ def find_line(plan: int, columns: int, wanted: int) -> int:
 # --- whole rows -----------------------------------------------------------------------------------------
 
 CONTEXT: Final = Layout(
-    "row context", "_", "What `decode_rows` knows of a row; slots of its handle, a list and a stack follow.",
+    "row context", "_", "What `decode_rows` knows of a row; cells of its handle, a list and a stack follow.",
     key=pointer("the handle in the row's key"),
     key_size=signed("size of the handle", "bytes"),
     datums=signed("values of a common handle; 0: the handle is an integer"),
@@ -211,9 +211,9 @@ CONTEXT: Final = Layout(
     int_handle=signed("the integer handle"),
 )  # fmt: skip
 _KEY, _KEY_SIZE, _DATUMS, _READY, _FREE, _INT_HANDLE = CONTEXT.offsets()
-_HANDLES_A: Final = CONTEXT.size
-_HANDLES_L: Final = _HANDLES_A + 8 * MAX_HANDLE_DATUMS
-_LINES: Final = _HANDLES_L + 8 * MAX_HANDLE_DATUMS
+_HANDLE_WORDS: Final = CONTEXT.size
+_HANDLE_SIZES: Final = _HANDLE_WORDS + 8 * MAX_HANDLE_DATUMS
+_LINES: Final = _HANDLE_SIZES + 8 * MAX_HANDLE_DATUMS
 _STACK: Final = _LINES + 256
 CONTEXT_WORDS: Final = _STACK // 8 + STACK_WORDS
 """int64 words that `decode_rows` wants as its working memory."""
@@ -225,12 +225,12 @@ _NO_LINES: Final = U64(0xFFFFFFFFFFFFFFFF)
 
 @kernel
 def decode_handle(plan: int, columns: int, context: int) -> bool:
-    """The common handle of a row's key into the context's handle slots, once a row."""
+    """The common handle of a row's key into the context's handle cells, once a row."""
     key = load_i64(context + _KEY)
     size = load_i64(context + _KEY_SIZE)
     datums = load_i64(context + _DATUMS)
-    handles_a = context + _HANDLES_A
-    handles_l = context + _HANDLES_L
+    handle_words = context + _HANDLE_WORDS
+    handle_sizes = context + _HANDLE_SIZES
     free = load_i64(context + _FREE)
     at = 0
     for k in range(datums):
@@ -238,11 +238,11 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
         for c in range(columns):
             if load_i64(plan + c * _LINE + PLAN_SOURCE) == k:
                 entry = plan + c * _LINE
-        used = read_datum(entry, key + at, size - at, handles_a, handles_l, k, free, context + _STACK)
+        used = read_datum(entry, key + at, size - at, handle_words, handle_sizes, k, free, context + _STACK)
         if used < 0:
             return False
         if load_i64(entry + PLAN_FORM) == BYTES:
-            free += max(load_i32(handles_l + 4 * k), 0)
+            free += max(load_i32(handle_sizes + 4 * k), 0)
         at += used
     store_u64(context + _FREE, free)
     while at < size:
@@ -253,22 +253,28 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
 
 
 @inline
-def put_missing(entry: int, plan: int, columns: int, context: int, a: int, l: int) -> int:  # noqa: E741
+def put_missing(entry: int, plan: int, columns: int, context: int, words: int, sizes: int) -> int:
     """A column that the row does not hold: from the key, or the default; 0 or a fault's code."""
     source = load_i64(entry + PLAN_SOURCE)
     cell = load_i64(entry + PLAN_CELL)
     if source < 0:
-        put_slot(a, l, cell, load_i64(entry + PLAN_DEFAULT_A), load_i64(entry + PLAN_DEFAULT_L))
+        put_cell(words, sizes, cell, load_i64(entry + PLAN_DEFAULT_WORD), load_i64(entry + PLAN_DEFAULT_SIZE))
         return 0 if source == FROM_DEFAULT else DEFAULT_FAULT
     if load_i64(context + _DATUMS) == 0:
-        put_slot(a, l, cell, load_i64(context + _INT_HANDLE), 0)
+        put_cell(words, sizes, cell, load_i64(context + _INT_HANDLE), 0)
         return 0 if load_i64(context + _KEY_SIZE) == _INT_HANDLE_BYTES else KEY_FAULT
     if load_i64(context + _READY) == 0:
         if not decode_handle(plan, columns, context):
             return KEY_FAULT
         store_u64(context + _READY, 1)
-    handles_l = context + _HANDLES_L
-    put_slot(a, l, cell, load_i64(context + _HANDLES_A + 8 * source), load_i32(handles_l + 4 * source))
+    handle_sizes = context + _HANDLE_SIZES
+    put_cell(
+        words,
+        sizes,
+        cell,
+        load_i64(context + _HANDLE_WORDS + 8 * source),
+        load_i32(handle_sizes + 4 * source),
+    )
     return 0
 
 
@@ -311,10 +317,10 @@ def decode_v2(
     plan: int,
     columns: int,
     context: int,
-    a: int,
-    l: int,  # noqa: E741
+    words: int,
+    sizes: int,
 ) -> int:
-    """A row value of format v2 into the slots of one row; 0 or a fault."""
+    """A row value of format v2 into the cells of one row; 0 or a fault."""
     if length < ROW_HEAD:
         return fault(HEADER_FAULT, 0)
     flags = I64(load_u8(value + FLAGS_AT))
@@ -351,7 +357,7 @@ def decode_v2(
             at += 1
         if at < filled and found == wanted:
             end = row_end(ends, at, large)
-            if not decode_value(entry, data + start, end - start, a, l, context + _STACK):
+            if not decode_value(entry, data + start, end - start, words, sizes, context + _STACK):
                 return fault(VALUE_FAULT, data + start - value)
             last = found
             start = end
@@ -367,11 +373,11 @@ def decode_v2(
             last_null = found
             null_at += 1
         if null_at < nulls and found == wanted:
-            put_slot(a, l, load_i64(entry + PLAN_CELL), 0, -1)
+            put_cell(words, sizes, load_i64(entry + PLAN_CELL), 0, -1)
             last_null = found
             null_at += 1
         elif c < columns:
-            code = put_missing(entry, plan, columns, context, a, l)
+            code = put_missing(entry, plan, columns, context, words, sizes)
             if code != 0:
                 return fault(code, 0)
     if not tail_ok(flags, data + start, room - start):
@@ -400,8 +406,8 @@ def decode_small(
     plan: int,
     columns: int,
     context: int,
-    a: int,
-    l: int,  # noqa: E741
+    words: int,
+    sizes: int,
 ) -> int:
     """`decode_v2` of a row with ids of one byte, for tables of at most `_MOST_LINES` columns.
 
@@ -437,7 +443,7 @@ def decode_small(
             strangers += 1
         else:
             seen |= U64(1) << U64(line)
-            if not decode_value(plan + line * _LINE, data + start, end - start, a, l, stack):
+            if not decode_value(plan + line * _LINE, data + start, end - start, words, sizes, stack):
                 return fault(VALUE_FAULT, data + start - value)
         last = found
         start = end
@@ -453,13 +459,13 @@ def decode_small(
             bit = U64(1) << U64(line)
             twice |= seen & bit
             seen |= bit
-            put_slot(a, l, load_i64(plan + line * _LINE + PLAN_CELL), 0, -1)
+            put_cell(words, sizes, load_i64(plan + line * _LINE + PLAN_CELL), 0, -1)
         last = found
     if twice != U64(0):
         return fault(ORDER_FAULT, ROW_HEAD)
     missing = seen ^ (~U64(0) >> U64(64 - columns)) if columns > 0 else U64(0)
     while missing != U64(0):
-        code = put_missing(plan + I64(cttz64(missing)) * _LINE, plan, columns, context, a, l)
+        code = put_missing(plan + I64(cttz64(missing)) * _LINE, plan, columns, context, words, sizes)
         if code != 0:
             return fault(code, 0)
         missing &= missing - U64(1)
@@ -477,13 +483,13 @@ def decode_v1(
     plan: int,
     columns: int,
     context: int,
-    a: int,
-    l: int,  # noqa: E741
+    words: int,
+    sizes: int,
 ) -> int:
-    """A row value of format v1 into the slots of one row; 0 or a fault."""
+    """A row value of format v1 into the cells of one row; 0 or a fault."""
     stack = context + _STACK
     for c in range(columns):
-        store_u32(l + 4 * load_i64(plan + c * _LINE + PLAN_CELL), ABSENT)
+        store_u32(sizes + 4 * load_i64(plan + c * _LINE + PLAN_CELL), ABSENT)
     at = 0
     if length == 1 and load_u8(value) == FLAG_NULL:
         at = length
@@ -496,7 +502,9 @@ def decode_v1(
         entry = find_line(plan, columns, unzigzag(load_i64(stack)))
         at += used + 1
         if entry != 0:
-            used = read_datum(entry, value + at, length - at, a, l, load_i64(entry + PLAN_CELL), 0, stack)
+            used = read_datum(
+                entry, value + at, length - at, words, sizes, load_i64(entry + PLAN_CELL), 0, stack
+            )
         else:
             used = skip_datum(value + at, length - at, stack)
         if used < 0:
@@ -504,8 +512,8 @@ def decode_v1(
         at += used
     for c in range(columns):
         entry = plan + c * _LINE
-        if load_i32(l + 4 * load_i64(entry + PLAN_CELL)) == ABSENT:
-            code = put_missing(entry, plan, columns, context, a, l)
+        if load_i32(sizes + 4 * load_i64(entry + PLAN_CELL)) == ABSENT:
+            code = put_missing(entry, plan, columns, context, words, sizes)
             if code != 0:
                 return fault(code, 0)
     return 0
@@ -540,14 +548,14 @@ class Decoded(NamedTuple):
     """Where the results go."""
 
     stride: int
-    """Cells from one row's slots to the next one's."""
+    """Cells from one row's cells to the next one's."""
     ops: int
     """uint8 a row: NO_IMAGE, INSERTED, UPDATED or DELETED."""
-    new_a: int
-    new_l: int
-    old_a: int
-    old_l: int
-    """Slots of the images that the row has."""
+    new_words: int
+    new_sizes: int
+    old_words: int
+    old_sizes: int
+    """Cells of the images that the row has."""
     faults: int
     """int64 a row, 0: none."""
     outcomes: int
@@ -597,17 +605,17 @@ def decode_rows(n: int, rows: int, block: Block, table: Table, out: Decoded, fre
             length = size if image == NEW else old_size
             if length == 0 or wrong != 0:
                 continue
-            a = (out.new_a if image == NEW else out.old_a) + i * out.stride * 8
-            l = (out.new_l if image == NEW else out.old_l) + i * out.stride * 4  # noqa: E741
+            words = (out.new_words if image == NEW else out.old_words) + i * out.stride * 8
+            sizes = (out.new_sizes if image == NEW else out.old_sizes) + i * out.stride * 4
             if load_u8(addr) == V2:
                 if length > 1 and load_u8(addr + FLAGS_AT) & LARGE != 0:
-                    wrong = decode_v2(addr, length, 1, plan, columns, context, a, l)
+                    wrong = decode_v2(addr, length, 1, plan, columns, context, words, sizes)
                 elif columns <= _MOST_LINES:
-                    wrong = decode_small(addr, length, plan, columns, context, a, l)
+                    wrong = decode_small(addr, length, plan, columns, context, words, sizes)
                 else:
-                    wrong = decode_v2(addr, length, 0, plan, columns, context, a, l)
+                    wrong = decode_v2(addr, length, 0, plan, columns, context, words, sizes)
             else:
-                wrong = decode_v1(addr, length, plan, columns, context, a, l)
+                wrong = decode_v1(addr, length, plan, columns, context, words, sizes)
             if wrong != 0:
                 wrong |= image << 8
             elif out.outcomes != 0:

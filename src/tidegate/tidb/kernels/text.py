@@ -9,8 +9,8 @@ Every `put_*` is an `@inline` helper with the same shape::
 *How to call them.* Only from another `@kernel` (or `@inline`) function; arguments are int64 unless said
 otherwise, addresses included. Make sure before the call that the target has the documented number of
 bytes **plus `SLACK`** left: a helper may scribble up to `SLACK` bytes past what it returns (wide stores),
-which the next write overwrites. They never read outside the value they are given. The words of a slot
-(`model.slots`) are what they take: `put_i64(out, a)`, `put_decimal(out, a, l)`, `put_datetime(out, a, fsp)`.
+which the next write overwrites. They never read outside the value they are given. The words of a cell
+(`model.cells`) are what they take: `put_i64(out, a)`, `put_decimal(out, a, l)`, `put_datetime(out, a, fsp)`.
 
 | kind | helper | longest text |
 |---|---|---|
@@ -54,11 +54,11 @@ DATETIME_TEXT: Final = 27
 DURATION_TEXT: Final = 22
 
 
-class Slots(NamedTuple):
-    """The slots of rows: addresses of the first and second words, and the cells from one row to the next."""
+class CellWords(NamedTuple):
+    """The cells of rows: addresses of the first and second words, and the cells from one row to the next."""
 
-    a: int
-    l: int  # noqa: E741
+    words: int
+    sizes: int
     stride: int
 
 
@@ -183,7 +183,7 @@ def decimal_word(digits: int, at: int, size: int, flip: int) -> int:
 
 @inline
 def put_decimal(out: int, addr: int, length: int) -> int:
-    """A slot of kind DECIMAL (precision, frac, binary digits) as fixed-point text with exactly `frac` digits.
+    """A cell of kind DECIMAL (precision, frac, binary digits) as fixed-point text with exactly `frac` digits.
 
     At most `DECIMAL_TEXT` bytes; zero has no sign. `addr` must have passed the decoder's check
     (`row.decimal_used`), `length` is not looked at.

@@ -1,4 +1,4 @@
-"""Value kernels: the stored bytes of one column's value, checked, into a slot.
+"""Value kernels: the stored bytes of one column's value, checked, into a cell.
 
 Formats: docs/formats/values.md, docs/formats/rows.md#format-v1.
 Nothing is read outside the given bytes. Plain twin: `value`.
@@ -20,7 +20,7 @@ from tidegate.tidb.types.temporal import DURATION_MAX_NS
 
 
 class Form(IntEnum):
-    """How the stored bytes of a column become a slot, and what is checked on the way."""
+    """How the stored bytes of a column become a cell, and what is checked on the way."""
 
     SIGNED = 1
     NANOSECONDS = 2
@@ -47,15 +47,15 @@ JSON: Final = int(Form.JSON)
 PLAN: Final = Layout(
     "plan line", "PLAN_", "A column of a table version; lines are in ascending order of id.",
     id=signed("the column's id"),
-    cell=signed("its cell in a row of slots"),
-    form=signed("how stored bytes become a slot, a `Form`"),
+    cell=signed("its cell in a row"),
+    form=signed("how stored bytes become a cell, a `Form`"),
     source=signed("for rows without it: FROM_DEFAULT, NO_DEFAULT, or a datum of the handle"),
-    default_a=signed("the default's slot, first word"),
-    default_l=signed("the default's slot, second word"),
+    default_word=signed("the default's cell, first word"),
+    default_size=signed("the default's cell, second word"),
     _6=signed("unused"),
     _7=signed("unused"),
 )  # fmt: skip
-PLAN_ID, PLAN_CELL, PLAN_FORM, PLAN_SOURCE, PLAN_DEFAULT_A, PLAN_DEFAULT_L, _, _ = PLAN.offsets()
+PLAN_ID, PLAN_CELL, PLAN_FORM, PLAN_SOURCE, PLAN_DEFAULT_WORD, PLAN_DEFAULT_SIZE, _, _ = PLAN.offsets()
 
 SIGN: Final = U64(1 << 63)
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
@@ -83,10 +83,10 @@ _SHAPES: Final = _shapes()
 
 
 @inline
-def put_slot(a: int, l: int, cell: int, word: int, size: int) -> None:  # noqa: E741
-    """Write both words of a slot."""
-    store_u64(a + 8 * cell, word)
-    store_u32(l + 4 * cell, size)
+def put_cell(words: int, sizes: int, cell: int, word: int, size: int) -> None:
+    """Write both words of a cell."""
+    store_u64(words + 8 * cell, word)
+    store_u32(sizes + 4 * cell, size)
 
 
 @inline
@@ -208,8 +208,8 @@ def load_integer(form: int, end: int, size: int) -> int:
 
 
 @inline
-def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -> bool:  # noqa: E741
-    """One value of `size` bytes at `addr`, as v2 stores it, into the slot its plan line names.
+def decode_value(entry: int, addr: int, size: int, words: int, sizes: int, stack: int) -> bool:
+    """One value of `size` bytes at `addr`, as v2 stores it, into the cell its plan line names.
 
     `size` is not negative, and at least 8 bytes of the row come before `addr`.
     """
@@ -219,12 +219,12 @@ def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -
         if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
             return False
         word = load_integer(form, addr + size, size)
-        put_slot(a, l, cell, word, 0)
+        put_cell(words, sizes, cell, word, 0)
         return integer_ok(form, word)
     if form == FLOAT:
         if size != 8:
             return False
-        put_slot(a, l, cell, float_bits(addr), 0)
+        put_cell(words, sizes, cell, float_bits(addr), 0)
         return True
-    put_slot(a, l, cell, addr, size)
+    put_cell(words, sizes, cell, addr, size)
     return bytes_ok(form, addr, size, stack)

@@ -166,7 +166,7 @@ def packed_of_seconds(seconds: int, micros: int) -> int:
 
 @inline
 def in_zone(packed: int, zone: int) -> int:
-    """A TIMESTAMP slot (UTC) as the clock of a zone shows it; zero and no zone (0): as it is."""
+    """A TIMESTAMP cell (UTC) as the clock of a zone shows it; zero and no zone (0): as it is."""
     if zone == 0 or packed == 0 or not calendar_ok(packed):
         return packed
     seconds = epoch_seconds(packed)

@@ -22,7 +22,7 @@ from tidegate.codec.binary import Messages, Walked, table_of
 from tidegate.codec.joined import join
 from tidegate.codec.protocols.avro.plain import AvroDecoder, Field, Record, wire_columns
 from tidegate.kernel import address
-from tidegate.model.slots import stride_for
+from tidegate.model.cells import stride_for
 
 Int64s = npt.NDArray[np.int64]
 _FORMS: Final = {
@@ -70,12 +70,12 @@ class _Fields:
         self.owners: list[npt.NDArray[np.uint8]] = []
 
     def record(self, record: Record, base: int, *, value: bool) -> None:
-        """The fields of a record, whose columns have the slots from `base` on; `value`: and an extension."""
-        slot = base
+        """The fields of a record, whose columns have the cells from `base` on; `value`: and an extension."""
+        cell = base
         for field in record.fields:
             if field.tidb_type:
-                self._column(field, slot)
-                slot += 1
+                self._column(field, cell)
+                cell += 1
             elif field.inner is not None:
                 self.lines.append([kernels.RECORD, field.null, 0, len(field.inner.fields), 0, 0])
                 self.record(field.inner, len(wire_columns(record, frozenset())), value=False)
@@ -84,7 +84,7 @@ class _Fields:
                 form = _EXTENSION.get(field.name, usual) if value else usual
                 self.lines.append([form, field.null, 0, 0, 0, 0])
 
-    def _column(self, field: Field, slot: int) -> None:
+    def _column(self, field: Field, cell: int) -> None:
         form, names, count = _FORMS.get(field.of_type, kernels.TEXT), 0, 0
         if form == kernels.TEXT:
             form = _CONTENT.get(field.tidb_type, kernels.TEXT)
@@ -94,7 +94,7 @@ class _Fields:
             table = _names(field.allowed)
             self.owners.append(table)
             names, count = address(table), len(field.allowed)
-        self.lines.append([form, field.null, slot, count, names, 0])
+        self.lines.append([form, field.null, cell, count, names, 0])
 
     def plan(self) -> _Plan:
         """What was written."""

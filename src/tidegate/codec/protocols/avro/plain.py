@@ -52,11 +52,11 @@ from tidegate.codec.protocols.avro.schema import (
     value_members,
 )
 from tidegate.codec.schema_book import Subject
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import physical_ms
 from tidegate.tidb.types import enum
 

@@ -20,8 +20,8 @@ from tidegate.codec.protocols.avro.schema import (
     subjects,
     value_members,
 )
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT
 
 _TIMES = {
     Kind.DATETIME: kernels.DATETIME,

@@ -48,11 +48,11 @@ from tidegate.codec.large import (
     without_key,
 )
 from tidegate.codec.mysql_type import code_of, compact_type, is_binary, short_type
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.tidb.text import value_text
 

@@ -19,8 +19,8 @@ from tidegate.codec.protocols.canal_json.plain import (
     java_type,
     reduced_mark,
 )
+from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, UPDATE
 
 
 def plan(table: TableSchema, options: CanalOptions, digits: int) -> Plan:

@@ -9,8 +9,8 @@ from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import easy_string
 from tidegate.codec.protocols.canal_json.plain import ROW_KEY
-from tidegate.codec.template import Cells, Members, Pieces, Route, Template
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.codec.template import CellForm, Members, Pieces, Route, Template
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 
 def templates(key: RowKey) -> list[Template]:
@@ -79,6 +79,6 @@ ROUTE = Route(
 )
 
 
-def cells(column: WireColumn) -> Cells:
+def cells(column: WireColumn) -> CellForm:
     """All values are texts; bytes are Latin-1."""
-    return Cells(True, decode_kernels.LATIN1 if column.type == pa.binary() else decode_kernels.TEXT)
+    return CellForm(True, decode_kernels.LATIN1 if column.type == pa.binary() else decode_kernels.TEXT)

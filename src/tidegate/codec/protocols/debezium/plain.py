@@ -41,11 +41,11 @@ from tidegate.codec.base import (
 from tidegate.codec.json_text import iterator_float, raw_string
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.protocols.debezium import fields, moments, schema, table_changes
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import physical_ms
 from tidegate.tidb.types import temporal
 

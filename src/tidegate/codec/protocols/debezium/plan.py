@@ -19,8 +19,8 @@ from tidegate.codec.protocols.debezium.plain import (
     after_ms,
     null_json,
 )
+from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, UPDATE
 
 _BARE = {
     Kind.INT: kernels.INT,

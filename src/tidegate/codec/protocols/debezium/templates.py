@@ -18,9 +18,9 @@ from tidegate.codec.json_text import raw_string
 from tidegate.codec.protocols.debezium import fields, schema
 from tidegate.codec.protocols.debezium.fields import Form, field_of
 from tidegate.codec.protocols.debezium.plain import AFTER_TS, HEAD, OPENINGS, START_TS, after_ms
-from tidegate.codec.template import Cells, Pieces, Route, Template
+from tidegate.codec.template import CellForm, Pieces, Route, Template
 from tidegate.kernel import PAD, address
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 Wrong = npt.NDArray[np.uint8]
 _MOMENT_TEXT: Final = 32
@@ -67,7 +67,7 @@ def templates(key: RowKey) -> list[Template]:
         told_more: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
         return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *told_more, (end, kernels.END, op)]
 
-    # The key repeats cells of the value; what it holds goes to the same slots, and the value overwrites it.
+    # The key repeats cells of the value; what it holds goes to the same cells, and the value overwrites it.
     meta, close = image(b'{"payload":{', keyed, 0, key_end, kernels.SEEN)
     return [
         Template(key, ([*meta, (close, kernels.END, 0)], *(value(op) for op in (INSERT, UPDATE, DELETE))))
@@ -87,12 +87,12 @@ ROUTE = Route(
 # --- columns
 
 
-def cells(column: WireColumn) -> Cells:
+def cells(column: WireColumn) -> CellForm:
     """How the values of a column stand in messages, and what is made of them."""
     form = field_of(column.type_name).form
     if form in _NUMBERS:
-        return Cells(False, decode_kernels.TEXT, *_NUMBERS[form])
-    return Cells(True, *_STRINGS[form])
+        return CellForm(False, decode_kernels.TEXT, *_NUMBERS[form])
+    return CellForm(True, *_STRINGS[form])
 
 
 def _decimals(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:

@@ -30,7 +30,7 @@ from tidegate.codec.assemble import (
     member,
 )
 from tidegate.codec.base import Batch, CodecOptions, DdlMessage, Decoded, WireColumn
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import compose
 
 

@@ -57,11 +57,11 @@ from tidegate.codec.large import (
     without_key,
 )
 from tidegate.errors import InvalidInput
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 VERSION: Final = (1).to_bytes(8, "big")
 ROW, DDL, RESOLVED = 1, 2, 3

@@ -19,8 +19,8 @@ from tidegate.codec.protocols.open_protocol.plain import (
     string_json,
     why_no_delete,
 )
+from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, UPDATE
 
 
 def plan(table: TableSchema, options: OpenOptions, digits: int) -> Plan:

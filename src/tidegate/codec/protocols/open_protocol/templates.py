@@ -11,8 +11,8 @@ from tidegate.codec import match_kernels as kernels
 from tidegate.codec.assemble import BLOB_TYPES, RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import raw_string, std_string
-from tidegate.codec.template import Cells, Members, Pieces, Route, Template
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.codec.template import CellForm, Members, Pieces, Route, Template
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 
 def templates(key: RowKey) -> list[Template]:
@@ -81,10 +81,10 @@ ROUTE = Route(
 )
 
 
-def cells(column: WireColumn) -> Cells:
+def cells(column: WireColumn) -> CellForm:
     """How the values of a column stand in messages (docs/formats/open-protocol.md#values)."""
     blob = column.mysql_type in BLOB_TYPES
     if column.type == pa.binary():
-        return Cells(True, decode_kernels.BASE64 if blob else decode_kernels.QUOTED)
+        return CellForm(True, decode_kernels.BASE64 if blob else decode_kernels.QUOTED)
     is_text = column.type == pa.string()
-    return Cells(is_text, decode_kernels.BASE64_TEXT if blob else decode_kernels.TEXT)
+    return CellForm(is_text, decode_kernels.BASE64_TEXT if blob else decode_kernels.TEXT)

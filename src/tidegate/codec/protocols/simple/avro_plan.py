@@ -8,8 +8,8 @@ from tidegate.codec import avro_kernels as kernels
 from tidegate.codec.avro_binary import sized, varint
 from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
 from tidegate.codec.protocols.simple import avro_write
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT
 
 _FORMS: Final = {
     Kind.DECIMAL: kernels.DECIMAL_TEXT, Kind.STRING: kernels.BYTES, Kind.BYTES: kernels.BYTES,

@@ -71,11 +71,11 @@ from tidegate.codec.protocols.simple.definition import (
     version_of,
 )
 from tidegate.errors import Undecodable
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, RowChecksum, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.tidb.text import value_text
 
 VERSION: Final = 1

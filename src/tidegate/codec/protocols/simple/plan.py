@@ -11,8 +11,8 @@ from tidegate.codec.protocols.simple.avro_plan import avro_plan
 from tidegate.codec.protocols.simple.avro_write import bits_of
 from tidegate.codec.protocols.simple.definition import version_of
 from tidegate.codec.protocols.simple.plain import SimpleOptions, by_name, head, reduced_mark, timestamp_head
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT
 
 _WORDS = (b"", b"INSERT", b"UPDATE", b"DELETE")
 

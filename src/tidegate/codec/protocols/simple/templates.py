@@ -11,8 +11,8 @@ from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import std_string
 from tidegate.codec.protocols.simple.definition import TIMESTAMP
 from tidegate.codec.protocols.simple.plain import OPERATIONS, timestamp_head
-from tidegate.codec.template import Cells, Pieces, Route, Template
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.codec.template import CellForm, Pieces, Route, Template
+from tidegate.model.cells import DELETE, INSERT
 
 
 def templates(key: RowKey) -> list[Template]:
@@ -68,6 +68,6 @@ ROUTE = Route(
 )
 
 
-def cells(column: WireColumn) -> Cells:
+def cells(column: WireColumn) -> CellForm:
     """All values are texts; bytes are in Base64."""
-    return Cells(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)
+    return CellForm(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)

@@ -40,11 +40,11 @@ from tidegate.codec.base import (
 from tidegate.codec.json_text import json_float, std_string
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
+from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT
 
 ROW, DDL, RESOLVED, ADMIN = "Row", "DDL", "Resolved", "Admin"
 UPDATE_MEMBER: Final = "update"

@@ -17,8 +17,8 @@ from tidegate.codec.protocols.ticdc_mq.plain import (
     key_tail,
 )
 from tidegate.codec.protocols.ticdc_mq.types import type_name
+from tidegate.model.cells import DELETE
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import DELETE
 
 
 def plan(table: TableSchema, options: MqOptions, digits: int) -> Plan:

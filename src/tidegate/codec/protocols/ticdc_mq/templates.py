@@ -17,8 +17,8 @@ from tidegate.codec.protocols.ticdc_mq.plain import (
     cell_head,
     key_tail,
 )
-from tidegate.codec.template import Cells, Pieces, Route, Template
-from tidegate.model.slots import DELETE, INSERT
+from tidegate.codec.template import CellForm, Pieces, Route, Template
+from tidegate.model.cells import DELETE, INSERT
 
 
 def templates(key: RowKey) -> list[Template]:
@@ -51,8 +51,8 @@ ROUTE = Route(
 )
 
 
-def cells(column: WireColumn) -> Cells:
+def cells(column: WireColumn) -> CellForm:
     """Numbers are bare, bytes in Base64."""
     if column.mysql_type in INTEGER_TYPES or column.mysql_type in FLOATS:
-        return Cells(False, decode_kernels.TEXT)
-    return Cells(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)
+        return CellForm(False, decode_kernels.TEXT)
+    return CellForm(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)

@@ -1,4 +1,4 @@
-"""The columns' checksum of row images in slots: for whole blocks, over all columns or some. Pure."""
+"""The columns' checksum of row images in cells: for whole blocks, over all columns or some. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.kernel import address, buffer
+from tidegate.model.cells import Image
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import Image
 from tidegate.tidb.kernels import checksum as checksum_kernels
 from tidegate.tidb.kernels.checksum import FORMS
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels.text import DECIMAL_TEXT, SLACK, Slots
+from tidegate.tidb.kernels.text import DECIMAL_TEXT, SLACK, CellWords
 from tidegate.tidb.value import fsp
 
 Int64s = npt.NDArray[np.int64]
@@ -34,11 +34,12 @@ def sums(plan: Int64s, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
         return out
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     width = int(plan[:, 0].max(initial=-1)) + 1
-    longest = max(int(image.l[rows, :width].max(initial=0)), 0)
+    longest = max(int(image.sizes[rows, :width].max(initial=0)), 0)
     scratch = buffer(longest * JSON_GROWTH + DECIMAL_TEXT + SLACK)
     stack = np.empty(STACK_WORDS, dtype=np.int64)
+    of_image = CellWords(address(image.words), address(image.sizes), image.words.shape[1])
     checksum_kernels.column_sums(
-        *(len(rows), address(rows), Slots(address(image.a), address(image.l), image.a.shape[1])),
+        *(len(rows), address(rows), of_image),
         *(address(plan), len(plan), address(scratch), address(stack), address(out)),
     )
     return out

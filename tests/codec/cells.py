@@ -7,9 +7,9 @@ import struct
 import numpy as np
 
 from tidegate.kernel import PAD, address
+from tidegate.model.cells import CHECKSUM, DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind
-from tidegate.model.slots import CHECKSUM, DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
 from tidegate.tidb import value as values
 
 
@@ -33,7 +33,7 @@ def block_of(rows: list[RowChange]) -> RowBlock:
         pool += row.row_key
     data = np.frombuffer(bytes(pool) + bytes(PAD), dtype=np.uint8).copy()
     for image, pointers in zip(images, offsets, strict=True):
-        image.a[pointers] += address(data)
+        image.words[pointers] += address(data)
     keys[:, 0] += address(data)
     ops = [DELETE if row.is_delete else INSERT if row.is_insert else UPDATE for row in rows]
     return RowBlock(

@@ -1,7 +1,7 @@
 """Decoded rows of one table, as the kernels hand them on: two words a cell, row-major.
 
-`a[i, c]` and `l[i, c]` describe column c of row i as `Kind` says. Bytes are not copied: a slot holds the
-*address* of the bytes inside the block's own buffers (values, keys, a table's defaults), which
+`words[i, c]` and `sizes[i, c]` describe column c of row i as `Kind` says. Bytes are not copied: a cell
+holds the *address* of the bytes inside the block's own buffers (values, keys, a table's defaults), which
 `RowBlock.owners` keeps alive. A RowBlock is therefore never pickled and never outlives its task.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tidegate.model.schema import TableSchema
 
 NULL: Final = -1
-"""`l` of SQL NULL. Fixed-width kinds have l == 0."""
+"""The size of SQL NULL. Fixed-width kinds have size 0."""
 
 CHECKSUM: Final = np.dtype(
     [
@@ -37,14 +37,14 @@ DELETE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One side of many rows: `a` int64[n, stride] and `l` int32[n, stride], C-contiguous.
+    """One side of many rows: `words` int64[n, stride] and `sizes` int32[n, stride], C-contiguous.
 
     stride >= number of columns and is never a power of two (that costs cache conflicts); only the first
     `len(table.columns)` columns mean anything. Rows whose change has no such image hold garbage.
     """
 
-    a: npt.NDArray[np.int64]
-    l: npt.NDArray[np.int32]  # noqa: E741 - the slot's second word, named as in `Kind`
+    words: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]
         physical_id=block.physical_id[rows],
         handle=block.handle[rows],
         position=block.position[rows],
-        new=Image(block.new.a[rows], block.new.l[rows]),
-        old=Image(block.old.a[rows], block.old.l[rows]),
+        new=Image(block.new.words[rows], block.new.sizes[rows]),
+        old=Image(block.old.words[rows], block.old.sizes[rows]),
         checksums=None if block.checksums is None else block.checksums[rows],
         row_keys=None if block.row_keys is None else block.row_keys[rows],
     )

@@ -1,4 +1,4 @@
-"""One slot of a `RowBlock` as the stored value it stands for: for plain twins, and for words about a row."""
+"""One cell of a `RowBlock` as the stored value it stands for: for plain twins, and for words about a row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import struct
 
 import numpy as np
 
+from tidegate.model.cells import NULL, Image
 from tidegate.model.schema import Kind
-from tidegate.model.slots import NULL, Image
 from tidegate.tidb.row import Stored
 
 _POINTERS = frozenset({Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR})
@@ -16,13 +16,13 @@ _UNSIGNED = frozenset({Kind.UINT, Kind.ENUM, Kind.SET, Kind.BIT, Kind.DATE, Kind
 
 
 def stored_of(image: Image, row: int, column: int, kind: Kind) -> Stored:
-    """The stored value (`tidb.row`) in a slot; bytes are copied."""
-    a, size = int(image.a[row, column]), int(image.l[row, column])
+    """The stored value (`tidb.row`) in a cell; bytes are copied."""
+    word, size = int(image.words[row, column]), int(image.sizes[row, column])
     if size == NULL:
         return None
     if kind in _POINTERS:
-        return ctypes.string_at(a, size)
+        return ctypes.string_at(word, size)
     if kind in (Kind.FLOAT, Kind.DOUBLE):
-        number: float = struct.unpack("<d", struct.pack("<q", a))[0]
+        number: float = struct.unpack("<d", struct.pack("<q", word))[0]
         return number
-    return int(np.int64(a).view(np.uint64)) if kind in _UNSIGNED else a
+    return int(np.int64(word).view(np.uint64)) if kind in _UNSIGNED else word

@@ -1,4 +1,4 @@
-"""The slots that an expression reads: columns of some rows of one image, as numpy and Arrow.
+"""The cells that an expression reads: columns of some rows of one image, as numpy and Arrow.
 
 Each column is taken once, however often the expressions of a table name it.
 """
@@ -14,12 +14,12 @@ import pyarrow as pa
 from tidegate.filter.expression import plain
 from tidegate.filter.expression.typed import Beyond
 from tidegate.kernel import address, buffer
+from tidegate.model.cells import NULL, Image
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import NULL, Image
 from tidegate.tidb.kernels import column as column_kernels
 from tidegate.tidb.kernels.column import Text
 from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels.text import Slots
+from tidegate.tidb.kernels.text import CellWords
 from tidegate.tidb.types import temporal
 
 Bools = npt.NDArray[np.bool_]
@@ -34,20 +34,20 @@ class Cells:
         self._known: dict[tuple[str, int], Any] = {}
 
     def __len__(self) -> int:
-        return len(self._image.a) if self._rows is None else len(self._rows)
+        return len(self._image.words) if self._rows is None else len(self._rows)
 
     def column(self, position: int) -> Column:
         """A column of the table."""
         return self._table.columns[position]
 
     def _words(self, position: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
-        """The two words of a column's slots, contiguous."""
+        """The two words of a column's cells, contiguous."""
         key = ("words", position)
         if key not in self._known:
-            a, sizes = self._image.a[:, position], self._image.l[:, position]
+            words, sizes = self._image.words[:, position], self._image.sizes[:, position]
             if self._rows is not None:
-                a, sizes = a[self._rows], sizes[self._rows]
-            self._known[key] = np.ascontiguousarray(a), np.ascontiguousarray(sizes)
+                words, sizes = words[self._rows], sizes[self._rows]
+            self._known[key] = np.ascontiguousarray(words), np.ascontiguousarray(sizes)
         found: tuple[Int64s, npt.NDArray[np.int32]] = self._known[key]
         return found
 
@@ -74,10 +74,12 @@ class Cells:
         return found
 
     def _decimals(self, position: int, scale: int) -> npt.NDArray[Any]:
-        a, sizes = self._words(position)
-        n = len(a)
+        words, sizes = self._words(position)
+        n = len(words)
         numbers, valid = buffer(16 * n), np.empty(n, dtype=np.uint8)
-        if column_kernels.decimals(n, address(a), address(sizes), scale, address(numbers), address(valid)):
+        if column_kernels.decimals(
+            n, address(words), address(sizes), scale, address(numbers), address(valid)
+        ):
             raise Beyond
         pairs = numbers[: 16 * n].view(np.int64).reshape(n, 2)
         low, high = pairs[:, 0], np.where(valid == 0, pairs[:, 0] >> 63, pairs[:, 1])
@@ -97,7 +99,7 @@ class Cells:
         return self._known[key]
 
     def raw(self, position: int) -> pa.Array:
-        """The bytes a slot points to, as they are stored; empty where NULL."""
+        """The bytes a cell points to, as they are stored; empty where NULL."""
         return self._bytes(position)
 
     def json(self, position: int) -> pa.Array:
@@ -111,16 +113,16 @@ class Cells:
         return self._written(position, Text.BYTES, 1)
 
     def _written(self, position: int, what: Text, growth: int) -> pa.Array:
-        a, sizes = self._words(position)
-        n = len(a)
+        words, sizes = self._words(position)
+        n = len(words)
         room = int(sizes[sizes != NULL].sum(dtype=np.int64)) * growth
         if room > np.iinfo(np.int32).max:
             raise Beyond
         out, ends = buffer(room), np.empty(n + 1, dtype=np.int32)
         valid, stack = np.empty(n, dtype=np.uint8), np.empty(STACK_WORDS, dtype=np.int64)
         column = column_kernels.Column(address(out), address(ends), address(valid))
-        slots = Slots(address(a), address(sizes), 1)
-        used = column_kernels.texts(int(what), 0, n, slots, column, address(stack), 0)
+        cells = CellWords(address(words), address(sizes), 1)
+        used = column_kernels.texts(int(what), 0, n, cells, column, address(stack), 0)
         held = [None, pa.py_buffer(ends), pa.py_buffer(out[:used])]
         return pa.Array.from_buffers(pa.binary(), n, held)
 
