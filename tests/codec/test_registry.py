@@ -12,7 +12,7 @@ from tidegate.codec.registry import codec, codec_of, codec_options, key_codec_of
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
-from tidegate.pipeline.stages import plan
+from tidegate.pipeline.stages import stage_context
 
 
 def test_options_are_read_from_texts_and_typed_values() -> None:
@@ -88,7 +88,7 @@ def test_what_only_the_new_architecture_has_is_written_in_its_flavour_only(uri: 
     assert section.replace("_", "-") in caught.value.what
     assert 'flavour = "new"' in caught.value.fix
     new = settled(merge_config({"tidegate": {"flavour": "new"}}, where))
-    assert getattr(plan(new, "t", lambda _: 3).codec, section) is True
+    assert getattr(stage_context(new, "t", lambda _: 3).codec, section) is True
     read = settled(merge_config({}, where), reading=True)
     assert getattr(codec_options(read.codec_settings()), section) is True
 
@@ -153,7 +153,7 @@ def test_the_storage_of_claims_is_kept_as_a_secret() -> None:
     uri = parse_sink_uri(f"{LARGE}claim-check&{place}")
     config = settled(merge_config({}, uri))
     assert "hidden" not in f"{uri} {config} {config.to_json(redact=True)}"
-    made = plan(config, "t", lambda _: 3).codec
+    made = stage_context(config, "t", lambda _: 3).codec
     assert isinstance(made, LargeOptions)
     assert isinstance(made.claims, ClaimStorage)
     assert made.claims.location().startswith("s3://b/p/")

@@ -33,7 +33,7 @@ from tidegate.codec.blocks import encode_block, plan_of
 from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo, Loss, ReadCodec, RowCodec
 from tidegate.codec.opening import opened
-from tidegate.codec.plan import Plan
+from tidegate.codec.plan import EncodePlan
 from tidegate.codec.readback import ReadBack
 from tidegate.errors import InvalidInput
 from tidegate.model.cells import DELETE, INSERT, RowBlock
@@ -86,7 +86,7 @@ class Case:
             return False
         return not (row.is_delete and reduced and not row.table.handle_key)
 
-    def plan(self, row: RowChange) -> Plan:
+    def plan(self, row: RowChange) -> EncodePlan:
         assert isinstance(self.codec, RowCodec)
         return self.codec.plan(row.table, self.options, 13)
 
@@ -233,7 +233,7 @@ def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | 
     assert found == expected
 
 
-def row_bound(plan: Plan, block: RowBlock, row: int) -> int:
+def row_bound(plan: EncodePlan, block: RowBlock, row: int) -> int:
     """The most bytes that the kernel expects of a row: beyond it, it would write past its buffer."""
     op, bound = int(block.op[row]), int(plan.fixed[block.op[row]])
     if plan.row_keys and block.row_keys is not None:

@@ -40,7 +40,7 @@ from tidegate.codec.base import (
 )
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
 from tidegate.codec.json_text import easy_string
-from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
+from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
 from tidegate.codec.template import CellForm, DecodeForm
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
@@ -155,7 +155,7 @@ def _cell(column: WireColumn, cell: Any) -> Any:
     return number(column, float(text) if column.type in ("float", "double") else int(text))
 
 
-def plan(table: TableSchema, options: ToyOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: ToyOptions, digits: int) -> EncodePlan:
     """The compiled form."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     write.end()

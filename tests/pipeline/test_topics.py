@@ -25,7 +25,7 @@ from tidegate.pipeline.begin import resume
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.stages import plan
+from tidegate.pipeline.stages import stage_context
 from tidegate.sink.base import Content
 
 RULES = [
@@ -93,7 +93,7 @@ def test_the_definitions_of_a_table_are_in_its_topic(tmp_path: Path) -> None:
 def test_schema_registry_subjects_are_named_by_the_topic_of_the_table() -> None:
     uri = parse_sink_uri("kafka://h/own?protocol=avro&schema-registry=http%3A%2F%2Fh%3A1")
     sink = {"dispatchers": [{"matcher": ["a.*"], "topic": "{schema}_{table}"}]}
-    made = plan(settled(merge_config({"sink": sink}, uri)), "own", COUNTS.__getitem__)
+    made = stage_context(settled(merge_config({"sink": sink}, uri)), "own", COUNTS.__getitem__)
     own, other = made.codec, made.codec_of("a_t")
     assert isinstance(own, AvroOptions)
     assert isinstance(other, AvroOptions)

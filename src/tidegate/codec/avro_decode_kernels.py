@@ -535,7 +535,7 @@ COLUMN_BYTES: Final = COLUMN.size
 C_NAME, C_SIZE, C_FORM, C_NEXT = COLUMN.offsets()
 
 
-class Plan(NamedTuple):
+class ColumnTable(NamedTuple):
     """The columns of a table version, and the way to them."""
 
     columns: int
@@ -587,7 +587,7 @@ def name_hash(at: int, size: int) -> int:
 
 
 @inline
-def find_column(at: int, size: int, nth: int, plan: Plan) -> int:
+def find_column(at: int, size: int, nth: int, plan: ColumnTable) -> int:
     """The column of a name, -1 if there is none: that of the n-th name first, as we write them."""
     if nth < plan.column_count:
         column = load_i64(plan.columns + COLUMN_BYTES * nth + C_NEXT)
@@ -653,7 +653,7 @@ def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: in
 
 @inline
 def walk_map(
-    at: int, end: int, base: int, plan: Plan, starts: int, lengths: int, zone: Zone
+    at: int, end: int, base: int, plan: ColumnTable, starts: int, lengths: int, zone: Zone
 ) -> tuple[int, int]:
     """(how many entries, where a map ended) of an image whose cells begin at `base`."""
     entries = 0
@@ -805,7 +805,9 @@ def fill_missing(columns: int, starts: int, lengths: int) -> bool:
 
 
 @kernel
-def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone, cells: MessageCells) -> int:
+def walk_rows(
+    n: int, rows: int, spans: int, heads: int, plan: ColumnTable, zone: Zone, cells: MessageCells
+) -> int:
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
     A message must have all the columns of the plan and no other; `cells` has twice as many cells, and one.
@@ -998,7 +1000,7 @@ def warm() -> None:
     walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, MessageCells(0, 0, 0, 1), 0)
     name_hash(spare.ctypes.data, 8)
     read_rows(0, 0, 0, 0)
-    walk_rows(0, 0, 0, 0, Plan(0, 0, 0, 1), Zone(0, 0), MessageCells(0, 0, 0, 1))
+    walk_rows(0, 0, 0, 0, ColumnTable(0, 0, 0, 1), Zone(0, 0), MessageCells(0, 0, 0, 1))
     taken = Taken(0, 0, 0, 0, 1, 0)
     take_words(taken, 0, 0)
     measure_spans(taken)

@@ -20,7 +20,7 @@ from tidegate.codec.base import CodecOptions, too_large
 from tidegate.codec.fitting import encode_fitting
 from tidegate.codec.json_text import go_printable
 from tidegate.codec.large import LargeOptions
-from tidegate.codec.plan import Bound, Plan
+from tidegate.codec.plan import Bound, EncodePlan
 from tidegate.codec.registry import codec_of
 from tidegate.kernel import PAD, address, buffer
 from tidegate.model.cells import DELETE, INSERT, Image, RowBlock
@@ -251,12 +251,12 @@ def printable_bits() -> Bytes:
     return np.packbits(shown, bitorder="little")
 
 
-_plans: WeakKeyDictionary[TableSchema, dict[tuple[CodecOptions, int], Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[TableSchema, dict[tuple[CodecOptions, int], EncodePlan]] = WeakKeyDictionary()
 MAX_PLANS: Final = 16
 """Plans kept for one table version (options and length of the build time differ)."""
 
 
-def plan_of(table: TableSchema, options: CodecOptions, build_ms: int) -> Plan:
+def plan_of(table: TableSchema, options: CodecOptions, build_ms: int) -> EncodePlan:
     """The plan of a table version, made once and kept while the table lives."""
     digits = len(str(build_ms))
     plans = _plans.setdefault(table, {})

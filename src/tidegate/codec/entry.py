@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, Encoder
 from tidegate.codec.large import Large
-from tidegate.codec.plan import Plan
+from tidegate.codec.plan import EncodePlan
 from tidegate.codec.schema_book import SchemaBook, Subject
 from tidegate.codec.template import DecodeForm
 from tidegate.model.ddl import DdlEvent
@@ -171,7 +171,7 @@ class RowCodec(ReadCodec):
 
     encoder: Callable[[Any], Encoder]
     """The plain encoder, from the options: the oracle of `plan`, and how the owner writes."""
-    plan: Callable[[TableSchema, Any, int], Plan]
+    plan: Callable[[TableSchema, Any, int], EncodePlan]
     """The encode plan of a table version under options, for build times of so many digits."""
     flavours: tuple[str, ...] = ("classic",)
     """Whose bytes it can write."""

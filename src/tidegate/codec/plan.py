@@ -2,7 +2,7 @@
 
 A protocol's folder builds the plan with a `Writer`: text, values, and the text that follows them, first for
 the key and then for each operation. Constants lie in one run of bytes; pieces point into it by offset until
-`Plan.bind` gives them an address.
+`EncodePlan.bind` gives them an address.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def text_shape(column: Column, std: int) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A plan in memory, for one encoder at a time: `Plan.bind` lends it, `Plan.release` takes it back."""
+    """A plan in memory, for one encoder at a time.
+
+    `EncodePlan.bind` lends it, `EncodePlan.release` takes it back.
+    """
 
     job: Int64s
     """The kernels' job, with the words that are the same of every block, and all others 0."""
@@ -103,7 +106,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class EncodePlan:
     """One table version under one set of options."""
 
     framed: bool
@@ -315,7 +318,7 @@ class Writer:
         encode: Callable[[int], int] | None = None,
         sizes: Mapping[int, int] = kernels.FIXED_SIZE,
         growing: Sequence[tuple[int, int]] | None = None,
-    ) -> Plan:
+    ) -> EncodePlan:
         """What was written, with the shapes of all columns; `utc`: TIMESTAMPs are not moved.
 
         A protocol with a kernel of its own (`encode`) says how large its forms are, and (column, bytes per
@@ -333,7 +336,7 @@ class Writer:
         if growing is None:
             growing = _growing(parts[KEY], forms, framed=framed)
         fixed = [_fixed(part, sizes) + room + own + 128 for part, room in zip(parts, rooms, strict=True)]
-        return Plan(
+        return EncodePlan(
             framed=framed,
             encode=encode or (kernels.encode_framed if framed else kernels.encode_single),
             max_rows=max_rows,

@@ -88,7 +88,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class DecodePlan:
     """A table version as `tidb.kernels.row.decode_rows` wants it."""
 
     lines: Int64s
@@ -100,10 +100,10 @@ class Plan:
     """The bytes that default values point to."""
 
 
-_plans: WeakKeyDictionary[TableSchema, dict[bool, Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[TableSchema, dict[bool, DecodePlan]] = WeakKeyDictionary()
 
 
-def plan_of(table: TableSchema, zoned: bool) -> Plan:
+def plan_of(table: TableSchema, zoned: bool) -> DecodePlan:
     """The plan of a table version, made once; zoned: TIMESTAMP values will be moved to another zone."""
     plans = _plans.setdefault(table, {})
     if zoned not in plans:
@@ -111,7 +111,7 @@ def plan_of(table: TableSchema, zoned: bool) -> Plan:
     return plans[zoned]
 
 
-def _make_plan(table: TableSchema, zoned: bool) -> Plan:
+def _make_plan(table: TableSchema, zoned: bool) -> DecodePlan:
     pool = _BytePool()
     lines = np.zeros((len(table.columns), PLAN_WORDS), dtype=np.int64)
     for at, column in enumerate(table.columns):
@@ -127,7 +127,7 @@ def _make_plan(table: TableSchema, zoned: bool) -> Plan:
     lines[points, 4] += moved
     order = np.argsort(lines[:, 0], kind="stable")
     datums = len(table.handle_columns) if table.is_common_handle else 0
-    return Plan(np.ascontiguousarray(lines[order]), datums, stride_for(len(table.columns)), data)
+    return DecodePlan(np.ascontiguousarray(lines[order]), datums, stride_for(len(table.columns)), data)
 
 
 class _BytePool:
@@ -358,7 +358,7 @@ def decode_group(
 
 def arguments(
     columns: BlockColumns,
-    plan: Plan,
+    plan: DecodePlan,
     rows: Int64s,
     new: Image,
     old: Image,

@@ -161,7 +161,7 @@ class Worker:
         self._merges = sink.domain is not Domain.ROW
         self._pieces = sink.pieces and not self._merges
         """Whether a transaction may end inside a commit ts."""
-        self.plan = stages.plan(
+        self.plan = stages.stage_context(
             spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
         )
         self.schemas = SchemaReader(access) if spec.config.has_tables else None

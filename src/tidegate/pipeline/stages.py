@@ -3,7 +3,7 @@
     block of entries -> mount -> verify -> filter -> select columns -> split -> dispatch -> encode -> messages
 
 Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel. What
-is encoded may be read back and compared (`integrity.verify-encoded`). A plan ends in what the sink takes
+is encoded may be read back and compared (`integrity.verify-encoded`). The stages end in what the sink takes
 (`sink.base.Form`): messages; rows or Arrow behind `split`; entries at once.
 """
 
@@ -56,7 +56,7 @@ TOPICS_REMEMBERED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StageContext:
     """What the stages of one changefeed need to know; built once per worker process."""
 
     codec: CodecOptions
@@ -86,15 +86,15 @@ class Plan:
     does not answer."""
 
 
-def plan(
+def stage_context(
     config: ReplicaConfig,
     topic: str,
     partitions: Callable[[str], int],
     form: Form = Form.MESSAGES,
     *,
     namespace: str = "default",
-) -> Plan:
-    """The plan of a changefeed whose topics have so many partitions each, for a sink that takes `form`.
+) -> StageContext:
+    """The context of a changefeed whose topics have so many partitions each, for a sink that takes `form`.
 
     `topic`: the URI's.
     """
@@ -112,7 +112,7 @@ def plan(
     codec = partial(placed, options)
     # By the default topic's options it reads every topic: ids of schemas are one book's for all of them.
     read_back = ReadBack(codec(topic)) if config.integrity.verify_encoded and form is Form.MESSAGES else None
-    return Plan(
+    return StageContext(
         codec=codec(topic),
         mark=lru_cache(1)(partial(_mark, codec(topic))),
         codec_of=lru_cache(TOPICS_REMEMBERED)(codec),
@@ -160,7 +160,7 @@ class Encoded:
     """A block of entries on its way out."""
 
     content: tuple[Content, ...]
-    """In the plan's form; none is empty."""
+    """In the form of the context; none is empty."""
     messages: int
     """How many messages these are; of another form, how many changes."""
     bytes: int
@@ -187,7 +187,7 @@ class Encoded:
 def run(
     block: pa.RecordBatch,
     schemas: SchemaStore,
-    plan: Plan,
+    context: StageContext,
     build_ms: int,
     *,
     at: int | None = None,
@@ -202,19 +202,19 @@ def run(
     alignment marks belong among rows that are dispatched by conflict; None: rows that take no value from
     another one, as those of an initial load.
     """
-    if plan.form is Form.ENTRIES:
+    if context.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
-    if part is Part.SPLIT and not plan.split_updates:
+    if part is Part.SPLIT and not context.split_updates:
         part = Part.WHOLE
-    checks = Checks.of(block) if plan.verify else None
-    tables, bad = mount(block, schemas, plan.mount, checks, at=at, follows=follows)
+    checks = Checks.of(block) if context.verify else None
+    tables, bad = mount(block, schemas, context.mount, checks, at=at, follows=follows)
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
-        if plan.checksums:
+        if context.checksums:
             tables = [with_checksums(rows, checks) for rows in tables]
     misencoded = list[Misencoded]()
-    content, split = _content(tables, plan, build_ms, part, misencoded, conflicts)
+    content, split = _content(tables, context, build_ms, part, misencoded, conflicts)
     if conflicts is not None and part is Part.WHOLE:
         conflicts.forget()  # its updates may have freed and taken unique values
     rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
@@ -230,12 +230,12 @@ def run(
     )
 
 
-def run_keys(block: pa.RecordBatch, keys: KeyRange, plan: Plan) -> Encoded:
+def run_keys(block: pa.RecordBatch, keys: KeyRange, context: StageContext) -> Encoded:
     """The stages of a feed without tables: encode, by the hash of the key."""
-    if plan.form is Form.ENTRIES:
+    if context.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
-    count = plan.partitions(plan.router.default_topic)
-    return _encoded(block, [encode_keys(block, keys.strip, count, plan.codec)], tally=Tally())
+    count = context.partitions(context.router.default_topic)
+    return _encoded(block, [encode_keys(block, keys.strip, count, context.codec)], tally=Tally())
 
 
 def _encoded(
@@ -277,7 +277,7 @@ def _encoded(
 
 def _content(
     tables: list[RowBlock],
-    plan: Plan,
+    context: StageContext,
     build_ms: int,
     part: Part,
     misencoded: list[Misencoded],
@@ -287,27 +287,27 @@ def _content(
     found: list[Content] = []
     split = 0
     for mounted in tables:
-        kept = mounted if plan.rows is None else plan.rows.remaining(mounted)
+        kept = mounted if context.rows is None else context.rows.remaining(mounted)
         if len(kept) == 0:
             continue
-        rows = plan.columns.of_block(kept) if plan.columns else kept
+        rows = context.columns.of_block(kept) if context.columns else kept
         routed, changed = part_of(rows, part)
         split += changed
-        if len(routed) == 0 or plan.form is Form.ROWS:
+        if len(routed) == 0 or context.form is Form.ROWS:
             found.append(routed)
             continue
-        if plan.form is Form.ARROW:
+        if context.form is Form.ARROW:
             images = to_arrow(routed, "new"), to_arrow(routed, "old")
             found.append(ArrowRows(routed.table, routed.op, routed.commit_ts, routed.position, *images))
             continue
-        rule, codec = plan.router.rule(rows.table), plan.codec
-        topic = plan.router.topic_by(rule, rows.table.schema, rows.table.table)
-        if topic != plan.router.default_topic:
-            codec = plan.codec_of(topic)
-        count = plan.partitions(topic)
-        partition = partition_block(routed, rule, count, plan.mount.time_zone)
-        if plan.registered is not None:
-            plan.registered(routed.table, codec)
+        rule, codec = context.router.rule(rows.table), context.codec
+        topic = context.router.topic_by(rule, rows.table.schema, rows.table.table)
+        if topic != context.router.default_topic:
+            codec = context.codec_of(topic)
+        count = context.partitions(topic)
+        partition = partition_block(routed, rule, count, context.mount.time_zone)
+        if context.registered is not None:
+            context.registered(routed.table, codec)
         places = list[int]()
         if conflicts is not None and rule.partition == CONFLICT:
             places = conflicts.places(routed, partition)
@@ -318,13 +318,13 @@ def _content(
         for first, end in _between(places, len(routed)):
             if first in marked:
                 ts = int(routed.commit_ts[first])
-                found.append(mark_block(plan.mark(build_ms), routed.table.name, ts, topic, count))
+                found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, count))
             some, where = routed, partition
             if places:
                 some, where = take(routed, np.arange(first, end)), partition[first:end]
             encoded = encode_block(some, where, codec, build_ms)
-            if plan.read_back is not None:
-                misencoded += plan.read_back.compare(some, encoded, where)
+            if context.read_back is not None:
+                misencoded += context.read_back.compare(some, encoded, where)
             found.append(replace(encoded, topic=topic))
     return found, split
 

@@ -51,7 +51,7 @@ _SKIPPED: Final = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
+class _RecordFields:
     """A record as the kernel walks it."""
 
     fields: Int64s
@@ -96,10 +96,10 @@ class _Fields:
             names, count = address(table), len(field.allowed)
         self.lines.append([form, field.null, cell, count, names, 0])
 
-    def plan(self) -> _Plan:
+    def plan(self) -> _RecordFields:
         """What was written."""
         lines = np.array(self.lines, dtype=np.int64).reshape(-1, kernels.FIELD_WORDS)
-        return _Plan(lines, tuple(self.owners))
+        return _RecordFields(lines, tuple(self.owners))
 
 
 def _names(allowed: tuple[str, ...]) -> npt.NDArray[np.uint8]:
@@ -113,7 +113,7 @@ def _names(allowed: tuple[str, ...]) -> npt.NDArray[np.uint8]:
 
 
 @lru_cache(maxsize=1024)
-def _plan_of(record: Record, base: int, *, value: bool) -> _Plan:
+def _plan_of(record: Record, base: int, *, value: bool) -> _RecordFields:
     fields = _Fields()
     fields.record(record, base, value=value)
     return fields.plan()

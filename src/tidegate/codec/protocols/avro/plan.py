@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tidegate.codec import avro_kernels as kernels
 from tidegate.codec.avro_binary import sized, varint
-from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.avro import plain
 from tidegate.codec.protocols.avro.plain import absent, least_bytes, schema_header
 from tidegate.codec.protocols.avro.schema import (
@@ -35,7 +35,7 @@ _FORMS = {
 }  # fmt: skip
 
 
-def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: AvroOptions, digits: int) -> EncodePlan:
     """The plan of a table version, whose schemas are in the options' book; there is no build time."""
     made = _Pieces(table, options)
     of_key, of_value = subjects(table, options)

@@ -9,7 +9,7 @@ from tidegate.codec.assemble import HANDLE_KEY_FLAG
 from tidegate.codec.json_text import easy_string
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
 from tidegate.codec.mysql_type import is_binary
-from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
+from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.canal_json.plain import (
     PROMOTED,
     ROW_KEY,
@@ -23,7 +23,7 @@ from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
 
 
-def plan(table: TableSchema, options: CanalOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: CanalOptions, digits: int) -> EncodePlan:
     """The plan of a table version, with room for a build time of so many digits; keys are null."""
     made = _Pieces(table, options, digits)
     made.writer.end()

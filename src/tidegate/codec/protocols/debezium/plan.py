@@ -8,7 +8,7 @@ from tidegate.codec import connect_kernels as connect
 from tidegate.codec import kernels
 from tidegate.codec.json_text import raw_string
 from tidegate.codec.mysql_type import is_binary
-from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.debezium import schema
 from tidegate.codec.protocols.debezium.plain import (
     AFTER_TS,
@@ -34,7 +34,7 @@ _BARE = {
 """Forms of the kinds that are numbers, whatever the column; of an unsigned one the signed one of its bits."""
 
 
-def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> EncodePlan:
     """The plan of a table version, with room for a build time of so many digits."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     bare = options.debezium_disable_schema

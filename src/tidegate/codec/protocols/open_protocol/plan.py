@@ -8,7 +8,18 @@ from tidegate.codec import connect_kernels as connect
 from tidegate.codec import kernels
 from tidegate.codec.assemble import BINARY_FLAG, BLOB_TYPES, HANDLE_KEY_FLAG
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
-from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, bare, quoted, text_shape
+from tidegate.codec.plan import (
+    NEW,
+    NUMBERS,
+    OLD,
+    OPERATIONS,
+    EncodePlan,
+    Shape,
+    Writer,
+    bare,
+    quoted,
+    text_shape,
+)
 from tidegate.codec.protocols.open_protocol.plain import (
     NEW as NEW_FLAVOUR,
 )
@@ -23,7 +34,7 @@ from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
 
 
-def plan(table: TableSchema, options: OpenOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: OpenOptions, digits: int) -> EncodePlan:
     """The plan of a table version; the build time is not sent."""
     made = _Pieces(table, options)
     made.key()

@@ -6,7 +6,7 @@ from typing import Final
 
 from tidegate.codec import avro_kernels as kernels
 from tidegate.codec.avro_binary import sized, varint
-from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
 from tidegate.codec.protocols.simple import avro_write
 from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.schema import Column, Kind, TableSchema
@@ -22,7 +22,7 @@ _FORMS: Final = {
 
 def avro_plan(
     table: TableSchema, version: int, order: list[int], zone: str, *, summed: bool, bits: bytes
-) -> Plan:
+) -> EncodePlan:
     """The plan of a table version whose columns stand in `order`; keys are null. The rest as in `row`."""
     write, shapes = Writer(), [_shape(column, zone, bits) for column in table.columns]
     write.end()

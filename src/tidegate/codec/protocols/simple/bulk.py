@@ -33,7 +33,7 @@ MAX_PLANS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
+class _OwnedColumns:
     """The columns of a table version as the kernel looks for them."""
 
     lines: Int64s
@@ -47,7 +47,7 @@ class _Plan:
         return len(self.table).bit_length() - 1
 
 
-def _plan_of(columns: tuple[WireColumn, ...]) -> _Plan:
+def _plan_of(columns: tuple[WireColumn, ...]) -> _OwnedColumns:
     names = [column.name.encode() for column in columns]
     held = np.frombuffer(b"".join(names) + bytes(8), dtype=np.uint8).copy()
     lines = np.zeros((len(columns), kernels.COLUMN_WORDS), dtype=np.int64)
@@ -62,7 +62,7 @@ def _plan_of(columns: tuple[WireColumn, ...]) -> _Plan:
         while table[place] >= 0:
             place = (place + 1) & (len(table) - 1)
         table[place] = i
-    return _Plan(lines, held, table)
+    return _OwnedColumns(lines, held, table)
 
 
 def _form(column: WireColumn) -> int:
@@ -80,7 +80,7 @@ class SimpleBulkDecoder:
 
     def __init__(self, plain: SimpleDecoder, otherwise: Decoder) -> None:
         self._plain, self._otherwise = plain, otherwise
-        self._plans: OrderedDict[tuple[WireColumn, ...], _Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[WireColumn, ...], _OwnedColumns] = OrderedDict()
         zone = plain.time_zone.encode()
         self._zone, self._zone_size = np.frombuffer(zone + bytes(8), dtype=np.uint8).copy(), len(zone)
 
@@ -129,7 +129,7 @@ class SimpleBulkDecoder:
         walked = Walked.of(rows, 2 * columns + 1)
         kernels.walk_rows(
             *(len(rows), address(rows), address(messages.spans), address(heads)),
-            kernels.Plan(address(plan.lines), columns, address(plan.table), plan.bits),
+            kernels.ColumnTable(address(plan.lines), columns, address(plan.table), plan.bits),
             kernels.Zone(address(self._zone), self._zone_size),
             walked.cells,
         )
@@ -150,7 +150,7 @@ class SimpleBulkDecoder:
             others = others[1:]
         return table, others
 
-    def _plan(self, columns: tuple[WireColumn, ...]) -> _Plan:
+    def _plan(self, columns: tuple[WireColumn, ...]) -> _OwnedColumns:
         found = self._plans.get(columns)
         if found is None:
             found = self._plans[columns] = _plan_of(columns)

@@ -6,7 +6,7 @@ from tidegate.codec import kernels
 from tidegate.codec.json_text import std_string
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
 from tidegate.codec.mysql_type import is_binary
-from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
+from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.simple.avro_plan import avro_plan
 from tidegate.codec.protocols.simple.avro_write import bits_of
 from tidegate.codec.protocols.simple.definition import version_of
@@ -17,7 +17,7 @@ from tidegate.model.schema import Column, Kind, TableSchema
 _WORDS = (b"", b"INSERT", b"UPDATE", b"DELETE")
 
 
-def plan(table: TableSchema, options: SimpleOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: SimpleOptions, digits: int) -> EncodePlan:
     """The plan of a table version, with room for a build time of so many digits; keys are null."""
     if options.in_avro:
         version, zone = version_of(table.info, table.version), options.time_zone

@@ -5,7 +5,18 @@ from __future__ import annotations
 from tidegate.codec import kernels
 from tidegate.codec.assemble import HANDLE_KEY_FLAG
 from tidegate.codec.mysql_type import is_binary
-from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, bare, quoted, text_shape
+from tidegate.codec.plan import (
+    NEW,
+    NUMBERS,
+    OLD,
+    OPERATIONS,
+    EncodePlan,
+    Shape,
+    Writer,
+    bare,
+    quoted,
+    text_shape,
+)
 from tidegate.codec.protocols.ticdc_mq.plain import (
     DELETE_MEMBER,
     ROW,
@@ -21,7 +32,7 @@ from tidegate.model.cells import DELETE
 from tidegate.model.schema import Column, Kind, TableSchema
 
 
-def plan(table: TableSchema, options: MqOptions, digits: int) -> Plan:
+def plan(table: TableSchema, options: MqOptions, digits: int) -> EncodePlan:
     """The plan of a table version; neither the options nor the build time change it."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     write.text(b'{"ts":')
