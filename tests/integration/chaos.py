@@ -298,7 +298,7 @@ def history(engine: Engine, span: Span, after: int) -> list[Entry]:
                 found[newer] = found[newer]._replace(old_value=value)
                 newer = None
             if commit_ts > after:
-                op = PUT if write.kind == mvcc.PUT else DELETE
+                op = PUT if write.kind == mvcc.KIND_PUT else DELETE
                 found.append(Entry(commit_ts, write.start_ts, op, keys.decode(user), value, b""))
                 newer = len(found) - 1
         cursor.next()

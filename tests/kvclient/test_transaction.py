@@ -8,7 +8,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import (
     CHECK_NOT_EXISTS,
-    DELETE,
+    DEL,
     LOCK,
     PUT,
     AlreadyExists,
@@ -159,6 +159,6 @@ def test_a_load_that_was_cut_off_after_the_primary_is_completed(manual_pd: PdCli
 
 
 def test_deleting_a_key_that_never_existed_commits(manual_pd: PdClient) -> None:
-    gone = [Mutation(DELETE, b"never")]
+    gone = [Mutation(DEL, b"never")]
     assert load_transaction(manual_pd, start_ts=10, commit_ts=11, primary=b"never", mutations=gone)
     assert Snapshot(manual_pd, 11).get(b"never") is None

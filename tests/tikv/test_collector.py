@@ -52,10 +52,10 @@ def test_of_each_key_the_newest_value_below_the_safepoint_stays(make: Make) -> N
     cluster.call(rollback(7, b"z"), b"z")
     version(cluster, b"young", 30, 40)
     assert collect(cluster, 10).done == 10
-    assert records(cluster, b"a") == [(60, mvcc.PUT), (6, mvcc.PUT)]
+    assert records(cluster, b"a") == [(60, mvcc.KIND_PUT), (6, mvcc.KIND_PUT)]
     assert records(cluster, b"gone") == []
-    assert records(cluster, b"z") == [(2, mvcc.PUT)]
-    assert records(cluster, b"young") == [(40, mvcc.PUT)]
+    assert records(cluster, b"z") == [(2, mvcc.KIND_PUT)]
+    assert records(cluster, b"young") == [(40, mvcc.KIND_PUT)]
     values = cluster.call(pb.MvccGetByKeyRequest(key=b"a"), b"a").info.values
     assert [each.start_ts for each in values] == [50, 5], "long values go with their records"
 
@@ -66,7 +66,7 @@ def test_a_delete_above_older_values_goes_with_all_of_them(make: Make) -> None:
     version(cluster, b"k", 3, 4, None)
     version(cluster, b"k", 20, 30)
     collect(cluster, 10)
-    assert records(cluster, b"k") == [(30, mvcc.PUT)]
+    assert records(cluster, b"k") == [(30, mvcc.KIND_PUT)]
     assert cluster.engine.get(mvcc.DEFAULT, keys.versioned(keys.encode(b"k"), 1)) is None
 
 
@@ -76,17 +76,17 @@ def test_the_oldest_lock_is_not_passed(make: Make) -> None:
         version(cluster, b"k", start_ts, start_ts + 1)
     cluster.call(prewrite(5, put(b"l")), b"l")
     collector = collect(cluster, 10)
-    assert records(cluster, b"k") == [(6, mvcc.PUT), (4, mvcc.PUT)]
+    assert records(cluster, b"k") == [(6, mvcc.KIND_PUT), (4, mvcc.KIND_PUT)]
     assert collector.done == 0, "it is tried again"
     cluster.call(commit(5, 7, b"l"), b"l")
     assert collector.collect() > 0
-    assert (records(cluster, b"k"), collector.done) == ([(6, mvcc.PUT)], 10)
+    assert (records(cluster, b"k"), collector.done) == ([(6, mvcc.KIND_PUT)], 10)
 
 
 def test_a_leftover_behind_its_fence_goes(make: Make) -> None:
     cluster = make(mode=TsoMode.MANUAL)
     key = keys.encode(b"k")
-    fenced = Write(mvcc.PUT, 1, b"old", overlapped_rollback=True, gc_fence=5)
+    fenced = Write(mvcc.KIND_PUT, 1, b"old", overlapped_rollback=True, gc_fence=5)
     cluster.engine.write([(mvcc.WRITE, keys.versioned(key, 2), mvcc.encode_write(fenced))])
     collect(cluster, 10)
     assert records(cluster, b"k") == []

@@ -15,7 +15,7 @@ from tidegate.tikv.reader import Reader
 U64 = st.integers(0, keys.TS_MAX)
 LOCKS = st.builds(
     Lock,
-    kind=st.sampled_from([mvcc.PUT, mvcc.DELETE, mvcc.LOCK_ONLY, mvcc.PESSIMISTIC]),
+    kind=st.sampled_from([mvcc.KIND_PUT, mvcc.KIND_DELETE, mvcc.KIND_LOCK, mvcc.KIND_PESSIMISTIC]),
     primary=st.binary(max_size=80),
     start_ts=U64,
     ttl=U64,
@@ -33,7 +33,7 @@ LOCKS = st.builds(
 )
 WRITES = st.builds(
     Write,
-    kind=st.sampled_from([mvcc.PUT, mvcc.DELETE, mvcc.LOCK_ONLY, mvcc.ROLLBACK]),
+    kind=st.sampled_from([mvcc.KIND_PUT, mvcc.KIND_DELETE, mvcc.KIND_LOCK, mvcc.KIND_ROLLBACK]),
     start_ts=U64,
     short_value=st.none() | st.binary(max_size=255),
     overlapped_rollback=st.booleans(),
@@ -47,23 +47,25 @@ WRITES = st.builds(
 @pytest.mark.parametrize(
     ("lock", "stored"),
     [
-        (Lock(mvcc.PUT, b"pk", 1, 10), "5004706b010a"),
-        (Lock(mvcc.DELETE, b"", 300, 0), "4400ac0200"),
-        (Lock(mvcc.PUT, b"pk", 1, 10, b"short"), "5004706b010a7605" + b"short".hex()),
+        (Lock(mvcc.KIND_PUT, b"pk", 1, 10), "5004706b010a"),
+        (Lock(mvcc.KIND_DELETE, b"", 300, 0), "4400ac0200"),
+        (Lock(mvcc.KIND_PUT, b"pk", 1, 10, b"short"), "5004706b010a7605" + b"short".hex()),
         (
-            Lock(mvcc.PESSIMISTIC, b"pk", 5, 3, for_update_ts=8, txn_size=2, min_commit_ts=9),
+            Lock(mvcc.KIND_PESSIMISTIC, b"pk", 5, 3, for_update_ts=8, txn_size=2, min_commit_ts=9),
             "5304706b0503660000000000000008740000000000000002630000000000000009",
         ),
         (
-            Lock(mvcc.PUT, b"p", 1, 1, b"", min_commit_ts=2, secondaries=(b"a", b"bc"), rollback_ts=(7,)),
+            Lock(
+                mvcc.KIND_PUT, b"p", 1, 1, b"", min_commit_ts=2, secondaries=(b"a", b"bc"), rollback_ts=(7,)
+            ),
             "500270010176006300000000000000026102026104626372010000000000000007",
         ),
         (
-            Lock(mvcc.LOCK_ONLY, b"p", 1, 1, last_change_ts=4, last_change_versions=3, txn_source=1),
+            Lock(mvcc.KIND_LOCK, b"p", 1, 1, last_change_ts=4, last_change_versions=3, txn_source=1),
             "4c027001016c0000000000000004037301",
         ),
         (
-            Lock(mvcc.PUT, b"p", 1, 1, locked_with_conflict=True, generation=6),
+            Lock(mvcc.KIND_PUT, b"p", 1, 1, locked_with_conflict=True, generation=6),
             "500270010146670000000000000006",
         ),
     ],
@@ -76,12 +78,12 @@ def test_a_lock_has_tikvs_bytes(lock: Lock, stored: str) -> None:
 @pytest.mark.parametrize(
     ("write", "stored"),
     [
-        (Write(mvcc.PUT, 5), "5005"),
-        (Write(mvcc.DELETE, 300), "44ac02"),
-        (Write(mvcc.PUT, 5, b"abc"), "50057603616263"),
-        (Write(mvcc.ROLLBACK, 5, mvcc.PROTECTED), "5205760170"),
-        (Write(mvcc.PUT, 5, b"", True, 0), "5005760052460000000000000000"),
-        (Write(mvcc.LOCK_ONLY, 5, None, False, None, 9, 130, 3), "4c056c000000000000000982015303"),
+        (Write(mvcc.KIND_PUT, 5), "5005"),
+        (Write(mvcc.KIND_DELETE, 300), "44ac02"),
+        (Write(mvcc.KIND_PUT, 5, b"abc"), "50057603616263"),
+        (Write(mvcc.KIND_ROLLBACK, 5, mvcc.PROTECTED), "5205760170"),
+        (Write(mvcc.KIND_PUT, 5, b"", True, 0), "5005760052460000000000000000"),
+        (Write(mvcc.KIND_LOCK, 5, None, False, None, 9, 130, 3), "4c056c000000000000000982015303"),
     ],
 )
 def test_a_write_record_has_tikvs_bytes(write: Write, stored: str) -> None:
@@ -100,9 +102,9 @@ def test_a_write_record_comes_back(write: Write) -> None:
 
 
 def test_an_unknown_field_ends_the_parsing_and_keeps_what_was_read() -> None:
-    lock = Lock(mvcc.PUT, b"pk", 1, 10, b"v", for_update_ts=4)
+    lock = Lock(mvcc.KIND_PUT, b"pk", 1, 10, b"v", for_update_ts=4)
     assert mvcc.decode_lock(mvcc.encode_lock(lock) + b"?future") == lock
-    write = Write(mvcc.PUT, 5, b"v", True)
+    write = Write(mvcc.KIND_PUT, 5, b"v", True)
     assert mvcc.decode_write(mvcc.encode_write(write) + b"?future") == write
 
 
@@ -118,22 +120,22 @@ def test_decoding_is_total(data: bytes) -> None:
 def test_a_reader_sees_the_newest_data_version_and_skips_other_records() -> None:
     key = keys.encode(b"k")
     view = MemoryView()
-    view.put_write(b"k", 10, Write(mvcc.PUT, 9, b"ten"))
-    view.put_write(b"k", 15, Write(mvcc.ROLLBACK, 15))
-    view.put_write(b"k", 20, Write(mvcc.LOCK_ONLY, 19))
-    view.put_write(b"k", 30, Write(mvcc.DELETE, 29))
+    view.put_write(b"k", 10, Write(mvcc.KIND_PUT, 9, b"ten"))
+    view.put_write(b"k", 15, Write(mvcc.KIND_ROLLBACK, 15))
+    view.put_write(b"k", 20, Write(mvcc.KIND_LOCK, 19))
+    view.put_write(b"k", 30, Write(mvcc.KIND_DELETE, 29))
     reader = Reader(view)
     assert reader.value_at(key, 9) is None
     assert reader.value_at(key, 10) == b"ten"
     assert reader.value_at(key, 29) == b"ten"
     assert reader.value_at(key, 30) is None
-    assert reader.newest_write(key) == (30, Write(mvcc.DELETE, 29))
+    assert reader.newest_write(key) == (30, Write(mvcc.KIND_DELETE, 29))
 
 
 def test_a_fenced_version_counts_only_while_the_fence_is_there() -> None:
     view = MemoryView()
-    view.put_write(b"k", 10, Write(mvcc.PUT, 9, b"old", True, 20))
-    view.put_write(b"k", 20, Write(mvcc.DELETE, 19))
+    view.put_write(b"k", 10, Write(mvcc.KIND_PUT, 9, b"old", True, 20))
+    view.put_write(b"k", 20, Write(mvcc.KIND_DELETE, 19))
     assert Reader(view).value_at(keys.encode(b"k"), 15) == b"old"
     assert Reader(view).value_at(keys.encode(b"k"), 25) is None
     view.delete_write(b"k", 20)
@@ -144,14 +146,14 @@ def test_a_fenced_version_counts_only_while_the_fence_is_there() -> None:
 def test_the_record_of_a_transaction_is_found_by_its_start() -> None:
     key = keys.encode(b"k")
     view = MemoryView()
-    view.put_write(b"k", 10, Write(mvcc.PUT, 5, b"x"))
-    view.put_write(b"k", 12, Write(mvcc.PUT, 11, b"y"))
+    view.put_write(b"k", 10, Write(mvcc.KIND_PUT, 5, b"x"))
+    view.put_write(b"k", 12, Write(mvcc.KIND_PUT, 11, b"y"))
     reader = Reader(view)
     assert reader.record_of(key, 5).is_committed()
     assert reader.record_of(key, 5).commit_ts == 10
     overlap = reader.record_of(key, 10)
     assert overlap.write is None
-    assert overlap.overlap == Write(mvcc.PUT, 5, b"x")
+    assert overlap.overlap == Write(mvcc.KIND_PUT, 5, b"x")
     assert overlap.next_data_ts == 12
     assert not overlap.is_rolled_back()
     assert reader.record_of(key, 7).overlap is None

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from tidegate.kvclient.tables import tables_from_meta
-from tidegate.kvclient.transaction import DELETE
+from tidegate.kvclient.transaction import DEL
 from tidegate.tidb import ddl_job, keys, row
 from tidegate.workload.bank_model import ACCOUNTS, DDL_STEPS, INITIAL, ORDERS, ddl_step, next_step
 from tidegate.workload.changelog import Txn, read_log
@@ -83,7 +83,7 @@ def test_every_ddl_of_the_round_parses_as_a_job_and_its_meta_reads_back() -> Non
             ddl.history(start, start + 1, start + 2),
         ):
             for m in writes:
-                meta.pop(m.key, None) if m.op == DELETE else meta.update({m.key: m.value})
+                meta.pop(m.key, None) if m.op == DEL else meta.update({m.key: m.value})
                 if m.key.startswith(keys.record_prefix(keys.DDL_JOB_TABLE_ID)) and b'"state":4' in m.value:
                     cell = row.split(m.value).cells[5]
                     job = ddl_job.parse(bytes(cell.value), start, start + 2)  # type: ignore[union-attr, arg-type]

@@ -29,7 +29,7 @@ LOCK_ROUNDS: Final = 64
 """Attempts to lock a key pessimistically at newer and newer for_update_ts."""
 
 PUT: Final = kvrpcpb.Put
-DELETE: Final = kvrpcpb.Del
+DEL: Final = kvrpcpb.Del
 LOCK: Final = kvrpcpb.Lock
 INSERT: Final = kvrpcpb.Insert
 CHECK_NOT_EXISTS: Final = kvrpcpb.CheckNotExists
@@ -45,7 +45,7 @@ class AlreadyExists(InvalidInput):
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One key's change; `op` is PUT, DELETE, LOCK, INSERT or CHECK_NOT_EXISTS."""
+    """One key's change; `op` is PUT, DEL, LOCK, INSERT or CHECK_NOT_EXISTS."""
 
     op: kvrpcpb.Op
     key: bytes
@@ -82,7 +82,7 @@ class Transaction:
         mine = self._mutations.get(key)
         if mine is None or mine.op == LOCK:
             return self._snapshot.get(key)
-        return None if mine.op == DELETE else mine.value
+        return None if mine.op == DEL else mine.value
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the key to a value; TiKV refuses empty values."""
@@ -98,7 +98,7 @@ class Transaction:
 
     def delete(self, key: bytes) -> None:
         """Remove the key, which need not exist."""
-        self._mutations[key] = Mutation(DELETE, key)
+        self._mutations[key] = Mutation(DEL, key)
 
     def write(self, mutations: Iterable[Mutation]) -> None:
         """Several changes at once; a later one of the same key replaces an earlier one."""

@@ -131,12 +131,12 @@ class Collector:
                 write = mvcc.decode_write(cursor.value())
                 if not kept and write.is_data():
                     kept = True
-                    keep = write.kind == mvcc.PUT and reader.is_valid(key, write, safe_point)
+                    keep = write.kind == mvcc.KIND_PUT and reader.is_valid(key, write, safe_point)
                 else:
                     keep = False
                 if not keep:
                     found.append((mvcc.WRITE, stored, None))
-                    if write.kind == mvcc.PUT and write.short_value is None:
+                    if write.kind == mvcc.KIND_PUT and write.short_value is None:
                         found.append((mvcc.DEFAULT, keys.versioned(key, write.start_ts), None))
             cursor.next()
         yield from reversed(found)

@@ -22,11 +22,11 @@ DEFAULT: Final = 0
 LOCK: Final = 1
 WRITE: Final = 2
 
-PUT: Final = ord("P")
-DELETE: Final = ord("D")
-LOCK_ONLY: Final = ord("L")
-PESSIMISTIC: Final = ord("S")
-ROLLBACK: Final = ord("R")
+KIND_PUT: Final = ord("P")
+KIND_DELETE: Final = ord("D")
+KIND_LOCK: Final = ord("L")
+KIND_PESSIMISTIC: Final = ord("S")
+KIND_ROLLBACK: Final = ord("R")
 
 SHORT_VALUE_MAX: Final = 255
 SHORT_VALUE_TAG: Final = ord("v")
@@ -61,7 +61,7 @@ class Lock(NamedTuple):
 
     def is_data(self) -> bool:
         """Whether the transaction will change the value of the key."""
-        return self.kind in (PUT, DELETE)
+        return self.kind in (KIND_PUT, KIND_DELETE)
 
 
 class Write(NamedTuple):
@@ -78,11 +78,11 @@ class Write(NamedTuple):
 
     def is_data(self) -> bool:
         """Whether this version is a value or its deletion."""
-        return self.kind in (PUT, DELETE)
+        return self.kind in (KIND_PUT, KIND_DELETE)
 
     def is_protected(self) -> bool:
         """Whether this is a rollback that must stay."""
-        return self.kind == ROLLBACK and self.short_value == PROTECTED
+        return self.kind == KIND_ROLLBACK and self.short_value == PROTECTED
 
 
 _VARINT: Final = re.compile(rb"[\x80-\xff]*[\x00-\x7f]", re.DOTALL)

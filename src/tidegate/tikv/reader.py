@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from tidegate.tikv.keys import TS_BYTES, TS_MAX, version_of, versioned
-from tidegate.tikv.mvcc import DEFAULT, LOCK, PUT, ROLLBACK, WRITE, Lock, Write, decode_lock, decode_write
+from tidegate.tikv.mvcc import (
+    DEFAULT,
+    KIND_PUT,
+    KIND_ROLLBACK,
+    LOCK,
+    WRITE,
+    Lock,
+    Write,
+    decode_lock,
+    decode_write,
+)
 
 
 class Cursor(Protocol):
@@ -49,12 +59,12 @@ class Record(NamedTuple):
     def is_rolled_back(self) -> bool:
         """Whether a rollback of this transaction is on record, of its own or flagged on another's."""
         if self.write is not None:
-            return self.write.kind == ROLLBACK
+            return self.write.kind == KIND_ROLLBACK
         return self.overlap is not None and self.overlap.overlapped_rollback
 
     def is_committed(self) -> bool:
         """Whether a commit of this transaction is on record."""
-        return self.write is not None and self.write.kind != ROLLBACK
+        return self.write is not None and self.write.kind != KIND_ROLLBACK
 
 
 class Reader:
@@ -124,7 +134,7 @@ class Reader:
 
     def value_of(self, key: bytes, write: Write) -> bytes | None:
         """The value a Put record stands for; None for a Delete."""
-        if write.kind != PUT:
+        if write.kind != KIND_PUT:
             return None
         if write.short_value is not None:
             return write.short_value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from tidegate.kvclient.transaction import DELETE, PUT, Mutation
+from tidegate.kvclient.transaction import DEL, PUT, Mutation
 from tidegate.model.row import Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import checksum, record
@@ -376,7 +376,7 @@ class Bank:
             key, value = record.encode(schema, values)
             if self.checksum is not None:
                 value = checksum.written(schema, values, key, value, self.checksum)
-            mutations[key] = Mutation(PUT, key, value) if after is not None else Mutation(DELETE, key)
+            mutations[key] = Mutation(PUT, key, value) if after is not None else Mutation(DEL, key)
         return Work(tuple(mutations.values()), len(mutations))
 
     def _align(self, rows: Iterable[Row], table: str) -> None:

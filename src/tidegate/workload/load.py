@@ -32,7 +32,7 @@ _Sent = tuple[Txn, bool]
 _OPS: Final = {
     "put": transaction.PUT,
     "insert": transaction.INSERT,
-    "delete": transaction.DELETE,
+    "delete": transaction.DEL,
     "lock": transaction.LOCK,
     "check_not_exists": transaction.CHECK_NOT_EXISTS,
 }

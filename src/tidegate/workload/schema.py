@@ -24,7 +24,7 @@ from typing import Any, Final
 import orjson
 
 from tidegate.errors import InvalidInput
-from tidegate.kvclient.transaction import DELETE, PUT, Mutation
+from tidegate.kvclient.transaction import DEL, PUT, Mutation
 from tidegate.model import timestamp
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.tidb import keys, row
@@ -142,7 +142,7 @@ class Ddl:
         return [
             Mutation(PUT, keys.meta_hash(b"DDLJobHistory", self.job_id.to_bytes(8, "big")), meta),
             Mutation(PUT, history_row, row.encode_v1(cells)),
-            Mutation(DELETE, self._job_key()),
+            Mutation(DEL, self._job_key()),
         ]
 
     def info_at(self, job_start_ts: int, start_ts: int) -> dict[str, Any] | None:
@@ -310,7 +310,7 @@ class Catalog:
         new_id, job_id = self.global_id + 1, self.global_id + 2
         info = copy.deepcopy(old) | {"id": new_id}
         after = self._with(table, info, job_id)
-        gone = Mutation(DELETE, self._table_key(old["id"]))
+        gone = Mutation(DEL, self._table_key(old["id"]))
         args = {"fk_check": True, "new_table_id": new_id}
         ddl = after._table_ddl(job_id, Action.TRUNCATE_TABLE, query, table, info, args, (gone,))
         ids = f"{old['id']},{new_id}"
@@ -322,7 +322,7 @@ class Catalog:
         info = self._info(table)
         tables = {k: v for k, v in self.tables.items() if k != table}
         after = replace(self, tables=tables, global_id=self.global_id + 1, version=self.version + 1)
-        gone = Mutation(DELETE, self._table_key(info["id"]))
+        gone = Mutation(DEL, self._table_key(info["id"]))
         identifier = {"Schema": _name(self.schema), "Name": _name(table)}
         args = {"identifiers": [identifier], "fk_check": True}
         ddl = after._table_ddl(after.global_id, Action.DROP_TABLE, query, table, info, args, (gone,))

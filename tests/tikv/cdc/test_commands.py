@@ -113,7 +113,7 @@ def test_a_lock_in_memory_holds_resolved_ts_and_a_lower_one_keeps_it_there(make:
     cluster.tso.advance(99)
 
     def lock(start_ts: int, raw: bytes) -> Any:
-        held = Lock(mvcc.PUT, raw, start_ts, 3000, secondaries=())
+        held = Lock(mvcc.KIND_PUT, raw, start_ts, 3000, secondaries=())
         return cluster.concurrency.publish([(keys.encode(raw), held)], start_ts + 1, 0)
 
     first = lock(80, b"a")

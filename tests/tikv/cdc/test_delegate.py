@@ -146,7 +146,7 @@ def test_a_silent_rollback_of_a_secondary_never_pins_the_resolved_ts(rig: Rig) -
     rig.prewrite(20, put(b"k"), primary=b"p")
     assert one.resolver.resolve(30) == 20
     rig.rollback(20, b"k")
-    assert rig.view.writes(b"k") == [(20, Write(mvcc.PUT, 10, b"v"))], "nothing was written"
+    assert rig.view.writes(b"k") == [(20, Write(mvcc.KIND_PUT, 10, b"v"))], "nothing was written"
     assert one.resolver.resolve(30) == 30
     rig.prewrite(31, put(b"k"))
     kinds = [brief(event[0])[::2] for event in rows_of(one)]
@@ -167,7 +167,7 @@ def test_locks_without_data_are_neither_sent_nor_waited_for(rig: Rig) -> None:
 def test_a_commit_that_carries_an_overlapped_rollback_flag_is_a_commit(rig: Rig) -> None:
     one = rig.downstream()
     key = keys.encode(b"k")
-    lock = Lock(mvcc.PUT, b"k", 5, 1, b"v", min_commit_ts=6, secondaries=(), rollback_ts=(20,))
+    lock = Lock(mvcc.KIND_PUT, b"k", 5, 1, b"v", min_commit_ts=6, secondaries=(), rollback_ts=(20,))
     rig.view.put_lock(b"k", lock)
     rig.do(percolator.commit, commit(5, 20, b"k"))
     assert mvcc.decode_write(rig.view.families[mvcc.WRITE][keys.versioned(key, 20)]).overlapped_rollback

@@ -54,7 +54,7 @@ def test_an_async_prewrite_locks_above_all_reads_and_names_secondaries() -> None
     primary = kv.view.lock(b"p")
     assert primary is not None
     assert (primary.min_commit_ts, primary.secondaries) == (101, (b"s", b"t"))
-    assert kv.view.lock(b"s") == Lock(mvcc.PUT, b"p", 10, 3000, min_commit_ts=101, secondaries=())
+    assert kv.view.lock(b"s") == Lock(mvcc.KIND_PUT, b"p", 10, 3000, min_commit_ts=101, secondaries=())
     assert kv.do(percolator.commit, commit(10, 100, b"p", b"s", b"t")).error.commit_ts_expired.min_commit_ts
     assert not kv.do(percolator.commit, commit(10, 101, b"p", b"s", b"t")).HasField("error")
     assert Reader(kv.view).value_at(keys.encode(b"s"), 101) == LONG
@@ -74,10 +74,10 @@ def test_a_one_phase_commit_leaves_records_and_no_locks() -> None:
     assert outcome.response.one_pc_commit_ts == 51
     kv.view.apply(outcome.changes)
     assert not kv.view.families[mvcc.LOCK]
-    assert kv.view.writes(b"a") == [(51, Write(mvcc.PUT, 10, b"short", txn_source=3))]
-    assert kv.view.writes(b"b") == [(51, Write(mvcc.PUT, 10, txn_source=3))]
-    assert kv.view.writes(b"c") == [(51, Write(mvcc.DELETE, 10, txn_source=3))]
-    assert kv.view.writes(b"d") == [(51, Write(mvcc.LOCK_ONLY, 10, txn_source=3))]
+    assert kv.view.writes(b"a") == [(51, Write(mvcc.KIND_PUT, 10, b"short", txn_source=3))]
+    assert kv.view.writes(b"b") == [(51, Write(mvcc.KIND_PUT, 10, txn_source=3))]
+    assert kv.view.writes(b"c") == [(51, Write(mvcc.KIND_DELETE, 10, txn_source=3))]
+    assert kv.view.writes(b"d") == [(51, Write(mvcc.KIND_LOCK, 10, txn_source=3))]
     assert kv.view.get(mvcc.DEFAULT, keys.versioned(keys.encode(b"b"), 10)) == LONG
 
 
@@ -87,7 +87,7 @@ def test_a_one_phase_commit_takes_its_pessimistic_locks_away() -> None:
     request = {"for_update_ts": 12, "pessimistic_actions": [P.DO_PESSIMISTIC_CHECK], "try_one_pc": True}
     assert kv.prewrite(10, put(b"k"), **request).one_pc_commit_ts == 40, "the lock's min_commit_ts holds"
     assert kv.view.lock(b"k") is None
-    assert kv.view.writes(b"k") == [(40, Write(mvcc.PUT, 10, b"v"))]
+    assert kv.view.writes(b"k") == [(40, Write(mvcc.KIND_PUT, 10, b"v"))]
 
 
 @pytest.mark.parametrize("kind", ["use_async_commit", "try_one_pc"])
@@ -95,7 +95,7 @@ def test_above_max_commit_ts_both_fall_back_to_two_phases(kind: str) -> None:
     kv = Kv(max_ts=100)
     answer = kv.prewrite(10, put(b"k"), max_commit_ts=100, **{kind: True})
     assert (answer.min_commit_ts, answer.one_pc_commit_ts, len(answer.errors)) == (0, 0, 0)
-    assert kv.view.lock(b"k") == Lock(mvcc.PUT, b"k", 10, 3000, b"v")
+    assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000, b"v")
     assert kv.concurrency.lock(keys.encode(b"k")) is None
 
 
@@ -141,7 +141,7 @@ def test_readers_meet_locks_in_memory_that_may_commit_below_them(make: Callable[
     cluster = make()
     old = cluster.txn(put(b"k", b"old"))
     start_ts = cluster.tso.get()
-    lock = Lock(mvcc.PUT, b"k", start_ts, 3000, secondaries=())
+    lock = Lock(mvcc.KIND_PUT, b"k", start_ts, 3000, secondaries=())
     chosen = cluster.concurrency.publish([(keys.encode(b"k"), lock)], start_ts + 1, 0)
     assert chosen is not None
     later = cluster.tso.get()

@@ -85,20 +85,20 @@ def kv() -> Kv:
 
 def test_a_short_value_lies_in_the_lock_then_in_the_write_record(kv: Kv) -> None:
     assert not kv.prewrite(10, put(b"k", b"short")).errors
-    assert kv.view.lock(b"k") == Lock(mvcc.PUT, b"k", 10, 3000, b"short")
+    assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000, b"short")
     assert not kv.commit(10, 20, b"k").HasField("error")
     assert kv.view.lock(b"k") is None
-    assert kv.view.writes(b"k") == [(20, Write(mvcc.PUT, 10, b"short"))]
+    assert kv.view.writes(b"k") == [(20, Write(mvcc.KIND_PUT, 10, b"short"))]
     assert not kv.view.families[mvcc.DEFAULT]
 
 
 def test_a_long_value_lies_in_the_default_family_at_its_start(kv: Kv) -> None:
     kv.prewrite(10, put(b"k", LONG))
-    assert kv.view.lock(b"k") == Lock(mvcc.PUT, b"k", 10, 3000)
+    assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000)
     assert kv.view.get(mvcc.DEFAULT, keys.versioned(keys.encode(b"k"), 10)) == LONG
     kv.commit(10, 20, b"k")
     assert kv.value(b"k", 20) == LONG
-    assert kv.view.writes(b"k") == [(20, Write(mvcc.PUT, 10))]
+    assert kv.view.writes(b"k") == [(20, Write(mvcc.KIND_PUT, 10))]
 
 
 def test_a_delete_hides_and_a_lock_only_mutation_changes_nothing(kv: Kv) -> None:
@@ -107,7 +107,7 @@ def test_a_delete_hides_and_a_lock_only_mutation_changes_nothing(kv: Kv) -> None
     kv.commit(3, 4, b"a", b"b")
     assert kv.value(b"a", 4) is None
     assert kv.value(b"a", 3) == b"v"
-    assert kv.view.writes(b"b") == [(4, Write(mvcc.LOCK_ONLY, 3))]
+    assert kv.view.writes(b"b") == [(4, Write(mvcc.KIND_LOCK, 3))]
 
 
 def test_another_transactions_locks_stop_a_prewrite_and_are_all_named(kv: Kv) -> None:
@@ -219,7 +219,7 @@ def test_another_transactions_lock_is_left_alone_by_a_rollback(kv: Kv) -> None:
 def test_the_primarys_rollback_is_protected_and_others_collapse(kv: Kv) -> None:
     kv.prewrite(10, put(b"p"), put(b"s"))
     kv.rollback(10, b"p", b"s")
-    assert kv.view.writes(b"p") == [(10, Write(mvcc.ROLLBACK, 10, mvcc.PROTECTED))]
+    assert kv.view.writes(b"p") == [(10, Write(mvcc.KIND_ROLLBACK, 10, mvcc.PROTECTED))]
     kv.rollback(12, b"p", b"s")
     assert [ts for ts, _ in kv.view.writes(b"p")] == [12, 10], "a protected mark stays"
     assert [ts for ts, _ in kv.view.writes(b"s")] == [12], "an unprotected one is replaced by the next"
@@ -229,9 +229,9 @@ def test_a_rollback_at_anothers_commit_ts_never_overwrites_it(kv: Kv) -> None:
     kv.put_version(b"k", 10, 20, b"kept")
     kv.prewrite(20, put(b"p"), put(b"k"))
     kv.rollback(20, b"k")
-    assert kv.view.writes(b"k") == [(20, Write(mvcc.PUT, 10, b"kept"))], "unprotected: nothing is written"
+    assert kv.view.writes(b"k") == [(20, Write(mvcc.KIND_PUT, 10, b"kept"))], "nothing is written"
     kv.check(b"k", 20, rollback_if_not_exist=True)
-    assert kv.view.writes(b"k") == [(20, Write(mvcc.PUT, 10, b"kept", True, 0))], (
+    assert kv.view.writes(b"k") == [(20, Write(mvcc.KIND_PUT, 10, b"kept", True, 0))], (
         "protected: flagged and fenced"
     )
     assert kv.value(b"k", 30) == b"kept"
@@ -255,14 +255,14 @@ def test_a_pessimistic_lock_is_upgraded_by_the_prewrite(kv: Kv) -> None:
     kv.put_version(b"k", 1, 20, b"seen")
     answer = kv.pessimistic_lock(10, 25, b"k", return_values=True)
     assert (list(answer.values), list(answer.not_founds)) == ([b"seen"], [False])
-    assert kv.view.lock(b"k") == Lock(mvcc.PESSIMISTIC, b"k", 10, 3000, for_update_ts=25)
+    assert kv.view.lock(b"k") == Lock(mvcc.KIND_PESSIMISTIC, b"k", 10, 3000, for_update_ts=25)
     request = prewrite(10, put(b"k", b"new"), for_update_ts=25, pessimistic_actions=[P.DO_PESSIMISTIC_CHECK])
     outcome = percolator.prewrite(Reader(kv.view), request, want_old_values=True)
     assert outcome.old_values == {keys.encode(b"k"): b"seen"}, (
         "read at for_update_ts, though committed after the start"
     )
     kv.view.apply(outcome.changes)
-    assert kv.view.lock(b"k") == Lock(mvcc.PUT, b"k", 10, 3000, b"new", 25)
+    assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000, b"new", 25)
     assert not kv.commit(10, 30, b"k").HasField("error")
 
 
@@ -332,7 +332,7 @@ def test_the_status_of_an_expired_lock_rolls_it_back(kv: Kv) -> None:
     kv.prewrite(start, put(b"k"), lock_ttl=10)
     status = kv.check(b"k", start, current_ts=timestamp.compose(1011))
     assert status.action == pb.TTLExpireRollback
-    assert kv.view.writes(b"k") == [(start, Write(mvcc.ROLLBACK, start, mvcc.PROTECTED))]
+    assert kv.view.writes(b"k") == [(start, Write(mvcc.KIND_ROLLBACK, start, mvcc.PROTECTED))]
     assert kv.check(b"k", start, rollback_if_not_exist=True).action == pb.NoAction
 
 

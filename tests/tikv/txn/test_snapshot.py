@@ -12,12 +12,12 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock, Write
 from tidegate.tikv.txn import snapshot
 
-LOCK = Lock(mvcc.PUT, b"p", 10, 3000, b"new")
+LOCK = Lock(mvcc.KIND_PUT, b"p", 10, 3000, b"new")
 
 
 def view() -> MemoryView:
     found = MemoryView()
-    found.put_write(b"k", 5, Write(mvcc.PUT, 4, b"old"))
+    found.put_write(b"k", 5, Write(mvcc.KIND_PUT, 4, b"old"))
     return found
 
 
@@ -32,7 +32,7 @@ def test_a_lock_at_or_below_the_ts_stands_in_the_way_one_above_does_not() -> Non
     assert read(store, 10).error.locked.lock_version == 10
 
 
-@pytest.mark.parametrize("kind", [mvcc.LOCK_ONLY, mvcc.PESSIMISTIC])
+@pytest.mark.parametrize("kind", [mvcc.KIND_LOCK, mvcc.KIND_PESSIMISTIC])
 def test_a_lock_without_data_never_does(kind: int) -> None:
     store = view()
     store.put_lock(b"k", LOCK._replace(kind=kind))
@@ -51,7 +51,7 @@ def test_a_client_that_knows_a_locks_fate_reads_past_or_through_it() -> None:
     store.put_lock(b"k", LOCK)
     assert read(store, 20, resolved_locks=[10]).value == b"old"
     assert read(store, 20, committed_locks=[10]).value == b"new"
-    store.put_lock(b"k", LOCK._replace(kind=mvcc.DELETE, short_value=None))
+    store.put_lock(b"k", LOCK._replace(kind=mvcc.KIND_DELETE, short_value=None))
     assert read(store, 20, committed_locks=[10]).not_found
 
 
@@ -89,16 +89,16 @@ def test_a_scan_is_the_gets_of_its_range_in_order_forward_and_back(
     store = MemoryView()
     for (raw, commit_ts), value in versions.items():
         if isinstance(value, str):
-            store.put_write(raw, commit_ts, Write(mvcc.ROLLBACK, commit_ts))
+            store.put_write(raw, commit_ts, Write(mvcc.KIND_ROLLBACK, commit_ts))
         elif value is None:
-            store.put_write(raw, commit_ts, Write(mvcc.DELETE, commit_ts * 10))
+            store.put_write(raw, commit_ts, Write(mvcc.KIND_DELETE, commit_ts * 10))
         else:
             long = len(value) > mvcc.SHORT_VALUE_MAX
-            store.put_write(raw, commit_ts, Write(mvcc.PUT, commit_ts * 10, None if long else value))
+            store.put_write(raw, commit_ts, Write(mvcc.KIND_PUT, commit_ts * 10, None if long else value))
             if long:
                 store.apply([(mvcc.DEFAULT, keys.versioned(keys.encode(raw), commit_ts * 10), value)])
     for raw, start_ts in locked.items():
-        store.put_lock(raw, Lock(mvcc.PUT, raw, start_ts, 1, b"open"))
+        store.put_lock(raw, Lock(mvcc.KIND_PUT, raw, start_ts, 1, b"open"))
     inside = [raw for raw in KEYS if low <= raw and (not high or raw < high)]
     expected = list(snapshot.batch_get(store, pb.BatchGetRequest(keys=inside, version=ts)).pairs)
     bounds = [keys.encode(bound) if bound else b"" for bound in (low, high)]

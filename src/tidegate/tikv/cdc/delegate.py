@@ -41,7 +41,7 @@ CDC_WRITE_SOURCE: Final = 0xFF
 """Bits of txn_source that a CDC writer sets; dropped when the downstream filters loops."""
 NEVER_SENT: Final = ~0xFF
 """Bits of txn_source (lossy DDL reorganisation, physical import) whose rows nobody gets."""
-OPS: Final = {mvcc.PUT: wire.OP_PUT, mvcc.DELETE: wire.OP_DELETE}
+OPS: Final = {mvcc.KIND_PUT: wire.OP_PUT, mvcc.KIND_DELETE: wire.OP_DELETE}
 _RAW: Final = RAW_PREFIX[0]
 
 
@@ -283,7 +283,7 @@ def _on_lock(
         return key, None, 0, 0, False, False
     new = b""
     is_large = lock.generation > 0
-    if lock.kind == mvcc.PUT:
+    if lock.kind == mvcc.KIND_PUT:
         found = long_values.get(key) if short is None else short
         if found is None:
             return key, None, lock.start_ts, 0, False, is_large
@@ -296,7 +296,7 @@ def _on_write(user: bytes, key: bytes, write: mvcc.Write, short: bytes | None) -
     raw, ts = keys.decode(user), keys.version_of(key)
     if write.gc_fence is not None:
         return user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None, 0, False, False
-    if write.kind == mvcc.ROLLBACK:
+    if write.kind == mvcc.KIND_ROLLBACK:
         return user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None, 0, False, False
     if not write.is_data():
         return None

@@ -66,7 +66,7 @@ def scan_locks(
                 large.add(lock.start_ts)
             if downstream.wants(lock.txn_source):
                 value = b""
-                if lock.kind == mvcc.PUT:
+                if lock.kind == mvcc.KIND_PUT:
                     short = lock.short_value
                     value = reader.long_value(key, lock.start_ts) if short is None else short
                 old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
@@ -138,9 +138,9 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             continue
         write, short = split(record)
         kind = write.kind
-        if kind != mvcc.PUT and kind != mvcc.DELETE:
+        if kind != mvcc.KIND_PUT and kind != mvcc.KIND_DELETE:
             continue
-        if short is None and kind == mvcc.PUT:
+        if short is None and kind == mvcc.KIND_PUT:
             short = reader.long_value(key, write.start_ts)
         if waiting is not None:
             old = short if _is_visible(view, key, write, waiting[0] - 1) else b""

@@ -84,7 +84,7 @@ class _Committer:
             self._begin(key, lock)
         if not self._is_above_all and lock.is_data() and self._commit_ts <= self._announced(key):
             raise _expired(keys.decode(key), start_ts, self._commit_ts, self._announced(key) + 1)
-        if lock.kind != mvcc.PESSIMISTIC:
+        if lock.kind != mvcc.KIND_PESSIMISTIC:
             record = self._head + self._tail
             if short is not None:
                 record = b"%bv%c%b%b" % (self._head, len(short), short, self._tail)
@@ -174,7 +174,7 @@ def _rollback_key(
 
 def rollback_lock(reader: Reader, key: bytes, lock: Lock, changes: list[Change], protect: bool) -> None:
     """Remove a lock with its value and leave the mark of its rollback."""
-    if lock.kind == mvcc.PUT and lock.short_value is None:
+    if lock.kind == mvcc.KIND_PUT and lock.short_value is None:
         changes.append((mvcc.DEFAULT, keys.versioned(key, lock.start_ts), None))
     changes.append((mvcc.LOCK, key, None))
     make_rollback(reader, key, lock.start_ts, reader.record_of(key, lock.start_ts), None, changes, protect)
@@ -205,7 +205,7 @@ def make_rollback(
             flagged = overlap._replace(overlapped_rollback=True, gc_fence=record.next_data_ts)
             changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(flagged)))
         return
-    mark = Write(mvcc.ROLLBACK, start_ts, mvcc.PROTECTED if protect else None)
+    mark = Write(mvcc.KIND_ROLLBACK, start_ts, mvcc.PROTECTED if protect else None)
     changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(mark)))
     _collapse(reader, key, start_ts, changes)
 
@@ -215,7 +215,7 @@ def _collapse(reader: Reader, key: bytes, start_ts: int, changes: list[Change]) 
     if not start_ts:
         return
     below = reader.newest_write(key, start_ts - 1)
-    if below is not None and below[1].kind == mvcc.ROLLBACK and not below[1].is_protected():
+    if below is not None and below[1].kind == mvcc.KIND_ROLLBACK and not below[1].is_protected():
         changes.append((mvcc.WRITE, keys.versioned(key, below[0]), None))
 
 

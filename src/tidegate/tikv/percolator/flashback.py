@@ -41,11 +41,11 @@ def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[
     value = reader.value_at(key, version)
     raw = keys.decode(key)
     if value is None:
-        return [(mvcc.LOCK, key, mvcc.encode_lock(Lock(mvcc.DELETE, raw, start_ts, 0)))]
+        return [(mvcc.LOCK, key, mvcc.encode_lock(Lock(mvcc.KIND_DELETE, raw, start_ts, 0)))]
     if len(value) <= mvcc.SHORT_VALUE_MAX:
-        lock = Lock(mvcc.PUT, raw, start_ts, 0, short_value=value)
+        lock = Lock(mvcc.KIND_PUT, raw, start_ts, 0, short_value=value)
         return [(mvcc.LOCK, key, mvcc.encode_lock(lock))]
-    lock = Lock(mvcc.PUT, raw, start_ts, 0)
+    lock = Lock(mvcc.KIND_PUT, raw, start_ts, 0)
     return [
         (mvcc.DEFAULT, keys.versioned(key, start_ts), value),
         (mvcc.LOCK, key, mvcc.encode_lock(lock)),
@@ -59,13 +59,13 @@ def rewrite(reader: Reader, key: bytes, version: int, start_ts: int, commit_ts: 
         return []
     value = reader.value_at(key, version)
     if value is None:
-        if newest[1].kind == mvcc.DELETE:
+        if newest[1].kind == mvcc.KIND_DELETE:
             return []
-        write = Write(mvcc.DELETE, start_ts)
+        write = Write(mvcc.KIND_DELETE, start_ts)
     elif len(value) <= mvcc.SHORT_VALUE_MAX:
-        write = Write(mvcc.PUT, start_ts, value)
+        write = Write(mvcc.KIND_PUT, start_ts, value)
     else:
-        write = Write(mvcc.PUT, start_ts)
+        write = Write(mvcc.KIND_PUT, start_ts)
     changes: list[Change] = []
     if value is not None and write.short_value is None:
         changes.append((mvcc.DEFAULT, keys.versioned(key, start_ts), value))

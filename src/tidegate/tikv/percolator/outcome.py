@@ -26,11 +26,11 @@ class Announced(Protocol):
 
 
 _OPS: Final = {
-    mvcc.PUT: pb.Put,
-    mvcc.DELETE: pb.Del,
-    mvcc.LOCK_ONLY: pb.Lock,
-    mvcc.PESSIMISTIC: pb.PessimisticLock,
-    mvcc.ROLLBACK: pb.Rollback,
+    mvcc.KIND_PUT: pb.Put,
+    mvcc.KIND_DELETE: pb.Del,
+    mvcc.KIND_LOCK: pb.Lock,
+    mvcc.KIND_PESSIMISTIC: pb.PessimisticLock,
+    mvcc.KIND_ROLLBACK: pb.Rollback,
 }
 
 

@@ -95,7 +95,7 @@ def _lock(
         at = max(at, conflict_ts)
     elif before.start_ts != start_ts:
         raise _BlockedError(key, raw, before)
-    elif before.kind != mvcc.PESSIMISTIC:
+    elif before.kind != mvcc.KIND_PESSIMISTIC:
         raise abort(f"{raw.hex()} is prewritten already by {start_ts}")
     elif before.locked_with_conflict and before.for_update_ts > at:
         conflict_ts = at = before.for_update_ts  # a retry of a request that locked over a conflict
@@ -107,7 +107,7 @@ def _lock(
         return _Held(None, conflict_ts)
     if before is None or before.for_update_ts < at:
         wanted = Lock(
-            mvcc.PESSIMISTIC,
+            mvcc.KIND_PESSIMISTIC,
             request.primary_lock,
             start_ts,
             max(request.lock_ttl, before.ttl if before else 0),
@@ -153,7 +153,7 @@ def pessimistic_rollback(
         lock = reader.lock(key)
         if (
             lock is not None
-            and lock.kind == mvcc.PESSIMISTIC
+            and lock.kind == mvcc.KIND_PESSIMISTIC
             and lock.start_ts == request.start_version
             and lock.for_update_ts <= request.for_update_ts
         ):

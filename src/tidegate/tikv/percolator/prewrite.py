@@ -22,8 +22,13 @@ from tidegate.tikv.reader import Reader
 
 Newest = tuple[int, Write]
 """commit_ts and record."""
-_KINDS: Final = {pb.Put: mvcc.PUT, pb.Insert: mvcc.PUT, pb.Del: mvcc.DELETE, pb.Lock: mvcc.LOCK_ONLY}
-_KINDS_PLAIN: Final = {pb.Put: mvcc.PUT, pb.Del: mvcc.DELETE, pb.Lock: mvcc.LOCK_ONLY}
+_KINDS: Final = {
+    pb.Put: mvcc.KIND_PUT,
+    pb.Insert: mvcc.KIND_PUT,
+    pb.Del: mvcc.KIND_DELETE,
+    pb.Lock: mvcc.KIND_LOCK,
+}
+_KINDS_PLAIN: Final = {pb.Put: mvcc.KIND_PUT, pb.Del: mvcc.KIND_DELETE, pb.Lock: mvcc.KIND_LOCK}
 _MUST_BE_NEW: Final = (pb.Insert, pb.CheckNotExists)
 _NO_ASSERTION: Final = pb.Assertion.Value("None")
 _SKIP: Final = pb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
@@ -159,7 +164,7 @@ class _Prewriter:
                 if action == _HELD:
                     raise abort(f"pessimistic lock not found: {raw.hex()} is locked by {held.start_ts}")
                 raise locked(raw, held)
-            if held.kind != mvcc.PESSIMISTIC:
+            if held.kind != mvcc.KIND_PESSIMISTIC:
                 if not self._replaces(raw, held):
                     self._repeated.append(held)
                     return  # a retry of a prewrite that was applied
@@ -207,7 +212,7 @@ class _Prewriter:
         if not (must_be_new or asserted or self._want_old_values):
             return
         found = self._seen(key, newest)
-        exists = found is not None and found[1].kind == mvcc.PUT
+        exists = found is not None and found[1].kind == mvcc.KIND_PUT
         if must_be_new and exists:
             raise RefusedError(pb.KeyError(already_exist=pb.AlreadyExist(key=raw)))
         if asserted and exists != (mutation.assertion == pb.Exist):
@@ -230,7 +235,7 @@ class _Prewriter:
     def _check_newer(self, raw: bytes, key: bytes, newest: Newest, action: Action) -> None:
         commit_ts, write = newest
         reasons = pb.WriteConflict
-        if commit_ts == self._start_ts and (write.kind == mvcc.ROLLBACK or write.overlapped_rollback):
+        if commit_ts == self._start_ts and (write.kind == mvcc.KIND_ROLLBACK or write.overlapped_rollback):
             raise conflict(self._request, raw, commit_ts, write, reasons.SelfRolledBack)
         reason = None
         if not self._for_update_ts:
@@ -238,7 +243,7 @@ class _Prewriter:
                 reason = reasons.Optimistic
         elif action == _LAZY and commit_ts > self._start_ts:
             reason = reasons.LazyUniquenessCheck
-        elif commit_ts > self._for_update_ts and write.kind != mvcc.ROLLBACK:
+        elif commit_ts > self._for_update_ts and write.kind != mvcc.KIND_ROLLBACK:
             reason = reasons.NotLockedKeyConflict
         if reason is not None:
             if self._one_pc or self._async:
@@ -270,7 +275,7 @@ class _Prewriter:
         request = self._request
         choice = self._choose() if self._one_pc or self._async else None
         common = Lock(
-            mvcc.PUT,
+            mvcc.KIND_PUT,
             request.primary_lock,
             self._start_ts,
             request.lock_ttl,
@@ -301,7 +306,7 @@ class _Prewriter:
         floor = max(self._start_ts + 1, self._for_update_ts + 1, request.min_commit_ts)
         secondaries = None if self._one_pc else ()
         shown = Lock(
-            mvcc.PUT,
+            mvcc.KIND_PUT,
             request.primary_lock,
             self._start_ts,
             request.lock_ttl,
@@ -309,7 +314,9 @@ class _Prewriter:
             txn_size=request.txn_size,
             secondaries=secondaries,
         )
-        by_kind = {kind: shown._replace(kind=kind) for kind in (mvcc.PUT, mvcc.DELETE, mvcc.LOCK_ONLY)}
+        by_kind = {
+            kind: shown._replace(kind=kind) for kind in (mvcc.KIND_PUT, mvcc.KIND_DELETE, mvcc.KIND_LOCK)
+        }
         floor = max([floor, *(held.min_commit_ts for *_, held in self._entries if held is not None)])
         return self._concurrency.publish(
             ((key, by_kind[kind]) for key, _, kind, *_ in self._entries), floor, request.max_commit_ts
@@ -323,7 +330,7 @@ class _Prewriter:
             if held is not None:
                 own = mvcc.lock_tail(self._merged(common, raw, held))
                 head = mvcc.lock_head(kind, common.primary, self._start_ts, max(common.ttl, held.ttl))
-                if held.kind == mvcc.PUT and held.short_value is None:
+                if held.kind == mvcc.KIND_PUT and held.short_value is None:
                     changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), None))
             else:
                 own = tail
@@ -334,7 +341,7 @@ class _Prewriter:
                     found = mvcc.lock_head(kind, common.primary, self._start_ts, common.ttl)
                     heads[kind] = found
                 head = found
-            if kind == mvcc.PUT:
+            if kind == mvcc.KIND_PUT:
                 if len(value) <= mvcc.SHORT_VALUE_MAX:
                     changes.append((mvcc.LOCK, key, b"%bv%c%b%b" % (head, len(value), value, own)))
                     continue
@@ -356,13 +363,13 @@ class _Prewriter:
 
     def _put_writes(self, common: Lock, commit_ts: int) -> None:
         changes = self._changes
-        tail = mvcc.write_tail(Write(mvcc.PUT, self._start_ts, txn_source=common.txn_source))
+        tail = mvcc.write_tail(Write(mvcc.KIND_PUT, self._start_ts, txn_source=common.txn_source))
         heads = {kind: mvcc.write_head(kind, self._start_ts) for kind in _KINDS.values()}
         for key, _, kind, value, held in self._entries:
             record = heads[kind] + tail
-            if kind == mvcc.PUT and len(value) <= mvcc.SHORT_VALUE_MAX:
+            if kind == mvcc.KIND_PUT and len(value) <= mvcc.SHORT_VALUE_MAX:
                 record = b"%bv%c%b%b" % (heads[kind], len(value), value, tail)
-            elif kind == mvcc.PUT:
+            elif kind == mvcc.KIND_PUT:
                 changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
             changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), record))
             if held is not None:
@@ -380,7 +387,7 @@ def buffer_batch_get(reader: Reader, request: pb.BufferBatchGetRequest) -> pb.Bu
         if lock is None or lock.start_ts != request.version or not lock.is_data():
             continue
         value = b""
-        if lock.kind == mvcc.PUT:
+        if lock.kind == mvcc.KIND_PUT:
             short = lock.short_value
             value = reader.long_value(key, lock.start_ts) if short is None else short
         response.pairs.add(key=raw, value=value)

@@ -50,7 +50,7 @@ def _check_lock(
     if lock.secondaries is not None and not request.force_sync_commit:
         return pb.CheckTxnStatusResponse(lock_ttl=lock.ttl, lock_info=lock_info(raw, lock))
     if is_expired(lock, request.current_ts):
-        if lock.kind == mvcc.PESSIMISTIC and request.resolving_pessimistic_lock:
+        if lock.kind == mvcc.KIND_PESSIMISTIC and request.resolving_pessimistic_lock:
             changes.append((mvcc.LOCK, key, None))
             return pb.CheckTxnStatusResponse(action=pb.TTLExpirePessimisticRollback)
         rollback_lock(reader, key, lock, changes, True)
@@ -98,7 +98,7 @@ def check_secondary_locks(
         key = keys.encode(raw)
         lock = reader.lock(key)
         own = lock is not None and lock.start_ts == request.start_version
-        if own and lock is not None and lock.kind != mvcc.PESSIMISTIC:
+        if own and lock is not None and lock.kind != mvcc.KIND_PESSIMISTIC:
             locks.append(lock_info(raw, lock))
             continue
         record = reader.record_of(key, request.start_version)

@@ -59,7 +59,7 @@ class SnapshotReader:
         if lock is not None and lock.start_ts <= self._ts and lock.is_data() and not self._passes(raw, lock):
             if lock.start_ts not in self._access:
                 return Found(None, lock)
-            if lock.kind == mvcc.DELETE:
+            if lock.kind == mvcc.KIND_DELETE:
                 return Found(None, None)
             short = lock.short_value
             return Found(self._reader.long_value(key, lock.start_ts) if short is None else short, None)
