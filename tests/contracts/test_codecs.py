@@ -240,7 +240,7 @@ def row_bound(plan: EncodePlan, block: RowBlock, row: int) -> int:
         bound += 2 * int(block.row_keys[row, 1])
     for cell, factor in plan.variables[1:].reshape(-1, 2).tolist():
         for image in (block.new,) * (op != DELETE) + (block.old,) * (op != INSERT):
-            bound += factor * max(int(image.l[row, cell]), 0)
+            bound += factor * max(int(image.sizes[row, cell]), 0)
     return bound
 
 
