@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.disk import DiskFull
-from tidegate.eventstore.floors import FLOORS, SLOT_BYTES, FloorPage, FloorReader, settled
+from tidegate.eventstore.floors import ENTRY_BYTES, FLOORS, FloorPage, FloorReader, settled
 from tidegate.eventstore.manifest import Manifest, RegionRange
 from tidegate.model.span import Span
 
@@ -75,7 +75,7 @@ def test_a_changed_byte_takes_back_one_floor_and_no_other(tmp_path: Path) -> Non
     page.close()
     good = (tmp_path / FLOORS).read_bytes()
     whole = dict(FloorReader(tmp_path).read())
-    for at in range(SLOT_BYTES, 8 * SLOT_BYTES):
+    for at in range(ENTRY_BYTES, 8 * ENTRY_BYTES):
         bad = bytearray(good)
         bad[at] ^= 0x10
         (tmp_path / FLOORS).write_bytes(bytes(bad))
@@ -83,12 +83,12 @@ def test_a_changed_byte_takes_back_one_floor_and_no_other(tmp_path: Path) -> Non
         assert found.items() <= whole.items()
         assert len(found) == 99
     page = FloorPage(tmp_path, "process")
-    assert "1 slots" in page.damage
+    assert "1 entries" in page.damage
     page.put((name(n), 200 + n, n) for n in range(100))
     assert dict(FloorReader(tmp_path).read()) == {name(n): 200 + n for n in range(100)}
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(SLOT_BYTES * 8), b"tgfloors" + bytes(56)])
+@pytest.mark.parametrize("data", [b"", b"x", bytes(ENTRY_BYTES * 8), b"tgfloors" + bytes(56)])
 def test_a_page_that_is_none_is_said_and_replaced(tmp_path: Path, data: bytes) -> None:
     (tmp_path / FLOORS).write_bytes(data)
     reader = FloorReader(tmp_path)
@@ -99,12 +99,12 @@ def test_a_page_that_is_none_is_said_and_replaced(tmp_path: Path, data: bytes) -
     assert reader.read() == {name(1): 5}
 
 
-@pytest.mark.parametrize("what", ["head", "slot", "cut", "gone"])
+@pytest.mark.parametrize("what", ["head", "entry", "cut", "gone"])
 def test_a_damaged_page_of_a_running_store_is_repaired_by_the_next_tick(tmp_path: Path, what: str) -> None:
     page, path = FloorPage(tmp_path, "process"), tmp_path / FLOORS
     page.put([(name(n), 5, 6) for n in range(9)])
     data = bytearray(path.read_bytes())
-    data[40 if what == "slot" else 3] ^= 1
+    data[40 if what == "entry" else 3] ^= 1
     if what == "gone":
         path.unlink()
     else:
@@ -116,7 +116,7 @@ def test_a_damaged_page_of_a_running_store_is_repaired_by_the_next_tick(tmp_path
 
 
 class Busy(np.ndarray):
-    """Mapped slots in the midst of a write when they are first looked at."""
+    """Mapped entries in the midst of a write when they are first looked at."""
 
     def copy(self, order: Any = "C") -> Any:
         """What a reader gets of them then: a new floor, and all else of old."""
@@ -127,8 +127,8 @@ class Busy(np.ndarray):
 
 def test_a_slot_met_in_the_midst_of_a_write_is_read_again(tmp_path: Path) -> None:
     FloorPage(tmp_path, "process").put([(name(n), 5, 6) for n in range(4)])
-    slots = np.frombuffer((tmp_path / FLOORS).read_bytes(), "<u8").reshape(-1, 4)
-    assert np.array_equal(settled(slots.view(Busy)), slots)
+    entries = np.frombuffer((tmp_path / FLOORS).read_bytes(), "<u8").reshape(-1, 4)
+    assert np.array_equal(settled(entries.view(Busy)), entries)
 
 
 def test_a_reader_beside_the_writer_never_sees_halves_of_two_writes(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from tests.eventstore.test_crash import SPAN, START, change
 from tidegate.errors import Retryable
 from tidegate.eventstore import damage, outlook, reader, records, segment, store
-from tidegate.eventstore.floors import FLOORS, SLOT_BYTES, FloorPage
+from tidegate.eventstore.floors import ENTRY_BYTES, FLOORS, FloorPage
 from tidegate.eventstore.manifest import MANIFEST, ManifestFile
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.span_store import MERGE_COUNT
@@ -153,8 +153,8 @@ def mixed_slots(pages: list[bytes], generator: random.Random) -> bytes:
     """Words of a page that were written to disk each at its own time, so that most slots are torn."""
     size = max(len(page) for page in pages)
     pages = [page.ljust(size, b"\0") for page in pages]
-    words = [generator.choice(pages)[i : i + 8] for i in range(0, 8 * SLOT_BYTES, 8)]
-    return b"".join(words) + pages[-1][8 * SLOT_BYTES :] if size else b""
+    words = [generator.choice(pages)[i : i + 8] for i in range(0, 8 * ENTRY_BYTES, 8)]
+    return b"".join(words) + pages[-1][8 * ENTRY_BYTES :] if size else b""
 
 
 def with_file(files: Files, name: str, data: bytes | None) -> Files:

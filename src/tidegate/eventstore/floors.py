@@ -1,6 +1,6 @@
 """The page of floors: how far each span of a store is complete, in one small file that is written in place.
 
-`STORE/floors` is a row of slots of 32 bytes, little-endian:
+`STORE/floors` is a row of entries of 32 bytes, little-endian:
 
 | u64 | u64 | u64 | u64 |
 |---|---|---|---|
@@ -8,15 +8,15 @@
 | span id | floor | manifest's version | check |
 | 0 | 0 | 0 | 0: free |
 
-The first slot says what the file is. The check is a hash of the three words before it. A reader that finds a
-slot's check wrong has met the writer in the midst of it, and looks again; one that stays wrong is damage, and
-says nothing. A floor counts only beside the manifest it names (`manifest`): the page is a hint for those who
-look often.
+The first entry says what the file is. The check is a hash of the three words before it. If a reader finds a
+wrong check, the writer was writing that entry, and the reader reads it again. An entry whose check stays
+wrong is damaged, and counts as free. A floor counts only together with the manifest it names (`manifest`):
+the page is a hint for those who look often.
 
-All that moved in a tick is one write, of all slots up to the last that did: what was damaged is whole again
-with the next tick. The file is not mapped for writing: on a full disk a write fails, where a store to a
-mapped hole kills the process. It is replaced by a larger one when all slots are taken, and by one of its size
-when it is not there any more; readers map it, and see whether it is still the same.
+All that moved in a tick is one write, of all entries up to the last that did. So the next tick repairs what
+was damaged. The file is not mapped for writing: on a full disk a write fails, but a store to a mapped hole
+kills the process. A larger file replaces it when all entries are taken, and one of its size when it has
+disappeared. Readers map it, and check whether it is still the same file.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from tidegate.eventstore.segment import Durability
 from tidegate.model.timestamp import Timestamp
 
 FLOORS: Final = "floors"
-SLOT_BYTES: Final = 32
-_FIRST_SLOTS: Final = 128
+ENTRY_BYTES: Final = 32
+_FIRST_ENTRIES: Final = 128
 _LOOKS: Final = 100
-"""How often a slot whose check is wrong is read again: a writer is in the midst of it for nanoseconds."""
+"""How often an entry with a wrong check is read again: writing one takes nanoseconds."""
 
 _MAGIC: Final = int.from_bytes(b"tgfloors", "little")
 _FORMAT: Final = 1
 _FACTORS: Final = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D27D4EB4F)))
 _HALF: Final = np.uint64(32)
 
-Slots = npt.NDArray[np.uint64]
-"""[slots, 4]: id, floor, version, check."""
+Entries = npt.NDArray[np.uint64]
+"""[entries, 4]: id, floor, version, check."""
 
 
-def _checks(slots: Slots) -> npt.NDArray[np.uint64]:
-    """The check that each slot should have; 0 for a free one."""
-    state = np.zeros(len(slots), dtype=np.uint64)
+def _checks(entries: Entries) -> npt.NDArray[np.uint64]:
+    """The check that each entry should have; 0 for a free one."""
+    state = np.zeros(len(entries), dtype=np.uint64)
     for column, factor in enumerate(_FACTORS):
-        state = (state ^ slots[:, column]) * factor
+        state = (state ^ entries[:, column]) * factor
         state ^= state >> _HALF
     return state
 
@@ -73,7 +73,7 @@ class _Mapped:
     """A file as one reader has it."""
 
     inode: int
-    slots: Slots
+    entries: Entries
     """The mapped file itself."""
     ids: npt.NDArray[np.uint64]
     places: Mapping[str, int]
@@ -85,16 +85,16 @@ class PageMark:
     """What a page held at one moment."""
 
     inode: int
-    slots: bytes
+    entries: bytes
 
     def stirred_since(self, before: PageMark | None) -> frozenset[str] | None:
         """The spans that name another manifest than at an earlier mark: rows may have come. None: any may.
 
         Floors that rose alone are left out: nothing but time has come then.
         """
-        if before is None or (before.inode, len(before.slots)) != (self.inode, len(self.slots)):
+        if before is None or (before.inode, len(before.entries)) != (self.inode, len(self.entries)):
             return None
-        now, then = _slots(self.slots), _slots(before.slots)
+        now, then = _entries(self.entries), _entries(before.entries)
         others = (now[:, 0] != then[:, 0]) | (now[:, 2] != then[:, 2])
         return frozenset(map(_name, now[others, 0].tolist()))
 
@@ -114,16 +114,16 @@ class FloorReader:
         mapped = self._current()
         if mapped is None:
             return Frontier({}, (), ())
-        page = mapped.slots.tobytes()
+        page = mapped.entries.tobytes()
         before = self._read
         if before is not None and before[0] == mapped.inode and before[1] == page:
             return before[2]  # a hundred changefeeds look at each page once or twice
-        slots = settled(mapped.slots)
+        entries = settled(mapped.entries)
         places = mapped.places
-        if not np.array_equal(slots[:, 0], mapped.ids):
-            places = self._remember(mapped, slots[:, 0].copy()).places
-        found = Frontier(places, slots[:, 1].tolist(), slots[:, 2].tolist())
-        if slots.tobytes() == page:  # else it met a writer, and has something that is newer than the page
+        if not np.array_equal(entries[:, 0], mapped.ids):
+            places = self._remember(mapped, entries[:, 0].copy()).places
+        found = Frontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
+        if entries.tobytes() == page:  # else it met a writer, and has something that is newer than the page
             self._read = mapped.inode, page, found
         return found
 
@@ -133,7 +133,7 @@ class FloorReader:
         A write under way may be met by halves; then the next mark differs.
         """
         mapped = self._current()
-        return None if mapped is None else PageMark(mapped.inode, mapped.slots.tobytes())
+        return None if mapped is None else PageMark(mapped.inode, mapped.entries.tobytes())
 
     def versions(self, span_ids: Iterable[str]) -> object:
         """Which manifests the floors of these spans speak of, to be compared with what this said earlier:
@@ -144,19 +144,19 @@ class FloorReader:
             return None
         places = [mapped.places.get(span_id, 0) for span_id in span_ids]
         # A span that is not there yet, or not known here yet, takes up a place that was free.
-        others = b"" if all(places) else mapped.slots[:, 0].tobytes()
-        return mapped.inode, mapped.slots[places, 2].tobytes(), others
+        others = b"" if all(places) else mapped.entries[:, 0].tobytes()
+        return mapped.inode, mapped.entries[places, 2].tobytes(), others
 
     def of(self, span_id: str) -> Frontier:
-        """The floor of one span alone; a look at one slot."""
+        """The floor of one span alone; a look at one entry."""
         mapped = self._current()
         if mapped is None:
             return Frontier({}, (), ())
         place = mapped.places.get(span_id)
-        if place is None or _name(int(mapped.slots[place, 0])) != span_id:
+        if place is None or _name(int(mapped.entries[place, 0])) != span_id:
             return self.read()
-        slots = settled(mapped.slots[place : place + 1])
-        return Frontier({span_id: 0}, slots[:, 1].tolist(), slots[:, 2].tolist())
+        entries = settled(mapped.entries[place : place + 1])
+        return Frontier({span_id: 0}, entries[:, 1].tolist(), entries[:, 2].tolist())
 
     def _current(self) -> _Mapped | None:
         """The page that is there now."""
@@ -171,34 +171,34 @@ class FloorReader:
         try:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
-                slots = _slots(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                entries = _entries(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except (FileNotFoundError, ValueError):  # ValueError: it is empty
             return None
-        if not _is_page(slots):
+        if not _is_page(entries):
             return None
-        return self._remember(_Mapped(inode, slots, np.empty(0, np.uint64), {}), slots[:, 0].copy())
+        return self._remember(_Mapped(inode, entries, np.empty(0, np.uint64), {}), entries[:, 0].copy())
 
     def _remember(self, mapped: _Mapped, ids: npt.NDArray[np.uint64]) -> _Mapped:
         places = {_name(number): place for place, number in enumerate(ids.tolist()) if place and number}
-        found = _Mapped(mapped.inode, mapped.slots, ids, places)
+        found = _Mapped(mapped.inode, mapped.entries, ids, places)
         self._mapped = found
         return found
 
 
-def _slots(data: mmap.mmap | bytes) -> Slots:
-    whole = len(data) // SLOT_BYTES
+def _entries(data: mmap.mmap | bytes) -> Entries:
+    whole = len(data) // ENTRY_BYTES
     return np.frombuffer(data, "<u8", whole * 4).reshape(-1, 4)
 
 
-def _is_page(slots: Slots) -> bool:
-    head = slots[:1].copy()
+def _is_page(entries: Entries) -> bool:
+    head = entries[:1].copy()
     return (
         len(head) == 1 and head[0, 0] == _MAGIC and head[0, 1] == _FORMAT and head[0, 3] == _checks(head)[0]
     )
 
 
-def settled(mapped: Slots) -> Slots:
-    """A copy of which each slot is as it was at one moment; those that are damaged are free."""
+def settled(mapped: Entries) -> Entries:
+    """A copy of which each entry is as it was at one moment; those that are damaged are free."""
     found = mapped.copy()
     wrong = np.flatnonzero(_checks(found) != found[:, 3])
     for _ in range(_LOOKS):
@@ -220,7 +220,7 @@ class FloorPage:
         self._file = -1
         self._places: dict[str, int] = {}
         self._unused: list[int] = []
-        self._slots = np.zeros((0, 4), dtype="<u8")
+        self._entries = np.zeros((0, 4), dtype="<u8")
         self.damage = ""
         """What was wrong with the page that was there."""
         self._take_over()
@@ -230,20 +230,20 @@ class FloorPage:
             data = self._path.read_bytes()
         except FileNotFoundError:
             return
-        slots = _slots(data).copy()
-        if not _is_page(slots) or len(data) % SLOT_BYTES:
+        entries = _entries(data).copy()
+        if not _is_page(entries) or len(data) % ENTRY_BYTES:
             self.damage = f"it has {len(data)} bytes, or does not begin as one"
             return
-        wrong = _checks(slots) != slots[:, 3]
+        wrong = _checks(entries) != entries[:, 3]
         if wrong.any():
-            self.damage = f"the check of {int(wrong.sum())} slots does not match their bytes"
-            slots[wrong] = 0
+            self.damage = f"the check of {int(wrong.sum())} entries does not match their bytes"
+            entries[wrong] = 0
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        self._lay_out(slots)
+        self._lay_out(entries)
 
-    def _lay_out(self, slots: Slots) -> None:
-        ids = slots[:, 0].tolist()
-        self._slots = slots
+    def _lay_out(self, entries: Entries) -> None:
+        ids = entries[:, 0].tolist()
+        self._entries = entries
         self._places = {_name(number): place for place, number in enumerate(ids) if place and number}
         self._unused = [place for place in range(len(ids) - 1, 0, -1) if not ids[place]]
 
@@ -253,7 +253,7 @@ class FloorPage:
             place = self._places.get(span_id)
             if place is None:
                 return 0, 0
-            floor, version = self._slots[place, 1:3].tolist()
+            floor, version = self._entries[place, 1:3].tolist()
             return floor, version
 
     def put(self, floors: Iterable[tuple[str, Timestamp, int]]) -> None:
@@ -269,8 +269,8 @@ class FloorPage:
             if fresh > len(self._unused) or not self._is_there():
                 self._replace(fresh)
             places = [self._place(span_id) for span_id, _, _ in given]
-            self._slots[places, 1] = [floor for _, floor, _ in given]
-            self._slots[places, 2] = [version for _, _, version in given]
+            self._entries[places, 1] = [floor for _, floor, _ in given]
+            self._entries[places, 2] = [version for _, _, version in given]
             self._write(places)
 
     def forget(self, span_id: str) -> None:
@@ -279,7 +279,7 @@ class FloorPage:
             place = self._places.get(span_id)
             if place is None:
                 return
-            self._slots[place] = 0
+            self._entries[place] = 0
             self._write([place])
             del self._places[span_id]
             self._unused.append(place)
@@ -295,12 +295,12 @@ class FloorPage:
         place = self._places.get(span_id)
         if place is None:
             place = self._places[span_id] = self._unused.pop()
-            self._slots[place] = (int(span_id, 16), 0, 0, 0)
+            self._entries[place] = (int(span_id, 16), 0, 0, 0)
         return place
 
     def _write(self, places: list[int]) -> None:
-        self._slots[places, 3] = _checks(self._slots[places])
-        data = self._slots[: max(places) + 1].tobytes()
+        self._entries[places, 3] = _checks(self._entries[places])
+        data = self._entries[: max(places) + 1].tobytes()
         with writing(self._path, keep=True):
             if os.pwrite(self._file, data, 0) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -313,20 +313,20 @@ class FloorPage:
             return False
         with suppress(FileNotFoundError):
             there = self._path.stat()
-            return there.st_ino == os.fstat(self._file).st_ino and there.st_size == self._slots.nbytes
+            return there.st_ino == os.fstat(self._file).st_ino and there.st_size == self._entries.nbytes
         return False
 
     def _replace(self, fresh: int) -> None:
         """A page with room for more spans in the place of this one, or the first."""
-        count = max(_FIRST_SLOTS, len(self._slots))
+        count = max(_FIRST_ENTRIES, len(self._entries))
         while count - 1 - len(self._places) < fresh:
             count *= 2
-        slots = np.zeros((count, 4), dtype="<u8")
-        slots[: len(self._slots)] = self._slots
-        slots[0, :2] = (_MAGIC, _FORMAT)
-        slots[0, 3] = _checks(slots[:1])[0]
-        replace_file(self._path, slots.tobytes(), self._durable)
+        entries = np.zeros((count, 4), dtype="<u8")
+        entries[: len(self._entries)] = self._entries
+        entries[0, :2] = (_MAGIC, _FORMAT)
+        entries[0, 3] = _checks(entries[:1])[0]
+        replace_file(self._path, entries.tobytes(), self._durable)
         if self._file >= 0:
             os.close(self._file)
         self._file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        self._lay_out(slots)
+        self._lay_out(entries)

@@ -388,15 +388,15 @@ def one_table(line: I64) -> bool:
 
 
 @kernel
-def group(line: I64, slots: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16) -> int:
+def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16) -> int:
     """Give each row of a block the entry of its table and class; returns how many entries there are.
 
     Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
-    as many places as the block has rows (65,536 at most). `slots`, all -1, is a hash table of a power of two
-    of places, twice the rows at least; a row of the same table as the one before it does not look there.
+    as many places as the block has rows (65,536 at most). `buckets`, all -1, is a hash table whose size is a
+    power of two, and twice the rows at least; a row of the same table as the one before it does not look there.
     """
     offsets, keys = line[KEY_AT], line[KEY]
-    mask = slots.shape[0] - 1
+    mask = buckets.shape[0] - 1
     found, entry = 0, -1
     for row in range(line[ROWS]):
         begin, end = load_bounds(offsets, row)
@@ -404,14 +404,14 @@ def group(line: I64, slots: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16
         kind = _kind_of(key, end - begin)
         table = _table_of(key, kind)
         if entry < 0 or ids[entry] != table or kinds[entry] != kind:
-            slot = (((table * 3 + kind) * _HASH) >> 32) & mask
-            entry = slots[slot]
+            bucket = (((table * 3 + kind) * _HASH) >> 32) & mask
+            entry = buckets[bucket]
             while entry >= 0 and (ids[entry] != table or kinds[entry] != kind):
-                slot = (slot + 1) & mask
-                entry = slots[slot]
+                bucket = (bucket + 1) & mask
+                entry = buckets[bucket]
             if entry < 0:
                 entry = found
-                slots[slot] = found
+                buckets[bucket] = found
                 ids[found], kinds[found], counts[found] = table, kind, 0
                 found += 1
         counts[entry] += 1
@@ -542,10 +542,10 @@ def tables_of(batch: pa.RecordBatch) -> BatchTables:
     if alone:
         line[ROWS] = 1  # the first speaks for all
     places = int(line[ROWS])
-    slots = np.full(1 << (2 * places - 1).bit_length(), -1, dtype=np.int32)
+    buckets = np.full(1 << (2 * places - 1).bit_length(), -1, dtype=np.int32)
     ids, counts = np.empty(places, dtype=np.int64), np.empty(places, dtype=np.int64)
     kinds, entry_of = np.empty(places, dtype=np.uint8), np.empty(places, dtype=np.uint16)
-    found = group(line, slots, ids, kinds, counts, entry_of)
+    found = group(line, buckets, ids, kinds, counts, entry_of)
     ids, kinds, counts = ids[:found], kinds[:found], counts[:found]
     sums = np.zeros(found, dtype=np.uint64)
     if alone:
