@@ -393,7 +393,8 @@ def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U
 
     Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
     as many places as the block has rows (65,536 at most). `buckets`, all -1, is a hash table whose size is a
-    power of two, and twice the rows at least; a row of the same table as the one before it does not look there.
+    power of two, and twice the rows at least; a row of the same table as the one before it does not look
+    there.
     """
     offsets, keys = line[KEY_AT], line[KEY]
     mask = buckets.shape[0] - 1
