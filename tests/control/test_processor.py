@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.control.test_owner import ALL, ddl, task
+from tests.control.test_owner import ALL
+from tests.control.words import ddl_event as ddl
+from tests.control.words import task
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
