@@ -1,17 +1,22 @@
-"""One feed on one capture; then owner and processors together, over a post that loses, doubles and delays."""
+"""Processors: scenarios as scripts; then with an owner, over a post that loses, doubles and delays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.control.test_owner import ALL, ddl, task
+from tests.control.processor_script import HEADER, ProcessorScript
+from tests.control.test_owner import ALL
+from tests.control.words import ddl_event as ddl
+from tests.control.words import task
+from tests.scripts import run_script, scripts
 
 from tidegate.control.barrier import Barrier, DdlBatch
-from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
+from tidegate.control.ddl_log import NOTHING, KnownDdl
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
@@ -19,8 +24,6 @@ from tidegate.control.messages import (
     Checkpoint,
     Dispatch,
     DispatchResponse,
-    FromProcessor,
-    Header,
     Message,
     RangeState,
     Sync,
@@ -35,49 +38,25 @@ from tidegate.control.processor import Processor
 from tidegate.model.reports import Failed, LoadState
 from tidegate.model.span import Span
 
-HEADER = Header(7, "default/one", "f00d", 1, "a", 3, 0)
-EVERYTHING = GrantedRange(ALL, (1, 1))
 
-
-def dispatch(
-    sequence: int,
-    bound: int,
-    *,
-    incarnation: int = 1,
-    wish: Wish = Wish.RUN,
-    ranges: tuple[GrantedRange, ...] = (EVERYTHING,),
-    owner_rev: int = 1,
-) -> Dispatch:
-    header = replace(HEADER, sequence=sequence, owner_rev=owner_rev)
-    return Dispatch(header, wish, incarnation, ranges, bound, 100, load=False)
-
-
-def opened(bound: int = 200, known: int = 200, batches: Iterable[DdlBatch] = ()) -> Processor:
-    """With the spans a and b, of which the pipeline has begun to deliver."""
-    machine = Processor(HEADER)
-    assert machine.hear(dispatch(1, bound))
-    machine.open(100, [task("a"), task("b")], batches, known)
-    machine.started(1, {})
-    machine.tick(0.0)
-    return machine
-
-
-def checkpoints(said: list[FromProcessor]) -> list[int]:
-    return [one.checkpoint_ts for m in said if isinstance(m, Checkpoint) for one in m.ranges]
+@pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "processor"))
+def test_the_processor_does_what_the_script_says(path: Path, *, rewrite: bool) -> None:
+    run_script(path, ProcessorScript().run, rewrite=rewrite)
 
 
 def test_messages_are_the_documents_and_survive_the_wire() -> None:
     told = Told("b", 5, rows=7, load=LoadState(3, 1))
+    dispatch = Dispatch(HEADER, Wish.RUN, 1, (GrantedRange(ALL, (1, 1)),), 9, 100, load=False)
     messages: list[Message] = [
         Announce(HEADER, "1.0"),
-        dispatch(4, 9),
+        dispatch,
         Sync(HEADER, "1.0", 4, 1, (), (), KnownDdl(1, 2, 3)),
         DispatchResponse(HEADER, 4, 1, (), Failed("what", "where", "why", "fix", True)),
         Checkpoint(HEADER, 1, (), told, ("load/x",), KnownDdl(1, 2, 3)),
     ]
     for message in messages:
         assert parse(to_json(message), (*FROM_OWNER, *FROM_PROCESSOR)) == message
-    found = to_json(messages[1])
+    found = to_json(dispatch)
     assert found["type"] == "dispatch"
     assert found["header"]["owner-rev"] == 1
     assert found["ranges"] == [{"id": ["", ""], "token": [1, 1]}]
@@ -86,230 +65,6 @@ def test_messages_are_the_documents_and_survive_the_wire() -> None:
         parse(to_json(messages[0]), FROM_PROCESSOR)
     with pytest.raises(ValueError, match="dispatch: 'runs' is not a valid Wish"):
         parse(found | {"wish": "runs"}, FROM_OWNER)
-
-
-def test_what_is_reported_is_the_least_and_never_above_the_bound() -> None:
-    machine = opened()
-    machine.report((1, 1), 1, {"a": 150})
-    assert machine.tick(1.0) == []
-    machine.report((1, 1), 1, {"b": 140})
-    assert checkpoints(machine.tick(2.0)) == [140]
-    assert machine.tick(3.0) == [], "nothing has changed"
-    machine.report((1, 1), 1, {"a": 900, "b": 900})
-    assert checkpoints(machine.tick(4.0)) == [200], "above the bound other tables may be wanted"
-
-
-def test_a_table_that_a_ddl_adds_counts_from_the_ddl_on() -> None:
-    """It holds the checkpoint there, however far the other tables are."""
-    batch = DdlBatch(200, (ddl(200),), (task("c", 200),), frozenset({"a"}))
-    machine = opened(bound=200, known=300, batches=[batch])
-    machine.report((1, 1), 1, {"a": 250, "b": 250})
-    assert (checkpoints(machine.tick(1.0)), machine.passed()) == ([200], [])
-    machine.hear(dispatch(2, 300))
-    assert machine.passed() == [batch]
-    assert machine.spans.keys() == {"b", "c"}
-    assert checkpoints(machine.tick(2.0)) == [], "c has nothing above 200 yet"
-    machine.report((1, 1), 1, {"c": 230})
-    assert checkpoints(machine.tick(3.0)) == [230]
-
-
-def test_a_stripe_of_which_other_tables_are_wanted_stays_as_far_as_it_is() -> None:
-    wider = replace(task("a", 200), wanted=0b11)
-    narrower = replace(task("a", 210), wanted=0b10)
-    batches = [DdlBatch(200, (ddl(200),), (wider,)), DdlBatch(210, (ddl(210),), (narrower,))]
-    machine = opened(bound=200, known=300, batches=batches)
-    machine.report((1, 1), 1, {"a": 200, "b": 200})
-    assert (machine.reach, machine.wanted("a")[1]) == (200, 0)
-    machine.hear(dispatch(2, 210))
-    assert machine.reach == 200, "who is told of the spans as they are must not go past the DDL"
-    assert machine.passed() == batches[:1]
-    assert (machine.reach, machine.wanted("a")[1]) == (210, 0b11)
-    assert machine.spans["a"] == replace(wider, start_ts=200)
-    machine.report((1, 1), 1, {"a": 210, "b": 210})
-    machine.hear(dispatch(3, 300))
-    assert machine.passed() == batches[1:]
-    assert machine.spans["a"] == replace(narrower, start_ts=210)
-    assert checkpoints(machine.tick(1.0)) == [210]
-
-
-def test_beyond_a_ddl_nothing_is_reported_before_its_spans_are_among_ours() -> None:
-    """Also by a processor without any table, whose checkpoint is the bound."""
-    batch = DdlBatch(150, (ddl(150),), (task("c", 150),), frozenset("ab"))
-    machine = opened(bound=150, known=300, batches=[batch])
-    machine.report((1, 1), 1, {"a": 400, "b": 400})
-    machine.tick(1.0)
-    machine.hear(dispatch(2, 300))
-    assert checkpoints(machine.tick(2.0)) == []
-    machine.passed()
-    machine.report((1, 1), 1, {"c": 180})
-    assert checkpoints(machine.tick(3.0)) == [180]
-
-
-def test_what_was_opened_for_another_dispatch_is_not_told_under_this_one() -> None:
-    """Another filter, another instance: what was durable for the one says nothing about the other."""
-    machine = opened()
-    machine.report((1, 1), 1, {"a": 190, "b": 190})
-    assert checkpoints(machine.tick(1.0)) == [190]
-    machine.hear(dispatch(2, 200, incarnation=2))
-    machine.told = Told("the catalogue")
-    (found, *_) = machine.tick(7.0)
-    assert isinstance(found, Sync)
-    assert (found.checkpoints, [one.state for one in found.ranges]) == ([], [RangeState.PREPARING])
-    machine.open(100, [task("a"), task("b")], [], 200)
-    assert checkpoints(machine.tick(8.0)) == [100]
-
-
-def test_an_answer_that_was_lost_is_given_again() -> None:
-    machine = opened()
-    machine.failed(Failed("what", "", "", "", True))
-    machine.tick(1.0)
-    assert machine.tick(2.0) == []
-    machine.hear(dispatch(2, 250))
-    (found,) = [one for one in machine.tick(3.0) if isinstance(one, DispatchResponse)]
-    assert (found.answers, found.error) == (2, Failed("what", "", "", "", True))
-    machine.hear(dispatch(3, 250, incarnation=2))
-    assert not any(isinstance(one, DispatchResponse) for one in machine.tick(4.0))
-
-
-def test_a_table_added_late_starts_where_the_sink_already_is() -> None:
-    machine = opened(bound=200, known=300, batches=[DdlBatch(200, (ddl(200),), (task("c", 200),))])
-    machine.report((1, 1), 1, {"a": 200, "b": 200, "c": 260})
-    machine.hear(dispatch(2, 300))
-    machine.passed()
-    assert machine.spans["c"].start_ts == 260
-
-
-def test_records_of_earlier_rules_are_removed_once_the_checkpoint_passes() -> None:
-    machine = opened(bound=500, known=500)
-    assert machine.started(1, {}, {"a/old": 150, "b/old": 250, "rules/old": 250})
-
-    def over(sequence: int, stored: int, incarnation: int = 1) -> set[str]:
-        header = replace(HEADER, sequence=sequence, owner_rev=1)
-        message = Dispatch(header, Wish.RUN, incarnation, (EVERYTHING,), 500, stored, load=False)
-        assert machine.hear(message)
-        return {key for m in machine.tick(float(sequence)) if isinstance(m, Checkpoint) for key in m.over}
-
-    assert over(2, 149) == set()
-    assert over(3, 150) == {"a/old"}
-    assert over(4, 249) == set()
-    # Of an incarnation that has not begun nothing is known: it may be under those very rules.
-    assert over(5, 900, incarnation=2) == set()
-    assert machine.started(2, {}, {"a/old": 150})
-    assert over(6, 900, incarnation=2) == {"a/old"}
-    assert over(7, 901, incarnation=2) == set()
-
-
-def test_the_bound_is_never_above_the_ddl_that_is_known_here() -> None:
-    machine = opened(bound=500, known=200)
-    assert machine.bound == 200
-    machine.learn([DdlBatch(300, ())], 400)
-    assert (machine.bound, [batch.finished_ts for batch in machine.passed()]) == (400, [300])
-
-
-def test_an_idle_span_advances_to_the_bound_without_the_pipeline() -> None:
-    machine = opened(bound=250, known=400)
-    assert machine.idle_ranges({"a": 300, "b": 180}) == [("a", 100, 250), ("b", 100, 180)]
-    machine.idle("a", 100, 250)
-    machine.idle("b", 120, 180)
-    assert (machine.durable("a"), machine.durable("b")) == (250, 100), "b was said of less than is known"
-
-
-def test_what_lacks_its_beginning_is_not_received_however_far_it_is() -> None:
-    machine = opened(bound=500, known=500)
-
-    def resolved(*lacking: str) -> int:
-        machine.resolve({"a": 300, "b": 310}, lacking)
-        (found,) = (m for m in machine.tick(9.0) if isinstance(m, Checkpoint))
-        return found.ranges[0].resolved_ts
-
-    machine.report((1, 1), 1, {"a": 120, "b": 130})
-    assert resolved("a", "b") == 120
-    assert machine.report((1, 1), 1, {"a": 140})
-    assert resolved("b") == 130
-    assert machine.report((1, 1), 1, {"b": 150})
-    assert resolved() == 300
-
-
-def test_a_report_of_an_old_incarnation_or_another_token_changes_nothing() -> None:
-    machine = opened()
-    machine.hear(dispatch(2, 200, incarnation=2))
-    assert not machine.report((1, 1), 1, {"a": 150})
-    assert not machine.report((1, 0), 2, {"a": 150})
-    assert not machine.started(1, {"a": 150})
-    assert machine.durable("a") == 100
-    assert machine.report((1, 1), 2, {"a": 150})
-    assert machine.durable("a") == 150
-
-
-def test_only_the_latest_word_of_the_latest_owner_counts() -> None:
-    machine = opened(known=900)
-    assert not machine.hear(dispatch(1, 500)), "once more"
-    assert machine.hear(dispatch(3, 300))
-    assert not machine.hear(dispatch(2, 400)), "late"
-    assert machine.hear(Announce(replace(HEADER, owner_rev=2), ""))
-    assert not machine.hear(dispatch(9, 400)), "of the owner before"
-    assert not machine.hear(Announce(HEADER, ""))
-    assert not machine.hear(replace(dispatch(9, 400), header=replace(HEADER, owner_rev=2, capture="b")))
-    later = dispatch(1, 600, owner_rev=2)
-    assert not machine.hear(replace(later, header=replace(later.header, capture_epoch=2))), "before a restart"
-    assert machine.bound == 300
-    assert machine.hear(later)
-    assert machine.bound == 600
-
-
-def test_a_processor_holds_and_reports_what_was_granted_to_it() -> None:
-    machine = Processor(HEADER)
-    low, high = (GrantedRange(span, (1, 1)) for span in (Span(b"", b"b"), Span(b"c", b"")))
-    machine.hear(dispatch(1, 200, ranges=(low, high)))
-    machine.open(100, [task("a"), task("b"), task("c")], [], 200)
-    assert machine.spans.keys() == {"a", "c"}
-    machine.report((1, 1), 1, {"a": 150, "c": 170})
-    (found,) = [one for one in machine.tick(0.0) if isinstance(one, Checkpoint)]
-    assert [(one.id, one.checkpoint_ts) for one in found.ranges] == [(low.id, 150), (high.id, 170)]
-
-
-def test_everything_is_said_again_now_and_then() -> None:
-    machine = opened()
-    machine.report((1, 1), 1, {"a": 150, "b": 150})
-    machine.tick(1.0)
-    (found,) = machine.tick(6.0)
-    assert isinstance(found, Sync)
-    assert [one.state for one in found.ranges] == [RangeState.RUNNING]
-    assert [one.checkpoint_ts for one in found.checkpoints] == [150]
-
-
-def test_an_end_is_answered_to_the_dispatch_that_asked_for_it() -> None:
-    machine = opened()
-    machine.hear(dispatch(2, 200, wish=Wish.PREPARE))
-    machine.given_up()
-    machine.hear(dispatch(3, 200, wish=Wish.REST, ranges=()))
-    (found,) = machine.tick(1.0)
-    assert isinstance(found, DispatchResponse)
-    assert (found.answers, [one.state for one in found.ranges]) == (2, [RangeState.PREPARING])
-    machine.close()
-    machine.given_up()
-    (found,) = machine.tick(1.0)
-    assert isinstance(found, DispatchResponse)
-    assert (found.answers, found.ranges) == (3, [])
-
-
-def test_each_checkpoint_carries_known_ddl_from_the_stored_checkpoint_on() -> None:
-    known = DdlBatch(150, (ddl(150),)), DdlBatch(160, (ddl(160),))
-    machine = opened(bound=155, batches=known)
-    machine.hear(dispatch(2, 200))
-    machine.report((1, 1), 1, {"a": 140, "b": 140})
-    (first,) = machine.tick(1.0)
-    assert isinstance(first, Checkpoint)
-    assert (first.ddl.after, first.ddl.upto) == (100, 200)
-    machine.hear(replace(dispatch(3, 200), checkpoint=155))
-    (sync,) = (m for m in machine.tick(9.0) if isinstance(m, Sync))
-    assert (sync.ddl.after, sync.ddl.upto) == (155, 200)
-    other = DdlLog(155)
-    other.learn(known[1:], 200)
-    assert sync.ddl == other.said != first.ddl
-    machine.close()
-    (sync,) = (m for m in machine.tick(99.0) if isinstance(m, Sync))
-    assert sync.ddl == NOTHING
 
 
 # --- owner and processors together ------------------------------------------------------------------------
@@ -570,28 +325,3 @@ def test_with_a_post_that_delivers_it_gets_on() -> None:
         cluster.acknowledge()
     assert len(cluster.world.ddls_done) == len(cluster.world.ddls) == 10
     assert cluster.owner.checkpoint > 1000 + 190 * 3
-
-
-def test_what_came_for_other_ranges_is_not_told_of_those_that_may_come() -> None:
-    low, high = GrantedRange(Span(b"", b"m"), (0, 0)), GrantedRange(Span(b"m", b""), (0, 0))
-    machine = Processor(HEADER)
-    assert machine.hear(dispatch(1, 200, incarnation=0, wish=Wish.PREPARE, ranges=(low,)))
-    machine.open(100, [task("a")], [], 200)
-    machine.resolve({"a": 190})
-    assert checkpoints(machine.tick(0.0))
-    assert machine.hear(dispatch(2, 200, incarnation=0, wish=Wish.PREPARE, ranges=(high,)))
-    assert checkpoints(machine.tick(0.1)) == [], "it is open for the others still"
-
-
-def test_an_owner_learns_what_of_its_words_has_come() -> None:
-    machine = Processor(HEADER)
-
-    def heard(now: float) -> list[int]:
-        return [one.heard for one in machine.tick(now) if isinstance(one, Sync)]
-
-    machine.hear(dispatch(7, 200))
-    assert heard(0.0) == [7]
-    assert not machine.hear(replace(dispatch(9, 200), header=replace(HEADER, sequence=9, capture_epoch=1)))
-    assert heard(10.0) == [9], "it has come, although it was for the process before"
-    machine.hear(Announce(replace(HEADER, owner_rev=2, sequence=3), "1.0"))
-    assert heard(10.1) == [3], "another owner counts for itself"

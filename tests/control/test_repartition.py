@@ -1,7 +1,8 @@
 """Another number of partitions, by the real owner over a model of sink and writers, killed at every step.
 
 What must hold whatever dies when: each row is at the sink once, rows up to T by the old number and rows above
-it by the new one, on every range; and what was asked for comes about.
+it by the new one, on every range; and what was asked for comes about. The owner's scenarios are scripts:
+`testdata/owner/partitions.txt`.
 """
 
 from __future__ import annotations
@@ -10,99 +11,17 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from tests.control.test_owner import ALL, HIGH, LOW, ddl, granted, progress, running
+from tests.control.test_owner import ALL, HIGH, LOW
 
-from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.barrier import Barrier
 from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import FeedInfo, GrantedRange
-from tidegate.control.owner import Owner, Persist, SendDdl, SendRepartition, SendResolved
+from tidegate.control.owner import Owner, Persist, SendRepartition, SendResolved
 from tidegate.model.layout import Layout, first_change
 from tidegate.model.span import Span
 
 OLD, NEW = 3, 5
 RANGES = (LOW, HIGH)
-
-
-def test_nothing_passes_the_change_before_it_is_made_or_in_its_incarnation() -> None:
-    """The next incarnation continues after the change."""
-    owner = running(Barrier(200))
-    owner.report("a", 1, [progress(150)])
-    assert owner.tick(0.0) == [SendResolved(150), Persist(150)]
-    owner.resolved_done(150)
-    owner.persisted(150)
-    owner.ask_repartition(NEW)
-    owner.learn([], 210)
-    assert owner.tick(1.0) == []
-    owner.learn([], 300)
-    assert (owner.barrier.bound, owner.repartition_ts) == (210, 210)
-    owner.report("a", 1, [progress(209)])
-    assert owner.tick(2.0) == [SendResolved(209), Persist(209)]
-    owner.resolved_done(209)
-    owner.persisted(209)
-    owner.report("a", 1, [progress(210)])
-    assert owner.tick(3.0) == [SendRepartition(210, NEW), Persist(210)]
-    owner.persisted(210)
-    assert owner.tick(4.0) == []
-    owner.repartition_done(210)
-    assert owner.repartitions
-    assert owner.resolved_sent == owner.barrier.bound == 210
-    assert owner.tick(5.0) == [], "the next incarnation goes on"
-    owner.sink_lost()
-    owner.grant("a", 2, [granted()])
-    assert owner.barrier.bound == 210, "whether the change was made is known when the sink is open"
-    owner.sink_open(210)
-    assert owner.barrier.bound == 300
-
-
-def test_a_ddl_that_waits_comes_first_and_one_that_comes_later_waits() -> None:
-    owner = running(Barrier(100))
-    first, second = DdlBatch(200, (ddl(200),)), DdlBatch(400, (ddl(400),))
-    owner.barrier.learn([first], 300)
-    owner.ask_repartition(NEW)
-    owner.report("a", 1, [progress(200)])
-    assert owner.tick(0.0) == [SendDdl(first), Persist(199)]
-    assert owner.repartition_ts == 0
-    owner.ddl_done(200)
-    owner.persisted(199)
-    owner.tick(1.0)
-    owner.resolved_done(200)
-    assert owner.repartition_ts == 300
-    owner.barrier.learn([second], 500)
-    owner.report("a", 1, [progress(300)])
-    assert SendRepartition(300, NEW) in owner.tick(2.0)
-
-
-def test_a_request_can_be_withdrawn_until_it_is_sent() -> None:
-    """It waits for an initial load, and the changefeed does not wait for it at the target ts."""
-    owner = running(Barrier(200))
-    owner.ask_repartition(NEW)
-    owner.tick(0.0)
-    assert owner.repartition_ts == 200
-    owner.ask_repartition(0)
-    owner.learn([], 300)
-    assert owner.barrier.bound == 300
-    loading = running(Barrier(200, held_at=100))
-    loading.ask_repartition(NEW)
-    loading.report("a", 1, [progress(200)])
-    assert loading.tick(0.0) == []
-    assert loading.repartition_ts == 0
-    ending = running(Barrier(200, target_ts=150))
-    ending.ask_repartition(NEW)
-    ending.report("a", 1, [progress(150)])
-    assert ending.tick(0.0) == [SendResolved(150), Persist(150)]
-    assert ending.repartition_ts == 0
-
-
-def test_a_range_that_is_further_than_ddl_is_known_is_waited_for() -> None:
-    """After a loss of the event store: T must not be below what is written."""
-    owner = running(Barrier(200))
-    owner.report("a", 1, [progress(250)])
-    owner.ask_repartition(NEW)
-    owner.tick(0.0)
-    assert owner.repartition_ts == 0
-    owner.learn([], 260)
-    owner.tick(1.0)
-    assert owner.repartition_ts == 260
 
 
 def test_a_request_is_stored_with_the_changefeed_and_defaults_to_none() -> None:
@@ -229,24 +148,6 @@ class Incarnation:
                     return False
         self.bound = owner.barrier.bound
         return True
-
-
-def test_no_range_is_held_below_what_is_out_already() -> None:
-    """After a takeover DDL is known from the checkpoint on, and no range has reported: T would lie below."""
-    barrier = Barrier(200)
-    owner = Owner(200, barrier, ALL)
-    owner.grant("a", 1, [GrantedRange(ALL, (1, 1))])
-    owner.running("a", 1, [GrantedRange(ALL, (1, 1))])
-    owner.learn([], 205)
-    owner.sink_open(210, 230)
-    owner.ask_repartition(5)
-    for known in (205, 229):
-        owner.learn([], known)
-        owner.tick(0.0)
-        assert owner.repartition_ts == 0
-    owner.learn([], 230)
-    owner.tick(0.0)
-    assert owner.repartition_ts == 230
 
 
 @pytest.mark.parametrize("kills", [False, True])
