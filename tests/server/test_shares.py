@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tidegate import __version__
+from tidegate.control.barrier import DdlBatch
 from tidegate.control.gc import History
 from tidegate.control.messages import Dispatch, Header, Wish
-from tidegate.control.metadata import Grant, GrantedRange
+from tidegate.control.metadata import GRANTS_MAX, Grant, GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.node import Node
@@ -261,9 +262,11 @@ def test_a_capture_that_hears_nothing_is_lost_though_it_speaks() -> None:
         world.now += SILENT_S / 2
         peer.heard_at = world.now
         peer.has(4)
-    assert "has been silent" in world.sharing.lost(world.now)
+    assert "has received nothing from the owner" in world.sharing.lost(world.now, 0)
     peer.has(5)
-    assert world.sharing.lost(world.now) == ""
+    assert world.sharing.lost(world.now, 0) == ""
+    world.now += 2 * SILENT_S
+    assert "has been silent" in world.sharing.lost(world.now, 0)
 
 
 def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
@@ -279,7 +282,7 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
                 world.peers["a"].knows(world.peers["a"].known + 1)
             for peer in world.peers:
                 peer.heard_at = world.now
-            if why := world.sharing.lost(world.now):
+            if why := world.sharing.lost(world.now, 0):
                 return why
         return ""
 
@@ -291,6 +294,85 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
     assert passes(int(CUT_OFF_S) // 2, known=True) == ""
     assert "received nothing from upstream" in passes(int(CUT_OFF_S), known=True)
     assert world.sharing.able() == ["a"]
+
+
+def reads_on(world: World, *readers: str, owner: bool, seconds: float = CUT_OFF_S + 20) -> list[str]:
+    """Why captures are given up while some captures, and the owner or not, read on in DDL."""
+    said, known = [], max(peer.known for peer in world.peers)
+    for step in range(1, int(seconds // 5)):
+        world.now += 5
+        for peer in world.peers:
+            peer.heard_at = world.now
+            if peer.capture in readers:
+                peer.knows(known + step)
+        if why := world.sharing.lost(world.now, known + step if owner else 1):
+            said.append(why)
+    return said
+
+
+def test_a_capture_that_delivers_alone_is_compared_with_the_owner() -> None:
+    world = World("b")
+    world.run(b=ALL)
+    world.peers["b"].knows(5)
+    assert not reads_on(world, owner=False), "upstream reaches nobody"
+    assert not reads_on(world, "b", owner=True)
+    assert "capture b has received nothing from upstream" in reads_on(world, owner=True)[0]
+    assert not world.sharing.is_owner_cut_off
+
+
+@pytest.mark.parametrize("delivers", [True, False])
+def test_an_owner_that_upstream_does_not_reach_is_to_resign(delivers: bool) -> None:
+    world, cut = World("b"), TABLES[2].span.start
+    if delivers:
+        world.run(a=Span(b"", cut), b=Span(cut, b""))
+    else:
+        world.run(b=ALL)
+    assert not reads_on(world, "b", owner=True)
+    assert not world.sharing.is_owner_cut_off
+    assert not reads_on(world, "b", owner=False), "it is not left out: who is to decide then?"
+    assert world.sharing.is_owner_cut_off
+    reads_on(world, "b", owner=True, seconds=30)
+    assert not world.sharing.is_owner_cut_off, "it is reached again"
+
+
+def test_an_owner_that_is_cut_off_hides_nobody_else() -> None:
+    world = World("b", "c")
+    world.run(a=Span(b"", b"m"), b=Span(b"m", b"p"), c=Span(b"p", b""))
+    assert "capture c" in reads_on(world, "b", owner=False)[0]
+    assert world.sharing.is_owner_cut_off
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_tables_that_come_and_go_give_a_taker_no_more_time(ready: bool) -> None:
+    world = World("b", "c")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.node.drained.add("b")
+    world.peers["c"].ready = ready  # it receives nothing either way
+    for step in range(int(WARM_MAX_S // 60) + 2):
+        assert world.better()[0] == ""
+        assert bool(world.peers["c"].failures) == (step * 60 > WARM_MAX_S), step
+        world.sharing.passed(DdlBatch(100 + step, 0, (), (table_task(50 + step, 1),), ()))
+        world.now += 60
+        for peer in world.peers:
+            peer.heard_at = world.now
+    assert world.better()[0] == ""
+    world.peers["a"].received = NOW
+    assert world.better()[0], "b is drained without c"
+    assert world.sharing.divide(world.sharing.now, shared=True) == {"a": (ALL,)}
+
+
+def test_many_captures_are_replaced_in_several_rounds() -> None:
+    """All grants that a division compares or writes fit into one transaction of etcd."""
+    old = ["a", *(f"o{number:02}" for number in range(99))]
+    world = World(*old[1:], *(f"n{number:02}" for number in range(100)))
+    world.sharing.begin([table_task(table, 1) for table in range(1, 400)])
+    world.node.drained |= set(old)
+    before = {name: [table_task(table, 1).span] for table, name in enumerate(old, start=1)}
+    first = world.sharing._divided(world.sharing.able(), before, shared=True)
+    assert len(before.keys() | first.keys()) == GRANTS_MAX
+    second = world.sharing._divided(world.sharing.able(), {n: list(s) for n, s in first.items()}, shared=True)
+    assert len(second) == 100
 
 
 @pytest.mark.parametrize("ready", [True, False])

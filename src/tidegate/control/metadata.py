@@ -40,6 +40,9 @@ SELECT_VALUE: Final = "SELECT value FROM kv WHERE key = ?"
 """How a process that only has the SQLite file reads one key (a committed value, never a stale one)."""
 
 
+GRANTS_MAX: Final = 120
+"""Captures that have ranges of a changefeed or get some, in one division. All their grants are compared or
+written in one transaction of etcd, which takes 128 keys."""
 CAPTURES_MAX: Final = 100
 """At most so many get ranges of one changefeed: their grants are stored in one transaction of etcd."""
 

@@ -71,6 +71,7 @@ from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_watch import LOOK_S, SinkWatch
+from tidegate.server.membership import unreached
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, open_sink
 from tidegate.server.peers import (
@@ -426,7 +427,10 @@ class Feed(FeedLife):
         gone = [peer.capture for peer in away]
         self.peers.forget(gone)
         self.sharing.forget(gone)
-        self._reshare = self._reshare or self.sharing.lost(now)
+        known = self.owner.barrier.resolved if self.owner is not None else None
+        self._reshare = self._reshare or self.sharing.lost(now, known)
+        if self.sharing.is_owner_cut_off:
+            node.lost(unreached(self.id))
         if not self._reshare and self.waiting_for != PIPELINE_STARTS:
             shared = self.may_be_shared and not self.loading
             self._reshare, prepare = self.sharing.better(now, self.resolved_ts, shared=shared)
@@ -645,8 +649,6 @@ class Feed(FeedLife):
             self.history.safe_point,
             peer.coming if grant is not None else (),
         )
-        if not peer.runs:
-            peer.behind_s = 0.0
         peer.asked, peer.asked_at = message, self.node.clock.monotonic()
         peer.given_up.clear()
         self._say(peer, message)

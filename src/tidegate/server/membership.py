@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.control.metadata import FeedId
 from tidegate.disk import replace_file
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.etcd.client import EtcdClient
@@ -37,6 +38,17 @@ class SessionLost(Fenced):
 
 class Resigned(Fenced):
     """It was asked to let another capture own the feeds."""
+
+
+def unreached(feed: FeedId) -> Resigned:
+    """Upstream reaches other captures and not the owner, whose bound then holds back all of them."""
+    return Resigned(
+        "The capture resigns as owner, because upstream does not reach it.",
+        where=f"changefeed {feed}",
+        why="other captures receive changes, and this one has received none for minutes",
+        fix="check the network between this capture and PD and TiKV; another capture owns the changefeeds "
+        "meanwhile",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ SHUN_S: Final = 10.0
 """A capture that has failed is left out for this time while others are able; after the next failure for twice
 the time, and so on."""
 SHUN_MAX_S: Final = 600.0
+FAILURES_MAX: Final = 7
+"""From this failure on it is left out for `SHUN_MAX_S`."""
 FORGIVEN_S: Final = 1200.0
 """After this time without a failure the next one counts as the first."""
 WARM_S: Final = 2.0
@@ -42,8 +44,8 @@ WARM_MAX_S: Final = 600.0
 application runs."""
 
 CUT_OFF_S: Final = 300.0
-"""A capture that delivers, and has read no further in the history of DDL while others did for so long, is cut
-off from upstream. Opening a catalogue of 100,000 tables takes less."""
+"""A capture that owns or delivers the changefeed, and has read no further in the history of DDL while others
+did for so long, is cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
 STEP_MAX_S: Final = 10.0
 """Of the time between two steps of the others so much counts: if upstream stands still, nobody is behind."""
 
@@ -75,8 +77,6 @@ class Peer:
     """Of the first message to it that it has not said it has, the sequence, and when it was sent."""
     known: int = 0
     """Up to where it knows DDL."""
-    behind_s: float = 0.0
-    """For how long others have read on in DDL while it has not."""
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
@@ -98,6 +98,8 @@ class Peer:
     failed_at: float = float("-inf")
     coming: tuple[Span, ...] = ()
     """The ranges for which it prepares."""
+    warming_since: float = float("inf")
+    """Since when it prepares without having been ready, and having received something."""
     told: Told = field(default_factory=Told)
 
     @property
@@ -126,6 +128,10 @@ class Peer:
         self.failures = 1 if now - self.failed_at > FORGIVEN_S else self.failures + 1
         self.failed_at = now
 
+    def fails_to_warm(self, now: float) -> None:
+        """It was waited for in vain. Others must have the time to prepare for what it was to take."""
+        self.failures, self.failed_at, self.warming_since = FAILURES_MAX, now, now
+
     def may_try(self, now: float) -> bool:
         """Whether it is to be given ranges again while others are able."""
         shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
@@ -133,8 +139,11 @@ class Peer:
 
     def answers(self, owner_rev: int, now: float) -> bool:
         """Whether it can be asked for something: it speaks to us, and has what we say to it."""
-        is_deaf = self.unheard is not None and now - self.unheard[1] > SILENT_S
-        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S and not is_deaf
+        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S and not self.is_deaf(now)
+
+    def is_deaf(self, now: float) -> bool:
+        """Whether it does not confirm what we say to it."""
+        return self.unheard is not None and now - self.unheard[1] > SILENT_S
 
     def say(self, sequence: int, now: float) -> None:
         """Note a message to it."""
@@ -148,8 +157,7 @@ class Peer:
 
     def knows(self, upto: int) -> None:
         """It says up to where it knows DDL."""
-        if upto > self.known:
-            self.known, self.behind_s = upto, 0.0
+        self.known = max(self.known, upto)
 
 
 class Peers:
@@ -157,8 +165,12 @@ class Peers:
 
     def __init__(self) -> None:
         self._all: dict[str, Peer] = {}
-        self._first, self._first_at = 0, 0.0
-        """Up to where the first of those that run knows DDL, and since when."""
+        self._first_at = 0.0
+        """Since when the one that has read furthest in DDL is there."""
+        self._read: dict[str, int] = {}
+        """Up to where each has read DDL."""
+        self._behind_s: dict[str, float] = {}
+        """For how long others have read on in DDL while one has not."""
 
     def __getitem__(self, capture: str) -> Peer:
         found = self._all.get(capture)
@@ -183,17 +195,25 @@ class Peers:
         """Those that are to deliver."""
         return [peer for peer in self if peer.runs]
 
-    def cut_off(self, now: float) -> Peer | None:
-        """One that runs and to which nothing comes from upstream, while it comes to others."""
-        first = max((peer.known for peer in self.running), default=0)
-        if first <= self._first:
-            return None
-        step_s = min(now - self._first_at, STEP_MAX_S)
-        self._first, self._first_at = first, now
-        for peer in self.running:
-            if peer.known < first:
-                peer.behind_s += step_s
-        return next((peer for peer in self.running if peer.behind_s > CUT_OFF_S), None)
+    def cut_off(self, now: float, owner: str, owner_knows: int | None) -> list[str]:
+        """Those that receive nothing from upstream while others do: of all that run, and the owner.
+
+        `owner_knows`: up to where the owner itself has read DDL, whether it delivers or not; None: it has not
+        begun to read.
+        """
+        known = {peer.capture: peer.known for peer in self.running}
+        if owner_knows is not None:
+            known[owner] = max(known.get(owner, 0), owner_knows)
+        first = max(known.values(), default=0)
+        if first > max(self._read.values(), default=0):
+            step_s, self._first_at = min(now - self._first_at, STEP_MAX_S), now
+            self._behind_s = {
+                name: self._behind_s.get(name, 0.0) + step_s
+                for name, upto in known.items()
+                if upto <= self._read.get(name, 0) and upto < first
+            }
+            self._read = known
+        return [name for name, behind_s in self._behind_s.items() if behind_s > CUT_OFF_S and name in known]
 
     def load(self) -> LoadState:
         """How far the initial load is on all that run."""

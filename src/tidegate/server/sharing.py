@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from tidegate import __version__
 from tidegate.clock import Clock
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.control.metadata import CAPTURES_MAX
+from tidegate.control.metadata import CAPTURES_MAX, GRANTS_MAX
 from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
@@ -100,8 +100,9 @@ class Sharing:
     """For what the shares were found to be as good as any: they are not compared again and again."""
     _planned_for: object = None
     """For what `aim` was planned."""
+    is_owner_cut_off: bool = False
+    """Whether upstream does not reach the owner, although it reaches others: then it must resign."""
     _looked_at: float = float("-inf")
-    _warming_since: float = float("inf")
     _asked_for: bool = False
     _by_hand: tuple[frozenset[int], str] | None = None
     """Tables that are to be moved, and the capture that is to have them."""
@@ -148,7 +149,9 @@ class Sharing:
             there = [name for name in able if before.get(name)]
             found = self._divided(there or able, before, shared=shared)
         self.aim = self.next = None
-        self._warming_since, self._asked_for = float("inf"), False
+        self._asked_for = False
+        for peer in self.peers:
+            peer.warming_since = self.node.clock.monotonic()
         return found
 
     def _is_kept(self, able: Collection[str]) -> bool:
@@ -179,6 +182,10 @@ class Sharing:
     ) -> Shares:
         if self.stays:
             return {self.node.capture: (self.wanted,)}
+        # Those that are too many for one transaction get ranges with the next division.
+        others = [name for name in able if not before.get(name)]
+        left_out = set(others[max(1, GRANTS_MAX - sum(map(bool, before.values()))) :])
+        able = [name for name in able if name not in left_out]
         if len(able) == 1 or not self.tasks:
             return {able[0]: (self.wanted,)}
         pieces, _ = self.pieces
@@ -275,8 +282,12 @@ class Sharing:
         self._looked_at = now
         return True
 
-    def lost(self, now: float) -> str:
-        """Why those who deliver now cannot go on so; empty: they can."""
+    def lost(self, now: float, known: int | None) -> str:
+        """Why those who deliver now cannot go on so; empty: they can.
+
+        `known`: up to where the owner knows DDL; None: it has not begun to read.
+        Also sets `is_owner_cut_off`.
+        """
         there = self.node.others()
         for peer in self.peers.running:
             if peer.capture == self.node.capture:
@@ -284,10 +295,14 @@ class Sharing:
             if peer.capture not in there:
                 return f"capture {peer.capture} is gone"
             if not peer.answers(self.node.owner_rev, now):
-                return f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
-        if (cut_off := self.peers.cut_off(now)) is not None and cut_off.capture != self.node.capture:
-            cut_off.fails(now)
-            return f"capture {cut_off.capture} has received nothing from upstream for {CUT_OFF_S:.0f} s"
+                what = "has received nothing from the owner" if peer.is_deaf(now) else "has been silent"
+                return f"capture {peer.capture} {what} for {SILENT_S:.0f} s"
+        cut_off = self.peers.cut_off(now, self.node.capture, known)
+        self.is_owner_cut_off = self.node.capture in cut_off
+        for name in cut_off:
+            if name != self.node.capture:
+                self.peers[name].fails(now)
+                return f"capture {name} has received nothing from upstream for {CUT_OFF_S:.0f} s"
         return ""
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
@@ -310,26 +325,31 @@ class Sharing:
             after = self._divided(able, before, shared=shared, tolerance=tolerance)
             self._planned_for, self._is_by_hand = known[:-1], False
         if not self._is_worth_it(before, after):
-            self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
+            self._best_for, self._asked_for = known, False
             self.aim = self._by_hand = None
             return "", []
         takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}
         waits = [self.peers[name] for name, ranges in takers.items() if ranges]
         prepare = [peer for peer in waits if peer.coming != takers[peer.capture]]
         for peer in prepare:
+            # Tables that come and go change the ranges again and again. Who cannot take any must not get
+            # more time for that: all other moves wait for it.
+            if not peer.coming or (peer.ready and peer.received):
+                peer.warming_since = now
             peer.coming, peer.received = takers[peer.capture], 0
-        self.aim, self._warming_since = after, min(now, self._warming_since) if is_planned else now
+        self.aim = after
         warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
         if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
             self.next = after
             return f"other shares are better: {', '.join(sorted(after))}", prepare
-        if now - self._warming_since <= WARM_MAX_S:
-            return "", prepare
-        if unable := [peer for peer in waits if not peer.ready or not peer.received]:
+        late = [peer for peer in waits if now - peer.warming_since > WARM_MAX_S]
+        if unable := [peer for peer in late if not peer.ready or not peer.received]:
             # While it prepares upstream keeps history for it, and nothing else is moved.
             for peer in unable:
-                peer.fails(now)
+                peer.fails_to_warm(now)
             self._planned_for = None
+            return "", prepare
+        if not late or any(not peer.ready or not peer.received for peer in waits):
             return "", prepare
         self.next = after
         return (

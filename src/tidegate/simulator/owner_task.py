@@ -596,7 +596,8 @@ class OwnerTask:
         gone = [peer.capture for peer in away]
         self.peers.forget(gone)
         sharing.forget(gone)
-        self._reshare = self._reshare or sharing.lost(now)
+        known = self.owner.barrier.resolved if self.owner is not None else None
+        self._reshare = self._reshare or sharing.lost(now, known)
         if not self._reshare and not self._starting and self.owner is not None:
             self._reshare, prepare = sharing.better(now, self.owner.resolved, shared=True)
             if not self._reshare:
