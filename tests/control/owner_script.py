@@ -1,6 +1,6 @@
 """Scripts of an owner: `testdata/owner/*.txt`. A command is a call of `Owner`, named as the call is.
 
-What is in brackets may be left out.
+Brackets mark optional parts.
 
     owner checkpoint=100 known=100 [target=0] [load=0] [wanted=..]
           [resolved-interval=0.1s] [quiet-interval=0s]

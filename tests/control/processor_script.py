@@ -1,6 +1,6 @@
 """Scripts of a processor: `testdata/processor/*.txt`. A command is a call of `Processor`.
 
-What is in brackets may be left out.
+Brackets mark optional parts.
 
     processor [epoch=3]                                   of capture a
     announce [owner=1] [sequence=0] [epoch=3] [capture=a]
