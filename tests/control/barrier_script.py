@@ -12,10 +12,14 @@ Each prints where ranges and checkpoint may go then.
 
 from __future__ import annotations
 
-from tests.control.words import ddl, known
+from typing import Final
+
+from tests.control.words import DDL_OPTIONS, check, ddl, known
 from tests.scripts import Command
 
 from tidegate.control.barrier import Barrier
+
+OPTIONS: Final = {"barrier": "known target load", "ddl": DDL_OPTIONS}
 
 
 class BarrierScript:
@@ -26,6 +30,7 @@ class BarrierScript:
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
+        check(command, OPTIONS.get(command.name, "").split())
         if command.name == "barrier":
             self._barrier = Barrier(
                 command.number("known"), command.number("target", 0), command.number("load", 0)

@@ -1,18 +1,21 @@
 """Scripts of an owner: `testdata/owner/*.txt`. A command is a call of `Owner`, named as the call is.
 
-owner checkpoint=100 known=100 [target=] [load=] [wanted=..] [resolved-interval=0.1s] [quiet-interval=0s]
-grant a ..m [incarnation=1] [token=1.1]        a capture begins an incarnation with these ranges
-running a ..m [incarnation=1] [token=1.1]      and delivers them now
-report a ..m checkpoint=120 [resolved=] [incarnation=1] [token=1.1]
-ddl ts=200 [alter ...] [adds=c] [drops=a] [known=200]
-ddl known=300                                  there is no other DDL up to there
-says a [ddl=150,160/x] upto=170 [after=100]    what a capture knows of DDL; 160/x drops the span x
-says a nothing                                 it has nothing open, and knows of no DDL
-sink-open [resolved=0] [ddl=0]; sink-lost      with what its journal holds
-tick now=1s; due now=1s; synced 350
-ddl-done 200; resolved-done 200; repartition-done 200; load-done; persisted 199; persist-failed
-ask-repartition 5
-state                                          all that an operator sees
+Brackets mark optional parts.
+
+    owner checkpoint=100 known=100 [target=0] [load=0] [wanted=..]
+          [resolved-interval=0.1s] [quiet-interval=0s]
+    grant a ..m [incarnation=1] [token=1.1]        a capture begins an incarnation with these ranges
+    running a ..m [incarnation=1] [token=1.1]      and delivers them now
+    report a ..m checkpoint=120 [resolved=0] [incarnation=1] [token=1.1]
+    ddl ts=200 [alter ...] [adds=c] [drops=a] [known=200]
+    ddl known=300                                  there is no other DDL up to there
+    says a [ddl=150,160/x] upto=170 [after=100]    what a capture knows of DDL; 160/x drops the span x
+    says a nothing                                 it has nothing open, and knows of no DDL
+    sink-open [resolved=0] [ddl=0]; sink-lost      with what its journal holds
+    tick now=1s; due now=1s; synced 350
+    ddl-done 200; resolved-done 200; repartition-done 200; load-done; persisted 199; persist-failed
+    ask-repartition 5
+    state                                          all that an operator sees
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Callable
 from math import isinf
 from typing import Final
 
-from tests.control.words import ddl, granted, keys, known, listed, names, seconds, shown
+from tests.control.words import DDL_OPTIONS, check, ddl, granted, keys, known, listed, names, seconds, shown
 from tests.scripts import Command
 
 from tidegate.control.barrier import Barrier, DdlBatch
@@ -40,6 +43,7 @@ class OwnerScript:
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
+        check(command, OPTIONS.get(command.name, "").split())
         if command.name == "owner":
             return self._begin(command)
         act = ACTS.get(command.name)
@@ -176,6 +180,17 @@ def _call_with_number(act: Callable[[Owner, int], object]) -> Callable[[OwnerScr
     return run
 
 
+OPTIONS: Final = {
+    "owner": "checkpoint known target load wanted resolved-interval quiet-interval",
+    "grant": "incarnation token",
+    "running": "incarnation token",
+    "report": "checkpoint resolved incarnation token",
+    "ddl": DDL_OPTIONS,
+    "says": "ddl upto after",
+    "sink-open": "resolved ddl",
+    "tick": "now",
+    "due": "now",
+}
 ACTS: Final[dict[str, Callable[[OwnerScript, Command], str]]] = {
     "grant": OwnerScript._grant,
     "running": OwnerScript._running,

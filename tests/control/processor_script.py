@@ -1,19 +1,22 @@
 """Scripts of a processor: `testdata/processor/*.txt`. A command is a call of `Processor`.
 
-processor [epoch=3]                                   of capture a
-announce owner=1 [sequence=]
-dispatch 2 .. [owner=1] [epoch=3] [capture=a] [wish=run] [incarnation=1] [token=1.1] [bound=] [checkpoint=100]
-open a b checkpoint=100 known=200                     the spans there are at the checkpoint
-ddl ts=200 [alter ...] [adds=c,d/10] [drops=a] [known=300]
-passed                                                DDL that the bound has left behind
-started a=150 [incarnation=1] [outlived=old/150]      its pipeline begins; records that matter up to a ts
-report a=150 b=140 [incarnation=1] [token=1.1]        its pipeline has delivered up to there
-frontier a=300 b=180                                  which spans may advance without the pipeline
-idle a after=100 upto=250                             no row of it lies between
-received a=300 b=310 [lacking=a]
-failed WHY; given-up; confirm; close; says WAITING-FOR
-tick now=1s                                           the messages to the owner
-state                                                 what the pipeline may do
+Brackets mark optional parts.
+
+    processor [epoch=3]                                   of capture a
+    announce [owner=1] [sequence=0] [epoch=3] [capture=a]
+    dispatch 2 .. [wish=run] [incarnation=1] [token=1.1] [bound=200] [checkpoint=100]
+                  [owner=1] [epoch=3] [capture=a]
+    open a b [checkpoint=100] known=200                   the spans there are at the checkpoint
+    ddl ts=200 [alter ...] [adds=c,d/10] [drops=a] [known=300]
+    passed                                                DDL that the bound has left behind
+    started a=150 [incarnation=1] [outlived=old/150]      its pipeline begins; records that matter up to a ts
+    report a=150 b=140 [incarnation=1] [token=1.1]        its pipeline has delivered up to there
+    frontier a=300 b=180                                  which spans may advance without the pipeline
+    idle a after=100 upto=250                             no row of it lies between
+    received a=300 b=310 [lacking=a]
+    failed WHY; given-up; confirm; close; says WAITING-FOR
+    tick now=1s                                           the messages to the owner
+    state                                                 what the pipeline may do
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from tests.control.words import ddl, granted, known, listed, names, seconds, shown, task
+from tests.control.words import DDL_OPTIONS, check, ddl, granted, known, listed, names, seconds, shown, task
 from tests.scripts import Command
 
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -60,6 +63,8 @@ class ProcessorScript:
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
+        if command.name not in OF_SPANS:
+            check(command, OPTIONS.get(command.name, "").split())
         if command.name == "processor":
             self._processor = Processor(replace(HEADER, capture_epoch=command.number("epoch", 3)))
             self._history = []
@@ -217,6 +222,17 @@ def _call(act: Callable[[Processor], object]) -> Callable[[ProcessorScript, Comm
     return run
 
 
+OPTIONS: Final = {
+    "processor": "epoch",
+    "announce": "owner sequence epoch capture",
+    "dispatch": "wish incarnation token bound checkpoint owner epoch capture",
+    "open": "checkpoint known",
+    "ddl": DDL_OPTIONS,
+    "idle": "after upto",
+    "tick": "now",
+}
+OF_SPANS: Final = frozenset({"started", "report", "frontier", "received"})
+"""Commands in which each other option is a span and a ts."""
 ACTS: Final[dict[str, Callable[[ProcessorScript, Command], str]]] = {
     "announce": ProcessorScript._announce,
     "dispatch": ProcessorScript._dispatch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ TOKEN = (1, 1)
 @pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "owner"))
 def test_the_owner_does_what_the_script_says(path: Path, *, rewrite: bool) -> None:
     run_script(path, OwnerScript().run, rewrite=rewrite)
+
+
+def test_the_example_in_contributing_is_what_the_owner_does(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    (example,) = re.findall(r"^```\n(# Promise: .*?)^```", page, re.MULTILINE | re.DOTALL)
+    path = tmp_path / "example.txt"
+    path.write_text(example)
+    run_script(path, OwnerScript().run, rewrite=False)
 
 
 def granted(*spans: Span) -> list[GrantedRange]:

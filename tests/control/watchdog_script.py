@@ -1,15 +1,17 @@
-"""Scripts of a watchdog: `testdata/watchdog/*.txt`. Its keeper looks at it once a second.
+"""Scripts of a watchdog: `testdata/watchdog/*.txt`. A command is time that passes, or what changes.
 
-watchdog patience=60s [work=rows] [report=0]     at 0 s, with a first look
-wait 59s                                         a look every second, for so long or until it is hung
-work [rows of span a]; report 7; patience 300s   what it has to do and has reported, from the next look on
-pause 86400s                                     the keeper does not look for so long, then once
-clock 10s                                        the clock is set to that, then a look
+The keeper looks at it once a second.
+
+    watchdog patience=60s [work=rows] [report=0]     at 0 s, with a first look
+    wait 59s                                         a look every second for that time, or until it is hung
+    work [rows of span a]; report 7; patience 300s   what it has to do and has reported, from the next look on
+    pause 86400s                                     the keeper does not look for that time, then looks once
+    clock 10s                                        the clock is set to that, then a look
 """
 
 from __future__ import annotations
 
-from tests.control.words import seconds, seconds_of
+from tests.control.words import check, seconds, seconds_of
 from tests.scripts import Command
 
 from tidegate.control.watchdog import Hung, Watchdog
@@ -25,6 +27,7 @@ class WatchdogScript:
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
+        check(command, ("patience", "work", "report") if command.name == "watchdog" else ())
         words = " ".join(command.words)
         match command.name:
             case "watchdog":

@@ -11,6 +11,7 @@ The commands are each machine's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from tests.scripts import Command
 
@@ -18,6 +19,16 @@ from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
+
+DDL_OPTIONS: Final = "ts adds drops known"
+"""Of a command that brings DDL."""
+
+
+def check(command: Command, options: Iterable[str]) -> None:
+    """A misspelled option would leave a default in force, and the script would test something else."""
+    unknown = command.options.keys() - set(options)
+    if unknown:
+        raise ValueError(f"{command.where}: '{command.name}' has no option {listed(sorted(unknown))}")
 
 
 def keys(word: str) -> Span:
