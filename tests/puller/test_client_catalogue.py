@@ -14,16 +14,13 @@ from random import Random
 import numpy as np
 
 from tests.puller.wire import resolved_message, rows_message
-from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
-from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget
 from tidegate.puller.match.matcher import Kind, Row
 from tidegate.puller.range_lock import Locked, RangeLock
-from tidegate.puller.region_feed import Failed, History, Reason, RegionFeed, Relocate, pause_s
 
 NEVER = (1 << 64) - 1
 """Upstream's start ts where a test does not care."""
@@ -195,29 +192,6 @@ def test_region_id_cache_a_region_that_keeps_its_id_moves_its_own_mark() -> None
     left, right = one.register(span("a", "b"), 1, 2), one.register(span("b", "c"), 2, 2)
     assert one.forward(old, 90) == 5, "what is still under way for the old range moves nothing"
     assert [one.forward(left, 20), one.forward(right, 30)] == [5, 20]
-
-
-# --- failures and back-off ---------------------------------------------------------------------------
-
-
-def test_retry_backoff_survives_a_change_of_the_region_id() -> None:
-    failed = Failed(cdcpb.Error(congested=cdcpb.Congested()))
-    history = History()
-    for attempts, region in ((1, 4), (2, 9), (3, 11)):
-        [effect] = RegionFeed(
-            span("a", "z"), RegionInfo(region, b"", b"", 2, 1, 41, 1), history, Random(1)
-        ).step(failed)
-        assert isinstance(effect, Relocate)
-        history = effect.history
-        assert history.attempts == attempts
-    longest = [max(pause_s(Reason.CONGESTED, n, Random(seed)) for seed in range(50)) for n in range(4)]
-    assert longest == sorted(set(longest)), "and grows with it"
-
-
-def test_pending_retries_coalesce_an_ended_registration_asks_nothing_more() -> None:
-    feed = RegionFeed(span("a", "z"), RegionInfo(4, b"", b"", 2, 1, 41, 1), History(), Random(1))
-    failed = Failed(cdcpb.Error(region_not_found={"region_id": 4}))
-    assert [len(feed.step(failed)), len(feed.step(failed)), len(feed.step(failed))] == [1, 0, 0]
 
 
 # --- what comes on a stream --------------------------------------------------------------------------
