@@ -1,8 +1,8 @@
 """Tests of TiCDC's range lock, span frontier and streams by their own names, setups and expectations.
 
 Source: tiflow `cdc/kv/regionlock`, `cdc/puller/frontier`, `cdc/kv/shared_*_test.go`; ticdc
-`logservice/logpuller`. Matcher and region state: `test_matcher_catalogue`. Which is which, and what has no
-meaning here: docs/upstream-tests.md.
+`logservice/logpuller`. Matcher, region state and most of the range lock are scripts, in `testdata`. Which is
+which, and what has no meaning here: docs/upstream-tests.md.
 """
 
 from __future__ import annotations
