@@ -108,12 +108,6 @@ def test_without_marks_row_mode_takes_values_that_are_not_free() -> None:
     assert broken > 30
 
 
-def test_transaction_mode_ignores_marks() -> None:
-    flow = Flow(fresh((0, 1), Mode.TRANSACTION), Mode.TRANSACTION, (), None)
-    flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=((10, 5),)) for p in (0, 1)])
-    assert flow.next_step(100) == Rows({0: 20, 1: 20})
-
-
 def stepped(flow: Flow) -> dict[int, int] | None:
     step = flow.next_step(100)
     if step is None:
@@ -121,19 +115,6 @@ def stepped(flow: Flow) -> dict[int, int] | None:
     assert isinstance(step, Rows)
     flow.assembler.take(step.bounds)
     return dict(step.bounds)
-
-
-def test_partitions_come_below_a_mark_then_pass_it_together_then_go_on() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    flow.take([Fetched(0, 9, resolved=((20, 8),), aligns=((10, 5),))])
-    assert stepped(flow) == {0: 9, 1: 0}
-    flow.take([Fetched(1, 9, resolved=((9, 4),))])
-    assert stepped(flow) == {0: 9, 1: 9}
-    assert stepped(flow) is None, "partition 1 may have more of ts 10"
-    flow.take([Fetched(1, 20, resolved=((30, 18),), aligns=((10, 12), (25, 15)))])
-    assert stepped(flow) == {0: 20, 1: 20}, "the mark of 10 is below what both may apply"
-    assert stepped(flow) == {0: 20, 1: 24}
-    assert stepped(flow) is None
 
 
 def test_marks_that_all_partitions_may_pass_cost_one_step() -> None:
@@ -192,29 +173,6 @@ def test_marks_of_two_tables_may_be_in_another_order_on_another_partition() -> N
     orders = [((10, 5), (12, 6)), ((12, 5), (10, 6))]
     flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=aligns) for p, aligns in enumerate(orders)])
     assert [stepped(flow), stepped(flow)] == [{0: 20, 1: 20}, None]
-
-
-def test_a_restart_reads_a_mark_again_that_was_not_reached() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    aligns = ((10, 5),)
-    flow.take([Fetched(0, 12, resolved=((20, 11),), aligns=aligns), Fetched(1, 9, resolved=((9, 8),))])
-    assert stepped(flow) == {0: 9, 1: 9}
-    kept = flow.position(9).partitions[0]
-    assert kept == PartitionPosition(offset=5, applied=9, watermark=9)
-    again = Flow(flow.position(9), Mode.ROW, (), None)
-    again.take([Fetched(0, 12, resolved=((20, 11),), aligns=aligns), Fetched(1, 12, resolved=((9, 8),))])
-    assert stepped(again) is None
-    again.take([Fetched(1, 20, resolved=((15, 18),), aligns=((10, 12),))])
-    assert stepped(again) == {0: 15, 1: 15}
-    assert again.position(15).partitions[0] == PartitionPosition(offset=12, applied=15, watermark=20)
-
-
-def test_a_mark_that_comes_again_behind_its_ts_is_done_with() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=((10, 5),)) for p in (0, 1)])
-    assert stepped(flow) == {0: 20, 1: 20}
-    flow.take([Fetched(0, 19, resolved=((30, 18),), aligns=((10, 15),))])
-    assert stepped(flow) == {0: 30, 1: 20}
 
 
 def test_with_many_marks_ahead_only_the_partitions_that_lag_are_read_on() -> None:

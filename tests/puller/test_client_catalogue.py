@@ -1,8 +1,8 @@
 """Tests of TiCDC's range lock, span frontier and streams by their own names, setups and expectations.
 
 Source: tiflow `cdc/kv/regionlock`, `cdc/puller/frontier`, `cdc/kv/shared_*_test.go`; ticdc
-`logservice/logpuller`. Matcher and region state: `test_matcher_catalogue`. Which is which, and what has no
-meaning here: docs/upstream-tests.md.
+`logservice/logpuller`. Matcher, region state and most of the range lock are scripts, in `testdata`. Which is
+which, and what has no meaning here: docs/upstream-tests.md.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ import threading
 from random import Random
 
 import numpy as np
-import pytest
 
 from tests.puller.wire import resolved_message, rows_message
-from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
-from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget
 from tidegate.puller.match.matcher import Kind, Row
-from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
-from tidegate.puller.region_feed import Failed, History, Reason, RegionFeed, Relocate, pause_s
+from tidegate.puller.range_lock import Locked, RangeLock
 
 NEVER = (1 << 64) - 1
 """Upstream's start ts where a test does not care."""
@@ -32,10 +28,6 @@ NEVER = (1 << 64) - 1
 
 def span(start: str, end: str) -> Span:
     return Span(start.encode(), end.encode())
-
-
-def holes(*keys: str) -> Stale:
-    return Stale(tuple(span(keys[i], keys[i + 1]) for i in range(0, len(keys), 2)))
 
 
 def least_in(lock: RangeLock, start: str, end: str) -> int:
@@ -46,48 +38,6 @@ def least_in(lock: RangeLock, start: str, end: str) -> int:
 
 
 # --- RangeLock ---------------------------------------------------------------------------------------
-
-
-def test_region_range_lock() -> None:
-    lock = RangeLock(span("a", "h"), NEVER)
-    assert lock.lock(span("a", "e"), 1, 1) == Locked(NEVER, span("a", "e"))
-    lock.unlock(span("a", "e"), 1, 1, 100)
-    assert lock.lock(span("a", "e"), 1, 2) == Locked(100, span("a", "e"))
-    assert lock.lock(span("a", "e"), 1, 2) == holes()
-    assert lock.lock(span("a", "h"), 1, 3) == Wait()
-    lock.unlock(span("a", "e"), 1, 2, 110)
-    assert lock.lock(span("a", "h"), 1, 3) == Locked(110, span("a", "h"))
-    lock.unlock(span("a", "h"), 1, 3, 120)
-    assert lock.free == [(span("a", "h"), 120)]
-
-
-def test_region_range_lock_stale_gives_exactly_the_holes() -> None:
-    lock = RangeLock(span("a", "z"), NEVER)
-    lock.lock(span("c", "g"), 1, 10)
-    lock.lock(span("j", "n"), 2, 8)
-    assert lock.lock(span("c", "g"), 1, 10) == holes()
-    assert lock.lock(span("c", "i"), 1, 9) == holes("g", "i")
-    assert lock.lock(span("a", "z"), 1, 9) == holes("a", "c", "g", "j", "n", "z")
-    assert lock.lock(span("a", "e"), 1, 9) == holes("a", "c")
-    assert lock.lock(span("e", "h"), 1, 9) == holes("g", "h")
-    assert lock.lock(span("e", "k"), 1, 9) == holes("g", "j")
-    assert lock.lock(span("g", "j"), 3, 1) == Locked(NEVER, span("g", "j"))
-    lock.unlock(span("g", "j"), 3, 1, 2)
-    lock.unlock(span("c", "g"), 1, 10, 5)
-    lock.unlock(span("j", "n"), 2, 8, 8)
-    assert lock.lock(span("a", "z"), 1, 11) == Locked(2, span("a", "z"))
-
-
-def test_region_range_lock_locking_region_id_takes_the_ts_of_the_range() -> None:
-    """Upstream waits for the other range of the region first; two registrations of it are two here."""
-    lock = RangeLock(span("a", "z"), NEVER)
-    lock.lock(span("c", "d"), 1, 10)
-    assert lock.lock(span("e", "f"), 1, 11) == Locked(NEVER, span("e", "f"))
-    lock.unlock(span("e", "f"), 1, 11, 11)
-    lock.lock(span("g", "h"), 2, 10)
-    assert lock.lock(span("g", "h"), 1, 12) == Wait()
-    lock.unlock(span("g", "h"), 2, 10, 20)
-    assert lock.lock(span("g", "h"), 1, 12) == Locked(20, span("g", "h"))
 
 
 def test_range_ts_map() -> None:
@@ -108,34 +58,6 @@ def test_range_ts_map() -> None:
         put("c", "f", ts)
         wanted = {"cf": ts, "cd": ts, "de": ts, "ef": ts, "be": 100, "az": 80}
         assert {pair: least_in(lock, *pair) for pair in wanted} == wanted
-
-
-def test_range_ts_map_set_unset_what_is_held_or_free_twice_fails_loudly() -> None:
-    lock = RangeLock(span("a", "z"), 100)
-    assert isinstance(lock.lock(span("m", "x"), 1, 1), Locked)
-    assert lock.free == [(span("a", "m"), 100), (span("x", "z"), 100)]
-    with pytest.raises(AssertionError, match="not what is locked"):
-        lock.unlock(span("a", "m"), 1, 1, 101)
-    for start, end in (("m", "x"), ("n", "w"), ("a", "z")):
-        with pytest.raises(AssertionError):
-            lock._take(span(start, end))
-    lock.unlock(span("m", "x"), 1, 1, 7)
-    with pytest.raises(AssertionError, match="not what is locked"):
-        lock.unlock(span("m", "x"), 1, 1, 7)
-
-
-def test_region_range_lock_collect() -> None:
-    lock = RangeLock(span("a", "z"), 100)
-    found = [lock.holes]
-    lock.lock(span("a", "m"), 1, 1)
-    found.append(lock.holes)
-    lock.lock(span("m", "z"), 2, 1)
-    found.append(lock.holes)
-    assert lock.held == [span("a", "m"), span("m", "z")]
-    lock.unlock(span("a", "m"), 1, 1, 101)
-    found.append(lock.holes)
-    assert found == [1, 1, 0, 1]
-    assert (lock.held, lock.free) == ([span("m", "z")], [(span("a", "m"), 101)])
 
 
 # --- the frontier, with the lock as the puller joins them --------------------------------------------
@@ -270,29 +192,6 @@ def test_region_id_cache_a_region_that_keeps_its_id_moves_its_own_mark() -> None
     left, right = one.register(span("a", "b"), 1, 2), one.register(span("b", "c"), 2, 2)
     assert one.forward(old, 90) == 5, "what is still under way for the old range moves nothing"
     assert [one.forward(left, 20), one.forward(right, 30)] == [5, 20]
-
-
-# --- failures and back-off ---------------------------------------------------------------------------
-
-
-def test_retry_backoff_survives_a_change_of_the_region_id() -> None:
-    failed = Failed(cdcpb.Error(congested=cdcpb.Congested()))
-    history = History()
-    for attempts, region in ((1, 4), (2, 9), (3, 11)):
-        [effect] = RegionFeed(
-            span("a", "z"), RegionInfo(region, b"", b"", 2, 1, 41, 1), history, Random(1)
-        ).step(failed)
-        assert isinstance(effect, Relocate)
-        history = effect.history
-        assert history.attempts == attempts
-    longest = [max(pause_s(Reason.CONGESTED, n, Random(seed)) for seed in range(50)) for n in range(4)]
-    assert longest == sorted(set(longest)), "and grows with it"
-
-
-def test_pending_retries_coalesce_an_ended_registration_asks_nothing_more() -> None:
-    feed = RegionFeed(span("a", "z"), RegionInfo(4, b"", b"", 2, 1, 41, 1), History(), Random(1))
-    failed = Failed(cdcpb.Error(region_not_found={"region_id": 4}))
-    assert [len(feed.step(failed)), len(feed.step(failed)), len(feed.step(failed))] == [1, 0, 0]
 
 
 # --- what comes on a stream --------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.puller.range_lock_script import RangeLockScript
+from tests.scripts import run_script, scripts
 from tidegate.model.span import Span
-from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
+from tidegate.puller.range_lock import Locked, RangeLock
 
 WHOLE = Span(b"\x00", b"")
 
@@ -17,39 +21,9 @@ def span(low: int, high: int) -> Span:
     return Span(bytes([low]), bytes([high]) if high < 16 else b"")
 
 
-def test_a_split_starts_at_the_parents_ts_and_a_merge_at_the_least_ts() -> None:
-    lock = RangeLock(WHOLE, 5)
-    assert lock.lock(span(0, 8), 1, 1) == Locked(5, span(0, 8))
-    lock.unlock(span(0, 8), 1, 1, 50)
-    assert lock.lock(span(0, 4), 1, 2) == Locked(50, span(0, 4))
-    assert lock.lock(span(4, 8), 2, 2) == Locked(50, span(4, 8))
-    lock.unlock(span(0, 4), 1, 2, 60)
-    lock.unlock(span(4, 8), 2, 2, 70)
-    assert lock.lock(span(0, 16), 1, 3) == Locked(5, span(0, 16))
-
-
-def test_an_older_registration_gets_the_parts_left_and_a_newer_one_waits() -> None:
-    lock = RangeLock(WHOLE, 5)
-    lock.lock(span(4, 8), 1, 3)
-    assert lock.lock(span(0, 16), 2, 3) == Stale((span(0, 4), span(8, 16)))
-    assert lock.lock(span(5, 7), 2, 2) == Stale(())
-    assert lock.lock(span(0, 16), 2, 4) == Wait()
-    assert lock.lock(span(10, 12), 1, 4) == Locked(5, span(10, 12)), "two ranges of one region are two"
-
-
-def test_after_a_merge_the_first_registration_takes_the_free_parts() -> None:
-    lock = RangeLock(WHOLE, 5)
-    for low, region in ((0, 1), (4, 2), (8, 3), (12, 4)):
-        lock.lock(span(low, low + 4), region, 1)
-    lock.unlock(span(4, 8), 2, 1, 60)
-    lock.unlock(span(8, 12), 3, 1, 70)
-    merged = span(4, 12)
-    assert lock.lock(span(8, 12), 3, 3, merged) == Locked(60, merged)
-    assert lock.lock(span(4, 8), 3, 3, merged) == Stale(())
-    lock.unlock(merged, 3, 3, 80)
-    lock.unlock(span(0, 4), 1, 1, 90)
-    assert lock.lock(span(5, 6), 3, 4, span(3, 12)) == Locked(80, span(3, 12))
-    assert lock.free == [(span(0, 3), 90)]
+@pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "range_lock"))
+def test_a_range_lock_does_what_the_script_says(path: Path, *, rewrite: bool) -> None:
+    run_script(path, RangeLockScript().run, rewrite=rewrite)
 
 
 @settings(max_examples=200, deadline=None)
