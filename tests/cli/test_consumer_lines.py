@@ -70,13 +70,20 @@ def test_lag_counts_messages_and_snapshot_has_no_date_without_watermarks(
 
 @pytest.mark.parametrize(
     ("option", "rule"),
-    [("--include", "shop"), ("--exclude", "!a.b"), ("--route", "a=b"), ("--drop-column", "phone")],
+    [
+        ("--include", "shop"),
+        ("--exclude", "!a.b"),
+        ("--route", "a=b"),
+        ("--drop-column", "phone"),
+        ("--soft-delete", "a.b"),
+    ],
 )
 def test_a_rule_that_cannot_be_read_is_shown(tmp_path: Path, option: str, rule: str) -> None:
     command = ["run", "--source", "kafka://127.0.0.1:1/t?protocol=open-protocol", "--target", str(tmp_path)]
     done = CliRunner().invoke(consumer.app, [*command, option, rule])
     assert done.exit_code == 2
-    words = {"--exclude": "'!a.b' of --exclude", "--route": "the route 'a=b'"}.get(option, f"rule '{rule}'")
+    told = {"--exclude": "'!a.b' of --exclude", "--route": "the route 'a=b'"}
+    words = told.get(option, f"rule '{rule}'")
     assert words in done.output
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,6 +20,7 @@ from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.consumer.source import Clock, Fetched, clock_of, stage
 from tidegate.consumer.watermark import Mode
 from tidegate.model.message import Message
@@ -52,9 +53,19 @@ class MemoryTopic:
         return found
 
     def fetch(
-        self, partition: int, start: int, size: int, staging: Path, number: int, clock: Clock | None = None
+        self,
+        partition: int,
+        start: int,
+        size: int,
+        staging: Path,
+        number: int,
+        clock: Clock | None = None,
+        soft_deletes: Sequence[SoftDelete] = (),
     ) -> Fetched:
-        """The next `size` messages of a partition, decoded and staged; `clock`: to be read by offset."""
+        """The next `size` messages of a partition, decoded and staged; `clock`: to be read by offset.
+
+        `soft_deletes`: of which tables deleted rows are kept.
+        """
         found = self.partitions[partition][start : start + size]
         batch = Batch(
             [m.key for m in found],
@@ -69,7 +80,7 @@ class MemoryTopic:
             partition,
             start + len(found),
             len(found),
-            tuple(stage(decoded, partition, staging / f"{number}.arrow", clock)),
+            tuple(stage(decoded, partition, staging / f"{number}.arrow", clock, soft_deletes)),
             tuple(resolved),
             tuple(decoded.ddls),
             tuple(decoded.bad),
@@ -122,14 +133,15 @@ def consume_into(
     bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
     flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until, bounds)
     committer = Committer(flow, writer, position, rows, idle_s=0)
-    numbers = count()
+    numbers, soft = count(), writer.selection.soft_deletes
     while True:
         wanted = {p: at for p, at in flow.wanted().items() if at < len(topic.partitions[p])}
         if not wanted or (until is not None and committer.position.ts >= until):
             break
         # Partitions advance unevenly, as they do on a broker.
         fetched = [
-            topic.fetch(p, at, size * ((p & 7) + 1), staging, next(numbers)) for p, at in wanted.items()
+            topic.fetch(p, at, size * ((p & 7) + 1), staging, next(numbers), soft_deletes=soft)
+            for p, at in wanted.items()
         ]
         flow.take(fetched)
         while committer.commit(0.0):

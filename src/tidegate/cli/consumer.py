@@ -125,6 +125,14 @@ def run(
         list[str] | None,
         typer.Option(help="Columns to leave out: 'shop.users.phone', '*.*.secret_*'; may be repeated."),
     ] = None,
+    soft_delete: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tables that keep deleted rows, and the new column that gets the time of the deletion: "
+            "'shop.orders.deleted_at', '*.*.deleted_at'; may be repeated, and the first that matches a table "
+            "counts."
+        ),
+    ] = None,
     mode: Annotated[
         str,
         typer.Option(
@@ -224,7 +232,9 @@ def run(
             database=DatabaseSettings(
                 *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes)
             ),
-            rules=Rules(*map(tuple, (include or (), exclude or (), route or (), drop_column or ()))),
+            rules=Rules(
+                *(tuple(given or ()) for given in (include, exclude, route, drop_column, soft_delete))
+            ),
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,

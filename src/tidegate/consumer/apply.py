@@ -266,7 +266,8 @@ class Applier:
         trust = self._trust and not known.uniques
         if not known.keys:
             return TableChanges(known, net_bag(changes))
-        return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind))
+        kept = bool(known.soft_delete)
+        return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
         """By offset: the rows that were not sent again behind a DDL. The table may be gone, or another."""
@@ -310,7 +311,9 @@ class Applier:
         for segment in segments:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
-                self.target.execute(ddl_plan.Create(definition.guess(*name, segment.columns, segment.min_ts)))
+                guessed = definition.guess(*name, segment.columns, segment.min_ts)
+                soft = self.selection.soft_delete(name)
+                self.target.execute(ddl_plan.Create(replace(guessed, soft_delete=soft)))
             elif known.info is not None or self.target.replays_sql:
                 _check_columns(known, segment)
             elif (grown := self._grown(known, segment)) is not None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.consumer import soft_delete
 from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.convert import TargetColumn, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
 from tidegate.consumer.source import META, SAID_TS, Clock, read_staged
+from tidegate.errors import Fatal
+from tidegate.model.slots import DELETE
 from tidegate.model.timestamp import LOGICAL_BITS
+
+WHOLE_DELETES: Final = (
+    "create a changefeed without delete-only-output-handle-key-columns into a new topic, and read that one "
+    "into a new target; or begin a new target without --soft-delete for the table"
+)
+"""What to do about deletes that have only their keys."""
 
 
 class Values(Protocol):
@@ -113,7 +122,8 @@ def staged_changes(
     """The rows in the types of `values`, without those that `aside` is given."""
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
-    keys = known.keys or tuple(column.name for column in known.columns)
+    names = tuple(column.name for column in known.columns)
+    keys = names if known.soft_delete or not known.keys else known.keys
     fields = {column.name: column for column in known.columns}
     for one in staged:
         batch, bad = _sound(one.rows, known, one.segment.partition)
@@ -121,6 +131,8 @@ def staged_changes(
             aside(bad)
         if batch.num_rows == 0:
             continue
+        if known.soft_delete:
+            batch = _with_moments(batch, known)
         ts = SAID_TS if SAID_TS in batch.schema.names else "_commit_ts"
         numbers = [
             batch.column(name).to_numpy(zero_copy_only=False) for name in ("_op", ts, "_offset", "_seq")
@@ -147,6 +159,26 @@ def staged_changes(
         new=pa.Table.from_batches(new, schema),
         old=pa.Table.from_batches(old, key_schema),
     )
+
+
+def _with_moments(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
+    """With the moment of each change in its old image, because a deleted row is kept as that.
+
+    Fatal when a delete carries only its key: the row's other values would be lost.
+    """
+    names = {name[2:] for name in batch.schema.names if name.startswith("o.")}
+    lacking = [one.name for one in known.columns if one.name not in names and one.name != known.soft_delete]
+    # Without a header the definition has every column that was ever seen: some may be gone upstream.
+    bare = bool(lacking) and (known.info is not None or names <= set(known.keys))
+    if bare and pc.any(pc.equal(batch.column("_op"), DELETE)).as_py():
+        raise Fatal(
+            "a delete does not carry the row that is to be kept",
+            where=f"table {known.name}, column {lacking[0]}",
+            why=f"--soft-delete keeps the row's values, and the message has {', '.join(sorted(names))}",
+            fix=WHOLE_DELETES,
+        )
+    ts = batch.column(SAID_TS if SAID_TS in batch.schema.names else "_commit_ts").to_numpy()
+    return batch.append_column(f"o.{known.soft_delete}", soft_delete.moments(ts))
 
 
 def _holds_all(piece: Piece) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
 from tidegate.codec.registry import reader_of
+from tidegate.consumer.changes import WHOLE_DELETES
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
@@ -47,6 +48,36 @@ def check_timed(topic: Topic) -> None:
         why="; ".join(sorted(lost)),
         fix=f"{ROW_MODE}; or write it by a changefeed{option} in its sink URI, and say the same in --source",
     )
+
+
+def check_soft_delete(topic: Topic, rules: Collection[str], *, adopt: bool) -> None:
+    """Raises InvalidInput where deleted rows cannot be kept with the moment of their deletion."""
+    if not rules:
+        return
+    where = f"--soft-delete {next(iter(rules))}"
+    if adopt:
+        raise InvalidInput(
+            "--soft-delete and --adopt exclude each other",
+            where=where,
+            why="a table that is there already lacks the column for deleted rows, and may have unique "
+            "indexes that deleted rows would fill",
+            fix="leave one of them out",
+        )
+    lost = reader_of(topic.options).losses(topic.options)
+    if lost & {Loss.COMMIT_TS, Loss.DELETED_TS}:
+        raise InvalidInput(
+            "the topic does not say when a row was deleted",
+            where=f"topic {topic.name}, {where}",
+            why="; ".join(sorted(lost & {Loss.COMMIT_TS, Loss.DELETED_TS})),
+            fix="leave --soft-delete out, or create a changefeed of another protocol into a new topic",
+        )
+    if Loss.DELETED_CELLS in lost:
+        raise InvalidInput(
+            "deletes do not carry the rows that are to be kept",
+            where=f"topic {topic.name}, {where}",
+            why=Loss.DELETED_CELLS,
+            fix=WHOLE_DELETES,
+        )
 
 
 def check_same(

@@ -17,6 +17,7 @@ import orjson
 import pyarrow as pa
 
 from tidegate.codec.base import WireColumn
+from tidegate.consumer import soft_delete
 from tidegate.consumer.convert import (
     DECIMAL,
     ENUM,
@@ -62,6 +63,8 @@ class Definition:
     rows may be newer than the topic's."""
     generated: tuple[str, ...] = ()
     """Columns that the target computes by itself, and whose values it is not given."""
+    soft_delete: str = ""
+    """The column that says when a row was deleted (`soft_delete`); empty: deleted rows are removed."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -96,6 +99,8 @@ class Definition:
             body["uniques"] = self.uniques
         if self.generated:
             body["generated"] = self.generated
+        if self.soft_delete:
+            body["soft_delete"] = self.soft_delete
         if self.info is not None:
             return orjson.dumps(body | {"info": self.info})
         columns = [[c.name, c.mysql_type, str(c.type), c.name in self.keys] for c in self.columns]
@@ -116,7 +121,8 @@ def from_json(text: bytes) -> Definition:
     )
     keys = tuple(name for name, _, _, key in body["columns"] if key)
     guessed = tuple(body["guessed"])
-    return Definition(schema, body["table"], 0, version, columns, keys, None, guessed, uniques, generated)
+    made = Definition(schema, body["table"], 0, version, columns, keys, None, guessed, uniques, generated)
+    return replace(made, soft_delete=body.get("soft_delete", ""))
 
 
 def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") -> Definition:
@@ -127,7 +133,8 @@ def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") 
         for at, column in enumerate(described.columns)
     )
     keys = tuple(described.columns[at].name for at in described.handle_key)
-    return Definition(schema, table or described.table, described.id, version, columns, keys, info)
+    made = Definition(schema, table or described.table, described.id, version, columns, keys, info)
+    return replace(made, soft_delete=info.get(soft_delete.MEMBER, ""))
 
 
 def target_column(column: Column) -> TargetColumn:

@@ -56,6 +56,7 @@ from tidegate.consumer.checks import (
     check_partitions,
     check_retained,
     check_same,
+    check_soft_delete,
     check_there,
     check_timed,
     check_uncompacted,
@@ -226,6 +227,7 @@ def run(
     check_timed(topic)
     check_by_offset(topic, settings.until)
     check_one_topic(topic)
+    check_soft_delete(topic, settings.rules.soft_delete, adopt=settings.database.adopt)
     Selection(settings.rules)  # rules that cannot be read are refused before a target is taken over
     workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
@@ -752,9 +754,10 @@ def topic_of(settings: Settings) -> Topic:
 
     Raises InvalidInput as `Topic` does.
     """
-    topic = Topic(settings.source, settings.time_zone, settings.pd)
+    soft = settings.rules.soft_delete
+    topic = Topic(settings.source, settings.time_zone, settings.pd, soft_delete=soft)
     if settings.mode is Mode.ROW and not has_marks(topic.options):
-        topic = Topic(settings.source, settings.time_zone, settings.pd, by_offset=True)
+        topic = Topic(settings.source, settings.time_zone, settings.pd, by_offset=True, soft_delete=soft)
     return topic
 
 

@@ -6,6 +6,9 @@ table at the upper ts, whatever happened between. Duplicates (the same change re
 ts) fall on the same key with the same commit_ts and change nothing. An update that changes its key acts as
 delete of the old key and insert of the new one.
 
+Where deleted rows are kept (`soft_delete`), the last change of a key is put in, a delete too: as the row was
+before, with the moment of its deletion. Whether a row was there before does not matter then.
+
 Tables without a key are bags: rows are counted by their whole content. A replay is told from two equal rows
 by the order on the topic: a commit_ts that falls begins a new run, and a row counts as often as in the run
 that has it most often.
@@ -43,7 +46,7 @@ class Changes:
     new: pa.Table
     """All columns; nulls for deletes."""
     old: pa.Table
-    """The key columns, or all columns for a table without key; nulls for inserts."""
+    """The key columns; all columns of a table without key, or that keeps deleted rows. Nulls for inserts."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -77,13 +80,18 @@ class BagEffect:
 
 
 def net_effect(
-    changes: Changes, keys: Sequence[str], trust_inserts: bool = True, by_kind: bool = True
+    changes: Changes,
+    keys: Sequence[str],
+    trust_inserts: bool = True,
+    by_kind: bool = True,
+    keeps_deleted: bool = False,
 ) -> Effect:
     """The effect on a table whose rows are identified by the columns `keys`.
 
     `trust_inserts`: False when an insert may be an update whose old values did not travel; then it does not
     tell whether the row was there before. `by_kind`: False when a commit_ts is not exact, so that changes of
-    several transactions may have the same: then the order of the topic decides.
+    several transactions may have the same: then the order of the topic decides. `keeps_deleted`: a
+    deleted row is put in as `Changes.old` has it, which is whole; an insert may then find its row there.
     """
     puts = np.flatnonzero(changes.op != DELETE)
     gone = np.flatnonzero((changes.op == DELETE) | key_changed(changes, keys))
@@ -99,6 +107,8 @@ def net_effect(
     first = order[np.concatenate([[True], new_key])] if len(order) else order
     last = order[np.concatenate([new_key, [True]])] if len(order) else order
     stays, new = kind[last] != REMOVE, kind[first] == ADD
+    if keeps_deleted:
+        return _all_kept(changes, row[last], stays, key_rows.slice(0, 0))
     if not trust_inserts:
         new[:] = False
     removed = ~stays & ~new
@@ -107,6 +117,12 @@ def net_effect(
         deletes=key_rows.take(last[removed]),
         fresh=new[stays],
     )
+
+
+def _all_kept(changes: Changes, last: Ints, stays: npt.NDArray[np.bool_], no_keys: pa.Table) -> Effect:
+    deleted = changes.old.select(changes.new.column_names).take(last[~stays])
+    upserts = pa.concat_tables([changes.new.take(last[stays]), deleted])
+    return Effect(upserts, no_keys, np.zeros(upserts.num_rows, np.bool_))
 
 
 def net_bag(changes: Changes) -> BagEffect:

@@ -76,13 +76,15 @@ class PartedTable:
             return None
         assert self._known is not None
         changes = _joined([self._batch(*place) for place in at[part]])
-        effect = net_effect(changes, self._known.keys, self._trusts, self._by_kind)
+        kept = bool(self._known.soft_delete)
+        effect = net_effect(changes, self._known.keys, self._trusts, self._by_kind, kept)
         return TableChanges(self._known, effect)
 
     @property
     def _trusts(self) -> bool:
-        # A row that the topic inserts may be at an adopted table already.
-        return self._trust and self._known is not None and not self._known.uniques
+        # A row that the topic inserts may be at an adopted table already, or be there as a deleted one.
+        known = self._known
+        return self._trust and known is not None and not known.uniques and not known.soft_delete
 
     def _cut_once(self) -> list[list[tuple[int, int]]]:
         with self._lock:

@@ -97,7 +97,8 @@ def _table(table: DecodedTable, entry: Mapping[str, Any], tables: Tables | None)
         shown = tuple({k: v for k, v in row.items() if k != "offset"} for row in describe(Decoded([table])))
         what = "" if tables is None else f"the target has no table {table.schema}.{table.table}"
         return Replayed(Outcome(True, what, shown))
-    return _fitted(tables.definitions[name], staged_batch(table), entry, tables)
+    known = tables.definitions[name]
+    return _fitted(known, staged_batch(table, whole=bool(known.soft_delete)), entry, tables)
 
 
 def _row(entry: Mapping[str, Any], tables: Tables | None) -> Replayed:
@@ -151,7 +152,12 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
         return Replayed(still_bad(f"{error.what}: {error.where}: {error.why}"))
     if bad:
         return Replayed(still_bad(bad[0].why))
-    effect = net_effect(changes, known.keys, trust_inserts=False) if known.keys else net_bag(changes)
+    kept = bool(known.soft_delete)
+    effect = (
+        net_effect(changes, known.keys, trust_inserts=False, keeps_deleted=kept)
+        if known.keys
+        else net_bag(changes)
+    )
     return Replayed(Outcome(True, "", tuple(_shown(known, changes))), (TableChanges(known, effect),))
 
 

@@ -3,6 +3,7 @@
     include, exclude   table filter rules as TiCDC has them: `shop.*`, `!shop.tmp_?`, `/^db[0-9]+$/.*`
     route              `shop.*=copy.*`: a `*` stands for what it stands for in the same name of the source
     drop-column        `shop.users.phone`, `*.*.secret_*`
+    soft-delete        `shop.orders.deleted_at`: the tables, and a column that says when a row was deleted
 
 `selection` is what they mean for rows and DDLs.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.tidb.table_filter import ColumnsOfTables, TableFilter, is_system_schema, lower
 
@@ -24,6 +26,8 @@ NAME_MAX: Final = 64
 """Characters of a schema's or table's name, in TiDB and in databases."""
 OWN_SCHEMAS: Final = frozenset({"tidegate", "_tidegate"})
 """Where targets keep what is theirs."""
+SOFT_DELETE: Final = "--soft-delete"
+"""As the position has the option."""
 _PART: Final = r"(?:`((?:[^`]|``)+)`|([\w$*]+))"
 _ROUTE: Final = re.compile(rf"\s*{_PART}\.{_PART}\s*=\s*{_PART}\.{_PART}\s*")
 
@@ -39,6 +43,8 @@ class Rules:
     route: tuple[str, ...] = ()
     """The first that matches a table says its name at the target."""
     drop_column: tuple[str, ...] = ()
+    soft_delete: tuple[str, ...] = ()
+    """The first that matches a table says its column; other tables lose their deleted rows."""
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -48,6 +54,7 @@ class Rules:
             ("--exclude", self.exclude),
             ("--route", self.route),
             ("--drop-column", self.drop_column),
+            (SOFT_DELETE, self.soft_delete),
         )
         return tuple(f"{option} {rule}" for option, rules in options for rule in rules)
 
@@ -67,6 +74,10 @@ class Rules:
     def columns(self) -> ColumnsOfTables:
         """The columns that are left out; InvalidInput for a rule that cannot be read."""
         return ColumnsOfTables(self.drop_column)
+
+    def soft_deletes(self) -> tuple[SoftDelete, ...]:
+        """In the order in which they are tried; InvalidInput for a rule that cannot be read."""
+        return tuple(map(SoftDelete.of, self.soft_delete))
 
     def routes(self) -> tuple[Route, ...]:
         """In the order in which they are tried; InvalidInput for a rule that cannot be read."""

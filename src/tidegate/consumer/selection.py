@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer import sql_columns, sql_replay
+from tidegate.consumer import soft_delete, sql_columns, sql_replay
 from tidegate.consumer.assembler import Piece
 from tidegate.consumer.ddl_plan import DROP_SCHEMA, EXCHANGE, REPARTITION, renamed_columns
 from tidegate.consumer.position import Position, Source
@@ -66,6 +66,9 @@ class Selection:
     def __init__(self, rules: Rules = NO_RULES, sources: Iterable[Source] = ()) -> None:
         """`sources`: as the position has them. Raises InvalidInput for a rule that cannot be read."""
         self._tables, self._columns, self._routes = rules.tables(), rules.columns(), rules.routes()
+        self.soft_deletes = rules.soft_deletes()
+        self._marked: dict[Name, str] = {}
+        """By names at the target, the columns that say when a row was deleted: of tables with rows so far."""
         self._idle = not rules.given
         self._sources: dict[Name, tuple[Name, Name]] = {}
         """By a name at the target in lower case, that name and the source's."""
@@ -103,6 +106,13 @@ class Selection:
             self._sources[_folded(name)] = name, source
         return name
 
+    def _column_for(self, source: Name) -> str:
+        return soft_delete.column_for(*source, self.soft_deletes)
+
+    def soft_delete(self, name: Name) -> str:
+        """The column that `pieces` has given to a table at the target; empty: none."""
+        return self._marked.get(name, "")
+
     def follows(self, schema: str, table: str) -> bool:
         """Whether a table is applied."""
         return self._tables is None or self._tables.matches(schema, table)
@@ -131,6 +141,12 @@ class Selection:
 
     def _piece(self, piece: Piece, source: Name, name: Name) -> Piece:
         columns = self._left(source, piece.segment.columns) if self._columns else piece.segment.columns
+        if mark := self._column_for(source):
+            if any(lower(column.name) == lower(mark) for column in piece.segment.columns):
+                raise _mark_taken(source, mark)
+            if not any(column.key for column in columns):
+                raise _keyless(source)
+            self._marked[name], columns = mark, (soft_delete.on_wire(mark), *columns)
         segment = replace(piece.segment, schema=name[0], table=name[1], columns=columns)
         return replace(piece, segment=segment)
 
@@ -184,7 +200,7 @@ class Selection:
             return None
         if not was:
             return Chosen(event, message, (), refusal=_moved_in(old, new, message))
-        if (refusal := self._refusal(event, old, new)) is not None:
+        if (refusal := self._refusal(event, old, new) or self._mark_refusal(event, old, new)) is not None:
             return Chosen(event, message, (), refusal=refusal)
         exchanged = event.action == EXCHANGE
         before, after = (self._claim(old), self._claim(new)) if exchanged else self._pair(old, new)
@@ -226,6 +242,20 @@ class Selection:
         before = table_schema(event.old_schema, event.before, event.finished_ts)
         return self._returning(event, before, after, old, new)
 
+    def _mark_refusal(self, event: DdlEvent, old: Name, new: Name) -> Fatal | None:
+        """Why a table cannot keep its deleted rows after a DDL."""
+        if not self.soft_deletes or event.after is None or not is_base_table(event.after):
+            return None
+        mark = self._column_for(new)
+        if mark != self._column_for(old):
+            return _marked_otherwise(old, new, f"{event.query[:200]} at ts {event.finished_ts}")
+        if not mark:
+            return None
+        after = table_schema(event.schema, event.after, event.finished_ts)
+        if any(lower(column.name) == lower(mark) for column in after.columns):
+            return _mark_taken(new, mark)
+        return None if after.handle_key else _keyless(new)
+
     def _returning(
         self, event: DdlEvent, before: TableSchema, after: TableSchema, old: Name, new: Name
     ) -> Fatal | None:
@@ -243,8 +273,14 @@ class Selection:
         return None
 
     def _info(self, info: dict[str, Any] | None, source: Name) -> dict[str, Any] | None:
-        if info is None or not self._columns:
+        if info is None:
             return info
+        if self._columns:
+            info = self._without_columns(info, source)
+        mark = self._column_for(source)
+        return soft_delete.in_info(info, mark) if mark and is_base_table(info) else info
+
+    def _without_columns(self, info: dict[str, Any], source: Name) -> dict[str, Any]:
         columns = [
             entry | {"state": _ABSENT} if self._hides(source, entry["name"]["O"]) else entry
             for entry in info.get("cols") or []
@@ -304,7 +340,14 @@ class Selection:
             return Chosen(None, message, (message.query,), refusal=error)
         query = sql_replay.text_of(told) if told != statement else message.query
         schema, table = self._target((message.schema, message.table))
-        return Chosen(None, replace(message, schema=schema, table=table, query=query), (query,))
+        routed_message = replace(message, schema=schema, table=table, query=query)
+        return Chosen(None, routed_message, (query,), sql_refusal=self._no_text(message, statement))
+
+    def _no_text(self, message: DdlMessage, statement: sql_replay.Replayed) -> Fatal | None:
+        """Why a text cannot be run as SQL: the column for deleted rows is not in it."""
+        if any(self._column_for(name) for name in _names_in(statement)):
+            return _refused(message, "--soft-delete needs the DDL header, which the message does not have")
+        return None
 
     def _query(self, message: DdlMessage) -> tuple[str, Fatal | None]:
         """The text of a DDL whose header says all; it may yet be run. And why it cannot be."""
@@ -350,6 +393,8 @@ class Selection:
     def _moves_within(self, old: Name, new: Name, message: DdlMessage) -> bool:
         if self.follows(*new) and not self.follows(*old):
             raise _moved_in(old, new, message)
+        if self.follows(*new) and self._column_for(old) != self._column_for(new):
+            raise _marked_otherwise(old, new, f"{message.query[:200]} at ts {message.ts}")
         return self.follows(*new)
 
     def _created(self, made: sql_replay.CreateTable, name: Name, like: Name | None) -> sql_replay.Replayed:
@@ -430,6 +475,46 @@ def _half_exchange(old: Name, new: Name, message: DdlMessage) -> Fatal:
         where=f"{_words(old)} and {_words(new)} at ts {message.ts}: {message.query[:200]}",
         why="EXCHANGE PARTITION moves them without row events",
         fix="start a new target with rules that follow both tables, or neither",
+    )
+
+
+def _names_in(statement: sql_replay.Replayed) -> list[Name]:
+    """The tables that a statement changes."""
+    match statement:
+        case sql_replay.CreateTable(name) | sql_replay.Truncate(name) | sql_replay.AlterTable(name):
+            return [name]
+        case sql_replay.DropTables(names):
+            return list(names)
+        case sql_replay.RenameTables(pairs):
+            return [name for pair in pairs for name in pair]
+        case _:
+            return []
+
+
+def _mark_taken(source: Name, column: str) -> Fatal:
+    return Fatal(
+        "the column for deleted rows is there upstream",
+        where=f"table {_words(source)}, column {column}",
+        why="the moment of a deletion would be written over its values",
+        fix=f"{_NEW_TARGET}: another name in --soft-delete, or rename the column upstream before",
+    )
+
+
+def _keyless(source: Name) -> Fatal:
+    return Fatal(
+        "a table without a key cannot keep its deleted rows",
+        where=f"table {_words(source)}",
+        why="a row that comes back could not be told from a deleted one",
+        fix=f"{_NEW_TARGET}: a --soft-delete that does not name the table, or --exclude it",
+    )
+
+
+def _marked_otherwise(old: Name, new: Name, where: str) -> Fatal:
+    return Fatal(
+        "a table would keep its deleted rows in another way",
+        where=f"{_words(old)} to {_words(new)}: {where}",
+        why="--soft-delete names another column for them, or none, and deleted rows would come to life",
+        fix=f"{_NEW_TARGET}: a --soft-delete that says the same of both tables",
     )
 
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from tidegate.consumer.position import Position
+from tidegate.consumer.rules import SOFT_DELETE
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 from tidegate.sink.object_store import SCHEME as BUCKETS
@@ -104,6 +106,20 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
         for row in lake.snapshot_rows(ts)
     }
     return Snapshot(ts, MappingProxyType(tables))
+
+
+def check_no_deleted(target: str | Path) -> None:
+    """InvalidInput for a target that keeps deleted rows: the source has no such rows to compare with."""
+    text = lake_of(target).position()
+    rules = Position.from_json(text).rules if text is not None else ()
+    soft = [rule for rule in rules if rule.startswith(SOFT_DELETE)]
+    if soft:
+        raise InvalidInput(
+            "a target that keeps deleted rows cannot be compared with its source",
+            where=shown(str(target)),
+            why=f"it was filled with {soft[0]}: its deleted rows, and their column, are not upstream",
+            fix="compare a target without --soft-delete, or query the rows whose column is NULL yourself",
+        )
 
 
 def lake_of(target: str | Path) -> Lakehouse:

@@ -53,6 +53,7 @@ from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
 from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart, unsound_marks
 from tidegate.consumer.places import number_of, place_of
+from tidegate.consumer.soft_delete import SoftDelete, column_for
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.layout import Layout
@@ -143,14 +144,24 @@ class Topic:
     Cheap, picklable by its URI.
     """
 
-    def __init__(self, text: str, time_zone: str = "", pd: str = "", by_offset: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        time_zone: str = "",
+        pd: str = "",
+        by_offset: bool = False,
+        soft_delete: tuple[str, ...] = (),
+    ) -> None:
         """`time_zone`: what the user says of TIMESTAMP texts; empty: nothing.
 
         `pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
-        `by_offset`: offsets are the progress, since there are no watermarks. Raises InvalidInput for a wrong
-        URI, protocol or option.
+        `by_offset`: offsets are the progress, since there are no watermarks. `soft_delete`: rules for tables
+        of which deleted rows are kept, so that their old values are staged whole. Raises InvalidInput for a
+        wrong URI, protocol, option or rule.
         """
         self.text, self.given_zone, self.pd, self.by_offset = text, time_zone, pd, by_offset
+        self._soft_delete = soft_delete
+        self.soft_deletes = tuple(map(SoftDelete.of, soft_delete))
         self.time_zone = time_zone or "UTC"
         """For what must be read before anybody has told the zone."""
         check_zone(self.time_zone)
@@ -164,8 +175,8 @@ class Topic:
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
 
-    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str, bool]]:
-        return Topic, (self.text, self.given_zone, self.pd, self.by_offset)
+    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str, bool, tuple[str, ...]]]:
+        return Topic, (self.text, self.given_zone, self.pd, self.by_offset, self._soft_delete)
 
     @property
     def name(self) -> str:
@@ -347,7 +358,10 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
             resolved, aligns = told_apart(piece.resolved, headers)
             found = replace(
                 found,
-                segments=(*found.segments, *stage(piece, found.partition, file, topic.clock)),
+                segments=(
+                    *found.segments,
+                    *stage(piece, found.partition, file, topic.clock, topic.soft_deletes),
+                ),
                 resolved=(*found.resolved, *resolved),
                 aligns=(*found.aligns, *aligns),
                 lost_aligns=(*found.lost_aligns, *((at, headers.unsound[at]) for at in headers.lost)),
@@ -498,24 +512,35 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     return taken
 
 
-def stage(decoded: Decoded, partition: int, file: Path, clock: Clock | None = None) -> Iterable[Segment]:
+def stage(
+    decoded: Decoded,
+    partition: int,
+    file: Path,
+    clock: Clock | None = None,
+    soft_deletes: Sequence[SoftDelete] = (),
+) -> Iterable[Segment]:
     """Write the decoded rows, one Arrow IPC stream per table and column set; yields their descriptors.
 
-    `clock`: of a topic that is read by offset.
+    `clock`: of a topic that is read by offset. `soft_deletes`: of which tables deleted rows are kept.
     """
     if not decoded.rows:
         return []
     with file.open("wb") as sink:
-        return [_stage_table(table, partition, file, sink, clock) for table in decoded.rows]
+        return [_stage_table(table, partition, file, sink, clock, soft_deletes) for table in decoded.rows]
 
 
 def _stage_table(
-    table: DecodedTable, partition: int, file: Path, sink: IO[bytes], clock: Clock | None
+    table: DecodedTable,
+    partition: int,
+    file: Path,
+    sink: IO[bytes],
+    clock: Clock | None,
+    soft_deletes: Sequence[SoftDelete],
 ) -> Segment:
     said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
     if clock is not None:
         table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
-    batch = staged_batch(table)
+    batch = staged_batch(table, whole=bool(column_for(table.schema, table.table, soft_deletes)))
     if clock is not None:
         batch = batch.add_column(len(META), SAID_TS, pa.array(said))
     start = sink.tell()
@@ -537,8 +562,11 @@ def _stage_table(
     )
 
 
-def staged_batch(table: DecodedTable) -> pa.RecordBatch:
-    """One table's rows in the staged form; of the before image only the key when there is one."""
+def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
+    """One table's rows in the staged form; of the before image only the key when there is one.
+
+    `whole`: the before image with all its columns, because deleted rows are kept.
+    """
     arrays = [pa.array(column) for column in (table.op, table.commit_ts, table.offset, table.seq)]
     names = list(META)
     if table.new is not None:
@@ -547,7 +575,7 @@ def staged_batch(table: DecodedTable) -> pa.RecordBatch:
     if table.old is not None:
         keyed = any(column.key for column in table.columns)
         for column, array in zip(table.columns, table.old.columns, strict=True):
-            if column.key or not keyed:
+            if whole or column.key or not keyed:
                 arrays.append(array)
                 names.append(f"o.{column.name}")
     return pa.RecordBatch.from_arrays(arrays, names=names)
