@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from tidegate.errors import InvalidInput, shown
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.object_store import SCHEME as BUCKETS
 from tidegate.sink.object_store import Bucket, ObjectStore
+from tidegate.sink.store import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
