@@ -31,7 +31,8 @@ from tools.processes import Child
 from tidegate.model.timestamp import compose
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import MountOptions, mount
-from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.lakehouse import Lakehouse, slot_path
+from tidegate.sink.snapshot_rows import SnapshotRow
 
 LOG: Final = "narrow"
 READY_S: Final = 120.0

@@ -18,7 +18,9 @@ from tidegate.consumer.delta.maintenance import tidy
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput, TidegateError
-from tidegate.sink.lakehouse import SNAPSHOT_SCHEMA, SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA
+from tidegate.sink.store import SNAPSHOTS
 
 ORDERS = pa.table({"id": [1, 2, 3]})
 

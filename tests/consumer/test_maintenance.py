@@ -27,8 +27,10 @@ from tidegate.consumer.target import TableChanges
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.model.timestamp import compose
 from tidegate.sink import open_tables
-from tidegate.sink.lakehouse import COMPACT_FILES, SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.snapshot_rows import COMPACT_FILES
+from tidegate.sink.store import SNAPSHOTS
 from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 

@@ -38,11 +38,11 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
-from tidegate.sink import lakehouse
-from tidegate.sink.lakehouse import SnapshotRow
+from tidegate.sink import lakehouse, snapshot_table
 from tidegate.sink.object_store import ObjectStore
 from tidegate.sink.open_tables import OpenTables
-from tidegate.sink.store import OWN
+from tidegate.sink.snapshot_rows import SnapshotRow
+from tidegate.sink.store import OWN, SNAPSHOTS
 
 pytestmark = pytest.mark.integration
 FIRST = 3
@@ -163,12 +163,10 @@ def test_a_replaced_writer_is_found_behind_a_trimmed_log(place: AtDeltaInS3) -> 
         assert isinstance(old, DeltaTarget)
         assert isinstance(new, DeltaTarget)
         go_on(old, ROWS)
-        stands = int(old.lake._tables.newest(lakehouse.SNAPSHOTS).version())
+        stands = int(old.lake.version(SNAPSHOTS))
         go_on(new, ROWS + 2)
-        DeltaTable(
-            new.lake.store.uri(lakehouse.SNAPSHOTS), storage_options=new.lake.store.options
-        ).create_checkpoint()
-        log = f"{lakehouse.SNAPSHOTS}/_delta_log"
+        DeltaTable(new.lake.store.uri(SNAPSHOTS), storage_options=new.lake.store.options).create_checkpoint()
+        log = f"{SNAPSHOTS}/_delta_log"
         new.lake.store.delete([f"{log}/{version:020d}.json" for version in range(stands + 2)])
         with pytest.raises(Fenced, match="was taken over"):
             old.lake.check_writer()
@@ -248,7 +246,7 @@ def test_what_delta_rs_says_of_a_bucket_is_named(
     with place.address().opened() as target:
         go_on(target, ROWS)
         with monkeypatch.context() as patch:
-            patch.setattr(lakehouse, "write_deltalake", fails)
+            patch.setattr(snapshot_table, "write_deltalake", fails)
             with pytest.raises(raised, match=what) as failed:
                 target.commit(Position(1, "t", "open-protocol", "transaction", {}))
         assert "geheim" not in str(failed.value)

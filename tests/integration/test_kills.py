@@ -19,7 +19,8 @@ from tests.integration.cluster import Cluster, eventually
 from tests.integration.validators import validate
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import TidegateError
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.store import SNAPSHOTS
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -23,6 +23,7 @@ from tests.pipeline.recorded import RecordedFeed
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable, Failed, Started, Working
+from tidegate.pipeline import connected_worker as worker_module
 from tidegate.pipeline import host as host_module
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -432,7 +433,7 @@ def test_who_is_silent_makes_room_only_when_another_waits(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own patience is long; that of those who wait for its worker is not."""
-    monkeypatch.setattr(host_module, "SLOW_FIRST_S", 0.5)
+    monkeypatch.setattr(worker_module, "SLOW_FIRST_S", 0.5)
     one, two = hosted.feed("one"), hosted.feed("two")
     two.bound(1)
     silent, over = threading.Event(), threading.Event()
@@ -460,7 +461,7 @@ def test_who_is_silent_makes_room_only_when_another_waits(
 def test_only_one_of_several_silent_workers_makes_room_for_a_waiting_feed(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "SLOW_FIRST_S", 0.3)
+    monkeypatch.setattr(worker_module, "SLOW_FIRST_S", 0.3)
     monkeypatch.setattr(host_module, "ROOM_S", 0.0)
     silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four")
     over, slow = threading.Event(), threading.Semaphore(0)
@@ -490,7 +491,7 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long before anybody is killed. There are no more than so many of them, and they stay."""
-    monkeypatch.setattr(host_module, "STUCK_S", 0.3)
+    monkeypatch.setattr(worker_module, "STUCK_S", 0.3)
     one, two, waits = (hosted.feed(name) for name in ("one", "two", "three"))
     over, silent, hang = threading.Event(), threading.Semaphore(0), {one.path}
 
@@ -528,8 +529,10 @@ def test_a_spare_worker_that_does_not_come_never_ends_the_application(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it may come nobody is killed; if it has not come, the slow one is, and the application lives."""
-    for constant, seconds in {"STUCK_S": 0.3, "SLOW_S": 0.3, "SPARE_S": 2.5, "STARTS_AGAIN_S": 1.0}.items():
+    for constant, seconds in {"SPARE_S": 2.5, "STARTS_AGAIN_S": 1.0}.items():
         monkeypatch.setattr(host_module, constant, seconds)
+    for constant in ("STUCK_S", "SLOW_S"):
+        monkeypatch.setattr(worker_module, constant, 0.3)
     stuck, waits = hosted.feed("one"), hosted.feed("two")
     silent, over = threading.Event(), threading.Event()
 

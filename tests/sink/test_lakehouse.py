@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.lakehouse import COMPACT_FILES, SLICE, SNAPSHOTS, Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.lakehouse import Lakehouse, slot_path
+from tidegate.sink.own_tables import OwnTables
+from tidegate.sink.snapshot_rows import COMPACT_FILES, SLICE, SnapshotRow
+from tidegate.sink.store import SNAPSHOTS
 
 SCHEMA = pa.schema([("id", pa.int64()), ("we`ird a.b", pa.decimal128(20, 0)), ("v", pa.list_(pa.float32()))])
 PATH = slot_path("b`a k", "_a/é%.1")
@@ -236,24 +240,32 @@ def test_a_consumer_that_was_replaced_names_no_snapshot(tmp_path: Path) -> None:
     assert Lakehouse(tmp_path).snapshots() == [5, 7]
 
 
-class Slow(Lakehouse):
+class SlowTables(OwnTables):
     """Looks at a table, and then is so slow that somebody else writes it first."""
 
     between: Callable[[], None]
 
-    def _writable(self, path: str) -> DeltaTable:
-        table = super()._writable(path)
-        self.between()
+    def writable(self, path: str) -> DeltaTable:
+        table = super().writable(path)
+        SlowTables.between()
         return table
 
 
-def test_a_commit_that_somebody_else_was_faster_than_fails(tmp_path: Path) -> None:
+def test_a_commit_that_somebody_else_was_faster_than_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By default an append does not conflict with another append: both would stay."""
     _, new = two_writers(tmp_path)
-    old = Slow(tmp_path)
-    old.between = lambda: None
+
+    def next_is(act: Callable[[], object]) -> None:
+        monkeypatch.setattr(SlowTables, "between", staticmethod(act), raising=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.sink.lakehouse.OwnTables", SlowTables)
+        old = Lakehouse(tmp_path)
+    next_is(lambda: None)
     assert old.position() == "one"
-    old.between = lambda: new.publish(7, [], "of the new")
+    next_is(lambda: new.publish(7, [], "of the new"))
     with pytest.raises(Fatal, match="at the same time"):
         old.publish(6, [], "of the old")
     assert Lakehouse(tmp_path).snapshots() == [5, 7]
@@ -267,7 +279,7 @@ def test_a_commit_that_somebody_else_was_faster_than_fails(tmp_path: Path) -> No
     ]
     for write in writes:
         other = Lakehouse(tmp_path)
-        old.between = lambda other=other: other.append(PATH, values)  # type: ignore[misc]
+        next_is(partial(other.append, PATH, values))
         before = other.version(PATH)
         with pytest.raises(Fatal, match="at the same time"):
             write()

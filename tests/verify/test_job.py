@@ -19,7 +19,8 @@ from tidegate.consumer.definition import ROWID
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
-from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.lakehouse import Lakehouse, slot_path
+from tidegate.sink.snapshot_rows import SnapshotRow
 from tidegate.tables.catalogue import history_held, tables_at
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.verify.job import Bounds, Verdict, Verification

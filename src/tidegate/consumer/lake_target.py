@@ -46,7 +46,7 @@ from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, Parted, Settle, TableChanges
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
-from tidegate.sink.lakehouse import SnapshotRow
+from tidegate.sink.snapshot_rows import SnapshotRow
 
 WRITERS: Final = 2
 INTENTS: Final = f"{OWN}/ddl.jsonl"

@@ -22,9 +22,10 @@ import pyarrow.dataset as ds
 from tidegate.consumer.position import Position
 from tidegate.consumer.rules import SOFT_DELETE
 from tidegate.errors import InvalidInput, shown
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.object_store import SCHEME as BUCKETS
 from tidegate.sink.object_store import Bucket, ObjectStore
+from tidegate.sink.store import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

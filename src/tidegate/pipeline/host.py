@@ -17,7 +17,6 @@ A worker that has work and gives no sign of life is killed after the changefeed'
 
 from __future__ import annotations
 
-import queue
 import re
 import socket
 import threading
@@ -25,17 +24,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, socket_name
 from tidegate.model.reports import AtWork, Durable, Failed, Started, Working
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import read_beats
+from tidegate.pipeline.connected_worker import ConnectedWorker, Dead, Work, hung, too_slow
 from tidegate.pipeline.glance import Glance
 from tidegate.pipeline.incarnation import Incarnation, Key
 from tidegate.pipeline.jobs import Elsewhere, Jobs, WorkerProcess
@@ -44,7 +43,6 @@ from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.processes import Process
 from tidegate.pipeline.timetable import Kind, Timetable
 from tidegate.pipeline.work import (
-    FROM_WORKER,
     Alive,
     Begin,
     Begun,
@@ -55,11 +53,9 @@ from tidegate.pipeline.work import (
     Load,
     LoadDone,
     LoadReport,
-    Piece,
     Reached,
     WorkerHello,
     parse,
-    to_json,
 )
 from tidegate.sink.base import Description
 
@@ -86,18 +82,8 @@ GRACE_S: Final = 0.3
 """How long a worker may go on with a piece of an incarnation that is over."""
 WATCH_S: Final = 0.5
 """Between two looks for signs of life."""
-SLOW_S: Final = 5.0
-"""So long a worker may be silent while others wait: its sink takes nothing. Twice as long after each failure
-of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through."""
-STUCK_S: Final = 1.5
-"""After so long without a sign of life from a worker that delivers, a spare worker is started. Beats and
-looks come at most twice a second, so less than a second of silence says nothing.
-"""
 SPARE_S: Final = 2.0
 """After a spare worker was asked for, no slow one is killed for so long: the spare may be enough."""
-SLOWER_MAX: Final = 5
-SLOW_FIRST_S: Final = 20.0
-"""The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
 HOME_S: Final = 1.0
 """So long a worker that has a changefeed's writer may be busy, and its work waits for it."""
 ROOM_S: Final = 0.5
@@ -129,63 +115,6 @@ STARTS_AGAIN_S: Final = 60.0
 Over: TypeAlias = Callable[[Incarnation], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """A piece, and whose it is."""
-
-    of: Incarnation
-    piece: Piece
-    kind: Kind
-    words: str
-    """What it is, for people."""
-    bytes: int = 0
-    """Of entries, about."""
-    answer: Future[Sequence[LoadReport]] | None = None
-    """Who waits for what becomes of it."""
-
-    @property
-    def shown(self) -> str:
-        return f"deliver {self.words}" if self.kind is Kind.DELIVER else self.words
-
-
-@dataclass(slots=True, eq=False)
-class ConnectedWorker:
-    """What the host knows of one."""
-
-    line: Line
-    process: WorkerProcess
-    pieces: queue.SimpleQueue[_Work | None] = field(default_factory=queue.SimpleQueue)
-    work: _Work | None = None
-    given_at: float = 0.0
-    """When it was given that (monotonic)."""
-    served: dict[Key, int] = field(default_factory=dict)
-    """The incarnations that it has delivered for, each with how many pieces it had done by then."""
-    done: int = 0
-    said: int = 0
-    """Messages."""
-    silent_s: float = 0.0
-    """How long it has given no sign of life, once that is longer than it may be while others wait."""
-    is_stuck: bool = False
-    """Whether it delivers, and has given no sign of life for STUCK_S."""
-    killed: bool = False
-    killed_for: TidegateError | None = None
-    """Why, if its incarnation was not over before."""
-    dog: Watchdog = field(default_factory=Watchdog)
-    machine: str = ""
-    """Where it runs, if it was not started here."""
-
-    def kill(self, why: TidegateError | None = None) -> None:
-        """Under the host's lock, so that it is still with the piece that it is killed for."""
-        self.killed, self.killed_for = True, self.killed_for or why
-        self.process.kill()
-
-    @property
-    def who(self) -> str:
-        """For people."""
-        where = f" on {self.machine}" if self.machine else ""
-        return f"a worker ({self.process.pid}{where})"
-
-
 class Host:
     """The workers of one application. `run` once."""
 
@@ -213,7 +142,7 @@ class Host:
         self._there: dict[Key, Incarnation] = {}
         self._stirred: set[Key] = set()
         """Of which something may be due."""
-        self._loads: dict[Key, deque[_Work]] = {}
+        self._loads: dict[Key, deque[Work]] = {}
         self._idle: list[ConnectedWorker] = []
         self._workers: set[ConnectedWorker] = set()
         self._failed: dict[str, int] = {}
@@ -413,11 +342,11 @@ class Host:
         for key in ready:
             self._deliver(key)
 
-    def _next_begin_or_load(self) -> _Work | None:
+    def _next_begin_or_load(self) -> Work | None:
         key = self._timetable.next_begin()
         if key is not None:
             one = self._there[key]
-            return _Work(one, Begin(one.path), Kind.BEGIN, f"the start of {one.spec.changefeed}")
+            return Work(one, Begin(one.path), Kind.BEGIN, f"the start of {one.spec.changefeed}")
         key = self._timetable.next_load()
         return None if key is None else self._loads[key].popleft()
 
@@ -445,7 +374,7 @@ class Host:
             for ranges, size in shares:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._any_idle():
-                    self._give(_Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
+                    self._give(Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
                 else:  # the worker that was to have them has died since
                     one.backlog.give_back(ranges)
                     self._stirred |= set() if one.over else {key}
@@ -475,7 +404,7 @@ class Host:
             each.pieces.put(None)
         return bool(self._idle)
 
-    def _give(self, work: _Work) -> None:
+    def _give(self, work: Work) -> None:
         """To a worker that has delivered for that incarnation before, if one of those is free.
 
         That worker has its schemas and its writer open, which takes longer than most pieces. Among the
@@ -492,10 +421,8 @@ class Host:
             work = replace(work, piece=replace(work.piece, lease=lease))
         if worker.machine:
             work = replace(work, piece=replace(work.piece, spec=work.of.secret))
-        worker.work, worker.silent_s, worker.is_stuck, worker.dog = work, 0.0, False, Watchdog()
-        worker.given_at = time.monotonic()
-        worker.pieces.put(work)
         self._handed_at = time.monotonic()
+        worker.give(work, self._handed_at)
 
     def _kill_a_slow_one(self, ready: Sequence[Key]) -> None:
         """When there is work and nobody to do it, whoever has been silent longest makes room."""
@@ -514,9 +441,9 @@ class Host:
         with self._changed:
             worst = max(slow, key=lambda each: each.silent_s)
             if worst.silent_s and worst.work is not None:
-                self._kill(worst, worst.work, _too_slow(worst.who, worst.work.words, worst.silent_s))
+                self._kill(worst, worst.work, too_slow(worst.who, worst.work.words, worst.silent_s))
 
-    def _kill(self, worker: ConnectedWorker, work: _Work, why: TidegateError) -> None:
+    def _kill(self, worker: ConnectedWorker, work: Work, why: TidegateError) -> None:
         """For its silence, under the lock.
 
         `answered` at once, and not when the process is gone: a later answer from the same address, to another
@@ -615,7 +542,7 @@ class Host:
         with self._changed:
             return one.leases.stands(lease)
 
-    def _attend_piece(self, worker: ConnectedWorker, work: _Work) -> bool:
+    def _attend_piece(self, worker: ConnectedWorker, work: Work) -> bool:
         """See one piece through; whether the worker lives.
 
         `back` comes last: it lets `_see_off` end the incarnation. A process that was killed may write until
@@ -626,7 +553,7 @@ class Host:
         error: TidegateError | None = None
         try:
             self._do_piece(worker, work)
-        except _Dead as dead:
+        except Dead as dead:
             with self._changed:
                 worker.kill()
             error = worker.killed_for or Retryable(
@@ -657,15 +584,12 @@ class Host:
             self._changed.notify_all()
         return not killed
 
-    def _do_piece(self, worker: ConnectedWorker, work: _Work) -> None:
-        """Raises what the worker raised, and _Dead when it did not say what became of the piece."""
+    def _do_piece(self, worker: ConnectedWorker, work: Work) -> None:
+        """Raises what the worker raised, and Dead when it did not say what became of the piece."""
         one, began = work.of, time.monotonic()
-        try:
-            worker.line.say(to_json(work.piece))
-        except OSError as error:
-            raise _Dead(str(error)) from error
+        worker.say(work.piece)
         while True:
-            match (work.piece, self._heard(worker)):
+            match (work.piece, worker.heard()):
                 case (Deliver(), Reached(spans)):
                     self._durable(one, Durable(one.spec.token, spans))
                 case (Deliver(_, ranges), Delivered(spans, stats)):
@@ -688,18 +612,7 @@ class Host:
                 case (_, Failed() as failed):
                     raise failed.error()
                 case (_, message):
-                    raise _Dead(f"it said what it must not: {message!r:.200}")
-
-    def _heard(self, worker: ConnectedWorker) -> Any:
-        try:
-            found = worker.line.receive()
-            message = None if found is None else parse(found, FROM_WORKER)
-        except ValueError as error:
-            raise _Dead(f"it sent what is no message: {error}") from error
-        if message is None:
-            raise _Dead("its connection has ended")
-        worker.said += 1
-        return message
+                    raise Dead(f"it said what it must not: {message!r:.200}")
 
     def _durable(self, one: Incarnation, report: Durable) -> None:
         if not one.over:
@@ -738,14 +651,12 @@ class Host:
         with self._changed:
             if one.over:
                 raise _over(one)
-            self._loads.setdefault(one.key, deque()).append(
-                _Work(one, piece, Kind.LOAD, words, answer=answer)
-            )
+            self._loads.setdefault(one.key, deque()).append(Work(one, piece, Kind.LOAD, words, answer=answer))
             self._timetable.ask_load(one.key)
             self._changed.notify_all()
         return answer.result()
 
-    def _answer(self, work: _Work, found: Sequence[LoadReport] | TidegateError) -> None:
+    def _answer(self, work: Work, found: Sequence[LoadReport] | TidegateError) -> None:
         if work.answer is None or work.answer.done():
             return
         if isinstance(found, TidegateError):
@@ -792,7 +703,7 @@ class Host:
             self._grow(jobs, wanted)
 
     def _working(
-        self, busy: Sequence[tuple[ConnectedWorker, _Work]], waiting: Sequence[Incarnation]
+        self, busy: Sequence[tuple[ConnectedWorker, Work]], waiting: Sequence[Incarnation]
     ) -> Working:
         now = time.monotonic()
         at_work = (
@@ -819,21 +730,11 @@ class Host:
                 "Spark does not start a worker.", why=trouble or f"none has come for {silent:.0f} s"
             )
 
-    def _watch_one(self, worker: ConnectedWorker, work: _Work, beats: int | None) -> None:
-        own, knows = work.of.spec.config.tidegate, work.of.key in worker.served
-        patience = own.stall_timeout if knows else own.start_timeout
-        slow = SLOW_S if knows and work.kind is Kind.DELIVER else SLOW_FIRST_S
-        slow = min(patience, slow * 2 ** min(work.of.failures, SLOWER_MAX))
-        least = min(STUCK_S, slow)
-        silent = worker.dog.step(time.monotonic(), work.words, (worker.said, beats), least)
-        silent_s = 0.0 if silent is None else silent.silent_s
+    def _watch_one(self, worker: ConnectedWorker, work: Work, beats: int | None) -> None:
+        silence = worker.look(work, beats, time.monotonic())
         with self._changed:
-            if worker.work is not work:  # it was done meanwhile: this silence is not of what it does now
-                return
-            worker.silent_s = silent_s if silent_s >= slow else 0.0
-            worker.is_stuck = knows and work.kind is Kind.DELIVER and silent_s >= STUCK_S
-            if silent_s >= patience and not worker.killed:
-                self._kill(worker, work, _hung(worker.who, work.words, silent_s))
+            if worker.note(work, silence) and silence.is_hung and not worker.killed:
+                self._kill(worker, work, hung(worker.who, work.words, silence.silent_s))
 
     def _start(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """A thread. Whatever it raises ends `run`, and the application: else its part would stay undone."""
@@ -851,25 +752,6 @@ class Host:
         return thread
 
 
-def _hung(who: str, words: str, silent_s: float) -> Retryable:
-    return Retryable(
-        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s.",
-        where=who,
-        why=f"it has to deliver {words}",
-        fix="nothing: it is killed, the changefeed is started again, and nothing is lost; on a machine that "
-        "is only too slow raise stall-timeout, or start-timeout, in [tidegate]",
-    )
-
-
-def _too_slow(who: str, words: str, silent_s: float) -> Retryable:
-    return Retryable(
-        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited "
-        "for a worker.",
-        where=f"{who}, with {words}",
-        fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
-    )
-
-
 def _without_frames(text: str) -> str:
     """What Java says, without where it says it, which is most of it."""
     kept = [line for line in text.splitlines() if not re.match(r"\s+at \S|\s+\.\.\. \d+ more", line)]
@@ -883,10 +765,6 @@ def _not_elsewhere(one: Incarnation, sink: Description) -> Fatal:
         why="it writes to the capture's own disk" if sink.here else "nothing stops a writer of its sink",
         fix="run it on a capture with --spark-master local[*]",
     )
-
-
-class _Dead(Exception):
-    """A worker's connection is of no use any more."""
 
 
 def failure(error: TidegateError) -> Failed:

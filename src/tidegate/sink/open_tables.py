@@ -1,6 +1,6 @@
 """Delta tables that stay open between writes: the log of a table is read once, not once a call.
 
-An open table is used again only while it is the newest state of what lies at its path: the commit it stands
+An open table is used again only while it is the newest state of what is at its path: the commit it stands
 at is the very file that was seen then (inode, size, time), and no further commit follows. Otherwise it is
 opened again. So somebody else's commit, or another table that was put in its place, is seen at the
 next call, as if nothing had been kept. Two calls of stat take the place of listing and reading a log.
@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tidegate.errors import Fatal
 from tidegate.sink.delta_log import LOG_FILE
-from tidegate.sink.store import Store
+from tidegate.sink.store import Store, said, translated
 
 OPEN_MAX: Final = 2_000
 """How many tables stay open; then the one that was used longest ago is closed. One takes about 10 to 100 KB,
@@ -46,6 +49,15 @@ class OpenTables:
     def newest(self, path: str) -> DeltaTable:
         """The table at its newest version; raises what delta-rs raises."""
         return self.held(path) or self._opened(path)
+
+    def at(self, path: str, version: int | None = None) -> DeltaTable:
+        """The table at a version; None: at its newest. Raises what delta-rs raises."""
+        if version is None:
+            return self.newest(path)
+        held = self.held(path)
+        if held is not None and held.version() == version:
+            return held
+        return DeltaTable(self._store.uri(path), version=version, storage_options=self._store.options)
 
     def held(self, path: str) -> DeltaTable | None:
         """The open table when it is still the newest state, else None."""
@@ -105,6 +117,29 @@ class OpenTables:
     def _goes_on(self, path: str, version: int) -> bool:
         names = self._store.names(f"{path}/_delta_log", after=f"{version + 1:020d}")
         return any(LOG_FILE.fullmatch(name) for name in names)
+
+
+@contextmanager
+def reading(store: Store, path: str, version: int | None = None) -> Iterator[None]:
+    """Raise Fatal where delta-rs cannot open a table that has to be there."""
+    try:
+        with translated(store, path):
+            yield
+    except TableNotFoundError as error:
+        raise Fatal(
+            "a Delta table that a snapshot needs is gone",
+            where=store.uri(path),
+            why=said(error),
+            fix="restore the directory, or start a new target",
+        ) from error
+    except DeltaError as error:
+        at = "" if version is None else f" at version {version}"
+        raise Fatal(
+            "a Delta table cannot be read",
+            where=f"{store.uri(path)}{at}",
+            why=said(error),
+            fix="check the directory; a snapshot older than the retention can no longer be read",
+        ) from error
 
 
 def _commit(path: str, version: int) -> str:

@@ -23,7 +23,7 @@ import shutil
 import unicodedata
 import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +32,8 @@ from tidegate.errors import Fatal
 
 OWN: Final = "_tidegate"
 """The folder of the consumer's own files in a target."""
+SNAPSHOTS: Final = f"{OWN}/snapshots"
+"""The path of the table of snapshots in a target of Delta tables."""
 TRASH: Final = f"{OWN}/trash"
 """Where a table's folder goes before its files are removed: half of it would carry no mark any more."""
 TRASH_A_PIECE: Final = 200
@@ -284,6 +286,18 @@ def said(error: BaseException) -> str:
         words = [found[1] for word in _WORDS if (found := word.search(text)) is not None]
         text = f"{text[: answer.start()].rstrip(': ')}: {', '.join(words) or 'an answer that is not shown'}"
     return text
+
+
+@contextmanager
+def translated(store: Store, key: str) -> Iterator[None]:
+    """Raise what a store makes of the errors of a library that uses it: see `Store.trouble`."""
+    try:
+        yield
+    except OSError as error:
+        trouble = store.trouble(error, key)
+        if trouble is error:
+            raise
+        raise trouble from error
 
 
 def store_of(root: Path | Store) -> Store:

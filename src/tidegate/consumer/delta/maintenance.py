@@ -21,8 +21,9 @@ from typing import Final
 
 from tidegate.consumer.position import Position
 from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.store import SNAPSHOTS
 
 REMEMBERED_MAX: Final = 1_000
 """Tables whose log is not read again by the next round."""

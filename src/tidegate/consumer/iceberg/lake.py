@@ -30,7 +30,7 @@ from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, re
 from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.lakehouse import SnapshotRow
+from tidegate.sink.snapshot_rows import SnapshotRow
 from tidegate.sink.store import DiskStore
 
 COMPACT_FILES: Final = 10

@@ -1,0 +1,192 @@
+"""One worker as the host sees it: its line, its process, the piece that it has, and its signs of life.
+
+A worker does one piece at a time, so killing its process affects only the changefeed of that piece. The
+promise that nobody works for an incarnation that is over depends on this: `give` is never called while the
+worker has a piece.
+
+Three degrees of silence are distinguished, each longer than the one before it:
+
+    stuck   it delivers, and has been silent for STUCK_S: a spare worker is started, and nothing is lost
+    slow    its sink takes nothing: it is killed if there is work for which no worker is free
+    hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
+
+A sign of life is a message on its line, or a beat that it writes to a file (`beats`). `look` compares them
+without the host's lock, because it may take a disk's time to read beats. `note` then has to see that the
+worker still has that piece. Otherwise the silence of one piece would count for the next.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tidegate.control.watchdog import Watchdog
+from tidegate.errors import Retryable, TidegateError
+from tidegate.pipeline.incarnation import Incarnation, Key
+from tidegate.pipeline.jobs import WorkerProcess
+from tidegate.pipeline.lines import Line
+from tidegate.pipeline.timetable import Kind
+from tidegate.pipeline.work import FROM_WORKER, LoadReport, Piece, parse, to_json
+
+STUCK_S: Final = 1.5
+"""After so long without a sign of life from a worker that delivers, a spare worker is started. Beats and
+looks come at most twice a second, so less than a second of silence says nothing.
+"""
+SLOW_S: Final = 5.0
+"""A worker may be silent for this time while others wait: its sink takes nothing. Twice as long after each
+failure of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through.
+"""
+SLOWER_MAX: Final = 5
+SLOW_FIRST_S: Final = 20.0
+"""The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """A piece, and whose it is."""
+
+    of: Incarnation
+    piece: Piece
+    kind: Kind
+    words: str
+    """What it is, for people."""
+    bytes: int = 0
+    """Of entries, about."""
+    answer: Future[Sequence[LoadReport]] | None = None
+    """Who waits for the result."""
+
+    @property
+    def shown(self) -> str:
+        return f"deliver {self.words}" if self.kind is Kind.DELIVER else self.words
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long a worker has given no sign of life, and how long it may. Seconds."""
+
+    silent_s: float
+    slow_s: float
+    """From here on it is slow."""
+    patience_s: float
+    """From here on it hangs."""
+    counts_as_stuck: bool
+    """Whether a spare worker could help: it delivers, and not for the first time."""
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether it has to be killed, also if nobody waits."""
+        return self.silent_s >= self.patience_s
+
+
+class Dead(Exception):
+    """A worker's connection is of no use any more."""
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedWorker:
+    """What the host knows of one. What changes here changes under the host's lock, except for `said`."""
+
+    line: Line
+    process: WorkerProcess
+    pieces: queue.SimpleQueue[Work | None] = field(default_factory=queue.SimpleQueue)
+    """For its thread; None: it is gone."""
+    work: Work | None = None
+    given_at: float = 0.0
+    """When it was given that (monotonic)."""
+    served: dict[Key, int] = field(default_factory=dict)
+    """The incarnations for which it has delivered, each with how many pieces it had done by then."""
+    done: int = 0
+    said: int = 0
+    """Messages."""
+    silent_s: float = 0.0
+    """How long it has given no sign of life, once that is longer than it may be while others wait."""
+    is_stuck: bool = False
+    """Whether it delivers, and has given no sign of life for STUCK_S."""
+    killed: bool = False
+    killed_for: TidegateError | None = None
+    """Why, if its incarnation was not over before."""
+    machine: str = ""
+    """Where it runs, if it was not started here."""
+    _dog: Watchdog = field(default_factory=Watchdog)
+
+    @property
+    def who(self) -> str:
+        """For people."""
+        where = f" on {self.machine}" if self.machine else ""
+        return f"a worker ({self.process.pid}{where})"
+
+    def give(self, work: Work, now: float) -> None:
+        """Its next piece. `now`: monotonic. A new watchdog: earlier silence was of another piece."""
+        self.work, self.silent_s, self.is_stuck, self._dog = work, 0.0, False, Watchdog()
+        self.given_at = now
+        self.pieces.put(work)
+
+    def kill(self, why: TidegateError | None = None) -> None:
+        """Under the host's lock, so that it still has the piece for which it is killed."""
+        self.killed, self.killed_for = True, self.killed_for or why
+        self.process.kill()
+
+    # --- its line, by its own thread
+
+    def say(self, piece: Piece) -> None:
+        """Send it a piece; raises Dead."""
+        try:
+            self.line.say(to_json(piece))
+        except OSError as error:
+            raise Dead(str(error)) from error
+
+    def heard(self) -> Any:
+        """Its next message, one of `FROM_WORKER`; raises Dead."""
+        try:
+            found = self.line.receive()
+            message = None if found is None else parse(found, FROM_WORKER)
+        except ValueError as error:
+            raise Dead(f"it sent what is no message: {error}") from error
+        if message is None:
+            raise Dead("its connection has ended")
+        self.said += 1
+        return message
+
+    # --- its signs of life, by the thread that watches
+
+    def look(self, work: Work, beats: int | None, now: float) -> Silence:
+        """How long it has been silent with this piece. `beats`: its count, if any; `now`: monotonic."""
+        own, knows = work.of.spec.config.tidegate, work.of.key in self.served
+        delivers = knows and work.kind is Kind.DELIVER
+        patience_s = own.stall_timeout if knows else own.start_timeout
+        slow_s = SLOW_S if delivers else SLOW_FIRST_S
+        slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
+        found = self._dog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
+        return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
+
+    def note(self, work: Work, silence: Silence) -> bool:
+        """Keep what `look` has found; False if it has another piece by now, and nothing was noted."""
+        if self.work is not work:
+            return False
+        self.silent_s = silence.silent_s if silence.silent_s >= silence.slow_s else 0.0
+        self.is_stuck = silence.counts_as_stuck and silence.silent_s >= STUCK_S
+        return True
+
+
+def hung(who: str, words: str, silent_s: float) -> Retryable:
+    """Why a worker that hangs is killed."""
+    return Retryable(
+        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s.",
+        where=who,
+        why=f"it has to deliver {words}",
+        fix="nothing: it is killed, the changefeed is started again, and nothing is lost; on a machine that "
+        "is only too slow raise stall-timeout, or start-timeout, in [tidegate]",
+    )
+
+
+def too_slow(who: str, words: str, silent_s: float) -> Retryable:
+    """Why a slow worker is killed."""
+    return Retryable(
+        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited "
+        "for a worker.",
+        where=f"{who}, with {words}",
+        fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
+    )

@@ -1,0 +1,261 @@
+"""The Delta tables of one target, opened and committed to only while they are the target's own.
+
+Three guards stand before each commit, in this order:
+
+1. The table carries the target's mark, the table property `tidegate.target`. Its value is the identity of
+   the target, a random word from its beginning. The directory may hold what belongs to others, who may even
+   use a name that a new table needs. Without this guard a consumer would write their tables.
+2. In an object store, the target is still this process's (`takeover`). A table is at the version that this
+   process has made or found at the start: another version was written by somebody else.
+3. The commit is the next version after the one that the first two guards have seen. A commit between that
+   look and ours makes ours fail. Without this guard somebody else's rows would be named as the consumer's.
+
+The table of snapshots has the identity as its own mark, so it is the first table that a target begins. A
+target without it has no identity, and nothing in it counts as the target's own.
+
+After a commit the version that it made is kept, and the open table with it. After one that failed the open
+table is dropped, because delta-rs may have changed it in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
+from tidegate.sink.delta_commit import HOOKS, MARK, committed_by_another, configuration
+from tidegate.sink.open_tables import OpenTables, reading
+from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA
+from tidegate.sink.store import SNAPSHOTS, Store, said, translated
+from tidegate.sink.takeover import Takeover
+
+_SHOWN: Final = 5
+"""How many names of a directory's content an error lists."""
+
+
+class OwnTables:
+    """Those of one target, by path below its root. Threads may use different tables at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tables = OpenTables(store)
+        self._takeover = Takeover(store, self._tables)
+        self._versions: dict[str, int] = {}
+        """In an object store: by path, the version that this process has made or found at the start."""
+        self._id: str | None = None
+        self._beginning = threading.Lock()
+        """Held to read or give the identity: on a new target several threads begin the first tables."""
+
+    # --- the mark
+
+    def identity(self) -> str:
+        """The target's identity; the target is begun if it has none."""
+        with self._beginning:
+            if self._id is None:
+                if not self.exists(SNAPSHOTS):
+                    self._begin(SNAPSHOTS, SNAPSHOT_SCHEMA, uuid.uuid4().hex)
+                    self._tables.drop(SNAPSHOTS)
+                self._id = self.mark_of(SNAPSHOTS)
+                assert self._id is not None, "`Lakehouse.check` refuses a table of snapshots without a mark"
+            return self._id
+
+    def mark_of(self, path: str) -> str | None:
+        """The identity of the target to which a table belongs; None for anything else at this path."""
+        try:
+            found: str | None = self._tables.newest(path).metadata().configuration.get(MARK)
+        except (DeltaError, ValueError):
+            return None  # not readable as a Delta table, so not a table of ours
+        except OSError as error:
+            trouble = self._store.trouble(error, path)
+            if trouble is error:  # a file that cannot be read
+                return None
+            raise trouble from error
+        return found
+
+    def is_own(self, path: str) -> bool:
+        """Whether the table at this path is the target's."""
+        return self.mark_of(path) == self.identity()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a Delta table at this path."""
+        if self._tables.held(path) is not None:
+            return True
+        if not self._store.has_folder(f"{path}/_delta_log"):
+            return False
+        with translated(self._store, path):
+            return bool(DeltaTable.is_deltatable(self._store.uri(path), storage_options=self._store.options))
+
+    def begin(self, path: str, schema: pa.Schema) -> None:
+        """Make an empty table with the target's mark.
+
+        Fatal if something stands there. Retryable if another consumer begins the same table.
+        """
+        self._begin(path, schema, self.identity())
+
+    def _begin(self, path: str, schema: pa.Schema, identity: str) -> None:
+        self._store.make_folder(path)
+        # A writer that was killed before its first commit has left an empty log at most.
+        entries = entries_of(self._store, path)
+        if any(name != "_delta_log" for name in entries) or self.exists(path):
+            raise Fatal(
+                "a folder that is not the target's stands where a table has to be",
+                where=f"{self._store.uri(path)}: {listed(entries)}",
+                why=f"it does not carry the target's mark, the table property {MARK}",
+                fix="move it away and start the consumer again; it continues at its newest snapshot",
+            )
+        try:
+            with translated(self._store, path):
+                DeltaTable.create(
+                    self._store.uri(path),
+                    schema=schema,
+                    configuration={MARK: identity} | configuration(schema),
+                    storage_options=self._store.options,
+                    post_commithook_properties=HOOKS,
+                    raise_if_key_not_exists=False,
+                )
+        except DeltaError as error:
+            if not self._store.shared:
+                raise
+            raise Retryable(
+                "another consumer has begun the same table at the same time",
+                where=self._store.uri(path),
+                why=said(error),
+                fix="start one consumer for a target",
+            ) from error
+        self._versions[path] = 0
+
+    # --- who writes the target
+
+    def take_over(self, name: str) -> None:
+        """Make this process the target's writer: see `Takeover.take`. Begins a target that is new."""
+        self.identity()
+        self._takeover.take(name)
+        self._versions.clear()
+
+    def check_writer(self) -> None:
+        """Fenced if another process has taken over since. Nothing on a disk: this process has the lock."""
+        self._takeover.check()
+
+    # --- to read
+
+    def open(self, path: str, version: int | None = None) -> DeltaTable:
+        """A table at a version; None: at its newest.
+
+        Fatal if it is missing or cannot be read, or if somebody else has written it meanwhile.
+        """
+        with reading(self._store, path, version):
+            table = self._tables.at(path, version)
+            if version is None:
+                known = self._versions.get(path, table.version())
+                if self._takeover.is_taken and path != SNAPSHOTS and known != table.version():
+                    raise self._written_by_another(path, known + 1, "it was opened again")
+        return table
+
+    def held(self, path: str) -> DeltaTable | None:
+        """The open table if it is still the newest state, otherwise None."""
+        return self._tables.held(path)
+
+    def rows_of(self, path: str, table: DeltaTable, files: Sequence[str]) -> ds.Dataset:
+        """The rows of some of a table's data files."""
+        names = [self._store.file(f"{path}/{name}") for name in files]
+        schema = pa.schema(table.schema())
+        return ds.dataset(names, schema=schema, format="parquet", filesystem=self._store.filesystem)
+
+    # --- to write
+
+    def writable(self, path: str) -> DeltaTable:
+        """A table to write to; Fatal unless it carries this target's mark."""
+        table = self.open(path)
+        found = table.metadata().configuration.get(MARK)
+        if found != self.identity():
+            raise Fatal(
+                "a table that is not the target's stands where one of its tables has to be",
+                where=self._store.uri(path),
+                why=f"its table property {MARK} is {found or 'missing'}, the target's is {self.identity()}",
+                fix="move it away and restore the target's own, or start a new target directory",
+            )
+        if path == SNAPSHOTS:
+            self._takeover.refuse_replaced(table)
+        return table
+
+    def found(self, path: str) -> DeltaTable:
+        """The same at the start: the newest version counts as this process's, which then undoes it."""
+        table = self.writable(path)
+        self._versions[path] = int(table.version())
+        return table
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[DeltaTable]:
+        """The table for one commit, which must be the next after what `writable` has seen."""
+        table = self.writable(path)
+        before = int(table.version())
+        self._tables.drop(path)  # a commit that fails may leave changes in memory
+        try:
+            with translated(self._store, path):
+                yield table
+        except CommitFailedError as error:
+            raise self._written_by_another(path, before + 1, said(error)) from error
+        except DeltaError as error:
+            self.check_writer()  # a successor may have removed the whole table
+            if not self._store.shared:
+                raise
+            if committed_by_another(error):
+                raise self._written_by_another(path, before + 1, said(error)) from error
+            raise self._store.trouble(error, path) from error
+        # delta-rs reads the log again after its commit, and would include somebody else's next one.
+        if self._takeover.is_taken and table.version() > before + 1:
+            raise self._written_by_another(path, before + 2, "it came right behind this consumer's")
+        self._tables.keep(path, table)
+        self._versions[path] = int(table.version())
+
+    def skip_commit(self, path: str) -> None:
+        """Count a commit in `writing` that left the open table at the version before it."""
+        self._tables.drop(path)
+        self._versions[path] += 1
+
+    def set_aside(self, path: str) -> bool:
+        """Put a table that no snapshot names into the trash. False if it is not the target's."""
+        if not self.is_own(path):
+            return False
+        self._tables.drop(path)
+        self._versions.pop(path, None)
+        self._store.discard(path, self.check_writer)
+        return True
+
+    def _written_by_another(self, path: str, version: int, why: str) -> TidegateError:
+        """The error for a version of a table that somebody else has made; Fenced if that was a successor."""
+        try:
+            self.check_writer()
+        except Fenced as fenced:
+            return fenced
+        return Fatal(
+            "somebody else has written a table of the target at the same time",
+            where=self._store.uri(path),
+            why=f"version {version} is not this consumer's ({why})",
+            fix="end the other writer, and start the consumer again at its newest snapshot",
+        )
+
+
+def files_of(table: DeltaTable) -> list[str]:
+    """The data files' names, relative to the table."""
+    return [unquote(name) for name in pa.table(table.get_add_actions())["path"].to_pylist()]
+
+
+def entries_of(store: Store, folder: str) -> list[str]:
+    """The names of the files and folders in a folder."""
+    return sorted([*store.names(folder), *store.folders(folder)])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names for an error."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,141 @@
+"""Who may write a target in an object store: the newest consumer that has taken it over.
+
+An object store has no lock that a process loses when it dies, and a process that was replaced may wake up
+at any time. So each consumer puts a word of its own, the table property `tidegate.writer`, into the log of
+the table of snapshots. Each commit there must be the next after one that has the writer's own word. A
+writer that was replaced can therefore name no snapshot. It is Fenced when it looks next, at the latest when
+it commits.
+
+The word goes in by a commit that must be the next one, so of two consumers that take over at once one
+succeeds, and the other sees the first one's word when it tries again. A word is never reused: a consumer that
+is started again under its name has another, and its earlier process is fenced like a stranger's.
+
+On a disk nobody takes over: the consumer holds the lock of the directory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from tidegate.errors import Fenced, InvalidInput, Retryable
+from tidegate.sink.delta_commit import HOOKS, ONCE, WRITER
+from tidegate.sink.open_tables import OpenTables, reading
+from tidegate.sink.store import SNAPSHOTS, Store, translated
+
+TAKEOVERS: Final = 20
+"""Attempts to take a target over while another consumer names snapshots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who has taken over a target in an object store."""
+
+    name: str
+    """The consumer's."""
+    word: str
+    """Given to this one process."""
+    process: int
+    host: str
+
+    @staticmethod
+    def of_this_process(name: str) -> Writer:
+        """A new one."""
+        return Writer(name, uuid.uuid4().hex, os.getpid(), socket.gethostname())
+
+    @staticmethod
+    def from_json(text: str) -> Writer:
+        """As `to_json` has made it."""
+        held = orjson.loads(text)
+        return Writer(held["name"], held["word"], held["process"], held["host"])
+
+    def to_json(self) -> str:
+        """One line."""
+        held = {"name": self.name, "word": self.word, "process": self.process, "host": self.host}
+        return orjson.dumps(held).decode()
+
+    def __str__(self) -> str:
+        return f"consumer {self.name}, process {self.process} on {self.host}"
+
+
+class Takeover:
+    """The word of this process, once it has taken the target over. Safe for threads after that."""
+
+    def __init__(self, store: Store, tables: OpenTables) -> None:
+        """`tables`: the open tables of this target. Taking over makes this process their only writer."""
+        self._store, self._tables = store, tables
+        self._writer: Writer | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this process has taken the target over. Never on a disk."""
+        return self._writer is not None
+
+    def take(self, name: str) -> None:
+        """Make this process the writer, as the consumer `name`. The target must have been begun.
+
+        InvalidInput if the target is another consumer's. Retryable if others were faster `TAKEOVERS` times.
+        """
+        mine = Writer.of_this_process(name)
+        for _ in range(TAKEOVERS):
+            self._tables.drop(SNAPSHOTS)
+            with reading(self._store, SNAPSHOTS):
+                table = self._tables.newest(SNAPSHOTS)
+            held = _writer_of(table)
+            if held is not None and held.name != name:
+                raise InvalidInput(
+                    "another consumer writes this target",
+                    where=str(self._store),
+                    why=f"it belongs to the consumer {held.name}, and this one is {name}",
+                    fix=f"choose another prefix, or continue with --name {held.name}",
+                )
+            try:
+                with translated(self._store, SNAPSHOTS):
+                    table.alter.set_table_properties(
+                        {WRITER: mine.to_json()},
+                        raise_if_not_exists=False,
+                        commit_properties=ONCE,
+                        post_commithook_properties=HOOKS,
+                    )
+            except CommitFailedError:
+                continue
+            self._tables.begin_owned(SNAPSHOTS, table)
+            self._writer = mine
+            return
+        raise Retryable(
+            "the target could not be taken over",
+            where=self._store.uri(SNAPSHOTS),
+            why=f"{TAKEOVERS} times in a row another process has committed first",
+            fix="end the other consumer of this target, and start again",
+        )
+
+    def check(self) -> None:
+        """Fenced if another process has taken over since. Nothing on a disk."""
+        if self._writer is not None:
+            with translated(self._store, SNAPSHOTS):
+                newest = self._tables.checked(SNAPSHOTS)
+            self.refuse_replaced(newest)
+
+    def refuse_replaced(self, table: DeltaTable) -> None:
+        """Fenced unless this state of the table of snapshots has the word of this process."""
+        held = _writer_of(table)
+        if self._writer is not None and held != self._writer:
+            raise Fenced(
+                "this consumer's target was taken over",
+                where=str(self._store),
+                why=f"it now belongs to {held}",
+                fix="nothing, if the other one is to continue; otherwise end it, and start this one again",
+            )
+
+
+def _writer_of(table: DeltaTable) -> Writer | None:
+    """Who has taken the target over last, by its table of snapshots; None: nobody has."""
+    text = table.metadata().configuration.get(WRITER)
+    return Writer.from_json(text) if text else None
