@@ -21,8 +21,9 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span
 from tidegate.puller.event_feed import MessageQueue
-from tidegate.puller.match.block_matcher import BlockMatcher, Matched
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget, StreamMemory
+from tidegate.puller.match.matched import Matched
 from tidegate.puller.match.matcher import Kind, Row
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
@@ -132,7 +133,7 @@ def test_an_arena_that_was_replaced_is_freed_before_more_is_taken(tmp_path: Path
     """Or a spill, which comes when there is too little memory, takes three times what is open."""
     stream = Fed(StreamMemory(TOTAL), tmp_path / "spill")
     stream.matcher.feed([prewrites(0, 200)])
-    before = weakref.ref(stream.matcher._arena)
+    before = weakref.ref(stream.matcher._open_rows.arena)
     stream.matcher.relieve()
     assert stream.spilled
     assert before() is None

@@ -51,8 +51,8 @@ from tidegate.puller.frontier import Frontier
 from tidegate.puller.inbox import Inbox
 from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
 from tidegate.puller.locator import Locator
-from tidegate.puller.match.block_matcher import Happening, Matched, Note, Registration
 from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matched import Happening, Matched, Note, Registration
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.room import Deed, Room, greediest

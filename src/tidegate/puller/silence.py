@@ -14,7 +14,7 @@ from typing import Final
 
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
-from tidegate.puller.match.block_matcher import Registration
+from tidegate.puller.match.matched import Registration
 from tidegate.puller.region_feed import State
 from tidegate.puller.watched import Held
 

@@ -13,7 +13,7 @@ from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
-from tidegate.puller.match.block_matcher import Registration
+from tidegate.puller.match.matched import Registration
 from tidegate.puller.range_lock import RangeLock
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.sink import SpanSink

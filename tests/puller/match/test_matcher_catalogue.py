@@ -8,7 +8,8 @@ from __future__ import annotations
 from tests.puller.match.test_matcher import changes_of
 from tests.puller.wire import resolved_message, rows_message
 from tidegate.model.span import Span
-from tidegate.puller.match.block_matcher import BlockMatcher, Happening
+from tidegate.puller.match.block_matcher import BlockMatcher
+from tidegate.puller.match.matched import Happening
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 INITIALIZED = Row(Kind.INITIALIZED)
