@@ -9,7 +9,7 @@ Reading order:
 - the kernels: `table_kernels` (the tables that they share), `scan_kernels` (the wire format), `slot_kernels`
   (registrations), `bucket_kernels` and `open_kernels` (open prewrites), `match_kernels` (commits),
   `gather_kernels` (columns);
-- open transactions on disk: `spill` and `spill_kernels` (the logs), `spilling` (which registrations go there),
+- open transactions on disk: `spill` and `spill_kernels` (the logs), `spilling` (what goes there),
   `playback` (how their logs are matched);
 - `budget` and `recycler` are the memory that all streams share.
 """
