@@ -267,11 +267,12 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     def on_disk() -> int:
         return sum(spilled_files(spill).values())
 
-    second = puller._watched[other]
+    second = puller._spans.find(other)
+    assert second is not None
 
     def told(ts: int) -> bool:
         """Whether the one stream has told all up to here, or is held."""
-        return puller.trouble != "" or all(mark > ts for _, mark in puller._ranges(second))
+        return puller.trouble != "" or all(mark > ts for _, mark in puller._spans.ranges(second))
 
     changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
     large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
@@ -281,13 +282,13 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
         large.prewrite(mutations[first : first + rows_of_a_step], Backoff(20_000))
         sent = world.pd.tso()
         eventually(lambda sent=sent: told(sent), "the step")  # type: ignore[misc]
-        eventually(lambda: puller._spilled == on_disk(), "the count")
+        eventually(lambda: puller._upkeep.spilled == on_disk(), "the count")
     eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
     eventually(lambda: quota < store.used_bytes == on_disk(), "what was under way to be counted")
     assert on_disk() < 2 * quota, "of 600 kB: the stream is held"
     monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.1)
     monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
-    eventually(lambda: puller._room.shedding and on_disk() == 0, "the span to be given up")
+    eventually(lambda: puller._upkeep.room.shedding and on_disk() == 0, "the span to be given up")
     goal = world.pd.tso()
     eventually(
         lambda: outlook.read_frontier(world.folder).get(span_id(other), 0) > goal, "the other span's stream"
