@@ -9,7 +9,7 @@ Who does what:
   frontier's marks (`span_table`): so a mark never speaks of rows that are not appended;
 - the *sealer* thread (`sealer`) takes the frontier's minimum of each span, seals the span's store to it, and
   publishes; woken by each rise, at most every `seal_interval_s`;
-- the *keeper* thread clears locks of dead transactions in spans that stand still.
+- the *lock cleaner* thread clears locks of dead transactions in spans that stand still.
 
 A span resumes from what its store holds. A commit is published after the store's resolved ts passes it plus
 one seal: a few tens of milliseconds. What Retryable stands for is retried for ever with pauses; Fatal ends
@@ -40,17 +40,17 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.inbox import Inbox
-from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
+from tidegate.puller.lock_cleaner import STUCK_S, Behind, Stuck, clean
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.match.matched import Matched
 from tidegate.puller.region_feed import History, State
 from tidegate.puller.registrar import Registrar
 from tidegate.puller.safe_points import OnRefused, SafePoints
 from tidegate.puller.sealer import Sealer
-from tidegate.puller.sink import Sink
 from tidegate.puller.span_table import SpanTable
+from tidegate.puller.store_protocol import Sink
 from tidegate.puller.upkeep import Upkeep
-from tidegate.puller.watched import Held, Locate, Watched
+from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
 from tidegate.tidb.keys import stripe_ids
 
 LOG: Final = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Puller:
             threading.Thread(target=self._sealer.run, name="puller-sealer", daemon=True),
             threading.Thread(target=locate, args=(self._closing,), name="puller-locator", daemon=True),
             threading.Thread(
-                target=keep, args=(pd, self._stuck, self._closing), name="puller-keeper", daemon=True
+                target=clean, args=(pd, self._stuck, self._closing), name="puller-lock-cleaner", daemon=True
             ),
         ]
         self._inbox.put(self._upkeep.tend)
@@ -206,7 +206,11 @@ class Puller:
         return self._spans.lines(self._kv_mode, self._waiting)
 
     def _waiting(self, watched: Watched) -> str:
-        return self._upkeep.room.words if watched.paused or self._upkeep.room.waits else self._held_up
+        return (
+            self._upkeep.backpressure.words
+            if watched.paused or self._upkeep.backpressure.waits
+            else self._held_up
+        )
 
     def close(self) -> None:
         """End all threads and streams. The store is left open."""
@@ -226,7 +230,7 @@ class Puller:
     @property
     def trouble(self) -> str:
         """Why nothing is taken in at present, in words; empty when all is well."""
-        return self._upkeep.room.words or self._held_up
+        return self._upkeep.backpressure.words or self._held_up
 
     # --- threads ---------------------------------------------------------------------------------------
 
@@ -276,8 +280,8 @@ class Puller:
         takes_room = bool(matched.blocks) or self._upkeep.spilled > 0
         while (
             takes_room
-            and (self._store.pressure or self._upkeep.room.waits)
-            and not self._upkeep.room.shedding
+            and (self._store.pressure or self._upkeep.backpressure.waits)
+            and not self._upkeep.backpressure.shedding
         ):
             if self._closing.wait(0.02):
                 return
@@ -308,7 +312,7 @@ class Puller:
         """The coordinator registers again what was on the stream."""
         self._inbox.put(lambda: self._registrar.stream_lost(stream, error, why))
 
-    # --- for the keeper ------------------------------------------------------------------------------
+    # --- for the lock cleaner ------------------------------------------------------------------------------
 
     def _stuck(self) -> list[Stuck]:
         """Spans that have not moved for STUCK_S; of raw keys none, which have no locks."""
@@ -331,5 +335,5 @@ class Puller:
             if ts < target
         ]
 
-    def _lock_lives(self, held: Held) -> None:
+    def _lock_lives(self, held: RegisteredRange) -> None:
         held.locked_at = self._clock.monotonic()

@@ -39,7 +39,7 @@ from tidegate.puller.range_lock import Locked, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed
 from tidegate.puller.safe_points import SafePoints
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.watched import Held, Locate, Watched
+from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ class Registrar:
         self._numbers = itertools.count(1)
         self.streams: dict[int, Stream] = {}
         """By store."""
-        self.held: dict[Registration, Held] = {}
-        self.admission = Admission[Held]()
+        self.held: dict[Registration, RegisteredRange] = {}
+        self.admission = Admission[RegisteredRange]()
         self._urgency = Urgency()
         self._refused: list[Locate] = []
         self._lost_why: dict[int, str] = {}
@@ -122,7 +122,7 @@ class Registrar:
                 watched.request_ids.add(request_id)
                 watched.regions[region.id] += 1
                 one = RegionFeed(locked, region, task.history, self._random)
-                held = Held(watched, one, stream, mark, request_id, resolved)
+                held = RegisteredRange(watched, one, stream, mark, request_id, resolved)
                 watched.feeds.add(held)
                 self.admission.wait(store_id, held, self._urgency.is_urgent(resolved))
                 self._admit(store_id)
@@ -150,7 +150,7 @@ class Registrar:
             )
             self.held[held.registration] = held
 
-    def _refuse(self, held: Held) -> None:
+    def _refuse(self, held: RegisteredRange) -> None:
         """Ask nothing for a range whose scan could lack what GC has taken; its span stands still."""
         self._give_back(held)
         self.admission.done(held.stream.store_id, held)
@@ -190,7 +190,7 @@ class Registrar:
                 assert note.violation is not None
                 self.step(held, feed.Violated(note.violation, note.commit_ts))
 
-    def step(self, held: Held, event: feed.Event) -> None:
+    def step(self, held: RegisteredRange, event: feed.Event) -> None:
         """Something has happened to a range. Raises what `region_feed` says ends the puller."""
         fresh = False
         effects = held.feed.step(event)
@@ -211,16 +211,16 @@ class Registrar:
                 case feed.Stop(error):
                     raise error
 
-    def _ended_scan(self, held: Held) -> None:
+    def _ended_scan(self, held: RegisteredRange) -> None:
         self.admission.done(held.stream.store_id, held)
         self._admit(held.stream.store_id)
 
-    def release(self, held: Held) -> None:
+    def release(self, held: RegisteredRange) -> None:
         """Give the range back with the ts it has reached; another one may be scanned now."""
         self._give_back(held)
         self._ended_scan(held)
 
-    def _give_back(self, held: Held) -> None:
+    def _give_back(self, held: RegisteredRange) -> None:
         if held.registration is not None:
             held.stream.matcher.stop(held.registration)
             del self.held[held.registration]

@@ -24,8 +24,8 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
-from tidegate.puller.sink import SpanSink
-from tidegate.puller.watched import Held, Watched
+from tidegate.puller.store_protocol import SpanSink
+from tidegate.puller.watched_span import RegisteredRange, Watched
 
 
 class SpanTable:
@@ -98,7 +98,7 @@ class SpanTable:
                 self._frontier.put(watched.free_mark, watched.lock.free_resolved)
             return answer, mark
 
-    def unlock(self, held: Held) -> None:
+    def unlock(self, held: RegisteredRange) -> None:
         """Free a range at the ts that it has reached."""
         region = held.feed.region
         # The mark is released last: until the free ranges' mark covers the range, it holds the minimum down.
@@ -127,7 +127,7 @@ class SpanTable:
             minima = self._frontier.minima(len(self._spans)).tolist()
         return [(watched, minima[watched.number]) for watched in spans]
 
-    def at(self, ranges: Iterable[Held]) -> list[tuple[Held, Timestamp]]:
+    def at(self, ranges: Iterable[RegisteredRange]) -> list[tuple[RegisteredRange, Timestamp]]:
         """How far locked ranges are."""
         with self._state:
             return [(held, self._frontier.at(held.mark)) for held in ranges]

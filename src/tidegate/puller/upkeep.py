@@ -1,8 +1,8 @@
 """What the puller looks after a few times a second: room on disk, silent ranges, what outlives a restart.
 
 All of it is done by the coordinator thread, from `tend`: nothing is registered or given back meanwhile, so
-the ranges that it looks at stay what they are. `room` decides when to wait and when to give a span up; this
-performs it.
+the ranges that it looks at stay what they are. `backpressure` decides when to wait and when to give a span
+up; this performs it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller import region_feed as feed
 from tidegate.puller import silence
+from tidegate.puller.backpressure import Backpressure, Deed, greediest
 from tidegate.puller.inbox import Inbox
 from tidegate.puller.region_feed import History
 from tidegate.puller.registrar import Registrar
-from tidegate.puller.room import Deed, Room, greediest
 from tidegate.puller.sealer import Sealer
-from tidegate.puller.sink import Sink
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.watched import Held, Locate, Watched
+from tidegate.puller.store_protocol import Sink
+from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ BEHIND_MAX: Final = 64
 
 
 class Upkeep:
-    """Looks after all spans of a puller. Coordinator only, except for what streams read of `room`."""
+    """Looks after all spans of a puller. Coordinator only, except for what streams read of `backpressure`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Upkeep:
     ) -> None:
         self._store, self._spans, self._registrar = store, spans, registrar
         self._sealer, self._inbox, self._clock, self._kv_mode = sealer, inbox, clock, kv_mode
-        self.room = Room()
+        self.backpressure = Backpressure()
         self.spilled = 0
         """Bytes of open transactions on disk, as the store was charged."""
         self._kept_at = self._looked_at = clock.monotonic()
@@ -68,13 +68,13 @@ class Upkeep:
 
     def tend(self) -> None:
         """Every TEND_S: look whether the store has room; now and then keep what lies far ahead."""
-        store, before = self._store, self.room.words
+        store, before = self._store, self.backpressure.words
         if store.pressure:
             store.recover()
         spilled = self._count_spilled()
         spans = self._spans.all()
         taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
-        deed = self.room.look(
+        deed = self.backpressure.look(
             store.pressure,
             crowded=store.crowded if len(taken) > 1 else "",
             has_room=store.has_room,
@@ -82,9 +82,9 @@ class Upkeep:
             used=store.used_bytes,
             now=self._clock.monotonic(),
         )
-        if self.room.waits and not before:
-            event(LOG, logging.WARNING, "puller waits", why=self.room.words)
-        elif before and not self.room.words:
+        if self.backpressure.waits and not before:
+            event(LOG, logging.WARNING, "puller waits", why=self.backpressure.words)
+        elif before and not self.backpressure.words:
             event(LOG, logging.INFO, "puller goes on", after=before)
         if deed is Deed.SHED:
             most = greediest(taken, store.disk_bytes, len(spans))
@@ -126,7 +126,7 @@ class Upkeep:
         for held, silent_s in silence.look(seen, self._registrar.streams.values(), self._clock.monotonic()):
             self._wake(held, silent_s)
 
-    def _wake(self, held: Held, silent_s: float) -> None:
+    def _wake(self, held: RegisteredRange, silent_s: float) -> None:
         event(
             LOG,
             logging.WARNING,
