@@ -184,7 +184,7 @@ class Receiver:
 
 
 class Counted:
-    """Where the capture's rows go: counted and forgotten (`puller.sink`)."""
+    """Where the capture's rows go: counted and forgotten (`puller.store_protocol`)."""
 
     held_bytes = used_bytes = disk_bytes = 0
     pressure = ""

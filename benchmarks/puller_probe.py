@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 from benchmarks.stage_clock import WRITE_S, StageClock
 
@@ -21,6 +20,8 @@ from tidegate.eventstore.floors import FloorPage
 from tidegate.eventstore.manifest import ManifestFile
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
+from tidegate.puller.match.outcome import Outcome
+from tidegate.puller.match.portion import Portion
 from tidegate.server.puller_process import run
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -28,10 +29,9 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def install(clock: StageClock) -> None:
     """Wrap the stages of the puller and the event store's writing side."""
-    matcher: Any = BlockMatcher
-    clock.wrap(matcher, "_scan", "scan")
-    clock.wrap(matcher, "feed", "match")
-    clock.wrap(matcher, "_blocks", "gather")
+    clock.wrap(Portion, "scan", "scan")
+    clock.wrap(BlockMatcher, "feed", "match")
+    clock.wrap(Outcome, "blocks", "gather")
     clock.wrap(kernels, "order_rows", "sort")
     clock.wrap(kernels, "take", "sort")
     clock.wrap(segment, "write", "write")

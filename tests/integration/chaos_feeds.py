@@ -36,7 +36,8 @@ DDL_EVERY_ROWS: Final = 60
 LONG_S: Final = 3.0
 QUICKLY: Final = {
     "control.gc.REFRESH_S": 0.0,
-    "server.reactor.HOUSEKEEPING_S": 0.1,
+    "server.housekeeping.HOUSEKEEPING_S": 0.1,
+    "server.placement.COUNTED_S": 0.1,
     "server.processor.FLOOR_S": 0.1,
     "server.catalogues.SAVE_REST": 1,
     "server.catalogues.RENAME_S": 0.5,

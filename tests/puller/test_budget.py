@@ -21,8 +21,9 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span
 from tidegate.puller.event_feed import MessageQueue
-from tidegate.puller.match.block_matcher import BlockMatcher, Matched
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget, StreamMemory
+from tidegate.puller.match.matched import Matched
 from tidegate.puller.match.matcher import Kind, Row
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
@@ -132,7 +133,7 @@ def test_an_arena_that_was_replaced_is_freed_before_more_is_taken(tmp_path: Path
     """Or a spill, which comes when there is too little memory, takes three times what is open."""
     stream = Fed(StreamMemory(TOTAL), tmp_path / "spill")
     stream.matcher.feed([prewrites(0, 200)])
-    before = weakref.ref(stream.matcher._arena)
+    before = weakref.ref(stream.matcher._open_rows.arena)
     stream.matcher.relieve()
     assert stream.spilled
     assert before() is None
@@ -181,12 +182,13 @@ def test_one_budget_serves_all_stores_and_lost_streams_return_their_share(
         changes = {b"t" + bytes([i % 256]) + b"%d" % i: b"value" * 1000 for i in range(300)}
         large = TwoPhase(pd, pd.tso(), min(changes), ttl_ms=60_000)
         large.prewrite([Mutation(PUT, *change) for change in changes.items()], Backoff(20_000))
-        eventually(lambda: sum(s.spilled() != {} for s in list(puller._streams.values())) > 1, "two spills")
+        streams = puller._registrar.streams
+        eventually(lambda: sum(s.spilled() != {} for s in list(streams.values())) > 1, "two spills")
         assert memory.open_rows.members == memory.queued.members == 3
         for _ in range(3):
-            seen = set(puller._streams.values())
+            seen = set(streams.values())
             upstream.cut_streams()
-            eventually(lambda seen=seen: len(set(puller._streams.values()) - seen) == 3, "three new streams")
+            eventually(lambda seen=seen: len(set(streams.values()) - seen) == 3, "three new streams")
             eventually(lambda: memory.open_rows.members == memory.queued.members == 3, "their shares")
         commit_ts = pd.tso()
         large.commit(list(changes), commit_ts, Backoff(20_000))

@@ -229,10 +229,10 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
     world.check(SPAN, start)
     long = TwoPhase(world.pd, world.pd.tso(), b"t\xf0-long", ttl_ms=60_000)
     long.prewrite([Mutation(PUT, b"t\xf0-long", b"v")], Backoff(5000))
-    for module in ("keeper", "puller"):
+    for module in ("lock_cleaner", "puller"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.1)
-    monkeypatch.setattr("tidegate.puller.keeper.REST_ROUNDS", 1)
-    locked = lambda: [held for held in list(puller._held.values()) if held.locked_at]  # noqa: E731
+    monkeypatch.setattr("tidegate.puller.lock_cleaner.REST_ROUNDS", 1)
+    locked = lambda: [held for held in list(puller._registrar.held.values()) if held.locked_at]  # noqa: E731
     eventually(lambda: len(locked()) == 1, "the lock to be seen")
     (held,) = locked()
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 2.0)
@@ -281,14 +281,16 @@ def test_a_lost_stream_returns_its_sent_and_its_waiting_registrations(world: Wor
     world.run(5)
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
-    puller._admission._limit = 1
+    puller._registrar.admission._limit = 1
     world.upstream.faults.scan_delay_s = 600.0
     puller.watch(SPAN, start)
     eventually(lambda: puller.status()[0]["regions"] == 5, "five regions, most of which wait")
-    assert len(puller._held) < 5
+    held = puller._registrar.held
+    assert len(held) < 5
     nodes = world.upstream._shared.nodes.values()
     eventually(  # else the cut would not find their streams
-        lambda: sum(node.endpoint._scanning for node in nodes) == len(puller._held), "the stores to scan"
+        lambda: sum(node.endpoint._scanning for node in nodes) == len(held),
+        "the stores to scan",
     )
     world.upstream.faults.scan_delay_s = 0.0  # of those to come: the one under way waits on
     world.upstream.cut_streams()

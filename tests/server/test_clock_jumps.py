@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.wall_clock import WallClock
+from tests.puller.test_backpressure import Control
 from tests.puller.test_puller import SPAN, World, eventually
-from tests.puller.test_room import Control
 from tests.server.test_capture import Running, check_order, wait_for, work
 
 from tidegate.kvclient.pd import PdClient

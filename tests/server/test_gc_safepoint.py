@@ -14,7 +14,7 @@ from tests.server.test_capture import Running, bank, capture, wait_for, work
 from tidegate.control.gc import service_id as service_of
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.reactor import Reactor
+from tidegate.server.housekeeping import Housekeeping
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -75,7 +75,7 @@ def test_history_is_held_until_it_is_delivered_and_then_released(
             "the hold while it was created has given way to the lasting one"
         )
         monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-        monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+        monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
         work(bank, 50)
         running.wait_checkpoint("one", pd.tso())
         assert watched.registrations
@@ -153,7 +153,7 @@ def test_a_start_after_the_hold_expired_registers_nothing_and_gives_advice(
         gone = pd.tso()
         pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone)
         watched.registrations.clear()
-        monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 60.0)
+        monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 60.0)
         running = Running(upstream.pd_addr, running.data_dir, running.out)
         message = running.wait_state("one", "failed")["error"]["message"]
         assert f"upstream's GC safepoint {gone} has passed the checkpoint" in message
@@ -208,10 +208,10 @@ def test_a_capture_whose_housekeeping_fails_ends_with_the_reason(
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
     try:
 
-        def defect(self: Reactor) -> None:
+        def defect(self: Housekeeping) -> None:
             raise ZeroDivisionError("a defect")
 
-        monkeypatch.setattr(Reactor, "_measure", defect)
+        monkeypatch.setattr(Housekeeping, "_measure", defect)
         wait_for(lambda: not running._thread.is_alive(), "the end of the capture")
         error = running.capture.lost.result()
         assert error.what == "The capture's housekeeping has failed."

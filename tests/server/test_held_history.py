@@ -58,7 +58,7 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it(
 ) -> None:
     """Neither GC nor a loss in the event store removes it."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
     monkeypatch.setattr("tidegate.server.catalogues.SAVE_REST", 1)
     if not saved:
 
@@ -107,7 +107,7 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
 ) -> None:
     """Resumed in time it goes on, as long as nothing has been collected; later it says what is gone."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
     node, ours = capture.capture.node, service_id(capture)
     assert capture.create("one")["http"] == 200
     work(bank, 60)

@@ -30,11 +30,11 @@ from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.model.span import Span
+from tidegate.server import held_history
 from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import WRITE_MAX, Node
-from tidegate.server.reactor import Reactor
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")
@@ -235,13 +235,13 @@ def test_an_owner_whose_session_ends_leaves_no_hold_behind(owner: Callable[..., 
         ended()
     elif when == "meanwhile":
         pd.meanwhile = ended
-    reactor: Any = SimpleNamespace(node=node)
+    history: Any = SimpleNamespace(node=node)
     if when == "never":
-        assert Reactor._update(reactor, -1, Hold(7, 60, {})) == 7
+        assert held_history.HeldHistory._update(history, -1, Hold(7, 60, {})) == 7
         assert list(pd.held.values()) == [7]
         return
     with pytest.raises(Fenced):
-        Reactor._update(reactor, -1, Hold(7, 60, {}))
+        held_history.HeldHistory._update(history, -1, Hold(7, 60, {}))
     assert pd.held == {}
     assert pd.asked == {"before": 0, "meanwhile": 2}[when]
 

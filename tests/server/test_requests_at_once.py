@@ -66,7 +66,7 @@ def test_a_second_feed_is_created_without_reading_upstreams_catalogue(
     def read(*_: Any) -> Any:
         raise AssertionError("upstream's catalogue was read")
 
-    monkeypatch.setattr("tidegate.server.reactor.load_catalogue", read)
+    monkeypatch.setattr("tidegate.server.feed_creation.load_catalogue", read)
     made = capture.create("two")
     assert made["http"] == 200
     assert made["config"]["tidegate"]["ids_per_stripe"] == 1

@@ -45,7 +45,7 @@ def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"tidegate.server.processor.{name}", seconds)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
-    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
 
 
 def dropped(capture: Running, ts: int) -> bool:
@@ -250,7 +250,7 @@ def test_a_lock_delays_only_feeds_that_want_a_table_of_its_region(
     capture.wait_checkpoint("one", shop.put("orders", {3: (3, 3, 3)}))
     assert capture.feed("two")["checkpoint_ts"] < locked
     # The region may be registered again from where it stands.
-    assert capture.capture.reactor._needs(-1)[FeedId("default", "one")] < locked
+    assert capture.capture.reactor.history.needs(-1)[FeedId("default", "one")] < locked
     assert f"span {keys_of_stripe(users.id)}" in capture.feed("two")["tidegate"]["waiting_for"]
 
     made = shop.ddl(

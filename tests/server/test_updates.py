@@ -21,8 +21,8 @@ from tidegate.config.values import REDACTED
 from tidegate.control.metadata import FeedId, FeedStatus, Outcome, Put, Transaction, feed_key
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
+from tidegate.server.feed_updates import FIXED
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.reactor import FIXED
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -122,8 +122,8 @@ def test_what_the_command_says_of_an_update_holds_no_password(capture: Running, 
     [
         ("tidegate.api.changefeeds.check_new", "POST", "/changefeeds"),
         ("tidegate.api.changefeeds.merge_config", "POST", "/verify_table"),
-        ("tidegate.server.reactor.check_new", "PUT", "/changefeeds/one"),
-        ("tidegate.server.reactor.split_tables", "POST", "/get_all_tables"),
+        ("tidegate.server.feed_updates.check_new", "PUT", "/changefeeds/one"),
+        ("tidegate.server.new_feed.split_tables", "POST", "/get_all_tables"),
     ],
 )
 def test_others_are_answered_while_a_request_is_checked(

@@ -32,9 +32,9 @@ async def show_all(request: Request) -> Response:
             "tidegate": {
                 "name": name,
                 "changefeeds": burdens.get(name, 0),
-                "tables": capture.reactor.tables_of(name),
+                "tables": capture.reactor.placement.tables_of(name),
                 "drained": name in capture.node.drained,
-                "left": capture.reactor.left_on(name),
+                "left": capture.reactor.placement.left_on(name),
             },
         }
         for found, name, address in there
@@ -70,7 +70,7 @@ async def _drained(request: Request, *, again: bool) -> Response:
             why="the server runs without --etcd",
             fix="docs/captures.md says how several captures share the work",
         )
-    left = await capture.reactor.drain(name, again=again)
+    left = await capture.reactor.placement.drain(name, again=again)
     return JSONResponse({"current_table_count": left}, 202)
 
 

@@ -32,7 +32,7 @@ from tidegate.mounter.table_version import TableVersion
 from tidegate.server import initial_load
 from tidegate.server.capture import Capture
 from tidegate.server.feed import Feed
-from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, weak_orders
+from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, tables_at, weak_orders
 from tidegate.server.sharing import Plan
 from tidegate.sink.reader.changes import Standing
 
@@ -62,7 +62,7 @@ def _feed_id(request: Request) -> FeedId:
 
 def feed_of(request: Request) -> Feed:
     """The feed the path and the query name; raises Refused (CDC:ErrChangeFeedNotExists)."""
-    return capture_of(request).reactor.get(_feed_id(request))
+    return capture_of(request).reactor.feeds.named(_feed_id(request))
 
 
 def number(body: dict[str, Any], name: str) -> int:
@@ -278,7 +278,7 @@ async def rebalance(request: Request) -> Response:
     """
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
-    plan = await capture_of(request).reactor.rebalance(_feed_id(request), dry_run=dry_run)
+    plan = await capture_of(request).reactor.placement.rebalance(_feed_id(request), dry_run=dry_run)
     return JSONResponse({"dry_run": dry_run, **_plan_json(plan)})
 
 
@@ -297,7 +297,7 @@ async def move(request: Request) -> Response:
     if not isinstance(tables, list) or not tables:
         raise InvalidInput("The request names no tables.", fix='give "tables", a list of names or ids')
     name = capture.named(str(body.get("capture") or ""))
-    plan = await capture.reactor.move(_feed_id(request), [str(table) for table in tables], name)
+    plan = await capture.reactor.placement.move(_feed_id(request), [str(table) for table in tables], name)
     return JSONResponse(_plan_json(plan))
 
 
@@ -344,7 +344,7 @@ async def verify_table(request: Request) -> Response:
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
     config = settled(await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri))
     reactor = capture_of(request).reactor
-    good, bad = await reactor.tables(config, number(body, "start_ts") or await reactor.now())
+    good, bad = await tables_at(reactor.node.pd, config, number(body, "start_ts") or await reactor.now())
     eligible = [_table(table) for table in good]
     ineligible = [_table(table) | {"reason": why_ineligible(table)} for table in bad]
     weak = await asyncio.to_thread(weak_orders, good, config, uri.topic)

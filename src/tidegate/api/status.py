@@ -87,8 +87,8 @@ async def health(request: Request) -> Response:
         problems.append("the puller process is not running")
     if capture.node.ballast.trouble:
         problems.append(capture.node.ballast.trouble)
-    if capture.reactor.gc_error:
-        problems.append(capture.reactor.gc_error)
+    if capture.reactor.history.error:
+        problems.append(capture.reactor.history.error)
     if not problems:
         return JSONResponse({})
     return JSONResponse({"error_msg": "; ".join(problems), "error_code": "CDC:ErrUnhealthy"}, 503)

@@ -2,6 +2,7 @@
 
 Reading order: `range_lock` (each key belongs to one region feed at a time), `region_feed` (one range's
 life, a state machine), `match/` (pairs each commit with its prewrite, in kernels), `frontier` (the smallest
-resolved ts), `event_feed` (the gRPC edge: one stream per store), `puller` (spans in; sealed spans in the
-event store out; the threads).
+resolved ts), `event_feed` (the gRPC edge: one stream per store), `span_table` (spans, with their marks and
+locks), `registrar` (which range is registered where), `upkeep` (room, silence, restarts), `puller` (spans
+in; sealed spans in the event store out; the threads).
 """

@@ -29,8 +29,9 @@ from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import metapb_pb2 as metapb
 from tidegate.puller.match import spill
-from tidegate.puller.match.block_matcher import BlockMatcher, Matched, Registration
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Share, StreamMemory
+from tidegate.puller.match.matched import Matched, Registration
 from tidegate.tidb.memcomparable import encode_bytes
 
 METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"

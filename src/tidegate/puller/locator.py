@@ -16,7 +16,7 @@ from typing import Final
 from tidegate.errors import Fatal, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.puller.cover import Found, cover
-from tidegate.puller.watched import Locate
+from tidegate.puller.watched_span import Locate
 
 TASKS_PER_ROUND: Final = 4096
 

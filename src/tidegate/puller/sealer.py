@@ -16,8 +16,8 @@ from tidegate.clock import Clock
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model import timestamp
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.sink import Sink
-from tidegate.puller.watched import Watched
+from tidegate.puller.store_protocol import Sink
+from tidegate.puller.watched_span import Watched
 
 SEAL_REST: Final = 4
 SEAL_REST_S: Final = 0.25

@@ -2,7 +2,7 @@
 
 Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes. A lock
 that lives explains it: a bulk transaction of hours must not make us scan its regions every five minutes, so
-one whose lock was seen (`keeper`) is not silent until that is as long ago. Where
+one whose lock was seen (`lock_cleaner`) is not silent until that is as long ago. Where
 the stream's own worker is behind, for instance because the store of events has no room, nobody on it is
 judged: what seems silent may lie in its queue. TiCDC has no such thing (tiflow#6914, tiflow#10157).
 """
@@ -14,9 +14,9 @@ from typing import Final
 
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
-from tidegate.puller.match.block_matcher import Registration
+from tidegate.puller.match.matched import Registration
 from tidegate.puller.region_feed import State
-from tidegate.puller.watched import Held
+from tidegate.puller.watched_span import RegisteredRange
 
 SILENT_S: Final = 300.0
 """A registration that is silent for so long, and has no live lock, is made anew."""
@@ -25,8 +25,8 @@ LOOK_SHARE: Final = 10
 
 
 def look(
-    held: Iterable[tuple[Held, Timestamp]], streams: Collection[Stream], now: float
-) -> list[tuple[Held, float]]:
+    held: Iterable[tuple[RegisteredRange, Timestamp]], streams: Collection[Stream], now: float
+) -> list[tuple[RegisteredRange, float]]:
     """The silent ones among what is registered, each with the seconds it has been.
 
     `held`: with the resolved ts of each; `now`: monotonic seconds. Scans that have been silent for half of

@@ -35,7 +35,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match.budget import OPEN_BYTES_MAX, QUEUE_BYTES_MAX, StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.puller.repull import Bounded
+from tidegate.puller.segment_repair import Bounded
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from tidegate.log import event
 from tidegate.model.key_range import scope_of
 from tidegate.model.timestamp import Timestamp, readable
 from tidegate.puller.match.budget import StreamMemory
-from tidegate.puller.repull import repull
+from tidegate.puller.segment_repair import repull
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import Keyspace, PdClient
 from tidegate.mounter.table_version import TableVersion
+from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.stripes import chosen_width
 from tidegate.server.table_cuts import find_cuts
 from tidegate.sink.base import Description
@@ -150,6 +152,17 @@ def split_tables(
     verdicts = FeedFilter.of(config)
     passing = verdicts.passing(tables)
     return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
+
+
+async def tables_at(
+    pd: PdClient, config: ReplicaConfig, ts: int
+) -> tuple[list[TableVersion], list[TableVersion]]:
+    """Eligible and ineligible tables that pass the filter at `ts`; a feed of keys has none."""
+    if not config.has_tables:
+        return [], []
+    catalogue = await asyncio.to_thread(load_catalogue, pd, ts)
+    with named_code():
+        return await asyncio.to_thread(lambda: split_tables(catalogue.entries(ts), config))
 
 
 @dataclass(frozen=True, slots=True)

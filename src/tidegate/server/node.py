@@ -17,6 +17,7 @@ from tidegate.control.metadata import (
     Delete,
     FeedId,
     Grant,
+    KeyValue,
     MetadataStore,
     Put,
     Transaction,
@@ -213,13 +214,12 @@ class Node:
 
     async def _grants(self, feed: FeedId) -> dict[str, tuple[Grant, Compare]]:
         front = grant_key(self.cluster, feed, "")
-        found = await asyncio.get_running_loop().run_in_executor(self.disk, self.metadata.under, front)
         return {
             kv.key.removeprefix(front): (
                 Grant.from_bytes(kv.value),
                 Compare(kv.key, mod_revision=kv.mod_revision),
             )
-            for kv in found
+            for kv in await self.under(front)
         }
 
     async def share_out(
@@ -263,6 +263,10 @@ class Node:
             raise Retryable(
                 "The grants of the changefeed have changed meanwhile.", where=f"changefeed {feed}"
             )
+
+    async def under(self, front: str) -> Sequence[KeyValue]:
+        """All keys of the metadata store that begin with `front`, in key order."""
+        return await asyncio.get_running_loop().run_in_executor(self.disk, self.metadata.under, front)
 
     async def read(self, key: str) -> bytes | None:
         """A value of the metadata store."""

@@ -34,7 +34,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import event
 from tidegate.server.feed import Feed
-from tidegate.server.new_feed import Refused, check_new
+from tidegate.server.new_feed import Refused, check_new, tables_at
 from tidegate.server.reactor import Reactor
 from tidegate.server.reader_history import History, Query, check_columns, columns_of, no_table, rules_of
 from tidegate.sink.reader.changes import (
@@ -245,7 +245,7 @@ class Readers:
         new = check_new(
             FeedId("default", "columns"), reader_uri(rows, 1, 1).render(), {"filter": {"rules": rules}}, 0, 0
         )
-        good, bad = await reactor.tables(new.config, start_ts or await reactor.now())
+        good, bad = await tables_at(reactor.node.pd, new.config, start_ts or await reactor.now())
         followed = [one for one in good if not one.is_view]
         if not followed:
             raise no_table(tables[0], bad)

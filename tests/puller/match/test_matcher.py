@@ -15,8 +15,9 @@ from tidegate.errors import Retryable
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.match import block_matcher
-from tidegate.puller.match.block_matcher import BlockMatcher, Happening, Matched
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matched import Happening, Matched
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 from tidegate.tidb.keys import table_prefix
 

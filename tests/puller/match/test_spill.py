@@ -16,8 +16,9 @@ from tests.puller.match.test_matcher import BOUNDS, CHECKPOINT, REGIONS, SPANS, 
 from tests.puller.wire import error_message, resolved_message, rows_message
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller.match.block_matcher import BlockMatcher, Happening, Registration
+from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matched import Happening, Registration
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row
 
 

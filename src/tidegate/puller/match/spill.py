@@ -18,6 +18,7 @@ import shutil
 import struct
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -25,7 +26,7 @@ from typing import BinaryIO, Final
 import numpy as np
 from crc32c import crc32c
 
-from tidegate.disk import writing
+from tidegate.disk import DiskFull, writing
 from tidegate.kernel import PAD, address, buffer
 from tidegate.puller.match import spill_kernels
 from tidegate.puller.match import table_kernels as k
@@ -161,6 +162,18 @@ class SpillFolder:
                 self.logs[slot].take_back(size)
             raise
         counts[k.C_LOG] = 0
+
+    def make_room(self, counts: k.I64, slots: int) -> None:
+        """Write the records in memory out; on a full disk, or for a record that is larger, let memory grow.
+
+        It never raises DiskFull: it is called in the middle of a portion, which must be matched to its end.
+        """
+        used = int(counts[k.C_LOG])
+        if used:
+            with suppress(DiskFull):
+                self.flush(counts, slots)
+                return
+        self.grow(used)
 
     def grow(self, used: int) -> None:
         """Twice the room, with what is there."""

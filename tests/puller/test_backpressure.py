@@ -28,22 +28,24 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.reports import ToPuller, Watch
 from tidegate.model.span import Span, span_id
+from tidegate.puller.backpressure import CROWDED_S, REST_S, SHED_AFTER_S, Backpressure, Deed, greediest
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.puller.room import CROWDED_S, REST_S, SHED_AFTER_S, Deed, Room, greediest
 from tidegate.server.puller_process import store_dir
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
 
-def look(room: Room, now: float, pressure: str = "full", used: int = 100, room_again: bool = False) -> Deed:
+def look(
+    room: Backpressure, now: float, pressure: str = "full", used: int = 100, room_again: bool = False
+) -> Deed:
     return room.look(pressure, crowded="", has_room=room_again, over_quota=bool(pressure), used=used, now=now)
 
 
 def test_room_waits_then_sheds_one_by_one_and_resumes_after_a_rest() -> None:
     """It sheds only while the store grows."""
-    room = Room()
+    room = Backpressure()
     assert look(room, 0.0, "") is Deed.NOTHING
     assert not room.waits
     assert look(room, 1.0) is Deed.NOTHING
@@ -62,19 +64,19 @@ def test_room_waits_then_sheds_one_by_one_and_resumes_after_a_rest() -> None:
 
 
 def test_a_disk_that_others_filled_is_waited_for_however_long() -> None:
-    room = Room()
+    room = Backpressure()
     for now in range(1000):
         deed = room.look("disk full", crowded="", has_room=False, over_quota=False, used=5, now=float(now))
         assert deed is Deed.NOTHING
     assert room.waits
 
 
-def look_early(room: Room, now: float, crowded: str, used: int, room_again: bool = False) -> Deed:
+def look_early(room: Backpressure, now: float, crowded: str, used: int, room_again: bool = False) -> Deed:
     return room.look("", crowded=crowded, has_room=room_again, over_quota=False, used=used, now=now)
 
 
 def test_a_crowded_store_sheds_without_waiting_unless_it_was_a_short_peak() -> None:
-    room = Room()
+    room = Backpressure()
     assert look_early(room, 1.0, "crowded", 90) is Deed.NOTHING
     assert look_early(room, 1.1, "", 80) is Deed.NOTHING
     assert look_early(room, 1.25, "crowded", 90) is Deed.NOTHING
@@ -86,7 +88,7 @@ def test_a_crowded_store_sheds_without_waiting_unless_it_was_a_short_peak() -> N
 
 
 def test_a_store_that_was_crowded_and_is_full_sheds_at_once() -> None:
-    room = Room()
+    room = Backpressure()
     look_early(room, 1.0, "crowded", 90)
     deed = room.look(
         "full", crowded="crowded", has_room=False, over_quota=True, used=101, now=1.1 + CROWDED_S
@@ -156,7 +158,7 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     for number in range(15):
         fat(world, number)
     eventually(lambda: puller.trouble != "", "the quota to be noticed")
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
     until = time.monotonic() + 1.5
     eventually(lambda: time.monotonic() > until, "several times the patience")
@@ -173,8 +175,8 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can free room here: all that is kept waits for a lock's end, which comes on the held stream."""
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.3)
-    monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 0.3)
+    monkeypatch.setattr("tidegate.puller.backpressure.REST_S", 0.5)
     start = world.pd.tso()
     store = EventStore(world.folder, memory_bytes=20_000, disk_bytes=60_000)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -211,16 +213,16 @@ def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for nothing, and what it takes until its readers let go makes the store grow, too."""
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
-    monkeypatch.setattr("tidegate.puller.room.STEP_S", 0.0)
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
+    monkeypatch.setattr("tidegate.puller.backpressure.STEP_S", 0.0)
     looks: list[int] = []
-    look = Room.look
+    look = Backpressure.look
 
-    def counted(room: Room, *args: Any, used: int, **more: Any) -> Deed:
+    def counted(room: Backpressure, *args: Any, used: int, **more: Any) -> Deed:
         looks.append(used)
         return look(room, *args, used=used, **more)
 
-    monkeypatch.setattr(Room, "look", counted)
+    monkeypatch.setattr(Backpressure, "look", counted)
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=100_000)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -267,27 +269,28 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     def on_disk() -> int:
         return sum(spilled_files(spill).values())
 
-    second = puller._watched[other]
+    second = puller._spans.find(other)
+    assert second is not None
 
     def told(ts: int) -> bool:
         """Whether the one stream has told all up to here, or is held."""
-        return puller.trouble != "" or all(mark > ts for _, mark in puller._ranges(second))
+        return puller.trouble != "" or all(mark > ts for _, mark in puller._spans.ranges(second))
 
     changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
     large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
     mutations = [Mutation(PUT, *change) for change in changes.items()]
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
     for first in range(0, len(mutations), rows_of_a_step):
         large.prewrite(mutations[first : first + rows_of_a_step], Backoff(20_000))
         sent = world.pd.tso()
         eventually(lambda sent=sent: told(sent), "the step")  # type: ignore[misc]
-        eventually(lambda: puller._spilled == on_disk(), "the count")
+        eventually(lambda: puller._upkeep.spilled == on_disk(), "the count")
     eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
     eventually(lambda: quota < store.used_bytes == on_disk(), "what was under way to be counted")
     assert on_disk() < 2 * quota, "of 600 kB: the stream is held"
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.1)
-    monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
-    eventually(lambda: puller._room.shedding and on_disk() == 0, "the span to be given up")
+    monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 0.1)
+    monkeypatch.setattr("tidegate.puller.backpressure.REST_S", 0.5)
+    eventually(lambda: puller._upkeep.backpressure.shedding and on_disk() == 0, "the span to be given up")
     goal = world.pd.tso()
     eventually(
         lambda: outlook.read_frontier(world.folder).get(span_id(other), 0) > goal, "the other span's stream"

@@ -22,7 +22,7 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller.keeper import REST_ROUNDS, Behind, Rests, Stuck, keep
+from tidegate.puller.lock_cleaner import REST_ROUNDS, Behind, Rests, Stuck, clean
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -31,7 +31,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 def test_the_lock_of_a_dead_client_is_resolved_but_not_that_of_a_live_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("keeper", "puller"):
+    for module in ("lock_cleaner", "puller"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
     upstream = EmbeddedUpstream(tmp_path / "upstream", regions=1)
     pd = PdClient(upstream.start().pd)
@@ -75,7 +75,7 @@ def test_a_range_whose_locks_live_is_asked_for_them_seldom() -> None:
 def test_locks_of_dead_clients_are_resolved_in_a_keyspace_of_api_v2_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("keeper", "puller"):
+    for module in ("lock_cleaner", "puller"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
     span, key = Span(b"x\0\0\1", b"x\0\0\2"), b"x\0\0\1k"
     name = span_id(span, TXN_MODE)
@@ -105,7 +105,7 @@ def test_a_round_over_many_spans_takes_one_timestamp_and_the_oldest_first(
     pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bulk transaction that leaves locks in a thousand regions must not ask PD a thousand times."""
-    monkeypatch.setattr("tidegate.puller.keeper.STUCK_S", 0.1)
+    monkeypatch.setattr("tidegate.puller.lock_cleaner.STUCK_S", 0.1)
     dead = pd.tso()
     rows = [Mutation(PUT, b"k%03d" % number, b"v") for number in range(40)]
     for row in rows:  # each a transaction of its own
@@ -133,7 +133,7 @@ def test_a_round_over_many_spans_takes_one_timestamp_and_the_oldest_first(
 
     time.sleep(0.2)
     monkeypatch.setattr(pd, "tso", counting)
-    keep(pd, stuck, closing)
+    clean(pd, stuck, closing)
     assert looked == sorted(looked)
     assert len(looked) == 40
     assert len(asked) == 1

@@ -19,7 +19,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.puller.sink import Sink, SpanSink
+from tidegate.puller.store_protocol import Sink, SpanSink
 
 LOOK_S: Final = 0.02
 

@@ -13,10 +13,10 @@ from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
-from tidegate.puller.match.block_matcher import Registration
+from tidegate.puller.match.matched import Registration
 from tidegate.puller.range_lock import RangeLock
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
-from tidegate.puller.sink import SpanSink
+from tidegate.puller.store_protocol import SpanSink
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class Watched:
     rows: int = 0
     bytes: int = 0
     moved_at: float = 0.0
-    feeds: set[Held] = field(default_factory=set)
+    feeds: set[RegisteredRange] = field(default_factory=set)
     request_ids: set[int] = field(default_factory=set)
     regions: Counter[int] = field(default_factory=Counter)
     """Registrations by region id: a second one needs a request id of its own."""
@@ -68,7 +68,7 @@ class Watched:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class RegisteredRange:
     """A locked range with its registration."""
 
     watched: Watched

@@ -66,7 +66,7 @@ class Rests:
         return True
 
 
-def keep(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
+def clean(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
     """Until `closing` is set, clear what holds back the spans that `stuck` names, the oldest first.
 
     PD is asked for one timestamp a round, however many spans stand still.

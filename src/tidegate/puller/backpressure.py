@@ -60,7 +60,7 @@ def greediest(taken: Mapping[T, int], quota: int, count: int) -> T | None:
     return most if most is not None and taken[most] > quota // (2 * count) else None
 
 
-class Room:
+class Backpressure:
     """Looked at every so often with the store's own words."""
 
     def __init__(self) -> None:

@@ -1,0 +1,161 @@
+"""What is open on a stream: prewrites without their commit, and commits without their prewrite.
+
+Open prewrites are records in an *arena*, found through a hash table. During a scan a commit may come before
+its prewrite: it waits in a second arena, `waiting`, until its registration is initialized.
+
+An arena is never grown in place. `compact` copies what is alive to a new one and retires the old one, since
+changes that were matched in the running call still point into it. Retired arenas are kept until `let_go`: if
+they were freed earlier, a change would be gathered from memory that is used for something else. For the same
+reason `reclaim`, which starts an empty arena from its beginning, comes only before the first portion of a
+call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tidegate.kernel import address, buffer
+from tidegate.puller.match import bucket_kernels, open_kernels, spill_kernels
+from tidegate.puller.match import table_kernels as k
+from tidegate.puller.match.addresses import Addresses, power_of_two
+from tidegate.puller.match.registrations import Registrations
+from tidegate.puller.match.spill import SpillLog
+
+_TABLE: Final = 2048
+_SPARE_BYTES: Final = 4 << 20
+"""What a few portions need: so much room is left in an arena that gives back what a peak needed."""
+
+
+class OpenRows:
+    """The open rows of all registrations of a stream. `counts`: the kernels' counters."""
+
+    def __init__(self, registrations: Registrations, counts: k.I64, addresses: Addresses) -> None:
+        self._registrations, self._counts = registrations, counts
+        self._addresses, self._at = addresses, addresses.at
+        self.arena, self.waiting = buffer(1 << 16), buffer(1 << 12)
+        self.table = bucket_kernels.hash_table(_TABLE)
+        self.dead = np.zeros(k.FREE_LISTS, dtype=np.int64)
+        """The free records of the arena, by size class."""
+        self._retired: list[k.U8] = []
+        counts[k.C_ARENA] = k.RECORD
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of prewrites that wait for their commit."""
+        return int(self._counts[k.C_LIVE])
+
+    def reclaim(self) -> None:
+        """Start empty arenas from their beginning."""
+        counts = self._counts
+        if not self._registrations.slots[:, k.S_WAITING].any():
+            counts[k.C_WAITING] = 0
+        if counts[k.C_LIVE] == 0:
+            counts[k.C_ARENA], counts[k.C_ENDED] = k.RECORD, 0
+            self.dead[:] = 0
+
+    def release(self) -> None:
+        """Use the room of matched prewrites again. Their changes must have been gathered."""
+        open_kernels.release(self._at(self.arena), self._at(self.dead), self._at(self._counts))
+
+    def let_go(self) -> None:
+        """Free the arenas that were replaced. All changes must have been gathered from them."""
+        self._retired.clear()
+        self._addresses.forget()
+
+    def make_room(self, rows: int, size: int) -> None:
+        """Make room for `rows` rows in messages of `size` bytes, whichever of them stay open."""
+        counts = self._counts
+        if (self._registrations.slots[:, k.S_STATE] == k.SCANNING).any():
+            need = int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows
+            if need > len(self.waiting) - k.RECORD:
+                self.compact_waiting(need)
+        need = size + size // 8 + 2 * k.RECORD * rows  # see `_class_of` for what sizes are rounded up to
+        if int(counts[k.C_ARENA]) + need > len(self.arena) - k.RECORD:
+            self.compact(need)
+
+    def compact(self, need: int = 0, *, drop_resolved: bool = False, victim: int = -1) -> None:
+        """Copy what is alive to a new arena, with room for `need` more bytes.
+
+        `drop_resolved`: leave out what no commit can need any more. `victim`: a slot whose prewrites are
+        dropped. Records of stopped registrations are always left out.
+        """
+        counts, slots = self._counts, self._registrations.slots
+        arena = buffer(power_of_two(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
+        table = bucket_kernels.hash_table(max(_TABLE, 2 * int(counts[k.C_OPEN_ROWS])))
+        self._retired += [self.arena]
+        work = open_kernels.Compaction(
+            old=self._at(self.arena),
+            new=address(arena),
+            table=bucket_kernels.table_address(table),
+            free=self._at(self.dead),
+            slots=self._at(slots),
+            slot_count=len(slots),
+            drop_resolved=int(drop_resolved),
+            victim=victim,
+            counts=address(counts),
+        )
+        open_kernels.compact(work)
+        self.arena, self.table = arena, table
+
+    def compact_waiting(self, size: int) -> None:
+        """Copy waiting rows, without those of stopped registrations, to an arena of at least 2 * `size`."""
+        self._move_waiting(buffer(power_of_two(2 * size)))
+
+    def forget_stopped(self) -> None:
+        """Remove all rows of stopped registrations, so that their slots may be used again."""
+        self.compact()
+        self._move_waiting(buffer(len(self.waiting)))
+
+    def _move_waiting(self, fresh: k.U8) -> None:
+        slots = self._registrations.slots
+        open_kernels.compact_waiting(
+            self._at(self.waiting), address(fresh), self._at(slots), len(slots), self._at(self._counts)
+        )
+        self._retired += [self.waiting]
+        self.waiting = fresh
+
+    def give_back(self) -> None:
+        """Return memory that a peak needed and that is mostly empty now."""
+        if len(self.arena) > 8 * (_SPARE_BYTES + self.live_bytes):
+            self.compact(_SPARE_BYTES)
+
+    def shed(self, limit: int) -> None:
+        """Forget prewrites, those of the registration that holds most first, until `limit` bytes are left."""
+        while self._counts[k.C_LIVE] > limit:
+            self.let_go()
+            self.compact(drop_resolved=True, victim=int(self._registrations.slots[:, k.S_OPEN].argmax()))
+
+    def double_table(self, rows: k.U64) -> None:
+        """Twice the hash table's room. `rows`: those of the running portion, to which it refers too."""
+        table = bucket_kernels.hash_table(2 * bucket_kernels.table_room(self.table))
+        open_kernels.rehash(
+            self._at(self.table, bucket_kernels.table_address),
+            bucket_kernels.table_address(table),
+            self._at(rows),
+            self._at(self.arena),
+        )
+        self.table = table
+
+    def write_open(self, slot: int, log: SpillLog) -> int:
+        """Append the slot's open prewrites to a log, the only ones there are; returns their bytes."""
+        counts = self._counts
+        self.compact(drop_resolved=True)
+        self._registrations.mark_spilled(slot)
+        counts[k.C_LOG] = 0
+        size = int(counts[k.C_ARENA]) + 32 * int(counts[k.C_OPEN_ROWS]) + 64
+        memory = buffer(size)
+        spill_kernels.log_open(
+            self._at(self.arena),
+            k.RECORD,
+            int(counts[k.C_ARENA]),
+            self._at(self._registrations.slots),
+            address(memory),
+            size,
+            address(counts),
+        )
+        used = int(counts[k.C_LOG])
+        if used:
+            log.append(memory[:used])
+        return used

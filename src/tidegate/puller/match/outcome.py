@@ -1,0 +1,107 @@
+"""What came out of a call: changes to be gathered into blocks, notes, and resolved ts that rose.
+
+A matched change is not copied: a line of `out` points into a message or an arena. `blocks` copies all of them
+at once, column by column, span by span. Until then neither messages nor arenas may go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.kernel import address
+from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from tidegate.puller.match import gather_kernels
+from tidegate.puller.match import table_kernels as k
+from tidegate.puller.match.addresses import longer
+from tidegate.puller.match.matched import Happening, Note
+from tidegate.puller.match.matcher import Violation
+from tidegate.puller.match.recycler import Recycler
+from tidegate.puller.match.registrations import Registrations
+
+_TYPES: Final = [field.type for field in ENTRY_SCHEMA]
+
+
+class Outcome:
+    """The output tables. `counts`: the kernels' counters; `slabs`: where blocks get their memory."""
+
+    def __init__(self, registrations: Registrations, counts: k.I64, slabs: Recycler) -> None:
+        self._registrations, self._counts, self._slabs = registrations, counts, slabs
+        self.out = np.zeros((1024, k.OUT_WORDS), dtype=np.uint64)
+        self.notes = np.zeros((256, k.NOTE_WORDS), dtype=np.uint64)
+        self.moved = np.zeros(k.MOVED_ROOM, dtype=np.int64)
+
+    @property
+    def changes(self) -> int:
+        """How many changes came out since `clear`."""
+        return int(self._counts[k.C_OUT])
+
+    def clear(self) -> None:
+        """Begin a call."""
+        counts = self._counts
+        counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
+
+    def make_room(self, events: int, rows: int) -> None:
+        """Make room for what a portion may add. Waiting rows count too: INITIALIZED lets them out."""
+        counts, slots = self._counts, self._registrations.slots
+        waiting = int(slots[:, k.S_WAITING].sum())
+        self.out = longer(self.out, int(counts[k.C_OUT]) + rows + waiting)
+        self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(slots))
+
+    def blocks(self) -> list[tuple[int, pa.RecordBatch]]:
+        """The changes, span by span, in the order in which they came out; each block with its span."""
+        count = self.changes
+        blocks: list[tuple[int, pa.RecordBatch]] = []
+        if count == 0:
+            return blocks
+        out = self.out
+        if not gather_kernels.one_span(address(out), count):
+            out = out[np.argsort(out[:count, k.O_SPAN], kind="stable")]
+        first, at, sizes = 0, address(out), np.zeros(3, dtype=np.int64)
+        while first < count:
+            most = MAX_BLOCK_ROWS, MAX_BLOCK_BYTES
+            end = gather_kernels.measure(at, first, count, *most, address(sizes))
+            blocks.append((int(out[first, k.O_SPAN]), self._gather(at, first, end, sizes.tolist())))
+            first = end
+        return blocks
+
+    def _gather(self, out: int, first: int, end: int, sizes: list[int]) -> pa.RecordBatch:
+        rows = end - first
+        widths = [8 * rows, 8 * rows, rows]
+        for size in sizes:
+            widths += [4 * (rows + 1), size]
+        buffers = self._slabs.buffers(widths)
+        columns = np.array([b.address for b in buffers], dtype=np.int64)
+        gather_kernels.gather(out, first, end, address(columns))
+        arrays = [pa.Array.from_buffers(_TYPES[i], rows, [None, buffers[i]]) for i in range(3)]
+        for i in range(3, 6):
+            arrays.append(pa.Array.from_buffers(_TYPES[i], rows, [None, *buffers[2 * i - 3 : 2 * i - 1]]))
+        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
+
+    def read_notes(self) -> list[Note]:
+        """The notes, in the order of arrival. Those of errors copy the message's bytes."""
+        notes = []
+        for kind, slot, a, b in self.notes[: self._counts[k.C_NOTES]].tolist():
+            owner = self._registrations.owner(slot)
+            assert owner is not None, "a slot is taken back only between two calls"
+            if kind == k.NOTE_INITIALIZED:
+                notes.append(Note(Happening.INITIALIZED, owner))
+            elif kind == k.NOTE_ERROR:
+                notes.append(Note(Happening.FAILED, owner, event=ctypes.string_at(a, b)))
+            else:
+                notes.append(Note(Happening.VIOLATED, owner, violation=Violation(a), commit_ts=b))
+        return notes
+
+    def read_moved(self) -> tuple[k.I64, k.U64]:
+        """Marks and ts of registrations whose resolved ts rose; of all live ones if the list is full."""
+        count = int(self._counts[k.C_MOVED])
+        table = self._registrations.slots
+        if count > k.MOVED_ROOM:
+            slots = np.flatnonzero(table[:, k.S_STATE] == k.LIVE)
+        else:
+            slots = self.moved[:count]
+        lines = table[slots]
+        return lines[:, k.S_MARK].astype(np.int64), lines[:, k.S_RESOLVED]

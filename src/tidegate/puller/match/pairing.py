@@ -1,0 +1,156 @@
+"""Runs the kernels over one set of tables: pairs the commits of a portion with their prewrites.
+
+`BlockMatcher` has one for its stream. `playback` makes another one for each pass over a spilled log. Both go
+through `apply`, so a row is matched the same way wherever it was meanwhile.
+
+The order of a call is `begin`, any number of portions, `take`. In each portion `locate` finds the
+registration of each event, `match` pairs and emits, and `keep` copies the prewrites that are still open.
+`keep` comes last because most prewrites meet their commit in the same portion, and need no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tidegate.kernel import address
+from tidegate.model.timestamp import Timestamp
+from tidegate.puller.match import bucket_kernels, match_kernels, open_kernels
+from tidegate.puller.match import table_kernels as k
+from tidegate.puller.match.addresses import Addresses
+from tidegate.puller.match.matched import Matched, Registration
+from tidegate.puller.match.open_rows import OpenRows
+from tidegate.puller.match.outcome import Outcome
+from tidegate.puller.match.portion import Portion
+from tidegate.puller.match.recycler import Recycler
+from tidegate.puller.match.registrations import Registrations
+from tidegate.puller.match.spill import SpillFolder
+
+NO_MARKS: k.I64 = np.zeros(0, dtype=np.int64)
+NO_TS: k.U64 = np.zeros(0, dtype=np.uint64)
+
+
+class Pairing:
+    """All tables of the kernels. It takes no lock: one thread at a time."""
+
+    def __init__(
+        self,
+        slabs: Recycler,
+        spill: SpillFolder | None = None,
+        *,
+        lag: Timestamp = 0,
+        trust_empty: bool = False,
+        events: int = 256,
+        rows: int = 1024,
+        key_share: tuple[int, int] = (0, 0),
+    ) -> None:
+        """`spill`: where the kernels log rows of spilled registrations. `lag`: see `Portion`.
+
+        `trust_empty`: see `Matcher`. `events`, `rows`: the room to begin with. `key_share`: (number, of)
+        matches only the keys of one of `of` equal shares.
+        """
+        self.counts = np.zeros(k.COUNT_WORDS, dtype=np.int64)
+        self.counts[k.C_TRUST_EMPTY] = int(trust_empty)
+        self.counts[k.C_PASS], self.counts[k.C_PASSES] = key_share
+        addresses = Addresses()
+        self._at, self._spill = addresses.at, spill
+        self.registrations = Registrations(addresses)
+        self.open_rows = OpenRows(self.registrations, self.counts, addresses)
+        self.outcome = Outcome(self.registrations, self.counts, slabs)
+        self._portion = Portion(addresses, events=events, rows=rows, lag=lag)
+
+    @property
+    def trust_empty(self) -> bool:
+        """As it was made."""
+        return bool(self.counts[k.C_TRUST_EMPTY])
+
+    def begin(self) -> None:
+        """Begin a call; what the last one gave has been taken."""
+        self.outcome.clear()
+        self.open_rows.let_go()
+        self.open_rows.reclaim()
+
+    def feed(self, messages: Sequence[bytes]) -> int:
+        """Match a portion of messages; the number of rows. Raises Retryable when one is malformed."""
+        events, rows = self._portion.scan(messages)
+        self._apply(events, rows, sum(map(len, messages)))
+        return rows
+
+    def feed_log(self, chunk: k.U8, owner: Registration) -> None:
+        """Match a chunk of a log as rows of `owner`."""
+        for events, rows, size in self._portion.load(chunk, owner):
+            self._apply(events, rows, size)
+
+    def take(self, rows: int) -> Matched:
+        """What came out since `begin`, of so many rows. Matched prewrites' room is free then."""
+        marks, resolved = self.outcome.read_moved()
+        return self._taken(marks, resolved, rows)
+
+    def take_changes(self) -> Matched:
+        """`take` without marks: a resolved ts in a log was passed on, or is held back, by the caller."""
+        return self._taken(NO_MARKS, NO_TS, 0)
+
+    def _taken(self, marks: k.I64, resolved: k.U64, rows: int) -> Matched:
+        changes, blocks = self.outcome.changes, self.outcome.blocks()
+        self.open_rows.release()
+        return Matched(blocks, self.outcome.read_notes(), marks, resolved, rows, changes)
+
+    def take_slots_back(self) -> list[int]:
+        """Free the slots of stopped registrations, after their rows are gone; returns these slots."""
+        self.open_rows.forget_stopped()
+        return self.registrations.take_back()
+
+    def _apply(self, events: int, rows: int, size: int) -> None:
+        """Match what is in the portion's tables, of `size` bytes.
+
+        `match` stops at a row for which a table or the log has no room, and continues there when it is called
+        again.
+        """
+        counts, portion, open_rows = self.counts, self._portion, self.open_rows
+        self.outcome.make_room(events, rows)
+        open_rows.make_room(rows, size)
+        counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
+        match_kernels.locate(
+            self._at(portion.events),
+            events,
+            self._at(portion.rows),
+            self._at(self.registrations.slots),
+            self._at(self.registrations.index, k.index_address),
+            self._at(open_rows.table, bucket_kernels.table_address),
+        )
+        while (state := self._match(events, rows)) != k.DONE:
+            if state == k.LOG_FULL:
+                assert self._spill is not None, "only registrations with a log fill it"
+                self._spill.make_room(counts, len(self.registrations.slots))
+            else:
+                open_rows.double_table(portion.rows)
+        open_kernels.keep(
+            self._at(portion.rows),
+            self._at(self.registrations.slots),
+            self._at(open_rows.table, bucket_kernels.table_address),
+            self._at(open_rows.arena),
+            self._at(open_rows.dead),
+            self._at(portion.kept),
+            address(counts),
+        )
+
+    def _match(self, events: int, rows: int) -> int:
+        portion, open_rows, outcome, spill = self._portion, self.open_rows, self.outcome, self._spill
+        tables = k.Tables(
+            events=self._at(portion.events),
+            rows=self._at(portion.rows),
+            slots=self._at(self.registrations.slots),
+            slot_index=self._at(self.registrations.index, k.index_address),
+            table=self._at(open_rows.table, bucket_kernels.table_address),
+            arena=self._at(open_rows.arena),
+            waiting=self._at(open_rows.waiting),
+            out=self._at(outcome.out),
+            notes=self._at(outcome.notes),
+            moved=self._at(outcome.moved),
+            kept=self._at(portion.kept),
+            log=address(spill.memory) if spill is not None else 0,
+            log_size=spill.room if spill is not None else 0,
+            counts=self._at(self.counts),
+        )
+        return match_kernels.match(tables, events, rows, bucket_kernels.table_room(open_rows.table))

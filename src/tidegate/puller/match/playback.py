@@ -1,0 +1,81 @@
+"""Matches the log of a spilled registration, in as many passes as the memory bound asks for.
+
+Each pass reads the whole log with a `Pairing` of its own, and matches one share of the keys, so that what is
+open at once fits the bound. It does not touch the stream's tables. What a pass leaves open goes to a new log,
+`rest`, because the stream may have no room for it either. No mark comes out of a pass: the resolved ts may
+rise only after the last one, since until then a change at or below it may still come, and after resolved ts R
+no such change may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tidegate.model.timestamp import Timestamp
+from tidegate.puller.match.matched import Happening, Matched, Note, Registration
+from tidegate.puller.match.matcher import Violation
+from tidegate.puller.match.pairing import NO_MARKS, NO_TS, Pairing
+from tidegate.puller.match.recycler import Recycler
+from tidegate.puller.match.spill import DamagedLogError, SpillLog
+
+PLAYED: Final = 4096
+"""Rows of a log that are played back at once."""
+
+
+class Playback:
+    """One registration's log. Take `matched` to its end; then `left` bytes are in `rest`."""
+
+    def __init__(
+        self,
+        owner: Registration,
+        log: SpillLog,
+        rest: SpillLog,
+        *,
+        checkpoint: Timestamp,
+        passes: int,
+        slabs: Recycler,
+        trust_empty: bool,
+    ) -> None:
+        """`checkpoint`: what `owner` was registered with. `slabs`, `trust_empty`: as for its stream."""
+        self._owner, self._log, self._rest = owner, log, rest
+        self._checkpoint, self._passes = checkpoint, passes
+        self._slabs, self._trust_empty = slabs, trust_empty
+        self.left = 0
+
+    def matched(self) -> Iterator[Matched]:
+        """Changes, chunk by chunk. A note (VIOLATED) comes last: then the registration is to be ended.
+
+        A damaged log counts as a commit without its prewrite: the registration is made again, and its scan
+        brings every change. Raises DiskFull: then all is to be played back again, and changes come twice.
+        """
+        try:
+            for number in range(self._passes):
+                yield from self._pass(number)
+        except DamagedLogError:
+            missing = Violation.PREWRITE_MISSING
+            lost = Note(Happening.VIOLATED, self._owner, violation=missing, commit_ts=self._rest.resolved)
+            yield Matched([], [lost], NO_MARKS, NO_TS, 0, 0)
+
+    def _pass(self, number: int) -> Iterator[Matched]:
+        owner = self._owner
+        pairing = Pairing(
+            self._slabs,
+            trust_empty=self._trust_empty,
+            events=PLAYED,
+            rows=PLAYED,
+            key_share=(number, self._passes),
+        )
+        one = pairing.registrations.add(
+            owner.request_id, owner.region_id, owner.span, owner.mark, owner.bounds, self._checkpoint
+        )
+        pairing.registrations.restore(one, self._log.state, self._log.resolved)
+        for chunk in self._log.chunks():
+            pairing.begin()
+            pairing.feed_log(chunk, one)
+            matched = pairing.take_changes()
+            broken = [note for note in matched.notes if note.happening is Happening.VIOLATED]
+            matched.notes = [replace(note, registration=owner) for note in broken[:1]]
+            yield matched
+        self.left += pairing.open_rows.write_open(one.slot, self._rest)

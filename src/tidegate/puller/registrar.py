@@ -1,0 +1,262 @@
+"""Which range is registered at which store: from a range to be found to a registration, and back.
+
+A range goes through: located at PD, locked in the span table, admitted (few scans a store at a time),
+registered on its store's stream. `region_feed` decides what an event means for it, and this performs the
+effects. Only the coordinator thread calls it, so it needs no lock; what other threads have for it goes
+through the puller's inbox.
+
+The orders that matter: a range is locked before it is registered, because two registrations of one key would
+bring its changes twice; a registration is stopped in the matcher before its range is freed, because rows that
+come later would be counted to a span that may be sealed beyond them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import grpc
+
+from tidegate.errors import TidegateError
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.log import event
+from tidegate.model.span import Span
+from tidegate.proto import cdcpb_pb2 as cdcpb
+from tidegate.puller import region_feed as feed
+from tidegate.puller.admission import Admission, Urgency
+from tidegate.puller.cover import Found, Part, Uncovered, limits_of
+from tidegate.puller.event_feed import Stream
+from tidegate.puller.inbox import Inbox
+from tidegate.puller.locator import Locator
+from tidegate.puller.match.matched import Happening, Note, Registration
+from tidegate.puller.range_lock import Locked, Stale, Wait
+from tidegate.puller.region_feed import History, Reason, RegionFeed
+from tidegate.puller.safe_points import SafePoints
+from tidegate.puller.span_table import SpanTable
+from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class Registrar:
+    """The streams of a puller, and the ranges that are registered or wait to be."""
+
+    def __init__(
+        self,
+        pd: PdClient,
+        spans: SpanTable,
+        safe_points: SafePoints,
+        inbox: Inbox,
+        open_stream: Callable[[int, grpc.Channel], Stream],
+        chance: random.Random,
+        on_failure: Callable[[TidegateError], None],
+    ) -> None:
+        """`chance`: for pauses. `on_failure`: called when ranges cannot be located any more."""
+        self._pd, self._spans, self._safe_points, self._inbox = pd, spans, safe_points, inbox
+        self._open_stream, self._random = open_stream, chance
+        self.locator = Locator(pd, lambda found: inbox.put(lambda: self._located(found)), on_failure)
+        self._numbers = itertools.count(1)
+        self.streams: dict[int, Stream] = {}
+        """By store."""
+        self.held: dict[Registration, RegisteredRange] = {}
+        self.admission = Admission[RegisteredRange]()
+        self._urgency = Urgency()
+        self._refused: list[Locate] = []
+        self._lost_why: dict[int, str] = {}
+        """By store, since a scan of it last ended."""
+
+    def new_request_id(self) -> int:
+        """A request id that no registration has had. Any thread may call it."""
+        return next(self._numbers)
+
+    def close(self) -> None:
+        """End all streams."""
+        for stream in list(self.streams.values()):
+            stream.close()
+            stream.join(5)
+
+    def locate(self, task: Locate) -> None:
+        """Register a range where its store said that its leader is; else ask PD for its regions."""
+        if task.watched.gone or task.watched.paused:
+            return
+        region = task.region
+        if region is not None and self._pd.known_address(region.leader_store_id) is not None:
+            self._register(task, task.bounds, region, limits_of(region))
+        else:
+            self.locator.ask(task)
+
+    def _located(self, answers: list[tuple[Locate, list[Found]]]) -> None:
+        """PD has said where ranges are; what it does not cover is asked again later."""
+        for task, parts in answers:
+            for found in parts if not (task.watched.gone or task.watched.paused) else ():
+                match found:
+                    case Part(bounds, region, limits):
+                        self._register(task, bounds, region, limits)
+                    case Uncovered(bounds):
+                        self._again(Reason.PD, replace(task, bounds=bounds))
+
+    def _again(self, reason: Reason, task: Locate) -> None:
+        task.watched.errors[reason] += 1
+        history = replace(task.history, attempts=task.history.attempts + 1)
+        after = feed.pause_s(reason, task.history.attempts, self._random)
+        self._inbox.after(after, lambda: self.locate(replace(task, history=history, region=None)))
+
+    def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
+        """Lock a region's part of the range, with what is free beside it, and ask its store for it."""
+        watched, store_id = task.watched, region.leader_store_id
+        stream = self._stream_to(store_id)
+        if stream is None:
+            self._again(Reason.PD, replace(task, bounds=bounds))
+            return
+        answer, mark = self._spans.lock(watched, bounds, region, limits)
+        match answer:
+            case Locked(resolved, locked):
+                fresh = task.fresh or region.id in watched.regions
+                request_id = next(self._numbers) if fresh else watched.request_id
+                watched.request_ids.add(request_id)
+                watched.regions[region.id] += 1
+                one = RegionFeed(locked, region, task.history, self._random)
+                held = RegisteredRange(watched, one, stream, mark, request_id, resolved)
+                watched.feeds.add(held)
+                self.admission.wait(store_id, held, self._urgency.is_urgent(resolved))
+                self._admit(store_id)
+            case Stale(rest):
+                for part in rest:
+                    self._again(Reason.HELD, replace(task, bounds=part))
+            case Wait():
+                self._again(Reason.HELD, replace(task, bounds=bounds))
+
+    def _admit(self, store_id: int) -> None:
+        """Send what may be scanned now."""
+        while (held := self.admission.next(store_id)) is not None:
+            if held.watched.guarded and held.resolved < self._safe_points.of(held.watched.span):
+                self._refuse(held)
+                continue
+            watched = held.watched
+            held.registration = held.stream.register(
+                held.feed.region,
+                held.request_id,
+                watched.number,
+                held.mark,
+                held.feed.bounds,
+                held.resolved,
+                records=watched.records,
+            )
+            self.held[held.registration] = held
+
+    def _refuse(self, held: RegisteredRange) -> None:
+        """Ask nothing for a range whose scan could lack what GC has taken; its span stands still."""
+        self._give_back(held)
+        self.admission.done(held.stream.store_id, held)
+        self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
+        safe_point = self._safe_points.of(held.watched.span)
+        held.watched.refused = f"a safe point at or below {held.resolved}: it is {safe_point}"
+        self._safe_points.refuse(held.watched.span, held.resolved)
+
+    def try_refused(self) -> None:
+        """The safe point is lower than before, or something is guarded no longer."""
+        refused, self._refused = self._refused, []
+        for task in refused:
+            task.watched.refused = ""
+        for task in refused:
+            self.locate(task)
+
+    def _stream_to(self, store_id: int) -> Stream | None:
+        """A store's stream; None when its address is not known any more."""
+        stream, address = self.streams.get(store_id), self._pd.known_address(store_id)
+        if stream is None and address is not None:
+            stream = self._open_stream(store_id, self._pd.channels.get(address))
+            self.streams[store_id] = stream
+        return stream
+
+    def noted(self, note: Note) -> None:
+        """Act on what a stream has said of a registration."""
+        held = self.held.get(note.registration)
+        if held is None:
+            return
+        match note.happening:
+            case Happening.INITIALIZED:
+                self._lost_why.pop(held.stream.store_id, None)
+                self.step(held, feed.Initialized())
+            case Happening.FAILED:
+                self.step(held, feed.Failed(cdcpb.Event.FromString(note.event).error))
+            case Happening.VIOLATED:
+                assert note.violation is not None
+                self.step(held, feed.Violated(note.violation, note.commit_ts))
+
+    def step(self, held: RegisteredRange, event: feed.Event) -> None:
+        """Something has happened to a range. Raises what `region_feed` says ends the puller."""
+        fresh = False
+        effects = held.feed.step(event)
+        if isinstance(event, feed.Initialized):
+            held.moved_at = 0.0
+            self._ended_scan(held)
+        for effect in effects:
+            match effect:
+                case feed.Deregister():
+                    held.stream.deregister(held.request_id, held.feed.region.id)
+                    fresh = True
+                case feed.Relocate(reason, after_s, history, leader_store):
+                    self.release(held)
+                    held.watched.errors[reason] += 1
+                    region = replace(held.feed.region, leader_store_id=leader_store) if leader_store else None
+                    task = Locate(held.watched, held.feed.bounds, history, region, fresh)
+                    self._inbox.after(after_s, partial(self.locate, task))
+                case feed.Stop(error):
+                    raise error
+
+    def _ended_scan(self, held: RegisteredRange) -> None:
+        self.admission.done(held.stream.store_id, held)
+        self._admit(held.stream.store_id)
+
+    def release(self, held: RegisteredRange) -> None:
+        """Give the range back with the ts it has reached; another one may be scanned now."""
+        self._give_back(held)
+        self._ended_scan(held)
+
+    def _give_back(self, held: RegisteredRange) -> None:
+        if held.registration is not None:
+            held.stream.matcher.stop(held.registration)
+            del self.held[held.registration]
+        held.watched.feeds.discard(held)
+        self._spans.unlock(held)
+        region = held.feed.region
+        held.watched.regions[region.id] -= 1
+        if not held.watched.regions[region.id]:
+            del held.watched.regions[region.id]
+        if held.request_id != held.watched.request_id:
+            held.watched.request_ids.discard(held.request_id)
+
+    def release_all(self, watched: Watched) -> None:
+        """Give all ranges of a span back, and ask its stores to forget them."""
+        for held in list(watched.feeds):
+            self.release(held)
+        for stream in self.streams.values():
+            for request_id in watched.request_ids:
+                stream.deregister(request_id)
+
+    def leave(self, watched: Watched) -> None:
+        """A span is not watched any more."""
+        self.release_all(watched)
+        self._spans.forget(watched)
+        self._refused = [task for task in self._refused if task.watched is not watched]
+
+    def stream_lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
+        """Register again what was on a stream that has ended. Raises `error`."""
+        if self.streams.get(stream.store_id) is stream:
+            del self.streams[stream.store_id]
+        self._pd.forget_store(stream.store_id)
+        if error is not None:
+            raise error
+        if self._lost_why.get(stream.store_id) != why:
+            self._lost_why[stream.store_id] = why
+            event(LOG, logging.WARNING, "stream lost", store=stream.store_id, why=why)
+        waiting = self.admission.drop(stream.store_id)
+        for held in [*waiting, *(h for h in self.held.values() if h.stream is stream)]:
+            self.step(held, feed.StreamLost(why))

@@ -1,0 +1,189 @@
+"""What the puller looks after a few times a second: room on disk, silent ranges, what outlives a restart.
+
+All of it is done by the coordinator thread, from `tend`: nothing is registered or given back meanwhile, so
+the ranges that it looks at stay what they are. `backpressure` decides when to wait and when to give a span
+up; this performs it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.errors import Retryable
+from tidegate.log import event
+from tidegate.model import timestamp
+from tidegate.model.span import Span, span_id
+from tidegate.model.timestamp import Timestamp
+from tidegate.puller import region_feed as feed
+from tidegate.puller import silence
+from tidegate.puller.backpressure import Backpressure, Deed, greediest
+from tidegate.puller.inbox import Inbox
+from tidegate.puller.region_feed import History
+from tidegate.puller.registrar import Registrar
+from tidegate.puller.sealer import Sealer
+from tidegate.puller.span_table import SpanTable
+from tidegate.puller.store_protocol import Sink
+from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
+
+LOG: Final = logging.getLogger(__name__)
+
+TEND_S: Final = 0.25
+KEEP_S: Final = 30.0
+TORN_MS: Final = 30_000
+"""Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
+BEHIND_S: Final = 0.5
+"""How often ranges are looked for that hold back a span of several tables."""
+BEHIND_MS: Final = 1_000
+BEHIND_MAX: Final = 64
+"""With more ranges than these so far behind it is not one table's trouble: all wait for them."""
+
+
+class Upkeep:
+    """Looks after all spans of a puller. Coordinator only, except for what streams read of `backpressure`."""
+
+    def __init__(
+        self,
+        store: Sink,
+        spans: SpanTable,
+        registrar: Registrar,
+        sealer: Sealer,
+        inbox: Inbox,
+        clock: Clock,
+        kv_mode: str,
+    ) -> None:
+        self._store, self._spans, self._registrar = store, spans, registrar
+        self._sealer, self._inbox, self._clock, self._kv_mode = sealer, inbox, clock, kv_mode
+        self.backpressure = Backpressure()
+        self.spilled = 0
+        """Bytes of open transactions on disk, as the store was charged."""
+        self._kept_at = self._looked_at = clock.monotonic()
+        self._parted_at = float("-inf")
+
+    def close(self) -> None:
+        """What was spilled is gone with the streams."""
+        self._store.charge(disk=-self.spilled)
+
+    def tend(self) -> None:
+        """Every TEND_S: look whether the store has room; now and then keep what lies far ahead."""
+        store, before = self._store, self.backpressure.words
+        if store.pressure:
+            store.recover()
+        spilled = self._count_spilled()
+        spans = self._spans.all()
+        taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
+        deed = self.backpressure.look(
+            store.pressure,
+            crowded=store.crowded if len(taken) > 1 else "",
+            has_room=store.has_room,
+            over_quota=store.over_quota,
+            used=store.used_bytes,
+            now=self._clock.monotonic(),
+        )
+        if self.backpressure.waits and not before:
+            event(LOG, logging.WARNING, "puller waits", why=self.backpressure.words)
+        elif before and not self.backpressure.words:
+            event(LOG, logging.INFO, "puller goes on", after=before)
+        if deed is Deed.SHED:
+            most = greediest(taken, store.disk_bytes, len(spans))
+            if most is not None:
+                self._give_up(most)
+        elif deed is Deed.RESUME:
+            for watched in spans:
+                if watched.paused:
+                    watched.paused = False
+                    self._registrar.locate(Locate(watched, watched.span, History(), fresh=True))
+        if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
+            self._looked_at = self._clock.monotonic()
+            self._wake_silent()
+        if self._clock.monotonic() - self._parted_at >= BEHIND_S:
+            self._parted_at = self._clock.monotonic()
+            if not store.pressure:
+                self._part_from_those_behind(spans)
+        if self._clock.monotonic() - self._kept_at >= KEEP_S:
+            self._kept_at = self._clock.monotonic()
+            for watched in spans:
+                if self._is_torn(watched):
+                    self.keep(watched)
+        self._inbox.after(TEND_S, self.tend)
+
+    def _count_spilled(self) -> Counter[Watched]:
+        """What open transactions of each span take on disk; their sum counts towards the store's quota."""
+        by_stream = {stream: stream.spilled() for stream in self._registrar.streams.values()}
+        found: Counter[Watched] = Counter()
+        if any(by_stream.values()):
+            for registration, held in self._registrar.held.items():
+                found[held.watched] += by_stream.get(held.stream, {}).get(registration.slot, 0)
+        before, self.spilled = self.spilled, found.total()
+        self._store.charge(disk=self.spilled - before)
+        return found
+
+    def _wake_silent(self) -> None:
+        """Register anew what has been silent for long on a living stream."""
+        seen = self._spans.at(self._registrar.held.values())
+        for held, silent_s in silence.look(seen, self._registrar.streams.values(), self._clock.monotonic()):
+            self._wake(held, silent_s)
+
+    def _wake(self, held: RegisteredRange, silent_s: float) -> None:
+        event(
+            LOG,
+            logging.WARNING,
+            "silent region is registered anew",
+            region=held.feed.region.id,
+            store=held.stream.store_id,
+            state=str(held.feed.state),
+            silent_s=round(silent_s),
+        )
+        self._registrar.step(held, feed.Silent())
+
+    def _give_up(self, watched: Watched) -> None:
+        """Stop pulling a span, and discard what it holds beyond its resolved ts.
+
+        Under the sealer's lock: a pass that took its minima before could otherwise seal the span to a ts
+        whose rows are discarded here.
+        """
+        event(
+            LOG,
+            logging.WARNING,
+            "span given up until there is room",
+            span=span_id(watched.span, self._kv_mode),
+        )
+        watched.paused = True
+        with self._sealer.passing:
+            self._registrar.release_all(watched)
+            self._spans.restart(watched)
+            try:
+                watched.sink.shed()
+            except Retryable as error:
+                event(LOG, logging.WARNING, "nothing was freed", error=error.what)
+
+    def _is_torn(self, watched: Watched) -> bool:
+        """Whether a part of a span is far ahead of another: a crash would cost all of that."""
+        times = [ts for _, ts in self._spans.ranges(watched)]
+        return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
+
+    def _part_from_those_behind(self, spans: list[Watched]) -> None:
+        """Keep what the other ranges of a stripe have, and record it in the manifest, so that readers who
+        want no table of the slow ranges can go on.
+
+        The span of DDL, which every feed of tables follows, shows how far upstream is.
+        """
+        limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
+        for watched in spans:
+            if not watched.records or watched.paused or watched.sink.resolved >= limit:
+                continue
+            ranges = self._spans.ranges(watched)
+            near = [ts for _, ts in ranges if ts >= limit]
+            if near and len(ranges) - len(near) <= BEHIND_MAX:
+                least = min(near)
+                self.keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
+                self._sealer.moved()  # the page names the manifest: its readers need not wait for a mark
+
+    def keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
+        """Let a restart go on where each range is now, or as given."""
+        try:
+            watched.sink.keep(ranges or self._spans.ranges(watched))
+        except Retryable as error:
+            event(LOG, logging.WARNING, "a restart will pull more than it must", error=error.what)

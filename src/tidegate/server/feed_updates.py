@@ -1,0 +1,212 @@
+"""How a stopped changefeed is changed: its settings, or the checkpoint from which it goes on.
+
+Each change ends as a new stored state of the feed. What the sink has of it counts as long as the feed's
+`instance` is the same: so the instance changes where nothing sent so far may count, at another checkpoint or
+in another place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tidegate.config.kept_password import elsewhere
+from tidegate.config.reading import with_secrets_of
+from tidegate.control.changefeed import State
+from tidegate.control.gc import creating_id
+from tidegate.control.metadata import FeedStatus, Put, feed_key
+from tidegate.errors import TidegateError
+from tidegate.log import event
+from tidegate.server.feed import Feed
+from tidegate.server.feed_creation import FeedCreation
+from tidegate.server.feeds import Feeds
+from tidegate.server.held_history import HeldHistory
+from tidegate.server.new_feed import NewFeed, Refused, check_new, with_cuts, with_spans_of
+from tidegate.server.node import Node
+from tidegate.server.repartition import check_overwrite, check_update
+from tidegate.sink.registry import same_place
+
+LOG: Final = logging.getLogger(__name__)
+
+UPDATABLE: Final = (State.STOPPED, State.FAILED)
+FIXED: Final = (
+    "initial_load",
+    "kv_mode",
+    "keyspace",
+    "keyspace_id",
+    "start_key",
+    "end_key",
+    "key_prefix",
+)
+"""Settings of `[tidegate]` that a feed has for life."""
+
+
+class FeedUpdates:
+    """Changes feeds that do not run. The caller has the feed's turn (`Feeds.in_turn`)."""
+
+    def __init__(self, node: Node, feeds: Feeds, history: HeldHistory, creation: FeedCreation) -> None:
+        self.node, self._feeds, self._history, self._creation = node, feeds, history, creation
+
+    async def move_checkpoint(self, found: Feed, ts: int) -> Feed:
+        """The feed at another checkpoint, as if it had been created there: nothing it has sent counts."""
+        feed, info, node = found.id, found.info, self.node
+        if found.life.state not in UPDATABLE:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                "its checkpoint can be overwritten only while it is stopped or failed.",
+                fix=f"`tidegate changefeed pause -c {feed.name}` first",
+            )
+        if found.loading:
+            raise Refused(
+                "CDC:ErrAPIInvalidParam",
+                "The checkpoint cannot be overwritten: the initial load is not complete.",
+                fix="resume the changefeed as it is, or remove it and create it again",
+            )
+        check_overwrite(info)
+        new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
+        await self._creation.start_ts(new)
+        held = creating_id(node.cluster, node.holder, feed)
+        await self._history.hold(held, ts, found.scope)
+        lasting = True
+        try:
+            catalogue = await self._creation.catalogue(new, ts)
+            await found.stop()
+            found.check_ended()
+            if catalogue is not None:
+                await self._creation.offer(catalogue, ts, new.config)
+            status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
+            # Under the old instance, the progress in the sink would count.
+            info = replace(
+                info,
+                instance=uuid.uuid4().hex,
+                state=str(State.STOPPED),
+                error=None,
+                ended_ms=node.now_ms(),
+            )
+            await node.write(
+                Put(feed_key(node.cluster, feed, "info"), info.to_bytes()),
+                Put(feed_key(node.cluster, feed, "status"), status.to_bytes()),
+            )
+            self._feeds[feed] = moved = Feed(node, feed, info, status)
+            lasting = await self._history.tend(force=True)
+        finally:
+            if lasting:
+                await self._history.let_go(held, found.scope)
+        event(
+            LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=found.persisted
+        )
+        return moved
+
+    async def update(
+        self, found: Feed, sink_uri: str, config: Mapping[str, Any] | None, target_ts: int
+    ) -> None:
+        """Store other settings; for what is kept, and what is Refused, see `Reactor.update`."""
+        feed, info = found.id, found.info
+        refuse_reader(found, "what it reads is in its query's options")
+        if found.life.state not in UPDATABLE:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                "it can be updated only while it is stopped or failed.",
+                fix=f"`tidegate changefeed pause -c {feed.name}` first, and resume it afterwards",
+            )
+        if sink_uri in ("", found.uri.render()):
+            sink_uri = info.sink_uri
+        wanted = info.config if config is None else with_secrets_of(config, info.config)
+        new = await asyncio.to_thread(
+            check_new, feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts
+        )
+        changed = elsewhere((found.uri, found.config), (new.uri, new.config), config or {})
+        if changed:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                "[CDC:ErrChangefeedUpdateRefused]the password is not sent elsewhere unasked: "
+                f"{', '.join(changed)} would change.",
+                fix="give sasl-password again, in the sink URI or in the configuration",
+            )
+        new = replace(new, config=with_spans_of(found.config, new.config))
+        own, kept = new.config.tidegate, found.config.tidegate
+        for name in FIXED:
+            if getattr(own, name) != getattr(kept, name):
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    f"[CDC:ErrChangefeedUpdateRefused]{name.replace('_', '-')} cannot be changed.",
+                    why="where a changefeed begins, and the ranges of keys it follows, are decided when it "
+                    "is created",
+                    fix="leave it as it is, or create another changefeed",
+                )
+        if target_ts and target_ts <= found.checkpoint:
+            raise Refused(
+                "CDC:ErrTargetTsBeforeStartTs",
+                f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
+                fix="choose a later target-ts",
+            )
+        if found.config.check_gc_safe_point and found.persisted < found.history.safe_point:
+            raise Refused(
+                "CDC:ErrSnapshotLostByGC",
+                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {found.history.safe_point} has passed "
+                f"the checkpoint {found.persisted}.",
+                why="the tables there were at the checkpoint cannot be looked up any more",
+                fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
+            )
+        self._creation.check_shared(new)
+        catalogue = await self._creation.catalogue(new, found.persisted)
+        if catalogue is not None:
+            tables = await asyncio.to_thread(catalogue.entries, found.persisted)
+            new = await asyncio.to_thread(with_cuts, new, tables, self.node.pd)
+        moved = await self._is_elsewhere(found, new)
+        if not moved:
+            check_update(info, found.config, new.config)
+        await found.update(
+            replace(
+                info if not moved else replace(info, repartition=0, partitions=0),
+                sink_uri=new.uri.render(redact=False),
+                config=new.config.to_json(),
+                target_ts=new.target_ts,
+                # Another place has nothing of what the old one was sent above the checkpoint.
+                instance=uuid.uuid4().hex if moved else info.instance,
+            )
+        )
+
+    async def _is_elsewhere(self, found: Feed, new: NewFeed) -> bool:
+        """Whether another place is meant than where the feed has written so far.
+
+        Where that cannot be told, another one is taken for granted: rows above the checkpoint go out again.
+        A feed that was re-partitioned is Refused then: its readers would not hear of it.
+        """
+        after = replace(found.plan, uri=new.uri, config=new.config).sink
+        try:
+            return not await asyncio.to_thread(same_place, found.plan.sink, after)
+        except TidegateError as error:
+            if found.info.partitions or found.info.repartition:
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    "[CDC:ErrChangefeedUpdateRefused]it cannot be told whether this is the same topic.",
+                    where=new.uri.render(),
+                    why=f"{error.what} {error.why}; and the changefeed was re-partitioned",
+                    fix="try again when the broker answers",
+                ) from error
+            event(
+                LOG,
+                logging.WARNING,
+                "sink taken for another one",
+                changefeed=str(found.id),
+                error=str(error),
+            )
+            return True
+
+
+def refuse_reader(feed: Feed, why: str) -> None:
+    """Raises Refused for a changefeed that a Spark query leads."""
+    if feed.uri.is_reader:
+        raise Refused(
+            "CDC:ErrChangefeedUpdateRefused",
+            f"[CDC:ErrChangefeedUpdateRefused]{feed.id} is a reader: it is made and led by a Spark query.",
+            why=why,
+            fix="change the query; or remove the changefeed, and start the query with a new checkpoint",
+        )

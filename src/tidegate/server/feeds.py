@@ -1,0 +1,42 @@
+"""The changefeeds that a capture owns, by name, and whose turn it is to change one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from tidegate.control.metadata import FeedId
+from tidegate.server.feed import Feed
+from tidegate.server.new_feed import Refused
+
+
+class Feeds(dict[FeedId, Feed]):
+    """All that are stored. A feed that is moved to another checkpoint is another object under its name."""
+
+    def named(self, feed: FeedId) -> Feed:
+        """A feed by name; raises Refused (CDC:ErrChangeFeedNotExists)."""
+        found = self.get(feed)
+        if found is None:
+            raise Refused(
+                "CDC:ErrChangeFeedNotExists",
+                f"[CDC:ErrChangeFeedNotExists]changefeed not exists, {feed}",
+                fix="`tidegate changefeed list` shows what there is",
+            )
+        return found
+
+    @contextlib.asynccontextmanager
+    async def in_turn(self, feed: FeedId) -> AsyncIterator[Feed]:
+        """A feed, for one request at a time: each sees what the one before has made of it.
+
+        Raises Refused (CDC:ErrChangeFeedNotExists), also when an earlier request has removed it.
+        """
+        while True:
+            found = self.named(feed)
+            async with found.turn:
+                if self.get(feed) is found:
+                    yield found
+                    return
+
+    def kv_modes(self) -> set[str]:
+        """Those that feeds have: each has an event store of its own."""
+        return {feed.config.tidegate.kv_mode for feed in self.values()}

@@ -1,0 +1,192 @@
+"""What PD keeps of upstream's history for the changefeeds: a service safepoint for each keyspace.
+
+A scan below the safepoint would miss deletes that GC has taken, without any sign of it. Two orders keep that
+from happening. A hold is renewed before anything is registered below it, so that there is no moment without
+one. And before PD is asked for a later safepoint, the pullers and the owners are given it as their lower
+bound, because what lies below may go as soon as PD has the call. `control/gc.py` decides which ts, and when.
+
+A new owner takes its own hold first, and only then removes those of earlier owners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from tidegate.control.gc import HELD, GcGuard, History, Hold, earliest_start, service_id
+from tidegate.control.metadata import Delete, FeedId, holder_key
+from tidegate.errors import Retryable, TidegateError
+from tidegate.eventstore import outlook
+from tidegate.log import event
+from tidegate.model.timestamp import MAX, readable
+from tidegate.server.crew import Crew
+from tidegate.server.feed import Feed
+from tidegate.server.feeds import Feeds
+from tidegate.server.new_feed import Refused
+from tidegate.server.node import Captured, Node
+
+LOG: Final = logging.getLogger(__name__)
+
+PREDECESSORS_S: Final = 15.0
+"""What earlier owners held at PD is held until the processors of other captures have said what they need."""
+CREATING_TTL_S: Final = 3600
+
+
+class HeldHistory:
+    """The holds of the owner of all changefeeds. One asyncio loop."""
+
+    def __init__(self, node: Node, feeds: Feeds, crew: Crew) -> None:
+        self.node, self._feeds, self._crew = node, feeds, crew
+        self.error = ""
+        """Why PD did not take the last hold; empty: it did."""
+        self._guards = {-1: GcGuard(node.gc_ttl_s)}
+        self._resuming: set[FeedId] = set()
+        self._released: set[FeedId] = set()
+        self._has_predecessors = bool(node.shared)
+        """Whether owners before us may still hold history at PD."""
+
+    async def tend(self, *, force: bool = False) -> bool:
+        """Renew the safepoints when due, that of each keyspace in its own scope. False: PD is away."""
+        self._note_released()
+        for scope in {f.scope for f in self._feeds.values()} - self._guards.keys():
+            self._guards[scope] = GcGuard(self.node.gc_ttl_s)
+        self.error, all_taken = "", True
+        for scope, guard in list(self._guards.items()):
+            all_taken = await self._tend_scope(scope, guard, force=force) and all_taken
+        return all_taken
+
+    async def _tend_scope(self, scope: int, guard: GcGuard, *, force: bool) -> bool:
+        taken = False
+        while not taken:
+            hold = guard.tick(self.needs(scope), self.node.clock.monotonic(), force=force)
+            if hold is None:
+                return True
+            if hold.safe_point > self.node.histories.get(scope, History()).safe_point:
+                # Before PD is asked: from then on what lies below may go at any moment.
+                self.tell_needs()
+                self._keep_above(scope, History(hold.needed, hold.safe_point))
+            try:
+                least = await asyncio.to_thread(self._update, scope, hold)
+            except TidegateError as error:
+                guard.failed()
+                self.error = error.what
+                return False
+            taken, force = guard.answered(hold, least), True
+            if taken:
+                self._keep_above(scope, History(hold.needed, hold.safe_point) if hold.ttl_s else History())
+        return True
+
+    def _keep_above(self, scope: int, history: History) -> None:
+        """Let nothing be registered or read below what PD keeps for us."""
+        self.node.histories[scope] = history
+        for captured in self._captured():
+            captured.spans.keep_above(history.safe_point, scope)
+
+    def tell_needs(self) -> None:
+        """Tell the pullers' stores from where on each feed may still read."""
+        needs = {f.id: self._needs_here(f) for f in self._feeds.values()}
+        for captured in self._captured():
+            captured.spans.needed(needs)
+
+    def needs(self, scope: int) -> dict[FeedId, int]:
+        """From where on each feed of a keyspace may still read: those whose history is held."""
+        behind: dict[FeedId, int] = {}
+        for captured in self._captured():
+            floors = outlook.read_frontier(captured.store)
+            behind |= captured.spans.behind(floors, every=self.node.shared != "")
+        feeds = (f for f in self._feeds.values() if f.scope == scope and self.is_held(f))
+        now = self.node.clock.monotonic()
+        return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
+
+    def _needs_here(self, feed: Feed) -> tuple[int, int]:
+        """What this capture may still read of upstream, as owner and as one that prepares a share."""
+        processor = self._crew.processors.get(feed.id)
+        if processor is None or not processor.prepares:
+            return feed.needs
+        (rows, ddl), (first, first_ddl) = feed.needs, processor.needs
+        return min(rows, first), min(ddl, first_ddl)
+
+    def is_held(self, feed: Feed) -> bool:
+        """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""
+        return feed.life.state in HELD and (not feed.released or feed.id in self._resuming)
+
+    def _note_released(self) -> None:
+        released = {f.id: f for f in self._feeds.values() if f.life.state in HELD and f.released}
+        for name in released.keys() - self._released:
+            event(LOG, logging.WARNING, "history released", changefeed=str(name), gc_ttl_s=self.node.gc_ttl_s)
+        self._released = set(released)
+
+    def _update(self, scope: int, hold: Hold) -> int:
+        service, pd = service_id(self.node.cluster, self.node.holder, scope), self.node.pd
+        if (over := self.node.over()) is not None:
+            raise over
+        least = pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
+        if (over := self.node.over()) is not None:
+            # The next owner may have let go of it already: then nobody else would do it again.
+            pd.hold_history(service, 0, 0, scope)
+            raise over
+        return least
+
+    @contextlib.asynccontextmanager
+    async def held_again(self, feed: Feed) -> AsyncIterator[None]:
+        """History that was released is asked for again before a feed is started, as far as PD has it."""
+        if not feed.released:
+            yield
+            return
+        self._resuming.add(feed.id)
+        try:
+            await self.tend(force=True)
+            yield
+        finally:
+            self._resuming.discard(feed.id)
+
+    async def hold(self, service: str, start_ts: int, scope: int) -> None:
+        """Hold upstream's history from `start_ts` on, or refuse it with the least that is possible."""
+        pd = self.node.pd
+        least = await asyncio.to_thread(pd.hold_history, service, CREATING_TTL_S, start_ts - 1, scope)
+        if least > start_ts - 1:
+            await self.let_go(service, scope)
+            possible = earliest_start(least)
+            raise Refused(
+                "CDC:ErrStartTsBeforeGC",
+                f"[CDC:ErrStartTsBeforeGC]start-ts {start_ts} is not above the GC safepoint {least}.",
+                why="upstream has dropped old versions that an initial scan would need",
+                fix=f"use a start-ts of at least {possible} ({readable(possible)})",
+            )
+
+    async def let_go(self, service: str, scope: int) -> bool:
+        """False: PD did not answer, and the hold stays until it expires."""
+        try:
+            await asyncio.to_thread(self.node.pd.hold_history, service, 0, 0, scope)
+        except TidegateError as error:
+            event(LOG, logging.WARNING, "safepoint stays until it expires", service=service, error=str(error))
+            return False
+        return True
+
+    async def let_go_of_predecessors(self, owner_for_s: float) -> None:
+        """Let go of what earlier owners held and we hold now; otherwise PD keeps it until it runs out.
+
+        Not before we have been the owner for PREDECESSORS_S.
+        """
+        if not self._has_predecessors or owner_for_s < PREDECESSORS_S:
+            return
+        node, front = self.node, holder_key(self.node.cluster, "")
+        try:
+            for kv in await node.under(front):
+                if (term := kv.key.removeprefix(front)) == node.term:
+                    continue
+                for scope in {-1, *self._guards}:
+                    held = service_id(node.cluster, f"{node.identity}-{term}", scope)
+                    if not await self.let_go(held, scope):
+                        return
+                await node.write(Delete(kv.key))
+            self._has_predecessors = False
+        except Retryable as error:
+            event(LOG, logging.WARNING, "holds of earlier owners stay for now", error=str(error))
+
+    def _captured(self) -> list[Captured]:
+        """The tables' event store, and those of other kv modes that feeds have."""
+        return self._crew.captured(self._feeds.kv_modes())

@@ -1,0 +1,159 @@
+"""What the owner of the changefeeds does each second, whether or not anything happens.
+
+Holds of upstream's history come first in a round, because a late one can cost history. The other steps do not
+depend on each other. A step that cannot be done now is logged, and done in a later round: none may keep the
+holds from being renewed. A defect does end the rounds, and with them the capture (`Reactor`), which would
+otherwise go on without holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from datetime import UTC, datetime
+from typing import Final
+
+from tidegate import metrics
+from tidegate.control.changefeed import State
+from tidegate.control.gc import HELD
+from tidegate.control.metadata import FeedError, FeedId
+from tidegate.errors import TidegateError
+from tidegate.eventstore import outlook
+from tidegate.log import event
+from tidegate.model.timestamp import MAX, physical_ms
+from tidegate.server.clock_watch import ClockWatch
+from tidegate.server.crew import Crew
+from tidegate.server.feed import Feed
+from tidegate.server.feed_creation import FeedCreation
+from tidegate.server.feeds import Feeds
+from tidegate.server.held_history import HeldHistory
+from tidegate.server.node import Captured, Node
+from tidegate.server.placement import Placement
+
+LOG: Final = logging.getLogger(__name__)
+
+HOUSEKEEPING_S: Final = 1.0
+SWEEP_S: Final = 30.0
+"""How often files of spans that nobody follows are looked for."""
+STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
+
+
+class Housekeeping:
+    """Keeps house for all feeds of a node, while it is the owner. One asyncio loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        feeds: Feeds,
+        crew: Crew,
+        history: HeldHistory,
+        placement: Placement,
+        creation: FeedCreation,
+    ) -> None:
+        self.node, self._feeds, self._crew = node, feeds, crew
+        self._history, self._placement, self._creation = history, placement, creation
+        self._woken = asyncio.Event()
+        self.clock_watch = ClockWatch(node.pd, node.clock, self.wake)
+        self._swept_at = float("-inf")
+
+    def wake(self) -> None:
+        """Begin the next round now, and renew the holds in it, due or not."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        began = self.node.clock.monotonic()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HOUSEKEEPING_S):
+                    await self._woken.wait()
+            force = self._woken.is_set()
+            self._woken.clear()
+            if await self._history.tend(force=force):
+                await self._history.let_go_of_predecessors(self.node.clock.monotonic() - began)
+            self._history.tell_needs()
+            self._tend_catalogues()
+            await self._placement.end_drains()
+            await self._look_at_disk()
+            self._crew.let_go(self._captured(), self._owned_only())
+            await self._sweep()
+            self._measure()
+
+    def _owned_only(self) -> dict[FeedId, tuple[int, int]]:
+        """The running changefeeds that other captures deliver: from where their DDL is still read here."""
+        feeds = (feed for feed in self._feeds.values() if feed.owner is not None)
+        return {
+            f.id: (0, f.needs[1])
+            for f in feeds
+            if (p := self._crew.processors.get(f.id)) is None or p.is_idle
+        }
+
+    def _tend_catalogues(self) -> None:
+        for captured in self._captured():
+            if captured.catalogues is not None:
+                running = [f.persisted for f in self._feeds.values() if f.owner and f.config.has_tables]
+                captured.catalogues.tend(self.checkpoints(), running)
+
+    def checkpoints(self) -> list[int]:
+        """Where each changefeed of tables would begin again."""
+        return [
+            feed.persisted
+            for feed in self._feeds.values()
+            if feed.config.has_tables and feed.life.state in HELD
+        ]
+
+    async def _look_at_disk(self) -> None:
+        """A full disk is a warning of every feed that runs, with the time since when."""
+        ballast = self.node.ballast
+        before = ballast.trouble
+        trouble = await asyncio.to_thread(ballast.keep, self.node.clock.now_ms())
+        if trouble != before:
+            level = logging.WARNING if trouble else logging.INFO
+            event(LOG, level, "disk full" if trouble else "disk has room again", why=trouble or before)
+        if trouble:
+            since = datetime.fromtimestamp(ballast.full_since_ms / 1000, UTC).isoformat(timespec="seconds")
+            text = f"{trouble}, since {since}\n  to do: make room; everything waits and goes on by itself"
+            error = FeedError(text, "CDC:ErrDiskFull", ballast.full_since_ms, self.node.address)
+            for feed in self._feeds.values():
+                feed.warn(error)
+
+    async def _sweep(self) -> None:
+        """Now and then remove the files of spans that no feed follows or will need: of dropped tables."""
+        now = self.node.clock.monotonic()
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        floor = min((self._floor(f) for f in self._feeds.values() if self._history.is_held(f)), default=MAX)
+        for captured in self._captured():
+            held = captured.spans.held
+            try:
+                idle = await asyncio.to_thread(outlook.spans, captured.store, held)
+            except (TidegateError, OSError) as error:
+                event(LOG, logging.WARNING, "event store not swept", error=str(error))
+                continue
+            if not self._creation.creating:
+                for span in captured.spans.sweep(idle, floor):
+                    self.node.manifests.pop(span, None)
+
+    def _floor(self, feed: Feed) -> int:
+        """What lies at or below this nobody needs for the feed any more, were a span's files to go at once.
+
+        A feed that does not run needs what is above its checkpoint when it is resumed.
+        """
+        processor = self._crew.processors.get(feed.id)
+        done = processor.drop_below if processor is not None else None
+        return done[0] if done is not None else max(0, feed.persisted - feed.retained)
+
+    def _captured(self) -> list[Captured]:
+        """The tables' event store, and those of other kv modes that feeds have."""
+        return self._crew.captured(self._feeds.kv_modes())
+
+    def _measure(self) -> None:
+        now_ms = self.clock_watch.now_ms()
+        for feed in self._feeds.values():
+            labels = (feed.id.namespace, feed.id.name)
+            metrics.checkpoint_ts.labels(*labels).set(physical_ms(feed.checkpoint))
+            metrics.checkpoint_lag_s.labels(*labels).set(feed.lag_ms(now_ms) / 1000)
+            metrics.resolved_ts.labels(*labels).set(physical_ms(feed.resolved_ts))
+            metrics.status.labels(*labels).set(STATUS_CODES[feed.life.state])

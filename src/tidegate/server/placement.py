@@ -1,0 +1,167 @@
+"""Which capture delivers which tables, as far as a user has a say in it: rebalance, move, drain.
+
+A feed's own `sharing` divides its key space. What is here crosses changefeeds: what a capture has of all of
+them, and which captures are drained. Being drained is stored with the id of the capture's process, so that it
+ends when the process has started again, whichever capture is the owner then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tidegate.control.metadata import Delete, FeedId, Put
+from tidegate.errors import Retryable
+from tidegate.etcd.election import drained_prefix
+from tidegate.log import event
+from tidegate.mounter.table_version import TableVersion
+from tidegate.server.feed import Feed
+from tidegate.server.feeds import Feeds
+from tidegate.server.new_feed import Refused, tables_at
+from tidegate.server.node import Node
+from tidegate.server.sharing import Plan
+
+LOG: Final = logging.getLogger(__name__)
+
+COUNTED_S: Final = 1.0
+"""For so long the numbers of changefeeds by capture are good: they are asked for by each feed."""
+
+
+class Placement:
+    """All feeds of a node, seen from the captures that deliver them."""
+
+    def __init__(self, node: Node, feeds: Feeds) -> None:
+        self.node, self._feeds = node, feeds
+        self._counted_at = float("-inf")
+        self._counted = Counter[str]()
+
+    def burdens(self) -> Counter[str]:
+        """How many changefeeds each capture delivers for; at most a second old."""
+        now = self.node.clock.monotonic()
+        if now - self._counted_at >= COUNTED_S:
+            self._counted_at = now
+            self._counted = Counter(p.capture for feed in self._feeds.values() for p in feed.peers.running)
+        return self._counted
+
+    def tables_of(self, capture: str) -> int:
+        """How many tables a capture delivers, of all changefeeds together."""
+        peers = ((feed, feed.peers.get(capture)) for feed in self._feeds.values())
+        return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
+
+    def left_on(self, capture: str) -> int:
+        """How many tables a capture delivers or may deliver; 0: it can be stopped without anybody waiting."""
+        return sum(feed.left_on(capture) for feed in self._feeds.values() if feed.life.runs)
+
+    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Plan:
+        """Divide a changefeed's key space in the best way there is. `dry_run`: only say how."""
+        async with self._feeds.in_turn(feed) as found:
+            if not found.may_be_shared:
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures.",
+                    why="the server runs without --etcd, or its sink takes one writer at a time",
+                )
+            plan = found.sharing.plan(shared=not found.loading)
+            if not dry_run:
+                found.sharing.ask()
+            return plan
+
+    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Plan:
+        """Let a capture deliver some tables, with all that share a span with them.
+
+        `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.
+        """
+        async with self._feeds.in_turn(feed) as found:
+            self._check_movable(found, capture)
+            good, _ = await tables_at(self.node.pd, found.config, found.checkpoint)
+            ids = _ids_of(tables, good)
+            try:
+                plan = found.sharing.handed(ids, capture)
+            except (KeyError, ValueError) as error:
+                why = (
+                    f"the changefeed does not deliver table {error.args[0]}"
+                    if isinstance(error, KeyError)
+                    else f"{error}: `tidegate changefeed rebalance` joins ranges"
+                )
+                raise _not_moved(feed, why) from error
+            if plan.moves:
+                found.sharing.hand(ids, capture)
+            return plan
+
+    def _check_movable(self, feed: Feed, capture: str) -> None:
+        """Raises Refused."""
+        if not feed.may_be_shared:
+            why = "the server runs without --etcd, or the changefeed's sink takes one writer at a time"
+        elif feed.loading:
+            why = "one capture makes the initial load; try again when it is durable"
+        elif not feed.peers.running or feed.waiting_for:
+            why = f"the changefeed does not deliver now: {feed.waiting_for or feed.life.state}"
+        elif capture not in feed.sharing.able():
+            why = f"capture {capture} is drained, or does not answer, or has just failed or joined"
+        else:
+            return
+        raise _not_moved(feed.id, why)
+
+    async def drain(self, capture: str, *, again: bool = False) -> int:
+        """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
+
+        `again`: it is to be given ranges again. It is, too, once its process has started again.
+        """
+        node, key = self.node, drained_prefix(self.node.cluster) + capture
+        if again:
+            await node.write(Delete(key))
+            node.drained.discard(capture)
+        elif capture not in node.drained:
+            await node.write(Put(key, node.ids()[capture].encode()))
+            node.drained.add(capture)
+            event(LOG, logging.INFO, "capture is drained", capture=capture)
+        return self.left_on(capture)
+
+    async def note_drained(self) -> None:
+        """Which captures are drained, by what is stored; one that has started again is not."""
+        node, front = self.node, drained_prefix(self.node.cluster)
+        ids = node.ids()
+        for kv in await node.under(front):
+            name = kv.key.removeprefix(front)
+            if ids.get(name, kv.value.decode()) != kv.value.decode():
+                await node.write(Delete(kv.key))
+                node.drained.discard(name)
+            else:
+                node.drained.add(name)
+
+    async def end_drains(self) -> None:
+        """A capture that was drained and has started again may be given ranges again."""
+        if self.node.drained:
+            try:
+                await self.note_drained()
+            except Retryable as error:
+                event(LOG, logging.WARNING, "drained captures not read", error=str(error))
+
+
+def _not_moved(feed: FeedId, why: str) -> Refused:
+    return Refused(
+        "CDC:ErrChangefeedUpdateRefused",
+        f"[CDC:ErrChangefeedUpdateRefused]the tables of {feed} cannot be moved.",
+        why=why,
+        fix="`tidegate capture list` and `tidegate changefeed query` show who delivers what",
+    )
+
+
+def _ids_of(wanted: Sequence[str], tables: Iterable[TableVersion]) -> set[int]:
+    """The physical ids of tables given by name or id. Raises Refused."""
+    by_name: dict[str, tuple[int, ...]] = {}
+    for table in tables:
+        by_name[f"{table.schema}.{table.table}".lower()] = by_name[str(table.id)] = table.physical_ids
+        by_name |= {str(one): (one,) for one in table.physical_ids}
+    found: set[int] = set()
+    for name in wanted:
+        if (ids := by_name.get(name.lower())) is None:
+            raise Refused(
+                "CDC:ErrTableIneligible",
+                f"[CDC:ErrTableIneligible]the changefeed has no table '{name[:200]}'.",
+                fix="write SCHEMA.TABLE, or the id of a table or partition",
+            )
+        found.update(ids)
+    return found
