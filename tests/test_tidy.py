@@ -148,9 +148,9 @@ def refused_texts(code: str, errors: set[str]) -> list[tuple[int, str]]:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in errors:
             parts = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
             for node in parts:
-                text = node.value if isinstance(node, ast.Constant) else None
-                if isinstance(text, str) and (refused_words(text) or refused_opening(text)):
-                    found.append((node.lineno, text))
+                match node:
+                    case ast.Constant(value=str(text)) if refused_words(text) or refused_opening(text):
+                        found.append((node.lineno, text))
     return found
 
 
