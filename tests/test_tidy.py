@@ -30,6 +30,21 @@ BARE = re.compile(
     rf"|\b(?:{PAPERS[1]}|{PAPERS[2]})\b|\b[GN][1-9]\b"
 )
 """Citations of papers that are not in the repository."""
+WORDS = re.compile(
+    r"\b(told|hears?|heard|lies|anew|mend(?:s|ed|ing)?|beside|whoever|so long|want of)\b", re.IGNORECASE
+)
+"""Words refused where a person reads; plainer ones are: sent, reported, again, repair, next to."""
+OPENINGS = re.compile(r"(?:^|[.!?] )(?:Of|What) (?![^.!?]*\?)")
+"""An error that opens so hides its subject; a question may."""
+ALLOWED_WORDS = (
+    "told apart",  # to tell apart is to distinguish
+    "cannot be told whether",  # to tell is to find out
+    "lies in the future",  # of a time, as a calendar says it
+    "lies in a claim-check storage",  # of an object, as one says that a file lies in a folder
+    "a unique index beside its key",  # both at once, not one after the other
+)
+"""Phrases of errors in which a word of WORDS has another sense, or is the shortest that is right."""
+ALLOWED_OPENINGS = ("What is stored in etcd is not known.",)  # the simulator's; no person reads it
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 
 
@@ -112,6 +127,73 @@ def test_a_broken_link_and_a_bare_citation_are_found(tmp_path: Path) -> None:
     for bare in ("fact" + "s 6.2", "(fact" + "s, 3)", "G" + "4: nothing", "SPE" + "C M5", "DESI" + "GN 7"):
         assert BARE.search(bare), bare
     assert not BARE.search("facts = machine()  # G is a group, N a number, H1 a heading")
+
+
+def refused_words(text: str) -> list[str]:
+    """The words of WORDS in a page or an error, without code, comments of HTML and what is allowed."""
+    prose = re.sub(r"`[^`\n]*`|<!--.*?-->", "", without_blocks(text), flags=re.DOTALL)
+    for phrase in ALLOWED_WORDS:
+        prose = prose.replace(phrase, "")
+    return [found[0] for found in WORDS.finditer(prose)]
+
+
+def refused_opening(text: str) -> bool:
+    return text not in ALLOWED_OPENINGS and OPENINGS.search(text) is not None
+
+
+def refused_texts(code: str, errors: set[str]) -> list[tuple[int, str]]:
+    """Lines and texts in the arguments of calls of `errors` that use refused words or openings."""
+    found = []
+    for call in ast.walk(ast.parse(code)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in errors:
+            parts = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
+            for node in parts:
+                match node:
+                    case ast.Constant(value=str(text)) if refused_words(text) or refused_opening(text):
+                        found.append((node.lineno, text))
+    return found
+
+
+def error_names() -> set[str]:
+    """The names of TidegateError and of all classes under it, direct or not."""
+    names, known = {"TidegateError"}, set[str]()
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    while names != known:
+        known = set(names)
+        names |= {name for name, above in bases.items() if above & known}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_use_plain_words(page: Path) -> None:
+    # Sections of the changelog below the newest are history.
+    text = page.read_text()
+    newest = "## ".join(text.split("\n## ")[:2]) if page.name == "CHANGELOG.md" else text
+    assert not refused_words(newest), "see WORDS"
+
+
+def test_errors_use_plain_words() -> None:
+    errors = error_names()
+    assert {"Retryable", "DiskFull", "RowTooLargeError"} <= errors
+    found = [
+        (str(path.relative_to(ROOT)), *one)
+        for path in SOURCES
+        for one in refused_texts(path.read_text(), errors)
+    ]
+    assert not found, "see WORDS and OPENINGS"
+
+
+def test_refused_words_are_found() -> None:
+    assert refused_words("It lies there; a `told` is code.\n```\nanew\n```\nRows cannot be told apart.") == [
+        "lies"
+    ]
+    code = "raise Fatal(f'what {x} heard', why='What was kept is gone.', fix='What is kept?')\nlog('anew')\n"
+    assert [text for _, text in refused_texts(code, {"Fatal"})] == [" heard", "What was kept is gone."]
 
 
 def test_no_code_compares_a_protocols_name() -> None:

@@ -17,13 +17,13 @@ HEAD: Final = """\
 
 <!-- Written by tools/ddl_page.py from src/tidegate/mounter/ddl_rules.py: change those, not this page. -->
 
-What becomes of every DDL job of TiDB: what targets are told, which key ranges are followed from when on, and what
-it means for rows.
+How each DDL job of TiDB is replicated: the statement that targets get, the key ranges that are followed from then on, and
+the effect on rows.
 
 ## Where jobs are found
 
-TiDB keeps a job as one row of `mysql.tidb_ddl_job` and rewrites it at every step; afterwards the job stands in
-`mysql.tidb_ddl_history`. Both tables lie in one span of keys, which is followed like any table:
+TiDB keeps a job as one row of `mysql.tidb_ddl_job` and rewrites it at every step. It moves a finished job to
+`mysql.tidb_ddl_history`. Both tables are in one span of keys, which is followed like any table:
 
 ```
 74                        't'
@@ -32,9 +32,9 @@ TiDB keeps a job as one row of `mysql.tidb_ddl_job` and rewrites it at every ste
 80 00 00 00 00 00 00 d5   job id 213 as a comparable integer
 ```
 
-The value is a row in format v1 or v2; column 5 (`job_meta`; in the history column 2) holds the job as JSON. Of it
-we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `table_id`, `schema_name`, `table_name`,
-`query`, `start_ts`, `raw_args` (a list in version 1, an object in version 2) and of `binlog` `SchemaVersion`,
+The value is a row in format v1 or v2; column 5 (`job_meta`; in the history column 2) holds the job as JSON. We
+read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `table_id`, `schema_name`, `table_name`,
+`query`, `start_ts`, `raw_args` (a list in version 1, an object in version 2) and, in `binlog`, `SchemaVersion`,
 `DBInfo`, `TableInfo`, `MultipleTableInfos`.
 
 - **F**, the FinishedTS, is the commit ts of the write with state *done* (4). Rows with commit_ts <= F have the schema
@@ -50,7 +50,7 @@ we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `ta
   (TiDB 8.2 with fast table creation).
 - A job without a schema version, and one met before (by id), changes nothing.
 
-## In which order
+## Order
 
 Everything up to a job's ts is delivered, then the event, then rows above it; jobs go by their ts. New spans are
 followed from the job's ts on before it is let through. The files of spans that have ended are removed when the
@@ -63,7 +63,7 @@ written again with names in backquotes, words in upper case, strings in single q
 what only TiDB knows in special comments (`/*T![clustered_index] CLUSTERED */`), placement left out and TTL
 switched off. "As written" is the user's statement, restored. One that cannot be read goes out as the user wrote it,
 and the log of the server names it in a warning. Where the text that TiDB restores would be another statement (a
-backslash in the comment of a table, `CHAR()`, `MOD()` beside an operator), the statement that ran goes out, in words
+backslash in the comment of a table, `CHAR()`, `MOD()` next to an operator), the statement that ran goes out, in words
 that MySQL and MariaDB understand. Filters see the user's own text.
 
 ## In a header
@@ -86,7 +86,7 @@ schemas that the filter excludes stop nobody.
 |---|---|
 | a refused job | see above |
 | a rename into the filter | the table's rows from before were never sent |
-| the loss of a table's last key | its rows could not be addressed any more; `force-replicate = true` goes on |
+| the loss of a table's last key | its rows could not be addressed any more; `force-replicate = true` continues |
 | an exchange between a table in the filter and one outside | rows would come or go unseen |
 | *recover schema* when it is not known which tables come back | the schema was dropped before the changefeed began |
 | an action this version does not know | a newer TiDB may mean anything by it |
@@ -97,10 +97,10 @@ schemas that the filter excludes stop nobody.
 | what | TiCDC | here |
 |---|---|---|
 | rows written to new partitions before *truncate partition* or a reorganisation is done | lost | sent after the event |
-| *recover schema* | discarded; the next DDL in the schema fails | told, tables followed again |
-| *drop indexes* (before TiDB 6.2) | discarded | told |
+| *recover schema* | discarded; the next DDL in the schema fails | sent; its tables are followed again |
+| *drop indexes* (before TiDB 6.2) | discarded | sent |
 | *rename tables* with tables that have no key | all or none, by one of them | each by itself |
-| a rename to a schema that the filter excludes | may fail | told, the table ends |
+| a rename to a schema that the filter excludes | may fail | sent; the table ends |
 | a backtick inside a name, in rebuilt statements | left as it is | doubled |
 | *rename tables* that uses a name twice, as in `a -> t, b -> a, t -> b` | classic stops; the new architecture follows | followed |
 | the schema's name after a single rename in *rename tables* | classic has it in lower case | as it was created |
@@ -110,29 +110,29 @@ schemas that the filter excludes stop nobody.
 
 def page() -> str:
     """The whole page."""
-    lines = ["| code | job | what targets are told | spans | rows |", "|---|---|---|---|---|"]
+    lines = ["| code | job | sent to targets | spans | rows |", "|---|---|---|---|---|"]
     lines += [_line(action, rule) for action, rule in sorted(RULES.items())]
     counts = [(o, sum(r.handling.outcome is o for r in RULES.values())) for o in Outcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts)
-    beyond = ", ".join(str(a) for a in sorted(_told() - TOLD_BY_TICDC))
-    note = f"\n{summary}. Told here and not by TiCDC: {beyond}. There is no action 66.\n"
+    beyond = ", ".join(str(a) for a in sorted(_sent() - TOLD_BY_TICDC))
+    note = f"\n{summary}. Sent by Tidegate and not by TiCDC: {beyond}. There is no action 66.\n"
     return HEAD + "\n".join(lines) + "\n" + note + ROWS
 
 
-def _told() -> set[int]:
+def _sent() -> set[int]:
     return {action for action, rule in RULES.items() if rule.handling.outcome is Outcome.EVENT}
 
 
 def _line(action: int, rule: Rule) -> str:
     match rule.handling.outcome:
         case Outcome.EVENT:
-            told = rule.handling.query
+            sent = rule.handling.query
             spans = str(rule.spans)
         case Outcome.IGNORED:
-            told, spans = f"nothing: {rule.note}", ""
+            sent, spans = f"nothing: {rule.note}", ""
         case Outcome.REFUSED:
-            told, spans = f"**refused**: {rule.note}", ""
-    return f"| {action} | {rule.name} | {told} | {spans} | {rule.rows} |"
+            sent, spans = f"**refused**: {rule.note}", ""
+    return f"| {action} | {rule.name} | {sent} | {spans} | {rule.rows} |"
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ index and of the primary key, and under a `_bin` collation just the number of sp
 
 ## Schema
 
-What TiDB knows of itself lies under `m`; capture reads it at the start of a feed. `{meta["name"]}`, `{meta["field"]}`:
+TiDB keeps its own metadata under `m`; capture reads it at the start of a feed. `{meta["name"]}`, `{meta["field"]}`:
 
 {cursor.block()}
 ## Borders of regions
@@ -172,7 +172,7 @@ def rows_page() -> str:
 {NOTE}
 
 The value under a record key holds the columns that the key does not hold, by column id. Plain form: `tidb/row.py`;
-compiled: `tidb/kernels/row.py`, `mounter/decode.py`. What a cell's bytes mean is in [values](values.md).
+compiled: `tidb/kernels/row.py`, `mounter/decode.py`. See [values](values.md) for the meaning of a cell's bytes.
 
 ## Format v2
 
@@ -376,7 +376,7 @@ value =                 {{ length u64, JSON }}*
 `ts` commit ts, `scm` schema, `tbl` table, `rid` handle (integer keys only), `t` kind of message: 1 row, 2 DDL, 3 resolved.
 
 {framed(one["value"], False)}
-`u` the new values, `p` the old ones of an update, `d` a deleted row's. Of a column `t` is MySQL's type, `f` flags, `h` true
+`u` the new values, `p` the old ones of an update, `d` a deleted row's. In a column `t` is MySQL's type, `f` flags, `h` true
 for a key column, `v` the value: numbers as numbers, texts and bytes as texts (bytes that are not printable escaped `\\xNN`).
 
 | flag | | flag | |
@@ -510,13 +510,13 @@ There are none in a row. A column is what its values in that one row are, both i
 
 | in JSON | read as | what it may have been |
 |---|---|---|
-| a whole number | int64; uint64 from 2^63 on; float64 beside one with a fraction | integers, year, bit, enum and set (their numbers), a float that is whole |
+| a whole number | int64; uint64 from 2^63 on; float64 if another has a fraction | integers, year, bit, enum and set (their numbers), a float that is whole |
 | a number with a fraction or an exponent, or beyond 64 bits | float64 | float, double |
 | a string | string | text, decimal, date, time, datetime, timestamp (in the changefeed's zone), JSON, vector; Base64 of bytes |
 | `null` in all images of the row | string | any |
 
-Integers, text, decimals, moments, JSON and the numbers of enum and set come back as they were. Bytes cannot be told from text, and
-are left in Base64; a float is the number of its shortest digits. Which columns are a key is not told.
+Integers, text, decimals, moments, JSON and the numbers of enum and set come back as they were. Bytes look like text, so
+they stay in Base64. A float is the number of its shortest digits. The message does not name the key's columns.
 
 ## DDL
 
@@ -524,8 +524,8 @@ To every partition; the key is that of open-protocol without its frame. `ts` is 
 
 {framed_key(ddl["key"])}
 {document_of(ddl["value"])}
-`type` stands for one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; of others the kind
-is not told. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic has gaps of its producer's.
+`type` stands for one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; the kind of
+others is missing. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic has gaps of its producer's.
 """
 
 
@@ -538,13 +538,13 @@ def debezium_page() -> str:
     """Debezium."""
     one, ddl = message("debezium_no_schema", "row"), message("debezium_no_schema", "ddl")
     mark = message("debezium_extension", "checkpoint")
-    told = json.loads(bytes.fromhex(message("debezium_extension", "row")["key"]))["schema"]
+    schema = json.loads(bytes.fromhex(message("debezium_extension", "row")["key"]))["schema"]
     return f"""# Debezium
 
 {NOTE}
 
-What Debezium's connector for MySQL writes, as TiCDC writes it: `protocol=debezium`. One Kafka message a row, key and value
-JSON with a `payload` and, unless `debezium-disable-schema=true`, the `schema` that Kafka Connect takes it by. Row by row:
+The format of Debezium's connector for MySQL, as TiCDC writes it: `protocol=debezium`. Each row is one Kafka message. Key and value
+are JSON with a `payload` and, unless `debezium-disable-schema=true`, the `schema` that Kafka Connect needs to read it. Row by row:
 `codec/protocols/debezium`; compiled: `codec/kernels.py`, `codec/connect_kernels.py`, `codec/decode_kernels.py`.
 
 ## A row
@@ -584,15 +584,15 @@ it over.
 
 ## The schema
 
-With `enable-tidb-extension=true` a field has `tidb_type`. Without it bytes cannot be told from text, decimals from doubles,
-nor unsigned numbers from signed ones. The schema of the key above:
+With `enable-tidb-extension=true` a field has `tidb_type`. Without it bytes look like text, decimals like
+doubles, and unsigned numbers like signed ones. The schema of the key above:
 
-{document_of(orjson.dumps(told).hex())}
+{document_of(orjson.dumps(schema).hex())}
 In the flavour `new` the schema tells of `commit_ts` and `cluster_id` in `source`, too, if there is the extension, and of
 `start_ts` where rows have it; the classic one leaves them out of the schema, though not out of the payload.
 
 Without a schema nothing tells the types at all, and a guess would make dates of numbers: such messages are written for
-other readers, and Tidegate's consumer refuses them. What else is lost: [protocols](protocols.md).
+other readers, and Tidegate's consumer refuses them. See [protocols](protocols.md) for everything else that is lost.
 
 ## DDL
 

@@ -38,7 +38,7 @@ def protocols_page() -> str:
 
 {NOTE}
 
-What messages look like is chosen with `protocol=` in the sink URI, or `[sink] protocol`.
+`protocol=` in the sink URI, or `[sink] protocol`, selects the format of messages.
 
 {_table(["protocol", "other names", "rows or keys", "DDL goes to", "Resolved", "own options"], map(_row, codecs))}
 ## Flavours
@@ -197,7 +197,7 @@ without NULL as one, as TiCDC does. DDL messages tell definitions as well.
 
 A changefeed sends this message ahead of each block of rows, to each partition the block has rows for, in the same transaction.
 So it has no use for TiCDC's `send-bootstrap-*` options: they are taken and have no effect, but for
-`send-all-bootstrap-at-start`, which is refused. The consumer that begins, or goes on, behind a definition looks back for it
+`send-all-bootstrap-at-start`, which is refused. A consumer that starts or resumes behind a definition looks back for it
 in the partition, to the oldest message if need be; a row whose definition is not there is set aside with that reason.
 
 ## DDL
@@ -229,7 +229,7 @@ for that order; definitions, DDL and watermarks are the same bytes. Row by row: 
 | TiCDC writes | read | written |
 |---|---|---|
 | JSON | yes | yes |
-| Avro (`encoding-format=avro`), told by its first byte; a BIT is a long, in the flavour `new` its digits as a string | yes | yes; the members of `data` and `old`, which TiCDC writes in any order, in the order of the names' bytes |
+| Avro (`encoding-format=avro`), recognized by its first byte; a BIT is a long, in the flavour `new` its digits as a string | yes | yes; the members of `data` and `old`, which TiCDC writes in any order, in the order of the names' bytes |
 | `checksum` of `integrity-check-level` | a row marked `corrupted`, or whose values give other sums, is set aside with its table, key and commit ts; 0 is no sum. TiCDC's new architecture sums in the table's order of columns instead of that of their ids: its rows of tables with moved columns are set aside | yes, of a row that carries one. The halves of a split update have a sum each, where classic writes 0 twice |
 | `handleKeyOnly` | yes, from TiKV with `--pd`, else named as a row that is not on the topic | [yes](large-messages.md), in JSON |
 | `claimCheckLocation` | yes, when the source URI names the storage | [yes](large-messages.md), in JSON |

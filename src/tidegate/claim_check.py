@@ -69,7 +69,7 @@ class ClaimStorage:
                 "The storage of claim-check does not take a message.",
                 where=self.prefix,
                 why=_reason(error),
-                fix="check that it can be reached and written; the feed goes on by itself",
+                fix="check that it can be reached and written; the changefeed then continues by itself",
             ) from None
 
     def read(self, location: str) -> bytes:
@@ -93,11 +93,11 @@ class ClaimStorage:
 
     def _unread(self, name: str, why: str) -> Retryable:
         return Retryable(
-            "A row lies in the storage of claim-check, and cannot be read there.",
+            "A row in the claim-check storage cannot be read.",
             where=f"{name[:200]} in {self.prefix}",
             why=why,
             fix="check that claim-check-storage-uri is the changefeed's, and that nothing deletes objects "
-            "before they are read; reading goes on by itself when it is there",
+            "before they are read; reading continues by itself when the object is back",
         )
 
     def _opened(self) -> Any:

@@ -47,7 +47,7 @@ def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
             "the disk is full",
             where=str(path),
             why=os.strerror(error.errno or 0),
-            fix="make room; everything waits and goes on by itself",
+            fix="free disk space; changefeeds wait and then continue by themselves",
         ) from error
 
 

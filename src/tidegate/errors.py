@@ -122,7 +122,7 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
         ),
         "CDC:ErrDiskFull": Code(
             "The disk of the data folder is full. Changefeeds wait.",
-            "Make room. The changefeeds continue without a resume.",
+            "Free disk space. The changefeeds continue without a resume.",
         ),
         "CDC:ErrEventStoreQuota": Code(
             "The event store has reached its quota, and this changefeed blocks others that share its tables.",

@@ -110,7 +110,7 @@ class ConfluentRegistry:
             "The schema registry does not answer.",
             where=self.where,
             why=f"{why} ({ATTEMPTS} attempts)",
-            fix="check that it runs and can be reached from here; the work goes on when it answers",
+            fix="check that it runs and can be reached from here; the work continues when it answers",
         )
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:

@@ -33,7 +33,9 @@ def test_a_feed_without_a_load_and_one_that_does_not_go_on_are_refused() -> None
     with pytest.raises(InvalidInput, match=r"default/bank has no initial load[\s\S]*--initial-load"):
         load_of(feed(None))
     loading = shown(LoadState(2, 1, 5, 1.0, 10), loading=True)
-    with pytest.raises(Fatal, match=r"the changefeed is failed[\s\S]*no topic[\s\S]*what is loaded is kept"):
+    with pytest.raises(
+        Fatal, match=r"the changefeed is failed[\s\S]*no topic[\s\S]*the rows that are loaded are kept"
+    ):
         load_of(feed(loading, "failed", "no topic"))
     assert load_of(feed(loading, "warning")) == loading
 

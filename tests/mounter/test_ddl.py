@@ -438,7 +438,7 @@ def test_a_feed_that_begins_between_step_and_end_is_told_nothing() -> None:
             store.apply(job)
         again = SchemaStore.load(store.dump())
         assert not again.apply(jobs[-1]).told
-        assert again.ignored["the event was told when the change took effect"] == 1
+        assert again.ignored["the event was sent when the change took effect"] == 1
 
 
 def test_steps_of_version_one_have_their_arguments_in_a_list() -> None:

@@ -547,7 +547,7 @@ def test_a_catalogue_that_is_broken_is_opened_anew_by_all(
         trackers[0].catch_up(plain.end)
     monkeypatch.undo()
     assert all(tracker.broken for tracker in trackers)
-    with pytest.raises(Retryable, match="opened anew"):
+    with pytest.raises(Retryable, match="opened again"):
         trackers[1].catch_up(plain.end)
     again = SchemaTracker.open(catalogues, rules_of(), 1)
     assert again.begin(1, plain.end)[1] == plain.end

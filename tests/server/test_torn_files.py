@@ -74,7 +74,7 @@ def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
     spec.write_text(json.dumps({"cluster_id": 1})[:-3])
     barrier.write_text('{"barrier_ts": 5, "spa')
     for load in (lambda: FeedSpec.load(spec), lambda: Barrier.load(barrier)):
-        with pytest.raises(Retryable, match="What the pipeline was told is damaged") as caught:
+        with pytest.raises(Retryable, match="The pipeline's orders file is damaged") as caught:
             load()
         assert str(tmp_path) in caught.value.where
     spec.unlink()

@@ -159,7 +159,7 @@ def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(
         assert f"where: {kafka_broker.bootstrap}" in message
         assert "why: " in message
         assert "check that the broker runs" in message
-        assert "goes on by itself" in message
+        assert "continues by itself" in message
         running.stop(STOP_S)
         running = OnKafka(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", kafka_broker.bootstrap)
         assert "Kafka does not answer." in running.wait_state(name, "warning")["error"]["message"]

@@ -29,9 +29,9 @@ def load_of(feed: Feed) -> dict[str, Any]:
     if load["state"] != "done" and feed["state"] in ENDED:
         error = feed["error"] or {}
         raise Fatal(
-            f"The initial load of {name} does not go on: the changefeed is {feed['state']}.",
+            f"The initial load of {name} cannot continue: the changefeed is {feed['state']}.",
             why=str(error.get("message", "")),
-            fix=f"`tidegate changefeed resume -c {feed['id']}`; what is loaded is kept",
+            fix=f"`tidegate changefeed resume -c {feed['id']}`; the rows that are loaded are kept",
         )
     found: dict[str, Any] = load
     return found

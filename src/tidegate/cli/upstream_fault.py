@@ -17,10 +17,8 @@ app = typer.Typer(
     help="Cause faults in the embedded upstream: streams, timestamps, stores, errors.", no_args_is_help=True
 )
 
-OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Whether it shall be so.")]
-FreezeOrThaw = Annotated[
-    str, typer.Argument(metavar="freeze|thaw", help="Whether it stands still, or goes on.")
-]
+OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Start the fault, or end it.")]
+FreezeOrThaw = Annotated[str, typer.Argument(metavar="freeze|thaw", help="Freeze it, or let it continue.")]
 StoreArgument = Annotated[int, typer.Argument(metavar="STORE", help="The store's id.")]
 
 

@@ -43,12 +43,9 @@ class Loss(StrEnum):
     DELETED_CELLS = "a delete has the columns of the handle key only"
     DECIMAL = "a decimal is the nearest double: from 16 digits on, others than before"
     TYPES = (
-        "types are not told: bytes are Base64 text, decimals doubles, unsigned numbers from 2^63 on negative"
+        "types are missing: bytes are Base64 text, decimals doubles, unsigned numbers from 2^63 on negative"
     )
-    UNTYPED = (
-        "types are not told at all: bytes are Base64 text, a float is the number that its shortest digits "
-        "give"
-    )
+    UNTYPED = "no types at all: bytes are Base64 text, a float is the number that its shortest digits give"
     CALENDAR = (
         "a date that is on no calendar is NULL, or 1970-01-01 where there is no NULL, a timestamp of zero is "
         "1970-01-01; years below 70 are 2000 and more, years to 99 are 1970 and more"

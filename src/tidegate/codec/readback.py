@@ -111,7 +111,7 @@ class ReadBack:
         """`options`: those that messages are encoded with. Raises InvalidInput if they are `unverified`."""
         if why := unverified(codec_of(options), options):
             raise InvalidInput(
-                f"what is encoded as {options.protocol} cannot be read back", where="sink URI", why=why
+                f"messages of {options.protocol} cannot be read back", where="sink URI", why=why
             )
         self._options, self._codec = options, codec_of(options)
         self._decoder, self._losses = decoder(options), self._codec.losses(options)

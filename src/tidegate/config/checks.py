@@ -202,7 +202,7 @@ def _check_large(config: ReplicaConfig) -> None:
         raise InvalidInput(
             "force-replicate = true does not go with large-message-handle-option = 'handle-key-only'.",
             where="changefeed configuration",
-            why="of a row of a table without a key nothing would be sent",
+            why="nothing of a row would be sent if its table has no key",
             fix="use claim-check, or leave one of the two out",
         )
 

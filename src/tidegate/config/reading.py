@@ -45,7 +45,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             "The changefeed configuration is not TOML.",
             where=str(path),
             why=str(error),
-            fix="mend the file",
+            fix="correct the file",
         ) from error
 
 

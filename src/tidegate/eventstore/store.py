@@ -296,7 +296,7 @@ class EventStore:
                 where=str(self.folder),
                 why=f"the event store leaves {self.keep_free >> 20} MiB to others, "
                 f"and {free >> 20} MiB are free",
-                fix="make room; everything waits and goes on by itself",
+                fix="free disk space; changefeeds wait and then continue by themselves",
             )
 
     def filled(self, error: DiskFull) -> None:

@@ -29,7 +29,7 @@ def parse_key(text: str, written: str) -> bytes:
         raise InvalidInput(
             f"'{text[:40]}' is not a key written as {written}.",
             why=str(error),
-            fix=f"choose another --format ({', '.join(FORMATS)}), or mend the key",
+            fix=f"choose another --format ({', '.join(FORMATS)}), or correct the key",
         ) from error
     raise InvalidInput(f"Keys cannot be written as '{written}'.", fix=f"use --format {', '.join(FORMATS)}")
 

@@ -301,7 +301,7 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         before = catalog.current(info["id"])  # under its new id since the step that told it
     done = _replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
     if before is not None and _was_told(job, before, info):
-        return Transition(tables=done.tables, ignored="the event was told when the change took effect")
+        return Transition(tables=done.tables, ignored="the event was sent when the change took effect")
     return done
 
 
@@ -437,7 +437,7 @@ def _early_columns(job: DdlJob, catalog: Catalog, before: TableVersion) -> Trans
     new = [c for c in after["cols"] if c["id"] not in known and c["state"] == PUBLIC] if after else []
     converted = [column for column in new if column["name"]["L"] in names or job.action == MODIFY_COLUMN]
     if after is None or not converted:
-        return Transition(ignored="no column is converted, or it was told before")
+        return Transition(ignored="no column is converted, or the event was sent before")
     after = {**after, TOLD_BY: job.id}
     return _replaced(job, catalog, [(before, job.schema_id, before.schema, after, job.action, job.query)])
 
@@ -482,12 +482,12 @@ def _early(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     """The step from which on sessions write rows, or to partitions, as the job will leave them."""
     before = catalog.current(job.table_id)
     if before is None:
-        return Transition(ignored="a table that is not known, or one that was told of before")
+        return Transition(ignored="an unknown table, or one whose event was sent before")
     info = before.info()
     if job.action in COLUMN_CHANGES:
         return _early_columns(job, catalog, before)
     if info.get(TOLD_BY) == job.id:
-        return Transition(ignored="the event was told when the change took effect")
+        return Transition(ignored="the event was sent when the change took effect")
     after = partitions_after(info, job.action, job.args)
     if after is info:
         return Transition(ignored="the partitions have changed before")

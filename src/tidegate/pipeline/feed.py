@@ -272,7 +272,7 @@ class Barrier:
 
 def _damaged(path: Path, error: ValueError) -> Retryable:
     """A loss of power has cut a file; the control process writes another for the next incarnation."""
-    return Retryable("What the pipeline was told is damaged.", where=str(path), why=str(error))
+    return Retryable("The pipeline's orders file is damaged.", where=str(path), why=str(error))
 
 
 def _pair(found: Any) -> tuple[int, int]:

@@ -111,7 +111,7 @@ class Backfill:
                     event(LOG, logging.WARNING, "backfill begins again", error=str(error))
                     self._say(
                         Retryable(
-                            "What a changefeed needs from earlier could not be pulled; it is tried again.",
+                            "Earlier changes that a changefeed needs could not be pulled; retrying.",
                             where=str(self._store.folder / FOLDER),
                             why=str(error),
                         )
@@ -216,10 +216,10 @@ class Backfill:
         if aside.pressure:
             self._say(
                 Retryable(
-                    "What a changefeed needs from earlier waits: the event store has no room.",
+                    "Earlier changes that a changefeed needs must wait: the event store is full.",
                     where=str(aside.folder),
                     why=aside.pressure,
-                    fix="make room, raise --event-store-quota, or let the slowest changefeed catch up",
+                    fix="free disk space, raise --event-store-quota, or let the slowest changefeed catch up",
                 )
             )
 

@@ -116,10 +116,10 @@ class FeedLife(ABC):
         """Raises Retryable while something of the feed goes on that was to end."""
         if self.left_behind:
             raise Retryable(
-                "The changefeed has not come to its end yet.",
+                "The changefeed has not ended yet.",
                 where=f"changefeed {self.id}",
-                why="its processor was asked to let go of everything and has not answered",
-                fix="ask again; if it goes on, see whether the disk answers, and start the server again",
+                why="its processor was asked to stop and has not answered",
+                fix="retry the request; if this lasts, check that the disk answers, and restart the server",
             )
 
     async def _become(self, life: Life) -> None:

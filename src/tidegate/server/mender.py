@@ -101,7 +101,9 @@ class Mender:
             return
         damage.settle(self._store.folder, report)
         self.mended += 1
-        event(LOG, logging.INFO, "segment mended", span=span.id, file=found.file, batches=len(found.batches))
+        event(
+            LOG, logging.INFO, "segment repaired", span=span.id, file=found.file, batches=len(found.batches)
+        )
 
     def _pull(self, span: SpanStore, found: Damage) -> int:
         """Pull the range into a store of its own and put the segment together; the rows it lacks."""

@@ -142,13 +142,13 @@ class SqliteMetadata:
                 "the disk is full",
                 where=str(self._path),
                 why=str(error),
-                fix="make room; everything waits and goes on by itself",
+                fix="free disk space; changefeeds wait and then continue by themselves",
             )
         return Retryable(
             "The metadata store cannot be used.",
             where=str(self._path),
             why=str(error),
-            fix="check that the folder exists, is writable, and that the disk has room",
+            fix="check that the folder exists, is writable, and that the disk has free space",
         )
 
     def _damaged(self, error: sqlite3.Error) -> Fatal:

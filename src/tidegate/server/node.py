@@ -195,8 +195,8 @@ class Node:
         It is read again when the capture is elected again.
         """
         why = f"{error.what} {error.why}"
-        fix = "nothing: the capture stands again by itself"
-        self.lost(Fenced("What is stored in etcd is not known.", where=self.shared, why=why, fix=fix))
+        fix = "nothing to do: the capture stands for election again by itself"
+        self.lost(Fenced("It is not known what etcd has stored.", where=self.shared, why=why, fix=fix))
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
         """A span's manifest, of which only what was appended is read again; None while there is none."""

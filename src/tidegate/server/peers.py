@@ -44,8 +44,8 @@ WARM_MAX_S: Final = 600.0
 application runs."""
 
 CUT_OFF_S: Final = 300.0
-"""A capture that owns or delivers the changefeed, and has read no further in the history of DDL while others
-did for so long, is cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
+"""A capture that owns or delivers the changefeed, and reads no further in the history of DDL for this time
+while others do, is cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
 STEP_MAX_S: Final = 10.0
 """Of the time between two steps of the others so much counts: if upstream stands still, nobody is behind."""
 

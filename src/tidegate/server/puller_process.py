@@ -246,9 +246,9 @@ def status_reports(lines: list[dict[str, Any]], filling: str = "") -> list[Statu
 
 def _no_room(why: str) -> Retryable:
     return Retryable(
-        "The puller waits: the event store has no room.",
+        "The puller waits: the event store is full.",
         why=why,
-        fix="make room, raise --event-store-quota, or let the slowest changefeed catch up",
+        fix="free disk space, raise --event-store-quota, or let the slowest changefeed catch up",
     )
 
 

@@ -167,7 +167,7 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
             f"the table has other columns after ts {start} than the query takes: {last}",
             where=_difference(asked.columns, columns),
             why=f"all up to ts {start} is done; from there on the rows are others",
-            fix="start the query again: it goes on with the new columns. If it stops here once more, there "
+            fix="restart the query: it continues with the new columns. If it stops here once more, there "
             'are several changes ahead: add .option("reader", NAME), with the name that `tidegate changefeed '
             "list` shows",
         )

@@ -303,7 +303,7 @@ class Readers:
                 "CDC:ErrChangeFeedNotExists",
                 f"[CDC:ErrChangeFeedNotExists]reader {feed} does not exist any more",
                 why="its changefeed was removed, and what was kept for it is gone",
-                fix="start the query anew, with a new checkpoint",
+                fix="start a new query with a new checkpoint",
             )
         return found
 
@@ -404,7 +404,7 @@ def _check_place(found: Feed, standing: Standing, start: int) -> None:
             SILENT_CODE,
             f"nothing is kept for reader {found.id.name} any more",
             why=standing.let_go,
-            fix="remove its changefeed, and start the query anew with another checkpoint",
+            fix="remove its changefeed, and start a new query with a new checkpoint",
         )
     if start < standing.said:
         raise past_it(start, standing.said)
@@ -417,7 +417,7 @@ def _check_state(found: Feed) -> None:
         raise Refused(
             error.code,
             f"reader {feed} has failed: {error.message}",
-            fix=f"mend it and `tidegate changefeed resume -c {feed.name}`; or start the query anew",
+            fix=f"remove the cause, then `tidegate changefeed resume -c {feed.name}`; or start a new query",
         )
 
 

@@ -134,7 +134,9 @@ class SchemaTracker:
         if self._stopped or resolved <= self._place or waiting >= self._waiting_max:
             return [], self._place
         if self.broken:
-            raise Retryable("The catalogue has to be opened anew.", why="a job was applied to it by halves")
+            raise Retryable(
+                "The catalogue has to be opened again.", why="a job was applied to it only in part"
+            )
         if not self._settle():
             return [], self._place
         if not self._shared.lock.acquire(blocking=False):
@@ -216,7 +218,7 @@ class SchemaTracker:
             if not shared.reaches(self._place, self._given, self._missing()):
                 self._estranged = True
                 raise Retryable(
-                    "The changefeed has to open its catalogue anew.",
+                    "The changefeed has to open its catalogue again.",
                     where=f"DDL up to {self._place}",
                     why="it has passed over a job that the catalogues since then have taken in",
                 )

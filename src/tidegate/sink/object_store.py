@@ -334,7 +334,7 @@ class ObjectStore:
             "the object store does not answer as it should",
             where=where,
             why=why,
-            fix="check the endpoint and the network; a restart goes on at the newest snapshot",
+            fix="check the endpoint and the network; a restart resumes from the newest snapshot",
         )
 
 

@@ -137,7 +137,7 @@ def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
         where=f"topic '{uri.topic}' at {uri.bootstrap}, or another of the changefeed's topics",
         why=f"{error.str()}; most often this machine's clock is far ahead of the broker's",
         fix="set the wrong clock right, or set message.timestamp.type=LogAppendTime for the topic; "
-        "the feed goes on by itself",
+        "the changefeed then continues by itself",
     )
 
 
@@ -170,7 +170,7 @@ def unreachable(uri: SinkUri, error: object) -> Retryable:
         "Kafka does not answer.",
         where=uri.bootstrap,
         why=str(error),
-        fix="check that the broker runs and that the address is reachable; the feed goes on by itself",
+        fix="check that the broker runs and is reachable; the changefeed then continues by itself",
     )
 
 

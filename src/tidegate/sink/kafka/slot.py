@@ -176,7 +176,7 @@ class SlotWriter:
             "The slot was taken in the middle of a transaction.",
             where=self._id,
             why=f"{error.str()}; or the broker has ended a transaction that was open too long by its clock",
-            fix="nothing: what was not committed is delivered again, in smaller transactions",
+            fix="nothing to do: rows that were not committed are delivered again, in smaller transactions",
         ) from cause
 
     def _forget(self) -> None:

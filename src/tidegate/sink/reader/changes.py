@@ -306,12 +306,12 @@ class Changes:
 
 
 def past_it(start: int, said: int) -> InvalidInput:
-    """What a query is told that asks for what it has said it is done with."""
+    """The error of a query that asks for changes it has confirmed before."""
     return InvalidInput(
-        f"the query stands at ts {start}, and has said before that all up to ts {said} is done",
+        f"the query asks from ts {start}, but it has confirmed everything up to ts {said} before",
         where="its checkpoint",
-        why="it is a copy, or an older one was restored; what lies between is not kept any more",
-        fix="start the query anew, with a new checkpoint",
+        why="it is a copy, or an older one was restored; the changes in between are no longer kept",
+        fix="start a new query with a new checkpoint",
     )
 
 

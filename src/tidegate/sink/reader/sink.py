@@ -72,10 +72,10 @@ class ReaderSink(Ledger):
         """A connection. Raises Fatal when the file is gone: to begin another would leave a gap."""
         if not self.path.exists():
             raise Fatal(
-                "What was kept for the reader is gone.",
+                "The changes that were kept for the reader are gone.",
                 where=str(self.path),
                 why="somebody has removed the file",
-                fix="remove the reader's changefeed, and start its query anew with another checkpoint",
+                fix="remove the reader's changefeed, and start a new query with a new checkpoint",
             )
         return super().connect()
 
@@ -145,8 +145,8 @@ class ReaderWriter(SqliteWriter):
                 "The changes that are kept for a reader are as many as may be kept.",
                 where=f"reader {self._sink.name}: {kept >> 20} MiB of {limit >> 20} (max-kept)",
                 why="its query does not take them, or takes them more slowly than they come",
-                fix="start the query; it goes on by itself. If the reader is not needed any more, remove its "
-                "changefeed",
+                fix="start the query; the changefeed then continues by itself. If the reader is no longer "
+                "needed, remove its changefeed",
             )
         connection.executemany(
             "INSERT INTO pieces (part, first_ts, last_ts, bytes, data) VALUES (?, ?, ?, ?, ?)", rows
@@ -204,7 +204,7 @@ class ReaderOwner(SqliteOwner):
             raise Fatal(
                 f"[{SILENT_CODE}]nothing is kept for reader {self._sink.name} any more",
                 why=why,
-                fix="remove its changefeed, and start the query anew with another checkpoint",
+                fix="remove its changefeed, and start a new query with a new checkpoint",
             )
 
 

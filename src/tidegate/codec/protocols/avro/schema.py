@@ -152,7 +152,7 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
         raise InvalidInput(
             "two columns have one name in Avro",
             where=f"table {table.name}",
-            why=f"what Avro allows in no name becomes '_', and then these are the same: {', '.join(twice)}",
+            why=f"'_' replaces what Avro does not allow, and then these names are equal: {', '.join(twice)}",
             fix="rename a column, leave one out by [[sink.column-selectors]], or use another protocol",
         )
     topic = options.topic.replace(".", "_")
