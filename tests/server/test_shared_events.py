@@ -42,7 +42,7 @@ SPAN = Span(b"a", b"b")
 @pytest.fixture(autouse=True)
 def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2)):
-        monkeypatch.setattr(f"tidegate.server.processor.{name}", seconds)
+        monkeypatch.setattr(f"tidegate.server.reader_floor.{name}", seconds)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
     monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)

@@ -56,6 +56,8 @@ from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
 from tidegate.server.feed_watch import PipelineWatch
 from tidegate.server.node import Node
 from tidegate.server.post import Box
+from tidegate.server.reader_floor import ReaderFloor
+from tidegate.server.span_loads import SpanLoads
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.stripes import ids_of
 from tidegate.server.totals import Totals
@@ -69,19 +71,11 @@ RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""
 TELL_S: Final = 0.5
 """How often the owner is told what is waited for."""
-FLOOR_S: Final = 10.0
-"""How often the barrier file's start ts follows the checkpoint, so that segments can go."""
-DROP_AFTER_S: Final = 60.0
-"""Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
 PIPELINE_STARTS: Final = "pipeline"
 """What a feed waits for until its pipeline says that it has started."""
 OTHERS_SHOWN: Final = 3
 NEEDS_S: Final = 1.0
 """How often is looked how far behind regions are that nobody here wants."""
-WEIGH_S: Final = 10.0
-"""How often the load of spans is measured."""
-LOADS_MAX: Final = 256
-"""Spans whose load is reported; the others have less."""
 NAMES_TRIED: Final = 8
 """Of how many tables of a stripe the name is looked up, until one has a name."""
 LAST_WORDS_S: Final = 5.0
@@ -137,7 +131,7 @@ class FeedProcessor:
         """Whether it has: it holds none until it is to run again."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
-        self._told_at = self._weighed_at = float("-inf")
+        self._told_at = float("-inf")
         self._opened_at = 0
         """The checkpoint at which its spans were opened."""
         self._needs_at = float("-inf")
@@ -147,11 +141,8 @@ class FeedProcessor:
         self._wanted_soon: frozenset[str] = frozenset()
         self.heard_at = node.clock.monotonic()
         """When its owner has spoken to it last."""
-        self._pulled_before: dict[str, int] = {}
-        """Bytes that the puller had received for each span when they were weighed last."""
-        self._drop_rows = self._drop_ddl = 0
-        self._floors: list[tuple[float, int, int]] = []
-        self._floor_at = 0.0
+        self._span_loads = SpanLoads()
+        self._floor = ReaderFloor()
 
     def start(self) -> None:
         """Begin to listen."""
@@ -409,12 +400,12 @@ class FeedProcessor:
         self._undelivered, self._lacking, self._unseen = [], set(), set()
         self._idle = self._behind = False
         self._concerned = None
-        self._drop_rows = self._drop_ddl = 0
-        self._floors = []
+        self._floor.reset()
+        self._span_loads.reset()
         self._coming, self._wanted_soon = (), frozenset()
         self.machine.received, self.machine.coming = 0, ()
         self._load, self._loaded, self._load_plan = LoadState(), False, None
-        self.machine.told, self.machine.loads, self._pulled_before = Told(), {}, {}
+        self.machine.told, self.machine.loads = Told(), {}
 
     def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Let go of catalogue and spans, `but` some; `forget`: for ever."""
@@ -707,17 +698,9 @@ class FeedProcessor:
 
     def _weigh(self) -> None:
         """Now and then, how many bytes of changes come for each span."""
-        now = self.node.clock.monotonic()
-        if not self.node.shared or now - self._weighed_at < WEIGH_S or self._plan is None:
-            return
-        since, self._weighed_at = now - self._weighed_at, now
-        names, before = self.machine.span_ids, self._pulled_before
-        self._pulled_before = {
-            str(line["span"]): int(line.get("bytes", 0))
-            for line in self._spans.status
-            if line.get("span") in names
-        }
-        self.machine.loads = heaviest(self.machine.loads, before, self._pulled_before, since)
+        now, machine = self.node.clock.monotonic(), self.machine
+        if self.node.shared and self._plan is not None and self._span_loads.is_due(now):
+            machine.loads = self._span_loads.measure(now, machine.span_ids, self._spans.status, machine.loads)
 
     # --- what upstream has to keep -----------------------------------------------------------------
 
@@ -782,16 +765,13 @@ class FeedProcessor:
         now, dispatch, ddl = self.node.clock.monotonic(), self.machine.dispatch, self._ddl
         assert dispatch is not None
         assert ddl is not None
-        if self._barrier is None or now - self._floor_at < FLOOR_S:
+        if self._barrier is None or not self._floor.is_due(now):
             return
-        self._floor_at = now
         try:
             self._write_barrier(raise_starts=True)
         except DiskFull:
             return  # readers may still start from below: nothing is let go
-        self._floors.append((now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint)))
-        while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
-            _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
+        self._floor.move(now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint))
 
     @property
     def drop_below(self) -> tuple[int, int] | None:
@@ -801,8 +781,7 @@ class FeedProcessor:
         """
         if not self.machine.is_open:
             return None
-        kept = compose(round(self._opened.config.tidegate.retention * 1000))
-        return max(0, self._drop_rows - kept), max(0, self._drop_ddl - kept)
+        return self._floor.passed(compose(round(self._opened.config.tidegate.retention * 1000)))
 
     # --- for people ----------------------------------------------------------------------------------
 
@@ -862,22 +841,6 @@ class FeedProcessor:
         names = self.machine.spans
         lines = [line for line in self._spans.status if line.get("span") in names]
         return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
-
-
-def heaviest(
-    earlier: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int], since_s: float
-) -> dict[str, int]:
-    """The spans with the most bytes per second, at most `LOADS_MAX`, averaged with what was found earlier.
-
-    `before`, `now`: bytes received in all; a count that has fallen is that of another puller's process.
-    """
-    rates = {
-        name: (earlier.get(name, 0) + max(0, count - before[name]) / since_s) / 2
-        for name, count in now.items()
-        if name in before
-    }
-    most = sorted(rates, key=rates.__getitem__, reverse=True)[:LOADS_MAX]
-    return {name: round(rates[name]) for name in most if rates[name] >= 1}
 
 
 class Pipeline:
