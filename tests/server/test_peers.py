@@ -31,7 +31,7 @@ def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> 
     feed: Any = SimpleNamespace(
         node=SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 9.0)), _reshare=""
     )
-    Feed._hear(feed, peer, Sync(header(2, 1), "v", 2, 0, [], []))
+    Feed._take_message(feed, peer, Sync(header(2, 1), "v", 2, 0, [], []))
     assert "started again" in feed._reshare
     assert peer.met_at == 9.0, "it is to show that it lasts"
 

@@ -123,8 +123,8 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
         _behind=why == "DDL is behind",
         _looked_at=10.0 - (REST_S if why == "long" else REST_S / 2),
         resolved_ts=0,
-        _note_disagreement=lambda owner: None,
-        _follow_up=lambda owner: None,
+        _log_disagreement=lambda owner: None,
+        _link=SimpleNamespace(repeat=lambda: None),
         _forget=lambda owner: None,
     )
     Feed._tick(feed)
