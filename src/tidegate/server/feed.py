@@ -16,24 +16,17 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, assert_never
 
-from tidegate import __version__, metrics
+from tidegate import metrics
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.messages import (
-    Checkpoint,
-    DispatchResponse,
     FromProcessor,
-    RangeProgress,
-    RangeState,
-    RangeStatus,
-    Sync,
-    Told,
     Wish,
 )
 from tidegate.control.metadata import (
@@ -42,7 +35,6 @@ from tidegate.control.metadata import (
     FeedInfo,
     FeedStatus,
     Grant,
-    GrantedRange,
     Put,
     feed_key,
     writers_of,
@@ -67,12 +59,21 @@ from tidegate.server.feed_watch import LOOK_S, SinkWatch
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, open_sink
 from tidegate.server.peers import (
-    COUNTED,
-    LAST,
     Peer,
     Peers,
 )
 from tidegate.server.processor_link import ProcessorLink, Terms
+from tidegate.server.processor_reports import (
+    CannotPrepare,
+    Finding,
+    LoadDurable,
+    MayHaveLeftovers,
+    PartFailed,
+    ProcessorReports,
+    RangesRun,
+    RecordsOver,
+    Restarted,
+)
 from tidegate.server.schema_tracker import SchemaTracker
 from tidegate.server.sharing import CAPTURES_S, Sharing
 from tidegate.server.totals import Totals
@@ -103,11 +104,6 @@ class Feed(FeedLife):
         """`checkpoint`: durable downstream; never below `persisted`."""
         self.loading = self.config.tidegate.initial_load and not status.loaded
         """Whether the rows there are at `checkpoint` are still to be delivered; nothing above it is then."""
-        self.load = LoadState()
-        """How far that is, or was."""
-        self.totals = Totals()
-        self.last_synced_ts = 0
-        """No row above this was delivered since the control process started; 0: none at all."""
         self.owner: Owner | None = None
         self._ddl: FeedDdl | None = None
         self._behind = False
@@ -147,6 +143,25 @@ class Feed(FeedLife):
         self.sharing = Sharing(
             node, self.wanted, self.peers, self._link.reachable, stays=not self.config.has_tables
         )
+        self._reports = ProcessorReports(node.capture, self.peers, self._set_loads)
+
+    @property
+    def totals(self) -> Totals:
+        """Of all captures since the control process started."""
+        return self._reports.totals
+
+    @property
+    def load(self) -> LoadState:
+        """How far the initial load is, or was."""
+        return self._reports.load
+
+    @property
+    def last_synced_ts(self) -> int:
+        """No row above this was delivered since the control process started; 0: none at all."""
+        return self._reports.last_synced_ts
+
+    def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
+        self.sharing.loads[capture] = loads
 
     @property
     def plan(self) -> FeedPlan:
@@ -367,9 +382,8 @@ class Feed(FeedLife):
         grants = await node.share_out(self.id, self.info.instance, token, shares, slots)
         self._is_shared_out = True
         reachable = self._link.reachable()
+        self._reports.begin()
         for peer in self.peers:
-            peer.coming, peer.received = (), 0
-            peer.told = dataclasses.replace(peer.told, waits="", load=LoadState(), loaded=False)
             if peer.capture in grants:
                 continue
             peer.grant = None
@@ -579,115 +593,35 @@ class Feed(FeedLife):
             self.waiting_for = ""
 
     def _take_message(self, peer: Peer, message: FromProcessor) -> None:
-        """What a processor says. Of what it does the latest word counts; of how far it is, each."""
-        header, now = message.header, self.node.clock.monotonic()
-        is_state = not isinstance(message, Checkpoint)
-        if header.capture_epoch > peer.latest[0]:
-            peer.met_at = now  # another process: it is to show that it lasts
-        if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
-            return
-        if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
-            # Its process has started again: what the earlier one was given may not begin a second time.
-            self._reshare = self._reshare or f"capture {peer.capture} has started again"
-            return
-        match message:
-            case Sync():
-                if peer.met_rev != header.owner_rev:
-                    peer.met_rev, peer.met_at = header.owner_rev, now
-                peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
-                peer.has(message.heard)
-                if peer.version != message.processor_version != __version__:
-                    self._log_version(peer.capture, message.processor_version)
-                peer.version = message.processor_version
-                if peer.runs:
-                    peer.received = message.received if tuple(message.coming) == peer.coming else 0
-                self.sharing.loads[peer.capture] = message.loads
-                self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl)
-                if self.owner is not None:
-                    self._take_running(self.owner, peer.capture, message.incarnation, message.ranges)
-                peer.holds = bool(message.ranges)
-                if self._sink is not None:
+        now = self.node.clock.monotonic()
+        for finding in self._reports.take(peer, message, self.owner, now, loading=self.loading):
+            self._act_on(finding)
+
+    def _act_on(self, finding: Finding) -> None:
+        """What a report means for the incarnation."""
+        owner, sink = self.owner, self._sink
+        match finding:
+            case Restarted(capture):
+                self._reshare = self._reshare or f"capture {capture} has started again"
+            case PartFailed(error):
+                self._fail(error)
+            case CannotPrepare(peer):
+                self._link.dispatch(peer, Wish.REST)
+            case RangesRun():
+                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.is_running:
+                    self.waiting_for = ""
+            case MayHaveLeftovers(peer):
+                if sink is not None:  # before, grants are not raised: what it holds may be ours
                     self._link.end_leftover(peer)
-            case DispatchResponse():
-                self._take_response(peer, message)
-            case Checkpoint():
-                self._take_progress(peer, message.incarnation, message.ranges, message.ddl)
-                self._take_totals(peer, message.incarnation, message.told)
-                if message.over and self._sink is not None:
-                    self._spawn(self._sink.forget(message.over))
+            case RecordsOver(keys):
+                if sink is not None:
+                    self._spawn(sink.forget(keys))
+            case LoadDurable():
+                if owner is not None and not self._storing:
+                    self._storing = True
+                    self._spawn(self._end_load(owner))
             case _:
-                assert_never(message)
-
-    def _log_version(self, capture: str, version: str) -> None:
-        why = f"it runs Tidegate {version}, and the owner runs {__version__}"
-        event(
-            LOG,
-            logging.WARNING,
-            "capture gets no ranges while others can have them",
-            capture=capture,
-            why=why,
-        )
-
-    def _take_progress(
-        self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
-    ) -> None:
-        peer.knows(ddl.upto)
-        if self.owner is not None:
-            self.owner.hear_ddl(peer.capture, ddl)
-            self.owner.report(peer.capture, incarnation, ranges)
-        if not peer.runs and {one.id for one in ranges} == set(peer.coming):
-            peer.received = min((one.resolved_ts for one in ranges), default=0)
-
-    def _take_response(self, peer: Peer, message: DispatchResponse) -> None:
-        asked = peer.asked
-        running = [one for one in message.ranges if one.state is RangeState.RUNNING]
-        if asked is not None and message.answers >= asked.header.sequence and not running:
-            peer.given_up.set()
-        if message.error is not None and not peer.runs and peer.coming:
-            event(
-                LOG, logging.WARNING, "capture cannot prepare", capture=peer.capture, error=message.error.what
-            )
-            peer.fails(self.node.clock.monotonic())
-            peer.coming = ()
-            self._link.dispatch(peer, Wish.REST)
-            return
-        if asked is None or message.incarnation != asked.incarnation or not peer.runs:
-            return
-        if message.error is not None:
-            self._fail(self._failure_of(peer, message.error.error()))
-        elif self.owner is not None:
-            self._take_running(self.owner, message.header.capture, message.incarnation, running)
-
-    def _failure_of(self, peer: Peer, error: TidegateError) -> TidegateError:
-        """A capture that fails is left out for a while: others may be able to deliver what it cannot."""
-        peer.fails(self.node.clock.monotonic())
-        if peer.capture == self.node.capture or isinstance(error, Retryable):
-            return error
-        return Retryable(
-            error.what, where=f"capture {peer.capture}: {error.where}", why=error.why, fix=error.fix
-        )
-
-    def _take_running(self, owner: Owner, capture: str, incarnation: int, ranges: Any) -> None:
-        found: list[RangeStatus] = [one for one in ranges if one.state is RangeState.RUNNING]
-        owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])
-        if self.waiting_for == PIPELINE_STARTS and owner.is_running:
-            self.waiting_for = ""
-
-    def _take_totals(self, peer: Peer, incarnation: int, told: Told) -> None:
-        asked = peer.asked
-        if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
-            return
-        peer.told = told
-        self.last_synced_ts = max(self.last_synced_ts, told.last_synced_ts)
-        if self.owner is not None:
-            self.owner.synced(told.last_synced_ts)
-        for name in (*COUNTED, *LAST):
-            setattr(self.totals, name, self.peers.total(name))
-        if self.loading:
-            self.load = self.peers.load()
-            if self.peers.loaded and self.owner is not None and not self._storing:
-                self._storing = True
-                self._spawn(self._end_load(self.owner))
+                assert_never(finding)
 
     async def _end_load(self, owner: Owner) -> None:
         """The load is durable downstream: store that, then let the stream go on."""
