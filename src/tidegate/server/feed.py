@@ -16,14 +16,13 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, assert_never
 
 from tidegate import metrics
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
-from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.messages import (
     FromProcessor,
@@ -56,6 +55,14 @@ from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_watch import LOOK_S, SinkWatch
+from tidegate.server.feed_words import (
+    words_of_disagreement,
+    words_of_first,
+    words_of_history,
+    words_of_load,
+    words_of_owner,
+    words_of_release,
+)
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, open_sink
 from tidegate.server.peers import (
@@ -665,7 +672,7 @@ class Feed(FeedLife):
 
     def _log_disagreement(self, owner: Owner) -> None:
         """Log it once: `waits_for` shows it as long as it lasts."""
-        words = _words_of(owner.disagreement)
+        words = words_of_disagreement(owner.disagreement)
         if words and not self._disagrees:
             event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self.id), why=words)
         self._disagrees = bool(words)
@@ -784,51 +791,21 @@ class Feed(FeedLife):
         if self.life.state in (State.STOPPED, State.FAILED):
             return self._words_of_history()
         if self.waiting_for == PIPELINE_STARTS:
-            return self._words_of_peers(lambda peer: True) or self.waiting_for
+            running = self.peers.running
+            return words_of_first(running, among=len(running)) or self.waiting_for
         if self.waiting_for or self.owner is None:
             return self.waiting_for
         if self.loading:
-            return f"initial load: {self.load.done} of {self.load.ranges} ranges"
-        if words := _words_of(self.owner.disagreement):
-            return words
-        if self.owner.repartition_ts:
-            return (
-                f"{self.info.repartition} partitions instead of {self.partitions}: all rows up to ts "
-                f"{self.owner.repartition_ts} first"
-            )
-        batch = self.owner.barrier.next
-        if batch is not None and batch.events:
-            return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
-        if self.owner.durable >= self.owner.barrier.bound:
-            return "resolved ts of the DDL span"
-        slowest = self.owner.slowest
-        return self._words_of_peers(lambda peer: peer.capture == slowest)
-
-    def _words_of_peers(self, which: Callable[[Peer], bool]) -> str:
-        """The first that says what it waits for, with its name if there are several."""
-        running = self.peers.running
-        for peer in filter(which, running):
-            if peer.told.waits:
-                return f"capture {peer.capture}: {peer.told.waits}" if len(running) > 1 else peer.told.waits
-        return ""
+            return words_of_load(self.load)
+        return words_of_owner(self.owner, self.peers, self.info.repartition, self.partitions)
 
     def _words_of_history(self) -> str:
-        """Whether a feed that does not run can go on later."""
-        needed, safe_point = min(self.needs), self.history.safe_point
         if self.lost:
             return ""  # its error says so
+        needed = min(self.needs)
         if self.released:
-            return (
-                f"a resume: it was {self.life.state} for longer than gc-ttl ({self.node.gc_ttl_s} s), so "
-                "nothing is held for it any more; it goes on if upstream or the event store still has what "
-                f"came after ts {needed}"
-            )
-        if needed < safe_point < MAX:
-            return (
-                f"a resume: upstream's GC safepoint {safe_point} has passed ts {needed}, where it reads on; "
-                "it goes on if the event store still has what lies between"
-            )
-        return ""
+            return words_of_release(self.life.state, needed, self.node.gc_ttl_s)
+        return words_of_history(needed, self.history)
 
     @property
     def partitions(self) -> int:
@@ -862,13 +839,3 @@ class Feed(FeedLife):
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""
         return max(0, now_ms - physical_ms(self.checkpoint))
-
-
-def _words_of(disagreement: tuple[str, KnownDdl] | None) -> str:
-    if disagreement is None:
-        return ""
-    capture, known = disagreement
-    return (
-        f"agreement on DDL: capture {capture} knows other DDL between ts {known.after} and {known.upto} than "
-        "the owner"
-    )
