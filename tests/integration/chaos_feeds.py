@@ -38,7 +38,7 @@ QUICKLY: Final = {
     "control.gc.REFRESH_S": 0.0,
     "server.housekeeping.HOUSEKEEPING_S": 0.1,
     "server.placement.COUNTED_S": 0.1,
-    "server.processor.FLOOR_S": 0.1,
+    "server.reader_floor.FLOOR_S": 0.1,
     "server.catalogues.SAVE_REST": 1,
     "server.catalogues.RENAME_S": 0.5,
 }

@@ -25,7 +25,7 @@ __all__ = ["bank", "capture"]
 @pytest.fixture(autouse=True)
 def catalogues_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What PD holds follows them."""
-    monkeypatch.setattr("tidegate.server.processor.FLOOR_S", 0.1)
+    monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 0.1)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
-from tidegate.control.messages import Dispatch, Header, Sync, Wish
+from tidegate.control.messages import Checkpoint, Dispatch, DispatchResponse, Header, Sync, Told, Wish
 from tidegate.control.metadata import GrantedRange
+from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
-from tidegate.server.feed import Feed
 from tidegate.server.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
+from tidegate.server.processor_reports import PartFailed, ProcessorReports, Restarted
 
 ALL = Span(b"", b"")
 
 
 def header(epoch: int, sequence: int) -> Header:
     return Header(1, "default/one", "i", 7, "b", epoch, sequence)
+
+
+def no_loads(capture: str, loads: Mapping[str, int]) -> None:
+    """Nobody divides by them here."""
 
 
 def dispatched(wish: Wish, epoch: int) -> Dispatch:
@@ -28,11 +33,9 @@ def dispatched(wish: Wish, epoch: int) -> Dispatch:
 def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> None:
     """Workers of the one before may live on, and prove themselves by the same grant."""
     peer = Peer("b", met_rev=7, latest=(1, 5), asked=dispatched(Wish.RUN, 1))
-    feed: Any = SimpleNamespace(
-        node=SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 9.0)), _reshare=""
-    )
-    Feed._hear(feed, peer, Sync(header(2, 1), "v", 2, 0, [], []))
-    assert "started again" in feed._reshare
+    reports = ProcessorReports("a", Peers(), no_loads)
+    found = reports.take(peer, Sync(header(2, 1), "v", 2, 0, [], []), None, 9.0, loading=False)
+    assert found == [Restarted("b")]
     assert peer.met_at == 9.0, "it is to show that it lasts"
 
 
@@ -70,3 +73,26 @@ def test_history_is_held_for_who_runs_or_prepares_and_is_heard() -> None:
     rests.given_up.set()
     assert peers.needs(0.0) == 40
     assert peers.needs(1.0 + 2 * SILENT_S) == 50, "whoever is silent for so long has to open anew"
+
+
+def test_what_another_capture_cannot_deliver_is_tried_elsewhere() -> None:
+    """A failure that would stay at the owner's own capture may pass if another one delivers the range."""
+    found: list[type[TidegateError]] = []
+    for capture in ("a", "b"):
+        peer, reports = Peer(capture, asked=dispatched(Wish.RUN, 1)), ProcessorReports("a", Peers(), no_loads)
+        response = DispatchResponse(header(1, 2), 1, 3, (), Failed.of(Fatal("the disk is broken")))
+        (finding,) = reports.take(peer, response, None, 5.0, loading=False)
+        assert isinstance(finding, PartFailed)
+        found.append(type(finding.error))
+        assert (peer.failures, peer.given_up.is_set()) == (1, True)
+    assert found == [Fatal, Retryable]
+
+
+def test_a_report_of_an_earlier_incarnation_changes_no_totals() -> None:
+    peers = Peers()
+    peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
+    peer.asked = dispatched(Wish.RUN, 1)
+    for sequence, (incarnation, rows) in enumerate([(3, 7), (2, 9)], 2):
+        message = Checkpoint(header(1, sequence), incarnation, (), Told(rows=rows))
+        assert reports.take(peer, message, None, 5.0, loading=True) == []
+        assert reports.totals.rows == 7

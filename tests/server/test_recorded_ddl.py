@@ -13,7 +13,7 @@ from tests.server.test_capture import Running, check_order, wait_for
 
 from tidegate.eventstore import outlook
 from tidegate.kvclient.pd import PdClient
-from tidegate.server import catalogues, housekeeping, processor
+from tidegate.server import catalogues, housekeeping, reader_floor
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.tidb import sql
 from tidegate.tikv.server import EmbeddedUpstream
@@ -32,7 +32,7 @@ AFTER_RECOVERY = "CREATE TABLE `d_vs`.`after_flash` (`id` INT PRIMARY KEY)"
 def quick_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catalogues are saved and files removed within seconds, not minutes."""
     for name, seconds in (("FLOOR_S", 0.2), ("DROP_AFTER_S", 0.4)):
-        monkeypatch.setattr(processor, name, seconds)
+        monkeypatch.setattr(reader_floor, name, seconds)
     monkeypatch.setattr(catalogues, "SAVE_REST", 1)
     monkeypatch.setattr(housekeeping, "SWEEP_S", 0.4)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,8 +24,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.model.span import Span, span_id
+from tidegate.server.arrivals import Arrivals
 from tidegate.server.catalogues import DDL_SPAN_ID
-from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import store_dir
 from tidegate.tidb import keys, record
 from tidegate.tidb.memcomparable import encode_bytes
@@ -42,7 +41,7 @@ SPAN = Span(b"a", b"b")
 @pytest.fixture(autouse=True)
 def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2)):
-        monkeypatch.setattr(f"tidegate.server.processor.{name}", seconds)
+        monkeypatch.setattr(f"tidegate.server.reader_floor.{name}", seconds)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
     monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
@@ -154,29 +153,20 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
         capture.stop()
 
 
-def opened(store: Path, span: str, *, bound: int) -> Any:
-    """What of a `FeedProcessor` looks at one span, wanted above 100; DDL is known up to 200."""
+def opened(store: Path, span: str, *, bound: int) -> tuple[Processor, Arrivals]:
+    """One span, wanted above 100; DDL is known up to 200."""
     header = Header(1, "default/one", "one", 1, "here", 1, 1)
     machine = Processor(header)
     everything = GrantedRange(Span(b"", b""), (1, 1))
     machine.hear(Dispatch(header, Wish.RUN, 1, (everything,), bound, 100, load=False))
     machine.open(100, [SpanTask(span, SPAN, 1, 100)], [], 200)
-    feed: Any = SimpleNamespace(
-        node=SimpleNamespace(manifest=outlook.read_manifest),
-        machine=machine,
-        _opened=SimpleNamespace(paths=SimpleNamespace(store=store)),
-        _ddl=SimpleNamespace(span_id=span),
-        _frontier=lambda: outlook.read_frontier(store),
-        _unseen={span},
-        _beginning_late=lambda store: FeedProcessor._beginning_late(feed, store),
-        _lifted=lambda frontier: FeedProcessor._lifted(feed, frontier),
-        _reach_of=lambda span, manifest: FeedProcessor._reach_of(feed, span, manifest),
-    )
-    return feed
+    arrivals = Arrivals(machine, store, span, outlook.read_manifest)
+    arrivals.check_beginning_of({span})
+    return machine, arrivals
 
 
-def advance(feed: Any, frontier: Frontier) -> None:
-    FeedProcessor._advance_idle(feed, frontier, feed._lifted(frontier))
+def advance(arrivals: Arrivals, frontier: Frontier) -> None:
+    arrivals.advance_idle(frontier, arrivals.lifted(frontier))
 
 
 def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Path) -> None:
@@ -186,12 +176,12 @@ def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Pat
     span.begin(150)
     span.seal(180)
     store.publish()
-    feed = opened(tmp_path, span.id, bound=100)
+    machine, arrivals = opened(tmp_path, span.id, bound=100)
 
     def received() -> int:
-        advance(feed, outlook.read_frontier(tmp_path))
-        feed.machine.resolve(outlook.read_frontier(tmp_path), feed._lacking)
-        return feed.machine._resolved
+        advance(arrivals, arrivals.frontier())
+        machine.resolve(arrivals.frontier(), arrivals.lacking)
+        return machine._resolved
 
     assert received() == 100
     before = EventStore(tmp_path / "backfill")
@@ -209,18 +199,17 @@ def test_a_restarted_or_later_kept_span_is_not_taken_for_an_idle_one(tmp_path: P
     span.append(block_of([Entry(110, 109, 1, b"k", b"", b"")]))
     span.seal(120)
     store.publish()
-    feed = opened(tmp_path, span.id, bound=200)
-    machine = feed.machine
+    machine, arrivals = opened(tmp_path, span.id, bound=200)
     before = outlook.read_frontier(tmp_path)
     span.drop_below(115)
-    advance(feed, before)
+    advance(arrivals, before)
     assert machine.durable(span.id) == 100
     span.begin(50)
-    advance(feed, before)
+    advance(arrivals, before)
     assert machine.durable(span.id) == 100
     span.seal(120)
     store.publish()
-    advance(feed, outlook.read_frontier(tmp_path))
+    advance(arrivals, outlook.read_frontier(tmp_path))
     assert machine.durable(span.id) == 120
     store.close()
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
 from tidegate.server import feed as feeds
+from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.courier import Courier
 from tidegate.server.peers import SILENT_S
-from tidegate.server.processor import FeedProcessor
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
@@ -176,14 +176,14 @@ def test_a_capture_is_drained_and_given_ranges_again(
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     sharing = first.capture.reactor.feeds[ONE].sharing
     processor, seen = second.capture.reactor.processors[ONE], []
-    prepare = FeedProcessor._prepare_coming
+    machine, spans, look = processor.machine, second.capture.spans, ComingRanges.look
 
-    def noted(self: FeedProcessor, frontier: Mapping[str, int]) -> None:
-        prepare(self, frontier)
-        if self is processor and self._coming:
-            seen.append((self.machine.received, len(self._spans.held), len(self.machine.spans)))
+    def noted(self: ComingRanges, frontier: Mapping[str, int], checkpoint: int) -> None:
+        look(self, frontier, checkpoint)
+        if self is processor._coming and self.since_ts is not None:
+            seen.append((machine.received, len(spans.held), len(machine.spans)))
 
-    monkeypatch.setattr(FeedProcessor, "_prepare_coming", noted)
+    monkeypatch.setattr(ComingRanges, "look", noted)
     monkeypatch.setattr("tidegate.server.processor.NEEDS_S", 0.1)
     shown = tidegate("capture", "drain", first.capture.id, "--server", second.address)
     assert "has nothing left" in shown

@@ -189,7 +189,7 @@ def test_rows_of_an_unwanted_neighbour_delay_nothing_and_are_not_sent(
 def test_a_bound_that_no_row_waits_for_is_not_written_down(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.server.processor.FLOOR_S", 3600.0)
+    monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 3600.0)
     capture.create("one")
     capture.wait_checkpoint("one", pd.tso())
     file = capture.data_dir / "feeds" / "default" / "one" / "barrier.json"

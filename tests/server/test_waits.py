@@ -123,8 +123,8 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
         _behind=why == "DDL is behind",
         _looked_at=10.0 - (REST_S if why == "long" else REST_S / 2),
         resolved_ts=0,
-        _note_disagreement=lambda owner: None,
-        _follow_up=lambda owner: None,
+        _log_disagreement=lambda owner: None,
+        _link=SimpleNamespace(repeat=lambda: None),
         _forget=lambda owner: None,
     )
     Feed._tick(feed)
@@ -162,7 +162,7 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
         _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
         waits="",
         _load_plan=None,
-        _undelivered=[],
+        _has_undelivered=False,
     )
     assert FeedProcessor._rest_s(processor) == REST_S
     processor._behind = True
@@ -182,7 +182,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
         _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
         waits="",
         _load_plan=None,
-        _undelivered=["span"],
+        _has_undelivered=True,
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
     feed: Any = SimpleNamespace(
@@ -197,7 +197,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     assert REST_S < STEP_MAX_S
     thread.at, feed._jobs = "", {object()}
     assert Feed._rest_s(feed) == REST_S, "a call that was only just spawned"
-    feed._jobs, processor.waits, processor._undelivered = set(), PIPELINE_STARTS, []
+    feed._jobs, processor.waits, processor._has_undelivered = set(), PIPELINE_STARTS, False
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.waits = ""
     assert Feed._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
@@ -229,7 +229,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     async def stored(key: str) -> bytes:
         return info.to_bytes()
 
-    node.read = stored
+    node.read, node.manifest = stored, lambda store, span: None
     processor = FeedProcessor(node, FeedId("default", "one"))
     header = Header(1, "default/one", "i", 1, "a", 1, 1)
     dispatch = Dispatch(header, Wish.PREPARE, 0, [GrantedRange(Span(b"", b""), (0, 0))], 100, 100, False)

@@ -17,7 +17,7 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
 from tidegate.consumer.source import META, SAID_TS, Clock, read_staged
 from tidegate.errors import Fatal
-from tidegate.model.slots import DELETE
+from tidegate.model.cells import DELETE
 from tidegate.model.timestamp import LOGICAL_BITS
 
 WHOLE_DELETES: Final = (

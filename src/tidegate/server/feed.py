@@ -15,33 +15,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, assert_never
 
-from tidegate import __version__, metrics
+from tidegate import metrics
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
-from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.messages import (
-    FROM_PROCESSOR,
-    Announce,
-    Checkpoint,
-    Dispatch,
-    DispatchResponse,
-    FromOwner,
     FromProcessor,
-    Header,
-    RangeProgress,
-    RangeState,
-    RangeStatus,
-    Sync,
-    Told,
     Wish,
-    parse,
 )
 from tidegate.control.metadata import (
     FeedError,
@@ -49,7 +34,6 @@ from tidegate.control.metadata import (
     FeedInfo,
     FeedStatus,
     Grant,
-    GrantedRange,
     Put,
     feed_key,
     writers_of,
@@ -71,17 +55,33 @@ from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_watch import LOOK_S, SinkWatch
+from tidegate.server.feed_words import (
+    words_of_disagreement,
+    words_of_first,
+    words_of_history,
+    words_of_load,
+    words_of_owner,
+    words_of_release,
+)
 from tidegate.server.membership import unreached
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, open_sink
 from tidegate.server.peers import (
-    ANNOUNCE_S,
-    COUNTED,
-    LAST,
     Peer,
     Peers,
 )
-from tidegate.server.post import Box
+from tidegate.server.processor_link import ProcessorLink, Terms
+from tidegate.server.processor_reports import (
+    CannotPrepare,
+    Finding,
+    LoadDurable,
+    MayHaveLeftovers,
+    PartFailed,
+    ProcessorReports,
+    RangesRun,
+    RecordsOver,
+    Restarted,
+)
 from tidegate.server.schema_tracker import SchemaTracker
 from tidegate.server.sharing import CAPTURES_S, Sharing
 from tidegate.server.totals import Totals
@@ -91,13 +91,6 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-MEET_S: Final = 3.0
-"""How long a start waits for the answers of other captures; those that come later are given ranges later."""
-AGAIN_S: Final = 5.0
-"""How often a Dispatch is repeated."""
-GIVE_UP_TRIES: Final = 3
-"""How often a processor is asked to end what it does, AGAIN_S apart. After that it is left behind, and the
-next incarnation fences it."""
 FORGET_S: Final = 10.0
 """How often the progress of spans that have ended is deleted at the sink."""
 PIPELINE_STARTS: Final = "pipeline"
@@ -119,11 +112,6 @@ class Feed(FeedLife):
         """`checkpoint`: durable downstream; never below `persisted`."""
         self.loading = self.config.tidegate.initial_load and not status.loaded
         """Whether the rows there are at `checkpoint` are still to be delivered; nothing above it is then."""
-        self.load = LoadState()
-        """How far that is, or was."""
-        self.totals = Totals()
-        self.last_synced_ts = 0
-        """No row above this was delivered since the control process started; 0: none at all."""
         self.owner: Owner | None = None
         self._ddl: FeedDdl | None = None
         self._behind = False
@@ -159,14 +147,29 @@ class Feed(FeedLife):
         """Of the last incarnation: those by which it chose what to send."""
         self._status_turn = asyncio.Lock()
         self.peers = Peers()
+        self._link = ProcessorLink(node, feed, self.peers, self._terms, self._take_message, self._wake.set)
         self.sharing = Sharing(
-            node, self.wanted, self.peers, self._reachable, stays=not self.config.has_tables
+            node, self.wanted, self.peers, self._link.reachable, stays=not self.config.has_tables
         )
-        self._met = asyncio.Event()
-        """Set when a processor has answered the owner that this is."""
-        self._box = Box(self._on_mail)
-        self._mail_due = False
-        node.post.owners[str(feed)] = self._box
+        self._reports = ProcessorReports(node.capture, self.peers, self._set_loads)
+
+    @property
+    def totals(self) -> Totals:
+        """Of all captures since the control process started."""
+        return self._reports.totals
+
+    @property
+    def load(self) -> LoadState:
+        """How far the initial load is, or was."""
+        return self._reports.load
+
+    @property
+    def last_synced_ts(self) -> int:
+        """No row above this was delivered since the control process started; 0: none at all."""
+        return self._reports.last_synced_ts
+
+    def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
+        self.sharing.loads[capture] = loads
 
     @property
     def plan(self) -> FeedPlan:
@@ -222,7 +225,9 @@ class Feed(FeedLife):
         if forget:
             await self._meet()
         rest = Wish.DELETE if forget else Wish.REST
-        await self._ask_to_end(rest, [peer for peer in self._reachable() if forget or peer.asked is not None])
+        await self._link.ask_to_end(
+            rest, [peer for peer in self._link.reachable() if forget or peer.asked is not None]
+        )
         mine = self.peers.get(self.node.capture)
         # What another capture still does is fenced; here it would write the same files as a successor.
         self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
@@ -313,7 +318,7 @@ class Feed(FeedLife):
         ddl = FeedDdl(self.node, self.plan, self._filter)
         ddl.check_held(self.persisted)
         if not self.node.others():  # else it is not known yet who gets what
-            self._dispatch(self.peers[self.node.capture], Wish.PREPARE)
+            self._link.dispatch(self.peers[self.node.capture], Wish.PREPARE)
 
         def waits(what: str) -> None:
             self.waiting_for = what
@@ -369,7 +374,7 @@ class Feed(FeedLife):
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
         for name in grants:
-            self._dispatch(self.peers[name], Wish.RUN)
+            self._link.dispatch(self.peers[name], Wish.RUN)
 
     # --- who gets what -------------------------------------------------------------------------------
 
@@ -384,10 +389,9 @@ class Feed(FeedLife):
         slots = {name: plan.slots(self.peers[name].cores) for name in shares}
         grants = await node.share_out(self.id, self.info.instance, token, shares, slots)
         self._is_shared_out = True
-        reachable = self._reachable()
+        reachable = self._link.reachable()
+        self._reports.begin()
         for peer in self.peers:
-            peer.coming, peer.received = (), 0
-            peer.told = dataclasses.replace(peer.told, waits="", load=LoadState(), loaded=False)
             if peer.capture in grants:
                 continue
             peer.grant = None
@@ -395,9 +399,9 @@ class Feed(FeedLife):
             if peer not in reachable:
                 peer.asked = None
             elif not peer.rests:
-                self._dispatch(peer, Wish.REST)
+                self._link.dispatch(peer, Wish.REST)
             else:
-                self._end_leftover(peer)
+                self._link.end_leftover(peer)
         for name, grant in grants.items():
             self.peers[name].grant = grant
             owner.grant(name, grant.incarnation, grant.ranges)
@@ -420,8 +424,8 @@ class Feed(FeedLife):
         node, now = self.node, self.node.clock.monotonic()
         if not node.shared or not self.sharing.is_due(now):
             return
-        self._announce(now)
-        away = [peer for peer in self.peers if not peer.runs and peer not in self._reachable()]
+        self._link.announce(now)
+        away = [peer for peer in self.peers if not peer.runs and peer not in self._link.reachable()]
         for peer in away:  # a session that has ended, with all that it prepared
             peer.asked, peer.coming, peer.needs = None, (), MAX
         gone = [peer.capture for peer in away]
@@ -435,9 +439,9 @@ class Feed(FeedLife):
             shared = self.may_be_shared and not self.loading
             self._reshare, prepare = self.sharing.better(now, self.resolved_ts, shared=shared)
             for peer in prepare if not self._reshare else ():
-                self._dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
+                self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
             for peer in self.sharing.not_wanted() if not self._reshare else ():
-                self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
+                self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
         if self._reshare:
             event(LOG, logging.INFO, "key space is divided again", changefeed=str(self.id), why=self._reshare)
 
@@ -468,7 +472,7 @@ class Feed(FeedLife):
         if (wanted, changed) != (self.info.repartition, self.info.partitions):
             # Also if another number was asked for meanwhile: what guards the layout goes by the sink.
             event(LOG, logging.INFO, "repartitioned", changefeed=str(self.id), partitions=partitions)
-            await self._note_repartition(wanted, changed)
+            await self._store_repartition(wanted, changed)
         if wanted:
             owner.ask_repartition(wanted)
 
@@ -483,21 +487,21 @@ class Feed(FeedLife):
             before = self.info.repartition
             owner.ask_repartition(0)  # before it is stored: a tick meanwhile would carry it out
             try:
-                await self._note_repartition(0, self.info.partitions)
+                await self._store_repartition(0, self.info.partitions)
             except TidegateError:
                 if before and sink is self._sink:
                     owner.ask_repartition(before)
                 raise
             partitions = 0
         else:
-            await self._note_repartition(partitions, self.info.partitions)
+            await self._store_repartition(partitions, self.info.partitions)
         # The incarnation may have ended meanwhile: the next one finds what is stored.
         if owner is not None and sink is not None and sink is self._sink:
             if partitions or not owner.repartitions:
                 owner.ask_repartition(partitions)
             self._wake.set()
 
-    async def _note_repartition(self, wanted: int, partitions: int) -> None:
+    async def _store_repartition(self, wanted: int, partitions: int) -> None:
         """Store what is asked for, and the number that was changed to last. Raises DiskFull."""
         before = self.info
         self.info = info = dataclasses.replace(before, repartition=wanted, partitions=partitions)
@@ -575,7 +579,7 @@ class Feed(FeedLife):
             _, late = await asyncio.wait(self._jobs, timeout=JOBS_S)
             for job in late:
                 job.cancel()
-        await self._ask_to_end(Wish.PREPARE, [peer for peer in self._reachable() if peer.runs])
+        await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
         if sink is not None:
             await sink.close()
 
@@ -587,250 +591,48 @@ class Feed(FeedLife):
 
     # --- the processors ------------------------------------------------------------------------------
 
-    def _header(self, peer: Peer) -> Header:
-        node = self.node
-        who = node.cluster, str(self.id), self.info.instance
-        return Header(*who, node.owner_rev, peer.capture, peer.latest[0], node.next_sequence())
-
-    def _reachable(self) -> list[Peer]:
-        """The processors that can be spoken to: ours, and those of captures that are there.
-
-        Once this capture is no longer the owner, or ends, it speaks to its own only: the others are the next
-        owner's.
-        """
-        node = self.node
-        alone = node.leaving or node.over() is not None
-        names = [node.capture, *(() if alone else sorted(node.others()))]
-        return [self.peers[name] for name in names]
+    def _terms(self) -> Terms:
+        bound = self.owner.barrier.bound if self.owner is not None else self.persisted
+        return Terms(self.info.instance, self.wanted, bound, self.persisted, self.loading, self.history)
 
     async def _meet(self) -> None:
-        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most."""
-        node, until = self.node, self.node.clock.monotonic() + MEET_S
-        while missing := [peer for peer in self._reachable() if peer.met_rev != node.owner_rev]:
-            now = node.clock.monotonic()
-            if now >= until and self.peers[node.capture] not in missing:
-                break
-            self._met.clear()
-            self._announce(now)
+        def waits() -> None:
             self.waiting_for = self.waiting_for or "processor"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCE_S):
-                    await self._met.wait()
+
+        await self._link.meet(waits)
         if self.waiting_for == "processor":
             self.waiting_for = ""
 
-    def _announce(self, now: float) -> None:
-        """To each processor that has not answered us."""
-        for peer in self._reachable():
-            if not peer.answers(self.node.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
-                peer.announced_at = now
-                self._say(peer, Announce(self._header(peer), __version__))
-
-    def _say(self, peer: Peer, message: FromOwner) -> None:
-        peer.say(message.header.sequence, self.node.clock.monotonic())
-        self.node.post.to_processor(message)
-
-    def _dispatch(self, peer: Peer, wish: Wish) -> None:
-        """Tell a processor all that is wanted of it."""
-        owner, grant = self.owner, peer.grant
-        ranges: tuple[GrantedRange, ...] = ()
-        if wish in (Wish.RUN, Wish.PREPARE):
-            coming = peer.coming or (self.wanted,)
-            ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
-        message = Dispatch(
-            self._header(peer),
-            wish,
-            grant.incarnation if grant is not None else 0,
-            ranges,
-            owner.barrier.bound if owner is not None else self.persisted,
-            self.persisted,
-            self.loading,
-            self.history.needed,
-            self.history.safe_point,
-            peer.coming if grant is not None else (),
-        )
-        peer.asked, peer.asked_at = message, self.node.clock.monotonic()
-        peer.given_up.clear()
-        self._say(peer, message)
-
-    async def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
-        """Ask processors to give up what they do, and wait until they have, or their captures are gone."""
-
-        async def end(peer: Peer) -> None:
-            if peer.given_up.is_set() and peer.asked is not None and peer.asked.wish is wish:
-                return
-            for _ in range(GIVE_UP_TRIES):
-                self._dispatch(peer, wish)
-                now = self.node.clock.monotonic()
-                if peer.capture != self.node.capture and not peer.answers(self.node.owner_rev, now):
-                    return  # it does not answer anyway, and is fenced
-                until = self.node.clock.monotonic() + AGAIN_S
-                while self.node.clock.monotonic() < until:
-                    if peer not in self._reachable():
-                        return
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(CAPTURES_S):
-                            await peer.given_up.wait()
-                            return
-            who = {"capture": peer.capture, "wish": str(wish)}
-            event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self.id), **who)
-
-        await asyncio.gather(*map(end, peers))
-
-    def _follow_up(self, owner: Owner) -> None:
-        """Dispatch again what has changed. The stored checkpoint alone goes with the next bound: only old
-        segments wait for it.
-        """
+    def _take_message(self, peer: Peer, message: FromProcessor) -> None:
         now = self.node.clock.monotonic()
-        for peer in self.peers.running:
-            assert peer.asked is not None
-            again = now - peer.asked_at >= AGAIN_S
-            if again or (peer.asked.bound, peer.asked.load) != (owner.barrier.bound, self.loading):
-                self._dispatch(peer, Wish.RUN)
-        for peer in self._reachable():
-            if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
-                self._dispatch(peer, peer.asked.wish)
+        for finding in self._reports.take(peer, message, self.owner, now, loading=self.loading):
+            self._act_on(finding)
 
-    def _on_mail(self) -> None:
-        if not self._mail_due:
-            self._mail_due = True
-            asyncio.get_running_loop().call_soon(self._read_mail)
-
-    def _read_mail(self) -> None:
-        self._mail_due = False
-        for data in self._box.take():
-            try:
-                message = parse(json.loads(data), FROM_PROCESSOR)
-            except ValueError as error:
-                event(
-                    LOG, logging.ERROR, "no message of a processor", changefeed=str(self.id), why=str(error)
-                )
-                continue
-            header = message.header
-            peer = self.peers.get(header.capture)
-            if peer is not None and (header.instance, header.owner_rev) == (
-                self.info.instance,
-                self.node.owner_rev,
-            ):
-                self._hear(peer, message)
-        self._wake.set()
-
-    def _hear(self, peer: Peer, message: FromProcessor) -> None:
-        """What a processor says. Of what it does the latest word counts; of how far it is, each."""
-        header, now = message.header, self.node.clock.monotonic()
-        is_state = not isinstance(message, Checkpoint)
-        if header.capture_epoch > peer.latest[0]:
-            peer.met_at = now  # another process: it is to show that it lasts
-        if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
-            return
-        if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
-            # Its process has started again: what the earlier one was given may not begin a second time.
-            self._reshare = self._reshare or f"capture {peer.capture} has started again"
-            return
-        match message:
-            case Sync():
-                if peer.met_rev != header.owner_rev:
-                    peer.met_rev, peer.met_at = header.owner_rev, now
-                peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
-                peer.has(message.heard)
-                if peer.version != message.processor_version != __version__:
-                    self._note_version(peer.capture, message.processor_version)
-                peer.version = message.processor_version
-                if peer.runs:
-                    peer.received = message.received if tuple(message.coming) == peer.coming else 0
-                self.sharing.loads[peer.capture] = message.loads
-                self._met.set()
-                self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
-                if self.owner is not None:
-                    self._hear_running(self.owner, peer.capture, message.incarnation, message.ranges)
-                peer.holds = bool(message.ranges)
-                if self._sink is not None:
-                    self._end_leftover(peer)
-            case DispatchResponse():
-                self._hear_response(peer, message)
-            case Checkpoint():
-                self._hear_progress(peer, message.incarnation, message.ranges, message.ddl)
-                self._hear_told(peer, message.incarnation, message.told)
-                if message.over and self._sink is not None:
-                    self._spawn(self._sink.forget(message.over))
+    def _act_on(self, finding: Finding) -> None:
+        """What a report means for the incarnation."""
+        owner, sink = self.owner, self._sink
+        match finding:
+            case Restarted(capture):
+                self._reshare = self._reshare or f"capture {capture} has started again"
+            case PartFailed(error):
+                self._fail(error)
+            case CannotPrepare(peer):
+                self._link.dispatch(peer, Wish.REST)
+            case RangesRun():
+                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.is_running:
+                    self.waiting_for = ""
+            case MayHaveLeftovers(peer):
+                if sink is not None:  # before, grants are not raised: what it holds may be ours
+                    self._link.end_leftover(peer)
+            case RecordsOver(keys):
+                if sink is not None:
+                    self._spawn(sink.forget(keys))
+            case LoadDurable():
+                if owner is not None and not self._storing:
+                    self._storing = True
+                    self._spawn(self._end_load(owner))
             case _:
-                assert_never(message)
-
-    def _note_version(self, capture: str, version: str) -> None:
-        why = f"it runs Tidegate {version}, and the owner runs {__version__}"
-        event(
-            LOG,
-            logging.WARNING,
-            "capture gets no ranges while others can have them",
-            capture=capture,
-            why=why,
-        )
-
-    def _end_leftover(self, peer: Peer) -> None:
-        """Have a processor let go of what an earlier owner gave it."""
-        if peer.holds and peer.asked is None and peer.grant is None:
-            self._dispatch(peer, Wish.REST)
-
-    def _hear_progress(
-        self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
-    ) -> None:
-        peer.knows(ddl.upto)
-        if self.owner is not None:
-            self.owner.hear_ddl(peer.capture, ddl)
-            self.owner.report(peer.capture, incarnation, ranges)
-        if not peer.runs and {one.id for one in ranges} == set(peer.coming):
-            peer.received = min((one.resolved_ts for one in ranges), default=0)
-
-    def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:
-        asked = peer.asked
-        running = [one for one in message.ranges if one.state is RangeState.RUNNING]
-        if asked is not None and message.answers >= asked.header.sequence and not running:
-            peer.given_up.set()
-        if message.error is not None and not peer.runs and peer.coming:
-            event(
-                LOG, logging.WARNING, "capture cannot prepare", capture=peer.capture, error=message.error.what
-            )
-            peer.fails(self.node.clock.monotonic())
-            peer.coming = ()
-            self._dispatch(peer, Wish.REST)
-            return
-        if asked is None or message.incarnation != asked.incarnation or not peer.runs:
-            return
-        if message.error is not None:
-            self._fail(self._failure_of(peer, message.error.error()))
-        elif self.owner is not None:
-            self._hear_running(self.owner, message.header.capture, message.incarnation, running)
-
-    def _failure_of(self, peer: Peer, error: TidegateError) -> TidegateError:
-        """A capture that fails is left out for a while: others may be able to deliver what it cannot."""
-        peer.fails(self.node.clock.monotonic())
-        if peer.capture == self.node.capture or isinstance(error, Retryable):
-            return error
-        return Retryable(
-            error.what, where=f"capture {peer.capture}: {error.where}", why=error.why, fix=error.fix
-        )
-
-    def _hear_running(self, owner: Owner, capture: str, incarnation: int, ranges: Any) -> None:
-        found: list[RangeStatus] = [one for one in ranges if one.state is RangeState.RUNNING]
-        owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])
-        if self.waiting_for == PIPELINE_STARTS and owner.is_running:
-            self.waiting_for = ""
-
-    def _hear_told(self, peer: Peer, incarnation: int, told: Told) -> None:
-        asked = peer.asked
-        if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
-            return
-        peer.told = told
-        self.last_synced_ts = max(self.last_synced_ts, told.last_synced_ts)
-        if self.owner is not None:
-            self.owner.synced(told.last_synced_ts)
-        for name in (*COUNTED, *LAST):
-            setattr(self.totals, name, self.peers.total(name))
-        if self.loading:
-            self.load = self.peers.load()
-            if self.peers.loaded and self.owner is not None and not self._storing:
-                self._storing = True
-                self._spawn(self._end_load(self.owner))
+                assert_never(finding)
 
     async def _end_load(self, owner: Owner) -> None:
         """The load is durable downstream: store that, then let the stream go on."""
@@ -864,17 +666,17 @@ class Feed(FeedLife):
                 batches, known = ddl.look(resolved, len(owner.barrier.waiting))
                 owner.learn(batches, known)
             self._behind = resolved > owner.barrier.resolved
-        self._note_disagreement(owner)
+        self._log_disagreement(owner)
         for effect in owner.tick(now):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
         self.resolved_ts = max(self.resolved_ts, min(owner.resolved, owner.barrier.resolved))
-        self._follow_up(owner)
+        self._link.repeat()
         self._forget(owner)
 
-    def _note_disagreement(self, owner: Owner) -> None:
+    def _log_disagreement(self, owner: Owner) -> None:
         """Log it once: `waits_for` shows it as long as it lasts."""
-        words = _words_of(owner.disagreement)
+        words = words_of_disagreement(owner.disagreement)
         if words and not self._disagrees:
             event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self.id), why=words)
         self._disagrees = bool(words)
@@ -893,7 +695,7 @@ class Feed(FeedLife):
                     # not begin below: older rows of a table would follow those that are sent from here on.
                     await self._store_when_there_is_room(owner.checkpoint)
                 await sink.send_ddl(batch)
-                self._note_ended(owner, owner.ddl_done(batch.finished_ts))
+                self._keep_ended(owner, owner.ddl_done(batch.finished_ts))
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])
             case SendResolved(ts):
                 await sink.send_resolved(ts)
@@ -912,7 +714,7 @@ class Feed(FeedLife):
                 self._reached = True
         self._wake.set()
 
-    def _note_ended(self, owner: Owner, batch: DdlBatch) -> None:
+    def _keep_ended(self, owner: Owner, batch: DdlBatch) -> None:
         """Spans have ended; a DDL that waits may bring one back (a table that is recovered).
 
         A stripe is brought back by any new table of it, of which nobody may know yet: its record stays.
@@ -993,51 +795,21 @@ class Feed(FeedLife):
         if self.life.state in (State.STOPPED, State.FAILED):
             return self._words_of_history()
         if self.waiting_for == PIPELINE_STARTS:
-            return self._words_of_peers(lambda peer: True) or self.waiting_for
+            running = self.peers.running
+            return words_of_first(running, among=len(running)) or self.waiting_for
         if self.waiting_for or self.owner is None:
             return self.waiting_for
         if self.loading:
-            return f"initial load: {self.load.done} of {self.load.ranges} ranges"
-        if words := _words_of(self.owner.disagreement):
-            return words
-        if self.owner.repartition_ts:
-            return (
-                f"{self.info.repartition} partitions instead of {self.partitions}: all rows up to ts "
-                f"{self.owner.repartition_ts} first"
-            )
-        batch = self.owner.barrier.next
-        if batch is not None and batch.events:
-            return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
-        if self.owner.durable >= self.owner.barrier.bound:
-            return "resolved ts of the DDL span"
-        slowest = self.owner.slowest
-        return self._words_of_peers(lambda peer: peer.capture == slowest)
-
-    def _words_of_peers(self, which: Callable[[Peer], bool]) -> str:
-        """The first that says what it waits for, with its name if there are several."""
-        running = self.peers.running
-        for peer in filter(which, running):
-            if peer.told.waits:
-                return f"capture {peer.capture}: {peer.told.waits}" if len(running) > 1 else peer.told.waits
-        return ""
+            return words_of_load(self.load)
+        return words_of_owner(self.owner, self.peers, self.info.repartition, self.partitions)
 
     def _words_of_history(self) -> str:
-        """Whether a feed that does not run can go on later."""
-        needed, safe_point = min(self.needs), self.history.safe_point
         if self.lost:
             return ""  # its error says so
+        needed = min(self.needs)
         if self.released:
-            return (
-                f"a resume: it was {self.life.state} for longer than gc-ttl ({self.node.gc_ttl_s} s), so "
-                "nothing is held for it any more; it goes on if upstream or the event store still has what "
-                f"came after ts {needed}"
-            )
-        if needed < safe_point < MAX:
-            return (
-                f"a resume: upstream's GC safepoint {safe_point} has passed ts {needed}, where it reads on; "
-                "it goes on if the event store still has what lies between"
-            )
-        return ""
+            return words_of_release(self.life.state, needed, self.node.gc_ttl_s)
+        return words_of_history(needed, self.history)
 
     @property
     def partitions(self) -> int:
@@ -1071,13 +843,3 @@ class Feed(FeedLife):
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""
         return max(0, now_ms - physical_ms(self.checkpoint))
-
-
-def _words_of(disagreement: tuple[str, KnownDdl] | None) -> str:
-    if disagreement is None:
-        return ""
-    capture, known = disagreement
-    return (
-        f"agreement on DDL: capture {capture} knows other DDL between ts {known.after} and {known.upto} than "
-        "the owner"
-    )

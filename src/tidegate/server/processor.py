@@ -16,8 +16,6 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Final, assert_never
 
 from tidegate import __version__, metrics
@@ -30,7 +28,6 @@ from tidegate.control.processor import Goal, Processor
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import outlook
-from tidegate.eventstore.manifest import Frontier, Manifest
 from tidegate.filter.feed import FeedFilter
 from tidegate.log import event
 from tidegate.model.progress import load_key
@@ -49,17 +46,20 @@ from tidegate.model.timestamp import MAX, compose
 from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load
 from tidegate.server.application import Running
+from tidegate.server.arrivals import Arrivals
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import to_its_end, unexpected
 from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
 from tidegate.server.feed_watch import PipelineWatch
 from tidegate.server.node import Node
 from tidegate.server.post import Box
+from tidegate.server.reader_floor import ReaderFloor
+from tidegate.server.span_loads import SpanLoads
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.stripes import ids_of
 from tidegate.server.totals import Totals
-from tidegate.tidb import keys
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -69,19 +69,11 @@ RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""
 TELL_S: Final = 0.5
 """How often the owner is told what is waited for."""
-FLOOR_S: Final = 10.0
-"""How often the barrier file's start ts follows the checkpoint, so that segments can go."""
-DROP_AFTER_S: Final = 60.0
-"""Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
 PIPELINE_STARTS: Final = "pipeline"
 """What a feed waits for until its pipeline says that it has started."""
 OTHERS_SHOWN: Final = 3
 NEEDS_S: Final = 1.0
 """How often is looked how far behind regions are that nobody here wants."""
-WEIGH_S: Final = 10.0
-"""How often the load of spans is measured."""
-LOADS_MAX: Final = 256
-"""Spans whose load is reported; the others have less."""
 NAMES_TRIED: Final = 8
 """Of how many tables of a stripe the name is looked up, until one has a name."""
 LAST_WORDS_S: Final = 5.0
@@ -119,14 +111,8 @@ class FeedProcessor:
         self._load = LoadState()
         self._loaded = False
         self._load_plan: LoadPlan | None = None
-        self._undelivered: list[str] = []
-        """Spans with rows that the pipeline may deliver now."""
-        self._lacking: set[str] = set()
-        """Spans that do not begin early enough yet: the puller is asked for what is missing."""
-        self._idle = False
-        """Whether no row that is not durable lies below the bound."""
-        self._unseen: set[str] = set()
-        """Spans of which it is not known yet whether they begin early enough."""
+        self._arrivals: Arrivals | None = None
+        self._coming: ComingRanges | None = None
         self._concerned: frozenset[str] | None = None
         """The spans whose rows wake it at once; None: any."""
         self._passed: tuple[int, Mapping[str, int]] = (0, {})
@@ -137,21 +123,14 @@ class FeedProcessor:
         """Whether it has: it holds none until it is to run again."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
-        self._told_at = self._weighed_at = float("-inf")
+        self._told_at = float("-inf")
         self._opened_at = 0
         """The checkpoint at which its spans were opened."""
         self._needs_at = float("-inf")
-        self._coming: tuple[Span, ...] = ()
-        """Ranges that may come, for which spans are held since the checkpoint `_coming_at`."""
-        self._coming_at = 0
-        self._wanted_soon: frozenset[str] = frozenset()
         self.heard_at = node.clock.monotonic()
         """When its owner has spoken to it last."""
-        self._pulled_before: dict[str, int] = {}
-        """Bytes that the puller had received for each span when they were weighed last."""
-        self._drop_rows = self._drop_ddl = 0
-        self._floors: list[tuple[float, int, int]] = []
-        self._floor_at = 0.0
+        self._span_loads = SpanLoads()
+        self._floor = ReaderFloor()
 
     def start(self) -> None:
         """Begin to listen."""
@@ -196,7 +175,7 @@ class FeedProcessor:
             return RETRY_S
         if self._behind:
             return TICK_S
-        has_work = self.waits == PIPELINE_STARTS or self._load_plan is not None or bool(self._undelivered)
+        has_work = self.waits == PIPELINE_STARTS or self._load_plan is not None or self._has_undelivered
         return self.node.pulse.rest_s(self._opened.paths.store, watched=has_work)
 
     # --- what the owner wants ------------------------------------------------------------------------
@@ -302,8 +281,7 @@ class FeedProcessor:
         if opened and self.machine.known >= dispatch.checkpoint:
             # It may have been opened long before: nothing is to begin below the stored checkpoint.
             for batch in self.machine.passed():
-                self._let_go(batch)
-                self._unseen |= {task.id for task in batch.added}
+                self._pass_ddl(batch)
             self.machine.raise_to(dispatch.checkpoint)
             self._spans.try_again(self.id, dispatch.checkpoint)
             self.machine.confirm()
@@ -319,6 +297,11 @@ class FeedProcessor:
         self._say_needs()
         self.node.pulse.follow(plan.paths.store, self.id, self._wake.set)
         self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
+        guarded, store = plan.config.check_gc_safe_point, plan.paths.store
+        self._arrivals = arrivals = Arrivals(self.machine, store, ddl.span_id, self.node.manifest)
+        self._coming = ComingRanges(
+            self.id, self.machine, arrivals, ddl, captured.spans, ranges, guarded=guarded
+        )
 
         def waits(what: str) -> None:
             self.waits = what
@@ -331,7 +314,7 @@ class FeedProcessor:
         for name in self._spans.within(self.id, ranges) - {ddl.span_id, *(task.id for task in tasks)}:
             self._spans.drop(self.id, name)
         self._say_needs()
-        self._unseen = set(self.machine.spans)
+        arrivals.check_beginning_of(self.machine.spans)
         self.waits, self._ready = "", True
 
     def _note_history(self) -> None:
@@ -352,42 +335,6 @@ class FeedProcessor:
             raise Retryable("The changefeed is not stored as its owner says.", where=f"changefeed {self.id}")
         return info
 
-    def _prepare_coming(self, frontier: Mapping[str, int]) -> None:
-        """Have the ranges pulled that may come; let go of those that may not any more."""
-        machine, ddl, dispatch = self.machine, self._ddl, self.machine.dispatch
-        assert ddl is not None
-        assert dispatch is not None
-        if (ranges := tuple(dispatch.coming)) != self._coming:
-            before, self._coming, self._coming_at = self._coming, ranges, dispatch.checkpoint
-            for name in self._spans.within(self.id, before) - self._spans.within(
-                self.id, (ddl.span, *self._ranges, *ranges)
-            ):
-                self._spans.drop(self.id, name)
-            self._wanted_soon = frozenset(
-                task.id
-                for task in ddl.initial
-                if not machine.holds(task) and any(one.intersect(task.span) is not None for one in ranges)
-            )
-            guarded = self._opened.config.check_gc_safe_point
-            for task in ddl.initial:
-                if task.id in self._wanted_soon:
-                    start = max(task.start_ts, dispatch.checkpoint)
-                    self._spans.hold(self.id, task.span, start, guarded=guarded)
-            machine.received, machine.coming = 0, ranges
-            self._say_needs()
-        if ranges:
-            machine.received = min(
-                (self._received(name, frontier) for name in self._wanted_soon), default=machine.known
-            )
-
-    def _received(self, span: str, frontier: Mapping[str, int]) -> int:
-        """Up to where a span is there from where it is wanted on."""
-        manifest = self.node.manifest(self._opened.paths.store, span)
-        assert self.machine.dispatch is not None
-        begins = max(self._coming_at, self.machine.dispatch.checkpoint)
-        begins_late = manifest is None or manifest.dropped_to > begins
-        return 0 if begins_late else frontier.get(span, 0)
-
     def _hold(self, tasks: Iterable[SpanTask]) -> None:
         guarded = self._opened.config.check_gc_safe_point
         for task in filter(self.machine.holds, tasks):
@@ -406,15 +353,14 @@ class FeedProcessor:
         """Forget what is known, to open it anew; the spans stay held."""
         self.machine.close()
         self._ddl = self._barrier = None
-        self._undelivered, self._lacking, self._unseen = [], set(), set()
-        self._idle = self._behind = False
+        self._arrivals = self._coming = None
+        self._behind = False
         self._concerned = None
-        self._drop_rows = self._drop_ddl = 0
-        self._floors = []
-        self._coming, self._wanted_soon = (), frozenset()
+        self._floor.reset()
+        self._span_loads.reset()
         self.machine.received, self.machine.coming = 0, ()
         self._load, self._loaded, self._load_plan = LoadState(), False, None
-        self.machine.told, self.machine.loads, self._pulled_before = Told(), {}, {}
+        self.machine.told, self.machine.loads = Told(), {}
 
     def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Let go of catalogue and spans, `but` some; `forget`: for ever."""
@@ -534,7 +480,7 @@ class FeedProcessor:
             return "its start"
         if self._load_plan is not None:
             return "" if self._load.finished and self._load.ranges else self._words()
-        spans = self._undelivered
+        spans = self._arrivals.undelivered if self._arrivals is not None else ()
         if not spans or not self.machine.is_open:
             return ""
         slowest = self.machine.spans[min(spans, key=self.machine.durable)]
@@ -583,13 +529,15 @@ class FeedProcessor:
 
     def _tick(self) -> None:
         """Read what has arrived, advance what is idle, tell the pipeline its bound."""
-        machine, ddl = self.machine, self._ddl
+        machine, ddl, arrivals, coming = self.machine, self._ddl, self._arrivals, self._coming
         assert ddl is not None
+        assert arrivals is not None
+        assert coming is not None
         assert machine.dispatch is not None
         ddl.check_history(machine.dispatch.checkpoint)
         if machine.is_running:  # nothing of its spans is below that any more
             self._opened_at = max(self._opened_at, machine.dispatch.checkpoint)
-        frontier = self._frontier()
+        frontier = arrivals.frontier()
         resolved = frontier.get(ddl.span_id, 0)
         if resolved > machine.known:
             batches, known = ddl.look(resolved, machine.waiting)
@@ -598,21 +546,22 @@ class FeedProcessor:
             self._hold(task for batch in batches for task in batch.added)
         self._behind = resolved > machine.known
         for batch in machine.passed():
-            self._let_go(batch)
-            self._unseen |= {task.id for task in batch.added}
+            self._pass_ddl(batch)
         if machine.span_ids != self._concerned:
             self._concerned = frozenset(machine.span_ids)
             self.node.pulse.concern(self._opened.paths.store, self.id, self._concerned | {ddl.span_id})
-        reached = self._lifted(frontier)
-        self._advance_idle(frontier, reached)
-        machine.resolve(reached, self._lacking)
+        reached = arrivals.lifted(frontier)
+        arrivals.advance_idle(frontier, reached)
+        machine.resolve(reached, arrivals.lacking)
         if self.node.shared and (now := self.node.clock.monotonic()) - self._needs_at >= NEEDS_S:
             self._needs_at = now
-            self._prepare_coming(frontier)
+            if coming.take(machine.dispatch):
+                self._say_needs()
+            coming.look(frontier, machine.dispatch.checkpoint)
             if self._spans.have_begun(self.id, frontier):
                 # From here on each span holds history as far as it is, and not from where it was opened.
                 self._opened_at = max(self._opened_at, machine.dispatch.checkpoint)
-                self._coming_at = max(self._coming_at, machine.dispatch.checkpoint)
+                coming.have_begun(machine.dispatch.checkpoint)
             self._say_needs()
         self._end_load()
         self._move_floor()
@@ -620,82 +569,23 @@ class FeedProcessor:
             self._write_barrier()
         self._look_out()
 
-    def _frontier(self) -> Frontier:
-        return outlook.read_frontier(self._opened.paths.store)
-
-    def _lifted(self, frontier: Frontier) -> Mapping[str, int]:
-        """As it is for us: parts of stripes may be behind of which we want nothing."""
-        assert self._ddl is not None
-        now, look = frontier.get(self._ddl.span_id, 0), partial(self.node.manifest, self._opened.paths.store)
-        return outlook.lifted(frontier, self.machine.stripes, now, look)
+    @property
+    def _has_undelivered(self) -> bool:
+        return self._arrivals is not None and bool(self._arrivals.undelivered)
 
     def _write_barrier(self, *, raise_starts: bool = False) -> None:
         barrier, machine = self._barrier, self.machine
         if barrier is not None:
             bound, spans = machine.reach, machine.spans
-            idle = self._idle
+            idle = self._arrivals is not None and self._arrivals.all_idle
             self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts, idle=idle))
 
-    def _advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
-        """`reached`: the frontier as it is for us."""
-        idle = []
-        undelivered = []
-        store = self._opened.paths.store
-        lacking = self._beginning_late(store)
-        moved = self.machine.idle_ranges(reached)
-        for span, after, upto in moved:
-            manifest = self.node.manifest(store, span)
-            if manifest is None or manifest.dropped_to > after:
-                lacking.add(span)
-                continue
-            if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
-                continue
-            if outlook.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
-                undelivered.append(span)
-            else:
-                idle.append((span, after, upto))
-        self._undelivered, self._lacking, self._idle = undelivered, lacking, len(idle) == len(moved)
-        if not idle:
-            return
-        # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
-        again = self._lifted(self._frontier())
-        for span, after, upto in idle:
-            if again.get(span, 0) >= upto:
-                self.machine.idle(span, after, upto)
-
-    def _reach_of(self, span: str, manifest: Manifest) -> int:
-        """Up to where all that we want of a stripe is there; 0 for a span that is wanted as a whole."""
-        bounds, wanted = self.machine.wanted(span)
-        return outlook.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
-
-    def _beginning_late(self, store: Path) -> set[str]:
-        """Spans of which nothing is received yet, whatever their floor says: the store's part of them begins
-        above the checkpoint. One that begins early enough is looked at no more: it is let go only up to where
-        the feed is done with it, and a span that is begun anew shows when it has something to deliver.
-        """
-        if not self._unseen:
-            return set()
-        spans = self.machine.spans
-        late = set()
-        for span in self._unseen & spans.keys():
-            manifest = self.node.manifest(store, span)
-            if manifest is None or manifest.dropped_to > spans[span].start_ts:
-                late.add(span)
-        self._unseen = late
-        return set(late)
-
-    def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:
-        """Whether what lies in (after, upto] may be of a table that is wanted."""
-        bounds, wanted = self.machine.wanted(span)
-        folder = self._opened.paths.store / span
-        return not wanted or outlook.has_any(
-            folder, manifest, after, upto, keys.stripe_ids(bounds).start, wanted
-        )
-
-    def _let_go(self, batch: DdlBatch) -> None:
-        """Spans have ended; a DDL that waits may bring one back (a table that is recovered)."""
+    def _pass_ddl(self, batch: DdlBatch) -> None:
+        """Spans have ended, and others begin; a DDL that waits may bring one back (a recovered table)."""
+        assert self._arrivals is not None
         for name in batch.removed:
             self._spans.drop(self.id, name, again_from=self.machine.start_of(name))
+        self._arrivals.check_beginning_of(task.id for task in batch.added)
 
     def _end_load(self) -> None:
         """The owner has stored that the initial load is durable."""
@@ -707,17 +597,9 @@ class FeedProcessor:
 
     def _weigh(self) -> None:
         """Now and then, how many bytes of changes come for each span."""
-        now = self.node.clock.monotonic()
-        if not self.node.shared or now - self._weighed_at < WEIGH_S or self._plan is None:
-            return
-        since, self._weighed_at = now - self._weighed_at, now
-        names, before = self.machine.span_ids, self._pulled_before
-        self._pulled_before = {
-            str(line["span"]): int(line.get("bytes", 0))
-            for line in self._spans.status
-            if line.get("span") in names
-        }
-        self.machine.loads = heaviest(self.machine.loads, before, self._pulled_before, since)
+        now, machine = self.node.clock.monotonic(), self.machine
+        if self.node.shared and self._plan is not None and self._span_loads.is_due(now):
+            machine.loads = self._span_loads.measure(now, machine.span_ids, self._spans.status, machine.loads)
 
     # --- what upstream has to keep -----------------------------------------------------------------
 
@@ -742,8 +624,8 @@ class FeedProcessor:
         begins_at = self.begins_at
         if self._plan is not None and not self.machine.is_running:
             begins_at = min(begins_at, self._opened_at)  # its regions may still wait to be registered there
-        if self._coming:
-            begins_at = min(begins_at, self._coming_at)
+        if self._coming is not None and (since_ts := self._coming.since_ts) is not None:
+            begins_at = min(begins_at, since_ts)
         return begins_at, min(begins_at, self._ddl.base_ts(begins_at)) if self._ddl is not None else begins_at
 
     def _say_needs(self) -> None:
@@ -753,7 +635,9 @@ class FeedProcessor:
             return
         if self._plan is None:
             return
-        behind = self._spans.behind(self._frontier(), only=self.id, every=True).get(self.id, MAX)
+        behind = self._spans.behind(
+            outlook.read_frontier(self._opened.paths.store), only=self.id, every=True
+        ).get(self.id, MAX)
         before, self.machine.needs = self.machine.needs, min(*self.needs, behind)
         if self.machine.needs < before:
             self.machine.sync_soon()
@@ -767,7 +651,11 @@ class FeedProcessor:
     @property
     def prepares(self) -> bool:
         """Whether it has opened spans of which it delivers nothing yet."""
-        return self._plan is not None and (bool(self._coming) or not self.machine.is_running)
+        return self._plan is not None and (self._expects_ranges or not self.machine.is_running)
+
+    @property
+    def _expects_ranges(self) -> bool:
+        return self._coming is not None and self._coming.since_ts is not None
 
     @property
     def is_settled(self) -> bool:
@@ -782,16 +670,13 @@ class FeedProcessor:
         now, dispatch, ddl = self.node.clock.monotonic(), self.machine.dispatch, self._ddl
         assert dispatch is not None
         assert ddl is not None
-        if self._barrier is None or now - self._floor_at < FLOOR_S:
+        if self._barrier is None or not self._floor.is_due(now):
             return
-        self._floor_at = now
         try:
             self._write_barrier(raise_starts=True)
         except DiskFull:
             return  # readers may still start from below: nothing is let go
-        self._floors.append((now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint)))
-        while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
-            _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
+        self._floor.move(now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint))
 
     @property
     def drop_below(self) -> tuple[int, int] | None:
@@ -801,8 +686,7 @@ class FeedProcessor:
         """
         if not self.machine.is_open:
             return None
-        kept = compose(round(self._opened.config.tidegate.retention * 1000))
-        return max(0, self._drop_rows - kept), max(0, self._drop_ddl - kept)
+        return self._floor.passed(compose(round(self._opened.config.tidegate.retention * 1000)))
 
     # --- for people ----------------------------------------------------------------------------------
 
@@ -841,7 +725,7 @@ class FeedProcessor:
         slowest = machine.slowest()
         if slowest is None or machine.durable(slowest.id) >= machine.bound:
             return "resolved ts of the DDL span"
-        lacks = slowest.id in self._lacking
+        lacks = self._arrivals is not None and slowest.id in self._arrivals.lacking
         return ("rows from before what the event store has of " if lacks else "") + self._named(slowest)
 
     def _named(self, task: SpanTask) -> str:
@@ -862,22 +746,6 @@ class FeedProcessor:
         names = self.machine.spans
         lines = [line for line in self._spans.status if line.get("span") in names]
         return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
-
-
-def heaviest(
-    earlier: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int], since_s: float
-) -> dict[str, int]:
-    """The spans with the most bytes per second, at most `LOADS_MAX`, averaged with what was found earlier.
-
-    `before`, `now`: bytes received in all; a count that has fallen is that of another puller's process.
-    """
-    rates = {
-        name: (earlier.get(name, 0) + max(0, count - before[name]) / since_s) / 2
-        for name, count in now.items()
-        if name in before
-    }
-    most = sorted(rates, key=rates.__getitem__, reverse=True)[:LOADS_MAX]
-    return {name: round(rates[name]) for name in most if rates[name] >= 1}
 
 
 class Pipeline:

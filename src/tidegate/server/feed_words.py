@@ -1,0 +1,81 @@
+"""What a changefeed's checkpoint waits for, in words for its users.
+
+The first reason that holds is shown, from the outermost in: the changefeed does not run, its processors
+start, its initial load goes on, its owner waits for a DDL or a layout, or the slowest capture waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.gc import History
+from tidegate.control.owner import Owner
+from tidegate.model.reports import LoadState
+from tidegate.model.timestamp import MAX
+from tidegate.server.peers import Peer, Peers
+
+QUERY_SHOWN: Final = 80
+"""Characters of a DDL that are shown."""
+
+
+def words_of_load(load: LoadState) -> str:
+    """How far an initial load is."""
+    return f"initial load: {load.done} of {load.ranges} ranges"
+
+
+def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partitions: int) -> str:
+    """What an owner waits for whose incarnation runs."""
+    if words := words_of_disagreement(owner.disagreement):
+        return words
+    if owner.repartition_ts:
+        return (
+            f"{wanted_partitions} partitions instead of {partitions}: all rows up to ts "
+            f"{owner.repartition_ts} first"
+        )
+    batch = owner.barrier.next
+    if batch is not None and batch.events:
+        return f"DDL at {batch.finished_ts}: {batch.events[0].query[:QUERY_SHOWN]}"
+    if owner.durable >= owner.barrier.bound:
+        return "resolved ts of the DDL span"
+    running, slowest = peers.running, owner.slowest
+    return words_of_first([peer for peer in running if peer.capture == slowest], among=len(running))
+
+
+def words_of_first(peers: Sequence[Peer], among: int) -> str:
+    """The first that says what it waits for, with its name if it is one of several."""
+    for peer in peers:
+        if peer.told.waits:
+            return f"capture {peer.capture}: {peer.told.waits}" if among > 1 else peer.told.waits
+    return ""
+
+
+def words_of_disagreement(disagreement: tuple[str, KnownDdl] | None) -> str:
+    """Which capture knows other DDL than the owner; empty: none does."""
+    if disagreement is None:
+        return ""
+    capture, known = disagreement
+    return (
+        f"agreement on DDL: capture {capture} knows other DDL between ts {known.after} and {known.upto} than "
+        "the owner"
+    )
+
+
+def words_of_release(state: str, needed: int, gc_ttl_s: int) -> str:
+    """A changefeed has not run for so long that nothing is held for it any more."""
+    return (
+        f"a resume: it was {state} for longer than gc-ttl ({gc_ttl_s} s), so "
+        "nothing is held for it any more; it goes on if upstream or the event store still has what "
+        f"came after ts {needed}"
+    )
+
+
+def words_of_history(needed: int, history: History) -> str:
+    """Whether a changefeed that does not run can go on later; empty: it can."""
+    if needed < history.safe_point < MAX:
+        return (
+            f"a resume: upstream's GC safepoint {history.safe_point} has passed ts {needed}, where it reads "
+            "on; it goes on if the event store still has what lies between"
+        )
+    return ""

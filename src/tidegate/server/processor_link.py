@@ -1,0 +1,230 @@
+"""How a changefeed's owner and its processors speak: what is sent, when it is repeated, which mail is read.
+
+    meet: Announce until answered --> dispatch: all that is wanted --> repeat until answered --> ask_to_end
+
+Messages may be lost, doubled or late. So each Dispatch says everything, and is sent again until it is
+answered. Mail for another owner, or for another changefeed of the same name, is dropped before anything
+acts on it.
+`server.peers` has what the owner believes of each processor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate import __version__
+from tidegate.control.gc import History
+from tidegate.control.messages import (
+    FROM_PROCESSOR,
+    Announce,
+    Dispatch,
+    FromOwner,
+    FromProcessor,
+    Header,
+    Sync,
+    Wish,
+    parse,
+)
+from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.log import event
+from tidegate.model.span import Span
+from tidegate.server.node import Node
+from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
+from tidegate.server.post import Box
+from tidegate.server.sharing import CAPTURES_S
+
+LOG: Final = logging.getLogger(__name__)
+
+MEET_S: Final = 3.0
+"""How long a start waits for the answers of other captures; those that come later are given ranges later."""
+AGAIN_S: Final = 5.0
+"""How often a Dispatch is repeated."""
+GIVE_UP_TRIES: Final = 3
+"""How often a processor is asked to end what it does, AGAIN_S apart. After that it is left behind, and the
+next incarnation fences it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What each Dispatch says of the changefeed, whichever processor it is for."""
+
+    instance: str
+    wanted: Span
+    """The part of the key space that the changefeed follows."""
+    bound: int
+    """No range may be delivered above this ts."""
+    checkpoint: int
+    """As it is stored."""
+    loading: bool
+    """Whether the initial load is to be delivered first."""
+    history: History
+
+
+class ProcessorLink:
+    """Of one changefeed, to all its processors. One asyncio loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        feed: FeedId,
+        peers: Peers,
+        terms: Callable[[], Terms],
+        take: Callable[[Peer, FromProcessor], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`terms`: what holds now. `take`: is given each message to this owner, in the order of arrival.
+        `wake`: is called after all that came.
+        """
+        self._node, self._feed, self._peers = node, feed, peers
+        self._terms, self._take, self._wake = terms, take, wake
+        self._answered = asyncio.Event()
+        """Set when a processor has answered the owner that this is."""
+        self._box = Box(self._on_mail)
+        self._is_mail_due = False
+        node.post.owners[str(feed)] = self._box
+
+    def reachable(self) -> list[Peer]:
+        """The processors that can be spoken to: ours, and those of captures that are there.
+
+        Once this capture is no longer the owner, or ends, it speaks to its own only: the others are the next
+        owner's.
+        """
+        node = self._node
+        alone = node.leaving or node.over() is not None
+        names = [node.capture, *(() if alone else sorted(node.others()))]
+        return [self._peers[name] for name in names]
+
+    async def meet(self, waits: Callable[[], None]) -> None:
+        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most.
+
+        `waits` is called each time before an answer is waited for.
+        """
+        node, until = self._node, self._node.clock.monotonic() + MEET_S
+        while missing := [peer for peer in self.reachable() if peer.met_rev != node.owner_rev]:
+            now = node.clock.monotonic()
+            if now >= until and self._peers[node.capture] not in missing:
+                break
+            self._answered.clear()
+            self.announce(now)
+            waits()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANNOUNCE_S):
+                    await self._answered.wait()
+
+    def announce(self, now: float) -> None:
+        """Say that we are the owner to each processor that has not answered us."""
+        instance = self._terms().instance
+        for peer in self.reachable():
+            if not peer.answers(self._node.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
+                peer.announced_at = now
+                self._send(peer, Announce(self._header(peer, instance), __version__))
+
+    def dispatch(self, peer: Peer, wish: Wish) -> None:
+        """Send a processor all that is wanted of it."""
+        terms, grant = self._terms(), peer.grant
+        ranges: tuple[GrantedRange, ...] = ()
+        if wish in (Wish.RUN, Wish.PREPARE):
+            coming = peer.coming or (terms.wanted,)
+            ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
+        message = Dispatch(
+            self._header(peer, terms.instance),
+            wish,
+            grant.incarnation if grant is not None else 0,
+            ranges,
+            terms.bound,
+            terms.checkpoint,
+            terms.loading,
+            terms.history.needed,
+            terms.history.safe_point,
+            peer.coming if grant is not None else (),
+        )
+        peer.asked, peer.asked_at = message, self._node.clock.monotonic()
+        peer.given_up.clear()
+        self._send(peer, message)
+
+    def end_leftover(self, peer: Peer) -> None:
+        """Have a processor let go of what an earlier owner gave it."""
+        if peer.holds and peer.asked is None and peer.grant is None:
+            self.dispatch(peer, Wish.REST)
+
+    def repeat(self) -> None:
+        """Dispatch again what has changed or was not answered. The stored checkpoint alone goes with the next
+        bound: only old segments wait for it.
+        """
+        now, terms = self._node.clock.monotonic(), self._terms()
+        for peer in self._peers.running:
+            assert peer.asked is not None
+            again = now - peer.asked_at >= AGAIN_S
+            if again or (peer.asked.bound, peer.asked.load) != (terms.bound, terms.loading):
+                self.dispatch(peer, Wish.RUN)
+        for peer in self.reachable():
+            if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
+                self.dispatch(peer, peer.asked.wish)
+
+    async def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
+        """Ask processors to give up what they do, and wait until they have, or their captures are gone."""
+        await asyncio.gather(*(self._end(peer, wish) for peer in peers))
+
+    async def _end(self, peer: Peer, wish: Wish) -> None:
+        if peer.given_up.is_set() and peer.asked is not None and peer.asked.wish is wish:
+            return
+        clock = self._node.clock
+        for _ in range(GIVE_UP_TRIES):
+            self.dispatch(peer, wish)
+            if peer.capture != self._node.capture and not peer.answers(
+                self._node.owner_rev, clock.monotonic()
+            ):
+                return  # it does not answer anyway, and is fenced
+            until = clock.monotonic() + AGAIN_S
+            while clock.monotonic() < until:
+                if peer not in self.reachable():
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CAPTURES_S):
+                        await peer.given_up.wait()
+                        return
+        who = {"capture": peer.capture, "wish": str(wish)}
+        event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self._feed), **who)
+
+    def _header(self, peer: Peer, instance: str) -> Header:
+        node = self._node
+        who = node.cluster, str(self._feed), instance
+        return Header(*who, node.owner_rev, peer.capture, peer.latest[0], node.next_sequence())
+
+    def _send(self, peer: Peer, message: FromOwner) -> None:
+        peer.say(message.header.sequence, self._node.clock.monotonic())
+        self._node.post.to_processor(message)
+
+    def _on_mail(self) -> None:
+        if not self._is_mail_due:
+            self._is_mail_due = True
+            asyncio.get_running_loop().call_soon(self._read_mail)
+
+    def _read_mail(self) -> None:
+        self._is_mail_due = False
+        for data in self._box.take():
+            try:
+                message = parse(json.loads(data), FROM_PROCESSOR)
+            except ValueError as error:
+                event(
+                    LOG,
+                    logging.ERROR,
+                    "no message of a processor",
+                    changefeed=str(self._feed),
+                    why=str(error),
+                )
+                continue
+            header = message.header
+            peer = self._peers.get(header.capture)
+            ours = self._terms().instance, self._node.owner_rev
+            if peer is not None and (header.instance, header.owner_rev) == ours:
+                self._take(peer, message)
+                if isinstance(message, Sync):
+                    self._answered.set()
+        self._wake()

@@ -1,0 +1,231 @@
+"""What a changefeed's processors report, and what an owner believes because of it.
+
+    message --> is it late? --> is it of a new process? --> peer, owner's machine, totals --> findings
+
+The order is a promise. A late message about a processor's state changes nothing. A process that has started
+again is noticed before its message counts, since it may not begin what the earlier process was given. DDL is
+compared before progress counts, because a report that was made without a DDL may leave out a table.
+
+What follows for the incarnation is returned as findings, and `server.feed` acts on them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from tidegate import __version__
+from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.messages import (
+    Checkpoint,
+    DispatchResponse,
+    FromProcessor,
+    RangeProgress,
+    RangeState,
+    RangeStatus,
+    Sync,
+    Told,
+    Wish,
+)
+from tidegate.control.metadata import GrantedRange
+from tidegate.control.owner import Owner
+from tidegate.errors import Retryable, TidegateError
+from tidegate.log import event
+from tidegate.model.reports import LoadState
+from tidegate.server.peers import COUNTED, LAST, Peer, Peers
+from tidegate.server.totals import Totals
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The process of a capture that delivers is another one: this incarnation is to end."""
+
+    capture: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartFailed:
+    """What a capture was given has failed."""
+
+    error: TidegateError
+
+
+@dataclass(frozen=True, slots=True)
+class CannotPrepare:
+    """A capture that was to prepare cannot: it is to rest."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class RangesRun:
+    """Ranges are delivered now."""
+
+
+@dataclass(frozen=True, slots=True)
+class MayHaveLeftovers:
+    """A capture has said what it holds: it may be what an earlier owner gave it."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsOver:
+    """Records of progress that no incarnation needs any more."""
+
+    keys: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDurable:
+    """The initial load is durable on all captures that deliver."""
+
+
+Finding = Restarted | PartFailed | CannotPrepare | RangesRun | MayHaveLeftovers | RecordsOver | LoadDurable
+
+
+class ProcessorReports:
+    """Of one changefeed. One asyncio loop."""
+
+    def __init__(
+        self, capture: str, peers: Peers, set_loads: Callable[[str, Mapping[str, int]], None]
+    ) -> None:
+        """`capture`: the owner's own. `set_loads`: is given each capture's loads, in bytes per
+        second, by span.
+        """
+        self._capture, self._peers, self._set_loads = capture, peers, set_loads
+        self.totals = Totals()
+        """The sums and maxima over all processors."""
+        self.last_synced_ts = 0
+        """No row above this was delivered since the control process started; 0: none at all."""
+        self.load = LoadState()
+        """How far the initial load is, or was."""
+
+    def begin(self) -> None:
+        """Forget what processors said of the incarnation that has ended."""
+        for peer in self._peers:
+            peer.coming, peer.received = (), 0
+            peer.told = dataclasses.replace(peer.told, waits="", load=LoadState(), loaded=False)
+
+    def take(
+        self, peer: Peer, message: FromProcessor, owner: Owner | None, now: float, *, loading: bool
+    ) -> list[Finding]:
+        """Note a message. `owner`: None while there is none. `loading`: whether the initial load goes on."""
+        header = message.header
+        if header.capture_epoch > peer.latest[0]:
+            peer.met_at = now  # another process: it is to show that it lasts
+        is_state = not isinstance(message, Checkpoint)
+        if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
+            return []
+        if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
+            # Its process has started again: what the earlier one was given may not begin a second time.
+            return [Restarted(peer.capture)]
+        match message:
+            case Sync():
+                return self._take_sync(peer, message, owner, now)
+            case DispatchResponse():
+                return self._take_response(peer, message, owner, now)
+            case Checkpoint():
+                self._take_progress(peer, message.incarnation, message.ranges, message.ddl, owner)
+                over: list[Finding] = [RecordsOver(message.over)] if message.over else []
+                return [*self._take_totals(peer, message.incarnation, message.told, owner, loading), *over]
+            case _:
+                assert_never(message)
+
+    def _take_sync(self, peer: Peer, message: Sync, owner: Owner | None, now: float) -> list[Finding]:
+        header = message.header
+        if peer.met_rev != header.owner_rev:
+            peer.met_rev, peer.met_at = header.owner_rev, now
+        peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
+        peer.has(message.heard)
+        if peer.version != message.processor_version != __version__:
+            _log_version(peer.capture, message.processor_version)
+        peer.version = message.processor_version
+        if peer.runs:
+            peer.received = message.received if tuple(message.coming) == peer.coming else 0
+        self._set_loads(peer.capture, message.loads)
+        self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl, owner)
+        found: list[Finding] = []
+        if owner is not None:
+            found.append(_take_running(peer.capture, message.incarnation, message.ranges, owner))
+        peer.holds = bool(message.ranges)
+        return [*found, MayHaveLeftovers(peer)]
+
+    def _take_progress(
+        self,
+        peer: Peer,
+        incarnation: int,
+        ranges: Sequence[RangeProgress],
+        ddl: KnownDdl,
+        owner: Owner | None,
+    ) -> None:
+        peer.knows(ddl.upto)
+        if owner is not None:
+            owner.hear_ddl(peer.capture, ddl)
+            owner.report(peer.capture, incarnation, ranges)
+        if not peer.runs and {one.id for one in ranges} == set(peer.coming):
+            peer.received = min((one.resolved_ts for one in ranges), default=0)
+
+    def _take_response(
+        self, peer: Peer, message: DispatchResponse, owner: Owner | None, now: float
+    ) -> list[Finding]:
+        asked = peer.asked
+        is_running = any(one.state is RangeState.RUNNING for one in message.ranges)
+        if asked is not None and message.answers >= asked.header.sequence and not is_running:
+            peer.given_up.set()
+        if message.error is not None and not peer.runs and peer.coming:
+            event(
+                LOG, logging.WARNING, "capture cannot prepare", capture=peer.capture, error=message.error.what
+            )
+            peer.fails(now)
+            peer.coming = ()
+            return [CannotPrepare(peer)]
+        if asked is None or message.incarnation != asked.incarnation or not peer.runs:
+            return []
+        if message.error is not None:
+            return [PartFailed(self._failure_of(peer, message.error.error(), now))]
+        if owner is None:
+            return []
+        return [_take_running(message.header.capture, message.incarnation, message.ranges, owner)]
+
+    def _failure_of(self, peer: Peer, error: TidegateError, now: float) -> TidegateError:
+        """A capture that fails is left out for a while: others may be able to deliver what it cannot."""
+        peer.fails(now)
+        if peer.capture == self._capture or isinstance(error, Retryable):
+            return error
+        return Retryable(
+            error.what, where=f"capture {peer.capture}: {error.where}", why=error.why, fix=error.fix
+        )
+
+    def _take_totals(
+        self, peer: Peer, incarnation: int, totals: Told, owner: Owner | None, loading: bool
+    ) -> list[Finding]:
+        asked = peer.asked
+        if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
+            return []
+        peer.told = totals
+        self.last_synced_ts = max(self.last_synced_ts, totals.last_synced_ts)
+        if owner is not None:
+            owner.synced(totals.last_synced_ts)
+        for name in (*COUNTED, *LAST):
+            setattr(self.totals, name, self._peers.total(name))
+        if not loading:
+            return []
+        self.load = self._peers.load()
+        return [LoadDurable()] if self._peers.loaded and owner is not None else []
+
+
+def _take_running(capture: str, incarnation: int, ranges: Sequence[RangeStatus], owner: Owner) -> RangesRun:
+    running = [one for one in ranges if one.state is RangeState.RUNNING]
+    owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in running])
+    return RangesRun()
+
+
+def _log_version(capture: str, version: str) -> None:
+    why = f"it runs Tidegate {version}, and the owner runs {__version__}"
+    event(LOG, logging.WARNING, "capture gets no ranges while others can have them", capture=capture, why=why)

@@ -1,0 +1,54 @@
+"""What users are shown of a checkpoint that stands."""
+
+from __future__ import annotations
+
+from tests.server.test_peers import ALL, dispatched
+
+from tidegate.control.barrier import Barrier
+from tidegate.control.ddl_log import KnownDdl
+from tidegate.control.gc import History
+from tidegate.control.messages import RangeProgress, Told, Wish
+from tidegate.control.metadata import GrantedRange
+from tidegate.control.owner import Owner
+from tidegate.model.reports import LoadState
+from tidegate.model.timestamp import MAX
+from tidegate.server.feed_words import (
+    words_of_disagreement,
+    words_of_first,
+    words_of_history,
+    words_of_load,
+    words_of_owner,
+)
+from tidegate.server.peers import Peers
+
+
+def delivering(**waits: str) -> Peers:
+    peers = Peers()
+    for capture, what in waits.items():
+        peers[capture].asked, peers[capture].told = dispatched(Wish.RUN, 1), Told(waits=what)
+    return peers
+
+
+def test_a_capture_is_named_only_among_several() -> None:
+    alone, both = delivering(a="its start"), delivering(a="", b="span 7")
+    assert words_of_first(alone.running, among=1) == "its start"
+    assert words_of_first(both.running, among=2) == "capture b: span 7"
+    assert words_of_first(delivering(a="").running, among=1) == ""
+
+
+def test_an_owner_whose_ranges_are_at_the_bound_waits_for_ddl() -> None:
+    owner, peers = Owner(90, Barrier(90), ALL), delivering(a="span 7")
+    owner.learn([], 100)
+    owner.grant("a", 3, [GrantedRange(ALL, (7, 1))])
+    assert words_of_owner(owner, peers, 0, 0) == "span 7"
+    owner.report("a", 3, [RangeProgress(ALL, (7, 1), 100, 100)])
+    assert words_of_owner(owner, peers, 0, 0) == "resolved ts of the DDL span"
+    assert words_of_disagreement(None) == ""
+    assert "capture b knows other DDL between ts 5 and 9" in words_of_disagreement(("b", KnownDdl(5, 9, 1)))
+
+
+def test_history_is_shown_as_lost_only_below_the_safe_point() -> None:
+    assert "safepoint 80 has passed ts 70" in words_of_history(70, History(70, 80))
+    assert words_of_history(80, History(80, 80)) == ""
+    assert words_of_history(70, History(70, MAX)) == "", "PD has not said any"
+    assert words_of_load(LoadState(ranges=5, done=2)) == "initial load: 2 of 5 ranges"
