@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 from tests.consumer.at_delta import applier_of
 from tests.consumer.bank import unique_index
@@ -35,6 +34,7 @@ from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.consumer.source import Topic
 from tidegate.consumer.target import Target
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.timestamp import compose
 from tidegate.workload.schema import NOT_NULL, PRIMARY, Action, ColumnSpec, column_info, table_info

@@ -13,7 +13,7 @@ from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 from tidegate.server.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
-from tidegate.server.processor_reports import PartFailed, ProcessorReports, Restarted
+from tidegate.server.processor_reports import PartFailed, ProcessorReports, RecordsOver, Restarted
 
 ALL = Span(b"", b"")
 
@@ -96,3 +96,17 @@ def test_a_report_of_an_earlier_incarnation_changes_no_totals() -> None:
         message = Checkpoint(header(1, sequence), incarnation, (), Told(rows=rows))
         assert reports.take(peer, message, None, 5.0, loading=True) == []
         assert reports.totals.rows == 7
+
+
+def test_records_are_removed_only_as_the_running_incarnation_says() -> None:
+    """A message that the network kept may name records that a later incarnation writes again."""
+    peers = Peers()
+    peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
+    removed = []
+    for sequence, (wish, incarnation) in enumerate([(Wish.RUN, 2), (Wish.RUN, 3), (Wish.PREPARE, 3)], 2):
+        peer.asked = dispatched(wish, 1)
+        message = Checkpoint(header(1, sequence), incarnation, (), Told(), over=("record",))
+        found = reports.take(peer, message, None, 5.0, loading=False)
+        removed.append([one for one in found if isinstance(one, RecordsOver)])
+    assert peer.asked is not None
+    assert removed == [[], [RecordsOver(("record",))], []]

@@ -504,7 +504,7 @@ def _keyless(source: Name) -> Fatal:
     return Fatal(
         "a table without a key cannot keep its deleted rows",
         where=f"table {_words(source)}",
-        why="a row that comes back could not be told from a deleted one",
+        why="a row that comes back and a deleted one could not be distinguished",
         fix=f"{_NEW_TARGET}: a --soft-delete that does not name the table, or --exclude it",
     )
 

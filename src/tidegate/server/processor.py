@@ -226,6 +226,7 @@ class FeedProcessor:
                     # The owner may go on, and reads DDL from the same span; it lets go of that itself.
                     kept = {self._ddl.span_id} if self.node.is_owner and self._ddl is not None else set()
                     self._close(forget=dispatch.wish is Wish.DELETE, but=kept)
+                    self._makes_way = self._made_way = False  # it holds nothing now, and may prepare again
                     self.machine.given_up()
                 case Wish.PREPARE:
                     self.machine.given_up()

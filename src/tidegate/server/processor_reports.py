@@ -132,7 +132,11 @@ class ProcessorReports:
                 return self._take_response(peer, message, owner, now)
             case Checkpoint():
                 self._take_progress(peer, message.incarnation, message.ranges, message.ddl, owner)
-                over: list[Finding] = [RecordsOver(message.over)] if message.over else []
+                # A message that the network kept may name records that a later incarnation writes again.
+                is_now = (
+                    peer.runs and peer.asked is not None and message.incarnation == peer.asked.incarnation
+                )
+                over: list[Finding] = [RecordsOver(message.over)] if message.over and is_now else []
                 return [*self._take_totals(peer, message.incarnation, message.told, owner, loading), *over]
             case _:
                 assert_never(message)
