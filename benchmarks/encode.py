@@ -1,4 +1,4 @@
-"""Encode and dispatch: rows per CPU-second of a core, from slots to messages. Back: `benchmarks/messages.py`.
+"""Encode and dispatch: rows per CPU-second of a core, from cells to messages. Back: `benchmarks/messages.py`.
 
     PYTHONPATH=src python benchmarks/encode.py [--rows 65536] [--passes 5] [--json] [--verify]
 
