@@ -383,7 +383,7 @@ def test_two_consumers_that_begin_one_target_make_it_once(
     with place.address().opened() as one, place.address().opened() as other:
         assert isinstance(other, DeltaTarget)
         with monkeypatch.context() as patch:  # when it looked, nothing was there
-            patch.setattr(other.lake, "exists", lambda path: False)
+            patch.setattr(other.lake._tables, "exists", lambda path: False)
             patch.setattr(other.lake, "check", lambda: None)
             assert one.recover() is None
             with pytest.raises(Retryable, match="at the same time"):
