@@ -59,7 +59,7 @@ def test_a_bucket_takes_messages_under_its_prefix() -> None:
 
 @pytest.mark.parametrize("name", ["gone.json", "../../etc/passwd", "", "..", "x" * 5000])
 def test_what_is_not_there_is_retryable_and_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Retryable, match="cannot be read there"):
+    with pytest.raises(Retryable, match="claim-check storage cannot be read"):
         ClaimStorage(str(tmp_path)).read(f"file:///claim/{name}")
 
 
