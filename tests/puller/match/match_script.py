@@ -26,7 +26,8 @@ from tests.puller.words import span_of
 from tests.scripts import Command
 from tidegate.model.block import DELETE, PUT
 from tidegate.model.span import Span
-from tidegate.puller.match.block_matcher import BlockMatcher, Happening
+from tidegate.puller.match.block_matcher import BlockMatcher
+from tidegate.puller.match.matched import Happening
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 _REGION, _REQUEST = 1, 7
