@@ -112,7 +112,7 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
 def check_no_deleted(target: str | Path) -> None:
     """InvalidInput for a target that keeps deleted rows: the source has no such rows to compare with."""
     text = lake_of(target).position()
-    # Only the rules are read: a target of another release, which no consumer of ours continues, can be compared.
+    # Only the rules are read: a target can be compared although another release wrote its position.
     rules = json.loads(text).get("rules", ()) if text is not None else ()
     soft = [rule for rule in rules if rule.startswith(SOFT_DELETE)]
     if soft:
