@@ -338,6 +338,8 @@ def test_an_owner_that_upstream_does_not_reach_is_to_resign(delivers: bool) -> N
 def test_an_owner_that_is_cut_off_hides_nobody_else() -> None:
     world = World("b", "c")
     world.run(a=Span(b"", b"m"), b=Span(b"m", b"p"), c=Span(b"p", b""))
+    for peer in world.peers:
+        peer.knows(1)
     assert "capture c" in reads_on(world, "b", owner=False)[0]
     assert world.sharing.is_owner_cut_off
 
@@ -349,16 +351,21 @@ def test_tables_that_come_and_go_give_a_taker_no_more_time(ready: bool) -> None:
     world.run(a=Span(b"", cut), b=Span(cut, b""))
     world.node.drained.add("b")
     world.peers["c"].ready = ready  # it receives nothing either way
+    asked = set()
     for step in range(int(WARM_MAX_S // 60) + 2):
         assert world.better()[0] == ""
         assert bool(world.peers["c"].failures) == (step * 60 > WARM_MAX_S), step
-        world.sharing.passed(DdlBatch(100 + step, 0, (), (table_task(50 + step, 1),), ()))
+        asked.add(world.peers["c"].coming)
+        world.peers["a"].received = 1  # it is able, but has not all yet
+        added = tuple(table_task(50 + 10 * step + one, 1) for one in range(8))
+        world.sharing.passed(DdlBatch(100 + step, (), added))
         world.now += 60
         for peer in world.peers:
             peer.heard_at = world.now
     assert world.better()[0] == ""
     world.peers["a"].received = NOW
     assert world.better()[0], "b is drained without c"
+    assert len(asked) > 3, "other ranges each time"
     assert world.sharing.divide(world.sharing.now, shared=True) == {"a": (ALL,)}
 
 
