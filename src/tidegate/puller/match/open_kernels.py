@@ -217,7 +217,7 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
     They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
 
     Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
-    for all rows, by `BlockMatcher._make_room`. Trick: the room of the latest dead record of a size class
+    for all rows, by `OpenRows.make_room`. Trick: the room of the latest dead record of a size class
     is used first, which is still in the cache.
     """
     for i in range(get_int(counts, C_KEPT)):
