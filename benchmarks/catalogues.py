@@ -38,7 +38,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.schema import Kind
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
@@ -111,7 +111,7 @@ def _write(folder: Path, tables: int) -> None:
     }
     meta = orjson.dumps(job | {"binlog": {"SchemaVersion": 1, "TableInfo": info}})
     cells: list[tuple[int, Kind, row.Stored]] = [(5, Kind.BYTES, meta)]
-    entry: dict[str, Any] = {"commit_ts": TS + 10, "start_ts": TS + 9, "op": PUT, "old_value": b""}
+    entry: dict[str, Any] = {"commit_ts": TS + 10, "start_ts": TS + 9, "op": OP_PUT, "old_value": b""}
     entry |= {"key": keys.int_record(keys.DDL_JOB_TABLE_ID, 9), "value": row.encode_v1(cells)}
     store = EventStore(folder)
     span = store.open_span(DDL_SPAN)

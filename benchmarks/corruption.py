@@ -36,7 +36,7 @@ import numpy as np
 import pyarrow as pa
 from benchmarks.rows import Source
 
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.mounter.decode import Checks, MountOptions, mount
 from tidegate.mounter.integrity import Tally, verify
 from tidegate.tidb import keys, row
@@ -185,7 +185,7 @@ def block_of(entries: Sequence[tuple[bytes, bytes, bytes]]) -> pa.RecordBatch:
     n = len(entries)
     strings = [pa.array(column, pa.binary()) for column in zip(*entries, strict=True)]
     ts = np.full(n, COMMIT_TS, dtype=np.uint64)
-    columns = [pa.array(ts), pa.array(ts - 1), pa.array(np.full(n, PUT, dtype=np.uint8)), *strings]
+    columns = [pa.array(ts), pa.array(ts - 1), pa.array(np.full(n, OP_PUT, dtype=np.uint8)), *strings]
     return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
 
 

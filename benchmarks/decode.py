@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from tidegate.kernel import address, kernel, load_i32
 from tidegate.model import cells
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
 from tidegate.mounter.batch_layout import Layout
@@ -117,7 +117,7 @@ def _note(
     old = held.get(key, "")
     held[key] = value
     if "start_ts" in record and (value or old):
-        op = PUT if value else DELETE
+        op = OP_PUT if value else OP_DELETE
         entry = Entry(record["commit_ts"], record["start_ts"], op, *map(bytes.fromhex, (key, value, old)))
         changes.setdefault(int(key[2:18], 16) - (1 << 63), []).append(entry)
 

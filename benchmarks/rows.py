@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from benchmarks.feed_server import read_log
 
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys
 
@@ -45,7 +45,7 @@ class Source:
         columns = [
             pa.array(ts, pa.uint64()),
             pa.array(ts - np.uint64(1), pa.uint64()),
-            pa.array(np.full(rows, PUT, dtype=np.uint8)),
+            pa.array(np.full(rows, OP_PUT, dtype=np.uint8)),
             pa.array([keys.int_record(self.table_id, handle) for handle in handles.tolist()], pa.binary()),
             self.values.take(pa.array(new)),
             old,

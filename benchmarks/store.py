@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 
 from tidegate.eventstore import kernels, outlook, reader
 from tidegate.eventstore.store import EventStore
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.span import Span
 from tidegate.tidb.keys import int_record, record_prefix, record_span
 
@@ -61,7 +61,7 @@ def blocks(tables: int) -> Iterator[pa.RecordBatch]:
         keys = [chosen[11 * n : 11 * n + 11] + (first + n).to_bytes(8, "big") for n in range(BLOCK)]
         commits = np.arange(first, first + BLOCK, dtype=np.uint64) // 10 + 2
         generator.shuffle(commits)
-        numbers = [pa.array(c) for c in (commits, commits - 1, np.full(BLOCK, PUT, np.uint8))]
+        numbers = [pa.array(c) for c in (commits, commits - 1, np.full(BLOCK, OP_PUT, np.uint8))]
         columns = [*numbers, pa.array(keys, pa.binary()), values, olds]
         yield pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
 
@@ -113,7 +113,7 @@ def ticks(folder: Path) -> dict[str, float]:
     with_rows, without, looks = [], [], []
     for tick in range(TICKS):
         ts = 10 + tick
-        columns: list[Any] = [[ts], [ts - 1], [PUT], [b""], [b"v" * 90], [b""]]
+        columns: list[Any] = [[ts], [ts - 1], [OP_PUT], [b""], [b"v" * 90], [b""]]
         for table, span in enumerate(spans):
             columns[3] = [int_record(table, tick)]
             arrays = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]

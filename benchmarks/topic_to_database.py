@@ -61,7 +61,7 @@ from tidegate.consumer.mysql.tables import create_table, qualified
 from tidegate.consumer.mysql.target import LANES, MySqlTarget
 from tidegate.consumer.position import Position
 from tidegate.dispatcher.kernels import partition_block
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.timestamp import compose
 from tidegate.mounter.decode import MountOptions, mount
@@ -150,7 +150,7 @@ class Tables:
         columns = [
             pa.array(ts, pa.uint64()),
             pa.array(ts - np.uint64(1), pa.uint64()),
-            pa.array(np.full(count, DELETE if part.kind == "delete" else PUT, dtype=np.uint8)),
+            pa.array(np.full(count, OP_DELETE if part.kind == "delete" else OP_PUT, dtype=np.uint8)),
             pa.array([keys.int_record(self.ids[number], handle) for handle in handles.tolist()], pa.binary()),
             nothing if part.kind == "delete" else self._values.take(pa.array(new)),
             old,

@@ -309,7 +309,7 @@ KERNEL_MODULES: Final = (
     "tidegate.puller.match.open_kernels",
     "tidegate.puller.match.spill_kernels",
     "tidegate.puller.frontier_kernels",
-    "tidegate.puller.match.slot_kernels",
+    "tidegate.puller.match.registration_kernels",
     "tidegate.puller.match.match_kernels",
     "tidegate.puller.match.gather_kernels",
     "tidegate.eventstore.kernels",

@@ -54,7 +54,7 @@ LOWER_X: Final = ord("x")
 UNDERSCORE: Final = ord("_")
 OPEN_BRACE: Final = ord("{")
 CLOSE_BRACE: Final = ord("}")
-DELETE: Final = 127
+DEL: Final = 127
 """The one control character above the printable ones."""
 NOT_ASCII: Final = 0x80
 """Bytes from here on belong to characters of several bytes."""

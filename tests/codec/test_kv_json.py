@@ -18,15 +18,15 @@ from tidegate.codec.protocols.kv_json.plain import (
     partition_of,
 )
 from tidegate.errors import Undecodable
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 
 CHANGES = st.lists(
     st.builds(
         lambda ts, op, key, value, expires: (
-            KeyChange(ts, op, key, value, expires) if op == PUT else KeyChange(ts, op, key)
+            KeyChange(ts, op, key, value, expires) if op == OP_PUT else KeyChange(ts, op, key)
         ),
         st.integers(1, (1 << 64) - 1),
-        st.sampled_from((PUT, DELETE)),
+        st.sampled_from((OP_PUT, OP_DELETE)),
         st.binary(max_size=40),
         st.binary(max_size=90),
         st.integers(0, (1 << 40)),
@@ -51,12 +51,12 @@ def block(changes: list[KeyChange], prefix: bytes) -> pa.RecordBatch:
 
 
 def test_a_message_has_tikv_cdcs_bytes() -> None:
-    put = encode(KeyChange(7, PUT, b"a", b"v", 1700000000))
+    put = encode(KeyChange(7, OP_PUT, b"a", b"v", 1700000000))
     assert put.key[16:] == b'{"ts":7,"k":"YQ==","t":4}'
     assert put.key[:16] == b"\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\x19"
     assert put.value is not None
     assert put.value[8:] == b'{"op":1,"v":"dg==","ex":1700000000}'
-    assert encode(KeyChange(7, DELETE, b"a")).value == b"\0\0\0\0\0\0\0\x08" + b'{"op":2}'
+    assert encode(KeyChange(7, OP_DELETE, b"a")).value == b"\0\0\0\0\0\0\0\x08" + b'{"op":2}'
     resolved = KvMarks(KvOptions()).encode_resolved(9)
     assert (resolved.key, resolved.value) == (
         b"\0\0\0\0\0\0\0\1" + b'\0\0\0\0\0\0\0\x0e{"ts":9,"t":3}',

@@ -19,7 +19,7 @@ from tidegate.codec.registry import codec_of, encoder, marks
 from tidegate.consumer.places import number_of
 from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_rows
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
@@ -85,7 +85,7 @@ def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes], force: bool)
         if table is None or is_system_schema(table.schema) or not (force or table.eligible):
             continue
         entry = Entry(
-            txn.commit_ts, txn.start_ts, DELETE if deleted else PUT, mutation.key, mutation.value, old
+            txn.commit_ts, txn.start_ts, OP_DELETE if deleted else OP_PUT, mutation.key, mutation.value, old
         )
         row = mount_row(entry, table)
         if row is not None:
@@ -97,7 +97,7 @@ def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes], force: bool)
 def _ddls(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
     prefix = keys.record_prefix(keys.DDL_JOB_TABLE_ID)
     rows = [
-        (txn.commit_ts, txn.start_ts, PUT, m.key, m.value, b"")
+        (txn.commit_ts, txn.start_ts, OP_PUT, m.key, m.value, b"")
         for m in txn.mutations
         if m.key.startswith(prefix) and m.op in ("put", "insert")
     ]

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from tidegate.errors import Fenced
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import JOURNAL_KEY, Journal, journal
 from tidegate.sink.base import (
@@ -144,7 +144,7 @@ class MapWriter:
         assert isinstance(content, pa.RecordBatch)
         columns = [content.column(name).to_pylist() for name in ("commit_ts", "op", "key", "value")]
         for ts, op, key, value in zip(*columns, strict=True):
-            self._held.append((ts, key, value if op == PUT else None))
+            self._held.append((ts, key, value if op == OP_PUT else None))
         self._alive()
 
     def commit(self, progress: Mapping[str, bytes]) -> None:

@@ -13,7 +13,7 @@ from tests.contracts import sqlite_sink
 from tests.contracts.map_sink import MapSink, Versions
 from tests.contracts.sqlite_sink import SqliteSink, SqliteWriter
 from tests.pipeline.recorded import RecordedFeed, begin
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
@@ -34,7 +34,7 @@ class Killed(Exception):
 def last_of_each(feed: RecordedFeed) -> dict[bytes, tuple[int, bool]]:
     """Per record key the ts of its last change, and whether it is there then."""
     users = [row for table, rows in feed.rows.items() if table < 1 << 40 for row in rows]
-    return {key: (ts, op == PUT) for ts, _, op, key, _, _ in sorted(users, key=lambda row: row[0])}
+    return {key: (ts, op == OP_PUT) for ts, _, op, key, _, _ in sorted(users, key=lambda row: row[0])}
 
 
 def deliver(feed: RecordedFeed, incarnation: int) -> int:
@@ -102,7 +102,7 @@ def test_a_map_of_all_keys_is_upstream_at_every_ts(tmp_path: Path, monkeypatch: 
     some = set(commits[:: len(commits) // 20])
     for at, (ts, _, op, key, value, _) in enumerate(users):
         now[key] = value
-        if op != PUT:
+        if op != OP_PUT:
             del now[key]
         if ts in some and (at + 1 == len(users) or users[at + 1][0] > ts):
             assert versions.at(ts) == now

@@ -28,7 +28,7 @@ from tidegate.config.reading import load_config
 from tidegate.config.sink_uri import parse_sink_uri, reader_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.cells import INSERT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, span_progress
@@ -215,7 +215,7 @@ class InMemory(Feed):
     def content(self, changes: Sequence[tuple[str, str]]) -> Content:
         ts = [self.ts.setdefault(key, 10 + len(self.ts)) for key, _ in changes]
         none = [b""] * len(changes)
-        rows = [ts, ts, [PUT] * len(changes), [key.encode() for key, _ in changes]]
+        rows = [ts, ts, [OP_PUT] * len(changes), [key.encode() for key, _ in changes]]
         rows += [[value.encode() for _, value in changes], none]
         columns = [pa.array(one, of.type) for one, of in zip(rows, ENTRY_SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)

@@ -12,7 +12,7 @@ import pytest
 from tidegate.eventstore.order import Entry
 from tidegate.eventstore.reader import read
 from tidegate.eventstore.store import EventStore
-from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, PUT
+from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, OP_PUT
 from tidegate.model.span import Span
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +41,9 @@ print(taken_by(lambda: drain(9)))
 def test_a_reader_holds_a_few_blocks_of_a_transaction_of_any_size(tmp_path: Path, runs: int) -> None:
     store = EventStore(tmp_path, memory_bytes=0 if runs > 1 else 1 << 40)
     span = store.open_span(Span(b"", b""))
-    span.append(block([Entry(1, 1, PUT, b"k", b"v", b"")]))
+    span.append(block([Entry(1, 1, OP_PUT, b"k", b"v", b"")]))
     filler = b"x" * ROW_BYTES
-    entries = [Entry(TS, 1, PUT, b"%08d" % row, b"%d" % row + filler, b"") for row in range(ROWS)]
+    entries = [Entry(TS, 1, OP_PUT, b"%08d" % row, b"%d" % row + filler, b"") for row in range(ROWS)]
     for run in range(runs):
         span.append(block(entries[run::runs]))
     span.seal(9)

@@ -25,7 +25,7 @@ from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import Entry, entries_of, order_key
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.span import Span, span_id
 from tidegate.proto import metapb_pb2
 from tidegate.puller.puller import Puller
@@ -298,7 +298,7 @@ def history(engine: Engine, span: Span, after: int) -> list[Entry]:
                 found[newer] = found[newer]._replace(old_value=value)
                 newer = None
             if commit_ts > after:
-                op = PUT if write.kind == mvcc.KIND_PUT else DELETE
+                op = OP_PUT if write.kind == mvcc.KIND_PUT else OP_DELETE
                 found.append(Entry(commit_ts, write.start_ts, op, keys.decode(user), value, b""))
                 newer = len(found) - 1
         cursor.next()

@@ -35,7 +35,7 @@ from tidegate.config.sink_uri import parse_source_uri
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.tidb import keys
 from tidegate.workload.schema import bootstrap, db_info
 
@@ -69,7 +69,7 @@ def make_table(pd: PdClient) -> int:
 def commit(pd: PdClient, changes: list[Change]) -> int:
     made = Transaction(pd)
     for entry in entries(changes):
-        if entry.op == PUT:
+        if entry.op == OP_PUT:
             made.put(entry.key, entry.value)
         else:
             made.delete(entry.key)

@@ -28,7 +28,7 @@ from tidegate.kvclient.region_request import RegionRequester
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.key_range import front_of
 from tidegate.model.span import Span
 from tidegate.model.timestamp import physical_ms
@@ -142,7 +142,7 @@ def state_at(changes: list[KeyChange], ts: int) -> dict[bytes, bytes]:
     for change in sorted(changes, key=lambda c: c.commit_ts):
         if change.commit_ts <= ts:
             state.pop(change.key, None)
-            if change.op == PUT:
+            if change.op == OP_PUT:
                 state[change.key] = change.value
     return state
 
@@ -207,16 +207,16 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
     history: dict[bytes, list[tuple[int, bytes]]] = {}
     for change in sorted(changes, key=lambda c: c.commit_ts):
         history.setdefault(change.key, []).append((change.op, change.value))
-    assert history[b"k0"] == [(PUT, b"before")]
-    assert history[b"k1"] == [(PUT, b"for a while")]
+    assert history[b"k0"] == [(OP_PUT, b"before")]
+    assert history[b"k1"] == [(OP_PUT, b"for a while")]
     # What was overwritten before a scan does not come: of raw keys that has the newest version only.
-    assert history.pop(b"k2") in ([(PUT, b""), (DELETE, b"")], [(DELETE, b"")])
-    assert history[b"k7"].pop() == (DELETE, b"")
+    assert history.pop(b"k2") in ([(OP_PUT, b""), (OP_DELETE, b"")], [(OP_DELETE, b"")])
+    assert history[b"k7"].pop() == (OP_DELETE, b"")
     for key in (b"k3", b"k7"):
-        assert {op for op, _ in history[key]} <= {PUT}
+        assert {op for op, _ in history[key]} <= {OP_PUT}
         counted = [int(value) for _, value in history[key]]
         assert counted == sorted(set(counted)), "in order, each once"
-    assert history[b"k3"][-1] == (PUT, b"45")
+    assert history[b"k3"][-1] == (OP_PUT, b"45")
     assert history.keys() == {b"k0", b"k1", b"k3", b"k7"}
     expiries = {change.key: change.expires for change in changes if change.expires}
     assert expiries.keys() == {b"k0", b"k1"}

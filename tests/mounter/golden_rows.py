@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from tests.golden_folder import lines, names
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.mounter import Entry
 from tidegate.tidb.table_info import table_schema
@@ -57,7 +57,7 @@ def golden_rows(case: str) -> list[GoldenRow]:
                 entry = Entry(
                     record["commit_ts"],
                     record["start_ts"],
-                    PUT if record["op"] == "put" else DELETE,
+                    OP_PUT if record["op"] == "put" else OP_DELETE,
                     *(bytes.fromhex(record[name] or "") for name in ("key", "value", "old_value")),
                 )
                 rows.append(GoldenRow(tables[mounted["table_id"], mounted["table_version"]], entry, mounted))

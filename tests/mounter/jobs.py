@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.golden_folder import lines, names
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import ddl_job
 from tidegate.tidb.ddl_job import DdlJob
@@ -57,7 +57,7 @@ def entries(transaction: dict[str, Any]) -> pa.RecordBatch:
         {
             "commit_ts": transaction["commit_ts"],
             "start_ts": transaction["start_ts"],
-            "op": PUT,
+            "op": OP_PUT,
             "key": bytes.fromhex(mutation["key"]),
             "value": bytes.fromhex(mutation["value"]),
             "old_value": b"",

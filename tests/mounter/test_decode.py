@@ -12,7 +12,7 @@ import pytest
 
 from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, OneTable, block_of, golden_rows, store_of
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.cells import RowBlock
 from tidegate.model.row import RowChange
 from tidegate.model.schema import Kind, TableSchema
@@ -123,7 +123,7 @@ def table_of(columns: int, version: int = 100) -> TableSchema:
 
 def put(table: TableSchema, commit_ts: int, *values: int, old: bytes = b"") -> Entry:
     key, value = record.encode(table, values)
-    return Entry(commit_ts, commit_ts - 1, PUT, key, value, old)
+    return Entry(commit_ts, commit_ts - 1, OP_PUT, key, value, old)
 
 
 def test_a_row_is_read_with_the_schema_before_its_commit_ts() -> None:
@@ -152,7 +152,7 @@ def test_rows_of_wide_tables_with_nulls_and_lost_and_missing_columns(columns: in
         for gap in range(2 + seed % 5, len(written.columns), 5):
             cells[gap] = (Kind.INT, None)
         key, value = keys.int_record(7, seed), row.encode_v2((at, *cell) for at, cell in cells.items())
-        entries.append(Entry(101, 99, PUT, key, value, value if seed % 2 else b""))
+        entries.append(Entry(101, 99, OP_PUT, key, value, value if seed % 2 else b""))
     blocks, failed = mount(block_of(entries), OneTable({7: [(0, table)]}), ALL)
     assert failed == []
     assert_same(in_block_order(blocks), [mount_row(entry, table, UTC) for entry in entries])
@@ -164,7 +164,7 @@ def test_a_column_that_is_both_null_and_not_is_refused() -> None:
     assert value[6:8] == bytes([3, 2])
     twice = value[:7] + bytes([3]) + value[8:]
     key = keys.int_record(7, 1)
-    entries = [Entry(101, 99, PUT, key, twice, b"")]
+    entries = [Entry(101, 99, OP_PUT, key, twice, b"")]
     blocks, failed = mount(block_of(entries), OneTable({7: [(0, table)]}), ALL)
     assert not blocks
     assert "db.t" in failed[0].table
@@ -215,7 +215,7 @@ def test_a_row_only_the_plain_decoder_understands_is_mounted_by_it() -> None:
 def test_deletes_of_nothing_and_index_entries_leave_no_trace() -> None:
     table = table_of(2)
     kept = put(table, 150, 1, 1)
-    nothing = kept._replace(op=DELETE, value=b"")
+    nothing = kept._replace(op=OP_DELETE, value=b"")
     index = kept._replace(key=kept.key[:9] + b"_i" + kept.key[11:])
     blocks, failed = mount(block_of([nothing, kept, index]), OneTable({7: [(100, table)]}), ALL)
     assert failed == []

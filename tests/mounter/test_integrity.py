@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, block_of, golden_rows, store_of
-from tidegate.model.block import DELETE
-from tidegate.model.cells import DELETE as DELETED
-from tidegate.model.cells import INSERT, RowBlock
+from tidegate.model.block import OP_DELETE
+from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.mounter.decode import Checks, MountOptions, mount
 from tidegate.mounter.integrity import IMAGES, Mismatch, Tally, column_sums, verify, with_checksums
 from tidegate.mounter.rows import rows_of
@@ -42,7 +41,7 @@ def plainly(rows: list[GoldenRow], groups: list[RowBlock]) -> list[tuple[int, st
     for at in sorted(int(at) for group in groups for at in group.position):
         entry, table = rows[at].entry, rows[at].table
         for image, data in zip(IMAGES, (entry.value, entry.old_value), strict=True):
-            if data and not (image == "new" and entry.op == DELETE):
+            if data and not (image == "new" and entry.op == OP_DELETE):
                 found.append((at, image, checksum.check(table, entry.key, data, old=image == "old")))
     return found
 
@@ -70,7 +69,7 @@ def test_golden_blocks_match_and_give_ticdcs_sums(case: str) -> None:
     for group in groups:
         every = np.arange(len(group))
         images = (
-            (group.new, "current", "values", group.op != DELETED),
+            (group.new, "current", "values", group.op != DELETE),
             (group.old, "previous", "pre_values", group.op != INSERT),
         )
         for image, member, values, has in images:
@@ -117,7 +116,7 @@ def test_rows_of_every_version_tell_what_the_plain_twin_says(rng: random.Random,
     rows = golden_rows(case)
     for golden, found in told([resealed(one, rng) for one in rng.sample(rows, min(len(rows), 30))]):
         entry, sums, versions, corrupted = golden.entry, [0, 0], [0, 0], False
-        for at, data in enumerate((b"" if entry.op == DELETE else entry.value, entry.old_value)):
+        for at, data in enumerate((b"" if entry.op == OP_DELETE else entry.value, entry.old_value)):
             check = checksum.check(golden.table, entry.key, data, old=at == 1) if data else None
             if check is not None and check.outcome is not Outcome.UNCHECKED:
                 bad, versions[at] = check.outcome is Outcome.MISMATCHED, check.version
@@ -125,7 +124,7 @@ def test_rows_of_every_version_tell_what_the_plain_twin_says(rng: random.Random,
                 values = record.decode(golden.table, keys.parse_record(entry.key), data)
                 whole = checksum.column_sum(golden.table, values)
                 sums[at] = check.expected if bad and check.version else whole
-        version = versions[1 if entry.op == DELETE else 0]
+        version = versions[1 if entry.op == OP_DELETE else 0]
         assert found == ((*sums, version, corrupted) if any(sums) else None)
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from tests.tidb.golden_rows import case_names, changes, expected, shown
 from tidegate.errors import Undecodable
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.row import Value
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter.mounter import Entry, mount_row
@@ -14,7 +14,7 @@ def entry_of(change: object) -> Entry:
     return Entry(
         record["commit_ts"],
         record["start_ts"],
-        DELETE if record["op"] == "delete" else PUT,
+        OP_DELETE if record["op"] == "delete" else OP_PUT,
         change.key,  # type: ignore[attr-defined]
         change.value,  # type: ignore[attr-defined]
         change.old_value,  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_golden_changes_mount_as_ticdc_mounts_them(name: str) -> None:
 
 def test_a_delete_of_what_was_not_there_changes_nothing() -> None:
     change = next(changes("key_int_signed"))
-    entry = entry_of(change)._replace(op=DELETE, value=b"", old_value=b"")
+    entry = entry_of(change)._replace(op=OP_DELETE, value=b"", old_value=b"")
     assert mount_row(entry, change.table) is None
 
 

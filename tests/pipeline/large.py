@@ -10,7 +10,7 @@ import orjson
 from tests.pipeline.recorded import CLUSTER, RecordedFeed
 
 from tidegate.eventstore.order import Entry, op_class, order_key
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema
@@ -87,14 +87,14 @@ def transaction(ts: int, rows: int, text_bytes: int) -> Iterator[Entry]:
         _, old = row(handle, handle, f"{ts} old {handle} {filler}")
         match handle % 4:
             case 0:
-                yield Entry(ts, ts - 1, DELETE, key, b"", old)
+                yield Entry(ts, ts - 1, OP_DELETE, key, b"", old)
             case 1:
-                yield Entry(ts, ts - 1, PUT, key, new, old)
+                yield Entry(ts, ts - 1, OP_PUT, key, new, old)
             case 2:
                 _, moved = row(handle, handle + 4, f"{ts} new {handle} {filler}")
-                yield Entry(ts, ts - 1, PUT, key, moved, old)
+                yield Entry(ts, ts - 1, OP_PUT, key, moved, old)
             case 3:
-                yield Entry(ts, ts - 1, PUT, key, new, b"")
+                yield Entry(ts, ts - 1, OP_PUT, key, new, b"")
 
 
 def changes_of(entry: Entry) -> Iterator[Change]:

@@ -14,7 +14,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.eventstore.store import EventStore
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_ROWS, PUT
+from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_ROWS, OP_DELETE, OP_PUT
 from tidegate.model.span import Span, span_id
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
@@ -69,7 +69,14 @@ class RecordedFeed:
                 table = keys.parse_record(mutation.key).table_id
                 if table == keys.DDL_HISTORY_TABLE_ID:
                     table = keys.DDL_JOB_TABLE_ID  # one span holds both
-                row = (txn.commit_ts, txn.start_ts, PUT if put else DELETE, mutation.key, mutation.value, old)
+                row = (
+                    txn.commit_ts,
+                    txn.start_ts,
+                    OP_PUT if put else OP_DELETE,
+                    mutation.key,
+                    mutation.value,
+                    old,
+                )
                 self.rows.setdefault(table, []).append(row)
 
     def write(self, incarnation: int = 1, slots: int = 4, settings: dict[str, Any] | None = None) -> Path:

@@ -22,7 +22,7 @@ from tests.pipeline.large import TABLE_ID, LargeFeed, row
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.store import EventStore
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span, span_id
@@ -221,7 +221,7 @@ class TwinFeed(LargeFeed):
         for ts in {entry.commit_ts for entry in self.entries}:
             for handle in range(1000, 1003):
                 key, value = row(handle, handle, f"{ts} twin {handle}")
-                self.rows[TABLE_ID].append((ts, ts - 2, PUT, key, value, b""))
+                self.rows[TABLE_ID].append((ts, ts - 2, OP_PUT, key, value, b""))
 
 
 @pytest.mark.parametrize("seed", range(10))

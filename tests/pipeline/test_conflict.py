@@ -45,8 +45,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal
 from tidegate.eventstore.order import Entry
-from tidegate.model.block import DELETE as DELETED
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Delivered
@@ -111,7 +110,7 @@ def entries(transaction: list[ModelChange]) -> list[Entry]:
         key, value = record.encode(TABLE, (row, new.get(row)))
         before = record.encode(TABLE, (row, old[row]))[1] if row in old else b""
         found.append(
-            Entry(ts, ts - 1, PUT if row in new else DELETED, key, value if row in new else b"", before)
+            Entry(ts, ts - 1, OP_PUT if row in new else OP_DELETE, key, value if row in new else b"", before)
         )
     return found
 

@@ -23,7 +23,7 @@ from tools.processes import descendants
 from tidegate.codec.protocols.simple.plain import OPERATIONS
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import Fenced
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.model.progress import SpanProgress, span_key
 from tidegate.pipeline.feed import FeedSpec
 
@@ -66,7 +66,7 @@ def seen_by_others(pid: int) -> list[bytes]:
 def expected(feed: RecordedFeed) -> Counter[int]:
     """Rows per commit ts of the tables that are replicated; a delete of a row that never was is no change."""
     replicated = (row for table, rows in feed.rows.items() if table < 1 << 40 for row in rows)
-    return Counter(ts for ts, _, op, _, _, old in replicated if op == PUT or old)
+    return Counter(ts for ts, _, op, _, _, old in replicated if op == OP_PUT or old)
 
 
 def found(uri: str) -> Counter[int]:

@@ -153,6 +153,6 @@ def test_a_load_of_keys_goes_on_with_the_ranges_that_are_not_done(
     assert all(number == partition_of(one.key, PARTITIONS) for number, one in found)
     pairs = Snapshot(pd, ts).scan(Span(b"key/", b"key0"))
     assert sorted((one for _, one in found), key=lambda one: one.key) == [
-        KeyChange(ts, block.PUT, key, value) for key, value in pairs
+        KeyChange(ts, block.OP_PUT, key, value) for key, value in pairs
     ]
     assert [one.key for _, one in sorted(found, key=lambda pair: pair[1].key)] == KEYS

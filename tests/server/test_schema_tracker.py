@@ -18,7 +18,7 @@ from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.schema import Kind
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
@@ -46,7 +46,7 @@ class DdlSpan:
 
     def add(self, *writes: tuple[int, dict[str, Any]], upto: int) -> None:
         """Writes of jobs, and nothing else up to a ts."""
-        rows = [(ts, ts - 1, PUT, _key(job), _value(job), b"") for ts, job in writes]
+        rows = [(ts, ts - 1, OP_PUT, _key(job), _value(job), b"") for ts, job in writes]
         columns = list(zip(*rows, strict=True)) if rows else [[] for _ in ENTRY_SCHEMA]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
         self._span.append(pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA))

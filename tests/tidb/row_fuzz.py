@@ -28,7 +28,7 @@ from tests.guarded import GuardedRoom
 from tests.mounter.golden_rows import CASES, GoldenRow, golden_rows
 from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
-from tidegate.model.block import DELETE
+from tidegate.model.block import OP_DELETE
 from tidegate.model.cells import Image
 from tidegate.mounter.decode import empty_image, plan_of
 from tidegate.mounter.mounter import mount_row
@@ -94,7 +94,7 @@ class KernelDecoder:
             return fault, (None, None)
         entry = row.entry
         return 0, (
-            None if entry.op == DELETE else _text(row, new),
+            None if entry.op == OP_DELETE else _text(row, new),
             _text(row, old) if entry.old_value else None,
         )
 

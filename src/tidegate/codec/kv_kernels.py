@@ -36,7 +36,7 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_ascii import CLOSE_BRACE, EQUALS, LOWER_A, PLUS, SLASH, UPPER_A, ZERO
 from tidegate.kernel_layout import Layout, run
-from tidegate.model.block import DELETE
+from tidegate.model.block import OP_DELETE
 from tidegate.tidb.kernels.text import put_u64
 
 _LETTERS: Final = 26
@@ -187,7 +187,7 @@ def _put_key(at: int, key: int, size: int, commit: Any, texts: int) -> int:
 def _put_value(at: int, entries: Entries, row: int, texts: int) -> int:
     """A message's value: a frame of a size around one JSON object."""
     start = at
-    deleted = int(load_u8(entries.op + row)) == DELETE
+    deleted = int(load_u8(entries.op + row)) == OP_DELETE
     if deleted:
         at = _put_run(at + _SIZE_BYTES, texts + T_DELETED)
     else:

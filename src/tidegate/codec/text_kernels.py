@@ -29,7 +29,7 @@ from tidegate.kernel_ascii import (
     CARRIAGE_RETURN,
     CLOSE_BRACKET,
     COMMA,
-    DELETE,
+    DEL,
     EQUALS,
     ESCAPED_U_TEXT,
     FORM_FEED,
@@ -272,7 +272,7 @@ def put_quoted_ascii(out: int, byte: int, std: int) -> int:
         return out + 4
     if std and (byte == AMPERSAND or byte == LESS or byte == GREATER):
         return put_hex_rune(out, byte)
-    if SPACE <= byte < DELETE:
+    if SPACE <= byte < DEL:
         store_u8(out, byte)
         return out + 1
     if byte < SPACE and _GO_SHORT[byte] != 0:

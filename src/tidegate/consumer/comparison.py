@@ -22,7 +22,7 @@ from tidegate.consumer.net_effect import factorize
 from tidegate.consumer.snapshots import Snapshot
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot as KvSnapshot
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.columns import target_type, to_arrow
 from tidegate.mounter.decode import MountOptions, mount
@@ -89,7 +89,7 @@ class Source:
         arrays = [
             stamp,
             stamp,
-            pa.array(np.full(n, PUT, np.uint8)),
+            pa.array(np.full(n, OP_PUT, np.uint8)),
             pa.array([key for key, _ in page], pa.binary()),
             pa.array([value for _, value in page], pa.binary()),
             pa.array([b""] * n, pa.binary()),

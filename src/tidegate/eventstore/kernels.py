@@ -39,7 +39,7 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_layout import Layout, pointer, signed
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS, OP_DELETE
 
 BLOCK: Final = Layout(
     "block line", "", "A block of ENTRY_SCHEMA: one line of a block table, see `describe`.",
@@ -81,7 +81,7 @@ def _size(table: I64, ref: int, at: int) -> int:
 
 @inline
 def _class(table: I64, ref: int) -> int:
-    if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == DELETE:
+    if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == OP_DELETE:
         return 0
     return 1 if _size(table, ref, OLD_AT) > 0 else 2
 

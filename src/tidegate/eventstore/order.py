@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from tidegate.eventstore.directory import NONE, OTHER, RECORD
-from tidegate.model.block import DELETE, ENTRY_SCHEMA
+from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE
 
 
 class Entry(NamedTuple):
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 def op_class(op: int, old_value: bytes) -> int:
     """0 for a delete, 1 for an update (a put over an old value), 2 for an insert."""
-    if op == DELETE:
+    if op == OP_DELETE:
         return 0
     return 1 if old_value else 2
 

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.model.block import DELETE
+from tidegate.model.block import OP_DELETE
 from tidegate.model.position import DELETE_CLASS, INSERT_CLASS, UPDATE_CLASS, Place
 
 
 def place_of(block: pa.RecordBatch, row: int) -> tuple[int, int, int, bytes]:
     """The place of one row of a block in the store's order (`order.order_key`)."""
     commit_ts, start_ts, op, key, _, old = (block.column(i)[row] for i in range(6))
-    if op.as_py() == DELETE:
+    if op.as_py() == OP_DELETE:
         kind = DELETE_CLASS
     else:
         kind = UPDATE_CLASS if old.as_buffer().size else INSERT_CLASS
@@ -37,7 +37,7 @@ def beyond(blocks: Iterable[pa.RecordBatch], past: Place) -> Iterator[pa.RecordB
 def classes(block: pa.RecordBatch) -> npt.NDArray[np.int8]:
     """The class of operation of every row."""
     found = np.where(np.diff(_offsets(block, 5)) > 0, UPDATE_CLASS, INSERT_CLASS).astype(np.int8)
-    found[block.column(2).to_numpy() == DELETE] = DELETE_CLASS
+    found[block.column(2).to_numpy() == OP_DELETE] = DELETE_CLASS
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-PUT: Final = 1
-DELETE: Final = 2
+OP_PUT: Final = 1
+OP_DELETE: Final = 2
 
 ENTRY_SCHEMA: Final = pa.schema(
     [
@@ -26,8 +26,8 @@ ENTRY_SCHEMA: Final = pa.schema(
 )
 """One committed change a row.
 
-op: PUT or DELETE, as in cdcpb. key: raw user key. value: empty for DELETE. old_value: empty when there
-was none (a TiDB row value is never empty). int32 offsets: a block holds less than 2 GiB of each column;
+op: OP_PUT or OP_DELETE, as in cdcpb. key: raw user key. value: empty for OP_DELETE. old_value: empty when
+there was none (a TiDB row value is never empty). int32 offsets: a block holds less than 2 GiB of each column;
 makers cut blocks at 8 MiB or 65,536 rows, whichever comes first.
 """
 

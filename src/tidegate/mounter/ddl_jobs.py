@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from tidegate.errors import Undecodable
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.mounter.ddl import takes_effect
 from tidegate.tidb import ddl_job, keys, row
 from tidegate.tidb.datum import Datum
@@ -46,7 +46,7 @@ def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJ
     jobs: list[DdlJob | UnreadableJob] = []
     for entry in block.select(["commit_ts", "start_ts", "op", "key", "value"]).to_pylist():
         table_id = prefixes.get(entry["key"][:size])
-        if entry["op"] != PUT or table_id is None:
+        if entry["op"] != OP_PUT or table_id is None:
             continue
         try:
             meta = _job_meta(entry["value"], meta_columns[table_id])

@@ -6,7 +6,7 @@ from datetime import UTC, tzinfo
 from typing import NamedTuple
 
 from tidegate.errors import Undecodable
-from tidegate.model.block import DELETE
+from tidegate.model.block import OP_DELETE
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import keys, record
@@ -32,7 +32,7 @@ def mount_row(entry: Entry, table: TableSchema, time_zone: tzinfo = UTC) -> RowC
     key = keys.parse_record(entry.key)
     if key.table_id not in table.physical_ids:
         raise Undecodable("a record key belongs to another table", where=table.name, why=f"id {key.table_id}")
-    deleted = entry.op == DELETE
+    deleted = entry.op == OP_DELETE
     if deleted and not entry.old_value:
         return None
     return RowChange(

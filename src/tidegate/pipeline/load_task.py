@@ -22,7 +22,7 @@ from tidegate.errors import Fenced
 from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.progress import LoadProgress, load_key
 from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Transaction, Worker
@@ -140,7 +140,7 @@ def entries(page: pa.RecordBatch, ts: int) -> pa.RecordBatch:
     columns = [
         pa.array(np.full(n, ts, np.uint64)),
         pa.array(np.zeros(n, np.uint64)),
-        pa.array(np.full(n, PUT, np.uint8)),
+        pa.array(np.full(n, OP_PUT, np.uint8)),
         page.column(0),
         page.column(1),
         none,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tidegate.errors import InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.eventstore import reader
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.path_part import path_part
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
@@ -132,7 +132,9 @@ def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> Out
     about = f" ({note})" if note else ""
     try:
         # A row's value is never empty, so an empty one is a delete.
-        change = mount_row(Entry(commit_ts, 0, PUT if value else DELETE, entry["key"], value, old), table)
+        change = mount_row(
+            Entry(commit_ts, 0, OP_PUT if value else OP_DELETE, entry["key"], value, old), table
+        )
         if why := _mismatch(entry, table):
             return still_bad(why + about)
     except TidegateError as error:

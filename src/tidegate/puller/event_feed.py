@@ -237,8 +237,8 @@ class Stream:
         return self._queue.is_awaited or self._emptied > before
 
     def spilled(self) -> dict[int, int]:
-        """Bytes on disk of open transactions, by the slot of their registration."""
-        return {} if self._spill is None else spill.bytes_by_slot(self._spill)
+        """Bytes on disk of open transactions, by the number of their registration."""
+        return {} if self._spill is None else spill.bytes_by_registration(self._spill)
 
     def close(self) -> None:
         """End the stream; `lost` follows from the worker unless it was called before."""

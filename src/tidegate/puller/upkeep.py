@@ -115,7 +115,7 @@ class Upkeep:
         found: Counter[Watched] = Counter()
         if any(by_stream.values()):
             for registration, held in self._registrar.held.items():
-                found[held.watched] += by_stream.get(held.stream, {}).get(registration.slot, 0)
+                found[held.watched] += by_stream.get(held.stream, {}).get(registration.number, 0)
         before, self.spilled = self.spilled, found.total()
         self._store.charge(disk=self.spilled - before)
         return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
-from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.schema import TableSchema
 from tidegate.model.span import Span
 from tidegate.mounter.columns import target_type, to_arrow
@@ -44,7 +44,7 @@ class Reader:
 
     def _decoded(self, page: pa.RecordBatch) -> pa.RecordBatch:
         n = page.num_rows
-        stamp, put = pa.array(np.zeros(n, np.uint64)), pa.array(np.full(n, PUT, np.uint8))
+        stamp, put = pa.array(np.zeros(n, np.uint64)), pa.array(np.full(n, OP_PUT, np.uint8))
         old = pa.array([b""], pa.binary()).take(pa.array(np.zeros(n, np.int8)))
         entries = [stamp, stamp, put, page.column(0), page.column(1), old]
         block = columns_of(pa.RecordBatch.from_arrays(entries, schema=ENTRY_SCHEMA))

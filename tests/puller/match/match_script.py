@@ -24,14 +24,14 @@ from tests.puller.match.test_matcher import changes_of
 from tests.puller.wire import resolved_message, rows_message
 from tests.puller.words import span_of
 from tests.scripts import Command
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.span import Span
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.matched import Happening
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 _REGION, _REQUEST = 1, 7
-_OPERATIONS = {"put": PUT, "delete": DELETE, "lock": 0}
+_OPERATIONS = {"put": OP_PUT, "delete": OP_DELETE, "lock": 0}
 
 
 @dataclass
@@ -165,7 +165,7 @@ def _row(command: Command) -> Row:
             kind = Kind[command.name.upper()]
             return Row(kind, start, commit, _OPERATIONS[operation], key, value, old, generation)
         case "row":
-            return Row(command.number("kind"), start, commit, PUT, key)
+            return Row(command.number("kind"), start, commit, OP_PUT, key)
     raise ValueError(f"{command.where}: a matcher does not know '{command.name}'")
 
 
@@ -173,7 +173,7 @@ def _shown(pushed: Pushed) -> str:
     lines = ["initialized"] if pushed.initialized else []
     for change in pushed.changes:
         key, value, old = (text.decode() for text in (change.key, change.value, change.old_value))
-        what = f"{key} = '{value}'" if change.op == PUT else f"{key} is deleted"
+        what = f"{key} = '{value}'" if change.op == OP_PUT else f"{key} is deleted"
         lines.append(f"{what}, start {change.start_ts}, commit {change.commit_ts}, before '{old}'")
     if pushed.broken is not None:
         rule, ts = pushed.broken

@@ -16,7 +16,7 @@ from tests.mounter.golden_rows import CASES, golden_rows
 from tests.tidb import row_fuzz
 from tests.tidb.row_fuzz import KernelDecoder, plain_one
 from tidegate.errors import Undecodable
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.model.schema import Kind
 from tidegate.tidb import row
 from tidegate.tidb.kernels import row as row_kernels
@@ -86,7 +86,7 @@ def test_a_decimal_is_refused_or_read_as_the_plain_decoder_reads_it(cell: bytes)
     golden = golden_rows("types_decimals_small")[0]
     column = next(one for one in golden.table.columns if one.kind is Kind.DECIMAL)
     value = row.encode_v2([(column.id, Kind.DECIMAL, cell)])
-    made = golden._replace(entry=golden.entry._replace(op=PUT, value=value, old_value=b""))
+    made = golden._replace(entry=golden.entry._replace(op=OP_PUT, value=value, old_value=b""))
     fault, images = DECODER.shown(made)
     plain = plain_one(made)
     assert bool(fault) is isinstance(plain, Undecodable), (cell.hex(), fault, plain)

@@ -6,9 +6,9 @@ Reading order:
 - `matched` has the nouns, `block_matcher` the matcher of one stream;
 - `pairing` runs the kernels in their order, over the tables of `registrations`, `portion` (input),
   `open_rows` and `outcome` (output); `addresses` remembers where these are;
-- the kernels: `table_kernels` (the tables that they share), `scan_kernels` (the wire format), `slot_kernels`
-  (registrations), `bucket_kernels` and `open_kernels` (open prewrites), `match_kernels` (commits),
-  `gather_kernels` (columns);
+- the kernels: `table_kernels` (the tables that they share), `scan_kernels` (the wire format),
+  `registration_kernels` (registrations), `bucket_kernels` and `open_kernels` (open prewrites),
+  `match_kernels` (commits), `gather_kernels` (columns);
 - open transactions on disk: `spill` and `spill_kernels` (the logs), `spilling` (what goes there),
   `playback` (how their logs are matched);
 - `budget` and `recycler` are the memory that all streams share.

@@ -31,8 +31,8 @@ from tidegate.puller.match import (
     gather_kernels,
     match_kernels,
     open_kernels,
+    registration_kernels,
     scan_kernels,
-    slot_kernels,
     spill_kernels,
 )
 from tidegate.puller.match import table_kernels as k
@@ -108,9 +108,9 @@ class BlockMatcher:
         """
         with self._lock:
             if self._registrations.is_full:
-                for slot in self._pairing.take_slots_back():
+                for number in self._pairing.take_back():
                     if self._spilling is not None:
-                        self._spilling.forget(slot)
+                        self._spilling.forget(number)
             return self._registrations.add(
                 request_id, region_id, span, mark, bounds, checkpoint, records=records
             )
@@ -121,8 +121,8 @@ class BlockMatcher:
             if not self._registrations.stop(registration):
                 return 0
             if self._spilling is not None:
-                self._spilling.forget(registration.slot)
-            return int(self._registrations.slots[registration.slot, k.S_RESOLVED])
+                self._spilling.forget(registration.number)
+            return int(self._registrations.table[registration.number, k.REG_RESOLVED])
 
     def feed(self, messages: Sequence[bytes]) -> Matched:
         """Apply messages in order. Raises Retryable when one is malformed: the stream must end.
@@ -180,9 +180,9 @@ class BlockMatcher:
         spilling = self._spilling
         if spilling is None:
             return
-        for slot in spilling.due_slots():
+        for number in spilling.due_registrations():
             with self._lock:
-                found = spilling.due(slot)
+                found = spilling.due(number)
                 if found is None:
                     continue
                 spilling.flush()
@@ -194,15 +194,15 @@ class BlockMatcher:
         The lock is not held across a `yield`, so the registration may have been stopped meanwhile; each time
         it is checked again.
         """
-        line = self._registrations.slots[owner.slot]
+        line = self._registrations.table[owner.number]
         passes = 1 + 2 * log.size // max(self._share.limit, PASS_BYTES_MIN)
         self._share.hold(self.open_bytes + log.size // passes)
-        rest = spilling.new_log(k.LIVE, int(line[k.S_DUE]))
+        rest = spilling.new_log(k.LIVE, int(line[k.REG_DUE]))
         playback = Playback(
             owner,
             log,
             rest,
-            checkpoint=int(line[k.S_CHECKPOINT]),
+            checkpoint=int(line[k.REG_CHECKPOINT]),
             passes=passes,
             slabs=self._slabs,
             trust_empty=self._pairing.trust_empty,
@@ -225,10 +225,10 @@ class BlockMatcher:
             if not self._registrations.is_live(owner):
                 rest.remove()
                 return Matched([], [], NO_MARKS, NO_TS, 0, 0)
-            spilling.forget(owner.slot)
+            spilling.forget(owner.number)
             self._registrations.restore(owner, k.LIVE, rest.resolved)
             if left > self._share.limit // 8:
-                spilling.put(owner.slot, rest)
+                spilling.put(owner.number, rest)
             else:
                 for chunk in rest.chunks():
                     self._pairing.feed_log(chunk, owner)
@@ -258,5 +258,12 @@ def _portions(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 def warm() -> None:
     """Compile the kernels, or load what was compiled."""
-    for kernels in (scan_kernels, slot_kernels, match_kernels, open_kernels, spill_kernels, gather_kernels):
+    for kernels in (
+        scan_kernels,
+        registration_kernels,
+        match_kernels,
+        open_kernels,
+        spill_kernels,
+        gather_kernels,
+    ):
         kernels.warm()

@@ -1,6 +1,6 @@
 """The compiled matcher of a whole stream: prewrites and commits in, committed changes out.
 
-`match` runs the rules of `matcher.Matcher` over the events of a batch, for every registration ("slot") of the
+`match` runs the rules of `matcher.Matcher` over the events of a batch, for every registration of the
 stream; completed changes come out as references in `out`.
 """
 
@@ -17,7 +17,7 @@ from tidegate.kernel import (
     kernel,
     prefetch,
 )
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.puller.match.bucket_kernels import (
     add_entry,
     bucket_of,
@@ -27,8 +27,15 @@ from tidegate.puller.match.bucket_kernels import (
     table_address,
 )
 from tidegate.puller.match.matcher import Violation
-from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_slot
-from tidegate.puller.match.slot_kernels import find_slot, inside, note, resolve, resolve_many, violate
+from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_registration
+from tidegate.puller.match.registration_kernels import (
+    find_registration,
+    inside,
+    note,
+    resolve,
+    resolve_many,
+    violate,
+)
 from tidegate.puller.match.spill_kernels import log_row
 from tidegate.puller.match.table_kernels import (
     C_EVENT,
@@ -48,9 +55,9 @@ from tidegate.puller.match.table_kernels import (
     E_FIRST,
     E_KIND,
     E_REGION,
+    E_REGISTRATION,
     E_REQUEST,
     E_SIZE,
-    E_SLOT,
     E_TS,
     ERROR,
     FORCED,
@@ -85,20 +92,20 @@ from tidegate.puller.match.table_kernels import (
     R_OLD_SIZE,
     R_VALUE_SIZE,
     RECORD,
+    REG_CHECKPOINT,
+    REG_HEAD,
+    REG_RESOLVED,
+    REG_SPAN,
+    REG_SPILLED,
+    REG_STATE,
+    REG_TAIL,
+    REG_WAITING,
     RESOLVED,
     RESOLVED_MANY,
     ROLLBACK_ROW,
+    ROW_REGISTRATION,
     ROWS,
-    S_CHECKPOINT,
-    S_HEAD,
-    S_RESOLVED,
-    S_SPAN,
-    S_SPILLED,
-    S_STATE,
-    S_TAIL,
-    S_WAITING,
     SCANNING,
-    SLOT,
     START,
     STOPPED,
     TABLE_FULL,
@@ -108,7 +115,7 @@ from tidegate.puller.match.table_kernels import (
     W_KEY_SIZE,
     W_KIND,
     W_NEXT,
-    W_SLOT,
+    W_REGISTRATION,
     W_START,
     WAIT_RECORD,
     Tables,
@@ -120,12 +127,12 @@ from tidegate.puller.match.table_kernels import (
     put_event_word,
     put_int,
     put_out_word,
+    put_registration_word,
     put_row_word,
-    put_slot_word,
     put_word,
+    registration_index,
+    registration_word,
     row_word,
-    slot_index,
-    slot_word,
 )
 
 COMMIT_BELOW_RESOLVED = int(Violation.COMMIT_BELOW_RESOLVED)
@@ -150,39 +157,41 @@ def _forget(tables: Tables, place: int, h: Any) -> None:
     if entry & IN_MESSAGE:
         put_row_word(tables.rows, i64(entry & ~IN_MESSAGE), PLACE, np.uint64(0))
     else:
-        end_record(tables.arena, entry, tables.slots, tables.counts)
+        end_record(tables.arena, entry, tables.registrations, tables.counts)
     put_int(tables.counts, C_OPEN_ROWS, get_int(tables.counts, C_OPEN_ROWS) - 1)
     remove_entry(tables.table, place, h)
 
 
 @inline
-def _find(tables: Tables, h: Any, slot: int, row: int) -> int:
+def _find(tables: Tables, h: Any, registration: int, row: int) -> int:
     """The place of the open prewrite that a row belongs to, or 0."""
     rows = tables.rows
     start, key, size = row_word(rows, row, START), row_word(rows, row, KEY), row_word(rows, row, KEY_SIZE)
-    return find_open(tables.table, h, slot, start, i64(key), i64(size), rows, tables.arena)
+    return find_open(tables.table, h, registration, start, i64(key), i64(size), rows, tables.arena)
 
 
 @inline
-def _passes(tables: Tables, slot: int, commit: Any) -> bool:
+def _passes(tables: Tables, registration: int, commit: Any) -> bool:
     """Whether a completed change is to come out: above the checkpoint, and above the resolved ts."""
-    if commit <= slot_word(tables.slots, slot, S_CHECKPOINT):
+    if commit <= registration_word(tables.registrations, registration, REG_CHECKPOINT):
         return False
-    if commit <= slot_word(tables.slots, slot, S_RESOLVED):
-        violate(tables.slots, slot, COMMIT_BELOW_RESOLVED, commit, tables.notes, tables.counts)
+    if commit <= registration_word(tables.registrations, registration, REG_RESOLVED):
+        violate(
+            tables.registrations, registration, COMMIT_BELOW_RESOLVED, commit, tables.notes, tables.counts
+        )
         return False
     return True
 
 
 @inline
-def _emit(tables: Tables, slot: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
+def _emit(tables: Tables, registration: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
     """Emit a commit with the values of its prewrite: of a row in a message, or of a record in the arena."""
     out, rows, arena = tables.out, tables.rows, tables.arena
     i = get_int(tables.counts, C_OUT)
     put_out_word(out, i, O_COMMIT, commit)
     put_out_word(out, i, O_START, start)
     put_out_word(out, i, O_OP, op)
-    put_out_word(out, i, O_SPAN, slot_word(tables.slots, slot, S_SPAN))
+    put_out_word(out, i, O_SPAN, registration_word(tables.registrations, registration, REG_SPAN))
     if ref & IN_MESSAGE:
         row = i64(ref & ~IN_MESSAGE)
         value_size = row_word(rows, row, VALUE_SIZE)
@@ -201,14 +210,14 @@ def _emit(tables: Tables, slot: int, commit: Any, start: Any, op: Any, ref: Any)
         put_out_word(out, i, O_VALUE, np.uint64(key + i64(key_size)))
         put_out_word(out, i, O_OLD, np.uint64(key + i64(key_size) + i64(value_size)))
         put_out_word(out, i, O_OLD_SIZE, record_word(arena, ref, R_OLD_SIZE))
-    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(PUT) else np.uint64(0))
+    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(OP_PUT) else np.uint64(0))
     put_int(tables.counts, C_OUT, i + 1)
 
 
 @inline
-def _wait(tables: Tables, slot: int, row: int) -> None:
+def _wait(tables: Tables, registration: int, row: int) -> None:
     """Chain a commit or rollback that came before INITIALIZED."""
-    slots, rows, counts = tables.slots, tables.rows, tables.counts
+    registrations, rows, counts = tables.registrations, tables.rows, tables.counts
     offset = get_int(counts, C_WAITING)
     at = tables.waiting + offset
     size = i64(row_word(rows, row, KEY_SIZE))
@@ -218,23 +227,30 @@ def _wait(tables: Tables, slot: int, row: int) -> None:
     put_word(at, W_COMMIT, row_word(rows, row, COMMIT))
     put_word(at, W_KIND, (kind << np.uint64(8)) | (op & np.uint64(0xFF)))
     put_word(at, W_KEY_SIZE, np.uint64(size))
-    put_word(at, W_SLOT, np.uint64(slot))
+    put_word(at, W_REGISTRATION, np.uint64(registration))
     copy_exact(at + WAIT_RECORD, i64(row_word(rows, row, KEY)), size)
-    if slot_word(slots, slot, S_HEAD) == np.uint64(0):
-        put_slot_word(slots, slot, S_HEAD, np.uint64(offset + 1))
+    if registration_word(registrations, registration, REG_HEAD) == np.uint64(0):
+        put_registration_word(registrations, registration, REG_HEAD, np.uint64(offset + 1))
     else:
-        last = tables.waiting + i64(slot_word(slots, slot, S_TAIL)) - 1
+        last = tables.waiting + i64(registration_word(registrations, registration, REG_TAIL)) - 1
         put_word(last, W_NEXT, np.uint64(offset + 1))
-    put_slot_word(slots, slot, S_TAIL, np.uint64(offset + 1))
-    put_slot_word(slots, slot, S_WAITING, slot_word(slots, slot, S_WAITING) + np.uint64(1))
+    put_registration_word(registrations, registration, REG_TAIL, np.uint64(offset + 1))
+    put_registration_word(
+        registrations,
+        registration,
+        REG_WAITING,
+        registration_word(registrations, registration, REG_WAITING) + np.uint64(1),
+    )
     put_int(counts, C_WAITING, offset + ((size + WAIT_RECORD + 7) & ~7))
 
 
 @inline
-def _replay(tables: Tables, slot: int, wanted: Any) -> None:
-    """Apply the slot's waiting rows of one kind, in the order of arrival."""
-    link = slot_word(tables.slots, slot, S_HEAD)
-    while link != np.uint64(0) and slot_word(tables.slots, slot, S_STATE) != np.uint64(STOPPED):
+def _replay(tables: Tables, registration: int, wanted: Any) -> None:
+    """Apply the registration's waiting rows of one kind, in the order of arrival."""
+    link = registration_word(tables.registrations, registration, REG_HEAD)
+    while link != np.uint64(0) and registration_word(
+        tables.registrations, registration, REG_STATE
+    ) != np.uint64(STOPPED):
         at = tables.waiting + i64(link) - 1
         link = get_word(at, W_NEXT)
         kind, op = get_word(at, W_KIND) >> np.uint64(8), get_word(at, W_KIND) & np.uint64(0xFF)
@@ -242,19 +258,19 @@ def _replay(tables: Tables, slot: int, wanted: Any) -> None:
             continue
         start, commit, size = get_word(at, W_START), get_word(at, W_COMMIT), i64(get_word(at, W_KEY_SIZE))
         key = at + WAIT_RECORD
-        h = with_slot(row_hash(start, key, size), slot)
-        found = find_open(tables.table, h, slot, start, key, size, tables.rows, tables.arena)
+        h = with_registration(row_hash(start, key, size), registration)
+        found = find_open(tables.table, h, registration, start, key, size, tables.rows, tables.arena)
         if found == 0:
             continue
-        if wanted == COMMIT_ROW and _passes(tables, slot, commit):
-            _emit(tables, slot, commit, start, op, get_word(tables.table, found))
+        if wanted == COMMIT_ROW and _passes(tables, registration, commit):
+            _emit(tables, registration, commit, start, op, get_word(tables.table, found))
         _forget(tables, found, h)
 
 
 @inline
-def _prewrite(tables: Tables, slot: int, row: int) -> None:
+def _prewrite(tables: Tables, registration: int, row: int) -> None:
     rows, counts, h = tables.rows, tables.counts, row_word(tables.rows, row, HASH)
-    found = _find(tables, h, slot, row)
+    found = _find(tables, h, registration, row)
     if found != 0:
         entry = get_word(tables.table, found)
         if entry & IN_MESSAGE:
@@ -285,53 +301,53 @@ def _is_poor(tables: Tables, ref: Any) -> bool:
 
 
 @inline
-def _commit(tables: Tables, slot: int, row: int) -> None:
+def _commit(tables: Tables, registration: int, row: int) -> None:
     h, commit = row_word(tables.rows, row, HASH), row_word(tables.rows, row, COMMIT)
-    found = _find(tables, h, slot, row)
-    scanning = slot_word(tables.slots, slot, S_STATE) == np.uint64(SCANNING)
+    found = _find(tables, h, registration, row)
+    scanning = registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING)
     if found != 0 and scanning and _is_poor(tables, get_word(tables.table, found)):
         found = 0
     if found == 0:
         if scanning:
-            _wait(tables, slot, row)
+            _wait(tables, registration, row)
         else:
-            violate(tables.slots, slot, PREWRITE_MISSING, commit, tables.notes, tables.counts)
+            violate(tables.registrations, registration, PREWRITE_MISSING, commit, tables.notes, tables.counts)
         return
-    if _passes(tables, slot, commit):
+    if _passes(tables, registration, commit):
         start, op = row_word(tables.rows, row, START), row_word(tables.rows, row, OP)
-        _emit(tables, slot, commit, start, op, get_word(tables.table, found))
+        _emit(tables, registration, commit, start, op, get_word(tables.table, found))
     _forget(tables, found, h)
 
 
 @inline
-def _rollback(tables: Tables, slot: int, row: int) -> None:
-    if slot_word(tables.slots, slot, S_STATE) == np.uint64(SCANNING):
-        _wait(tables, slot, row)
+def _rollback(tables: Tables, registration: int, row: int) -> None:
+    if registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING):
+        _wait(tables, registration, row)
         return
     h = row_word(tables.rows, row, HASH)
-    found = _find(tables, h, slot, row)
+    found = _find(tables, h, registration, row)
     if found != 0:
         _forget(tables, found, h)
 
 
 @inline
-def _initialize(tables: Tables, slot: int) -> None:
-    """The scan of the slot's range is done: what waited for that is applied."""
-    slots = tables.slots
-    if slot_word(slots, slot, S_STATE) != np.uint64(SCANNING):
+def _initialize(tables: Tables, registration: int) -> None:
+    """The scan of the registration's range is done: what waited for that is applied."""
+    registrations = tables.registrations
+    if registration_word(registrations, registration, REG_STATE) != np.uint64(SCANNING):
         return
-    put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-    note(tables.notes, tables.counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
-    _replay(tables, slot, COMMIT_ROW)
-    _replay(tables, slot, ROLLBACK_ROW)
-    put_slot_word(slots, slot, S_HEAD, np.uint64(0))
-    put_slot_word(slots, slot, S_TAIL, np.uint64(0))
-    put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+    put_registration_word(registrations, registration, REG_STATE, np.uint64(LIVE))
+    note(tables.notes, tables.counts, NOTE_INITIALIZED, registration, np.uint64(0), np.uint64(0))
+    _replay(tables, registration, COMMIT_ROW)
+    _replay(tables, registration, ROLLBACK_ROW)
+    put_registration_word(registrations, registration, REG_HEAD, np.uint64(0))
+    put_registration_word(registrations, registration, REG_TAIL, np.uint64(0))
+    put_registration_word(registrations, registration, REG_WAITING, np.uint64(0))
 
 
 @inline
-def _match_row(tables: Tables, slot: int, row: int) -> None:
-    slots, rows, notes, counts = tables.slots, tables.rows, tables.notes, tables.counts
+def _match_row(tables: Tables, registration: int, row: int) -> None:
+    registrations, rows, notes, counts = tables.registrations, tables.rows, tables.notes, tables.counts
     kind = row_word(rows, row, KIND)
     passes = get_int(counts, C_PASSES)
     if passes > 0 and kind != INITIALIZED_ROW:
@@ -339,65 +355,70 @@ def _match_row(tables: Tables, slot: int, row: int) -> None:
             return
         if kind >= np.uint64(FORCED):
             put_row_word(rows, row, KIND, kind - np.uint64(FORCED))
-            _wait(tables, slot, row)
+            _wait(tables, registration, row)
             return
     if kind == INITIALIZED_ROW:
-        _initialize(tables, slot)
+        _initialize(tables, registration)
         return
-    if not inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
+    if not inside(
+        registrations, registration, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    ):
         return
     commit, op = row_word(rows, row, COMMIT), row_word(rows, row, OP)
     has_op = kind == PREWRITE_ROW or kind == COMMIT_ROW or kind == COMMITTED_ROW
-    if has_op and op != np.uint64(PUT) and op != np.uint64(DELETE):
-        violate(slots, slot, UNKNOWN_OPERATION, commit, notes, counts)
+    if has_op and op != np.uint64(OP_PUT) and op != np.uint64(OP_DELETE):
+        violate(registrations, registration, UNKNOWN_OPERATION, commit, notes, counts)
     elif kind == PREWRITE_ROW:
-        _prewrite(tables, slot, row)
+        _prewrite(tables, registration, row)
     elif kind == COMMIT_ROW:
-        _commit(tables, slot, row)
+        _commit(tables, registration, row)
     elif kind == COMMITTED_ROW:
-        if _passes(tables, slot, commit):
-            _emit(tables, slot, commit, row_word(rows, row, START), op, IN_MESSAGE | np.uint64(row))
+        if _passes(tables, registration, commit):
+            _emit(tables, registration, commit, row_word(rows, row, START), op, IN_MESSAGE | np.uint64(row))
     elif kind == ROLLBACK_ROW:
-        _rollback(tables, slot, row)
+        _rollback(tables, registration, row)
     else:
-        violate(slots, slot, UNKNOWN_KIND, commit, notes, counts)
+        violate(registrations, registration, UNKNOWN_KIND, commit, notes, counts)
 
 
 @inline
-def _record_row(tables: Tables, slot: int, row: int) -> bool:
-    """Log a row of a spilled slot; False: the log is full, nothing was done."""
-    slots, rows = tables.slots, tables.rows
+def _record_row(tables: Tables, registration: int, row: int) -> bool:
+    """Log a row of a spilled registration; False: the log is full, nothing was done."""
+    registrations, rows = tables.registrations, tables.rows
     initialized = row_word(rows, row, KIND) == INITIALIZED_ROW
     key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-    if not initialized and not inside(slots, slot, key, size):
+    if not initialized and not inside(registrations, registration, key, size):
         return True
-    if not log_row(rows, row, slots, slot, tables.log, tables.log_size, tables.counts):
+    if not log_row(rows, row, registrations, registration, tables.log, tables.log_size, tables.counts):
         return False
-    if initialized and slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
-        put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-        note(tables.notes, tables.counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+    if initialized and registration_word(registrations, registration, REG_STATE) == np.uint64(SCANNING):
+        put_registration_word(registrations, registration, REG_STATE, np.uint64(LIVE))
+        note(tables.notes, tables.counts, NOTE_INITIALIZED, registration, np.uint64(0), np.uint64(0))
     return True
 
 
 @kernel
-def locate(events: int, event_count: int, rows: int, slots: int, index: int, table: int) -> None:
-    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets.
+def locate(events: int, event_count: int, rows: int, registrations: int, index: int, table: int) -> None:
+    """Fill in the registrations of scanned events and rows, complete the rows' hashes, prefetch their
+    buckets.
 
-    Reads events and rows. Writes E_SLOT, HASH, SLOT and PLACE. Bound: one lookup an event. Twin:
-    `Matcher`, which looks up by a dictionary. Trick: the buckets are fetched into the cache for all rows,
-    before the first is needed.
+    Reads events and rows. Writes E_REGISTRATION, HASH, ROW_REGISTRATION and PLACE. Bound: one lookup an
+    event. Twin: `Matcher`, which looks up by a dictionary. Trick: the buckets are fetched into the cache
+    for all rows, before the first is needed.
     """
     for e in range(event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
             continue
-        slot = find_slot(index, slots, event_word(events, e, E_REGION), event_word(events, e, E_REQUEST))
-        put_event_word(events, e, E_SLOT, np.uint64(slot))
+        registration = find_registration(
+            index, registrations, event_word(events, e, E_REGION), event_word(events, e, E_REQUEST)
+        )
+        put_event_word(events, e, E_REGISTRATION, np.uint64(registration))
         if kind == ROWS:
             for row in range(i64(event_word(events, e, E_FIRST)), i64(event_word(events, e, E_END))):
-                h = with_slot(row_word(rows, row, HASH), slot)
+                h = with_registration(row_word(rows, row, HASH), registration)
                 put_row_word(rows, row, HASH, h)
-                put_row_word(rows, row, SLOT, np.uint64(slot))
+                put_row_word(rows, row, ROW_REGISTRATION, np.uint64(registration))
                 put_row_word(rows, row, PLACE, np.uint64(0))
                 prefetch(bucket_of(table, h))
 
@@ -408,48 +429,59 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
 
     TABLE_FULL: the table holds `room` entries. It stays small as long as few prewrites are open, which keeps
     it in the cache; the caller doubles it with `rehash` and calls again, and the work goes on where it
-    stopped. LOG_FULL: the same when the log (for rows of spilled slots) is full and the caller has made room.
+    stopped. LOG_FULL: the same when the log (for rows of spilled registrations) is full and the caller has
+    made room.
 
-    Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
+    Room that the caller provides: `out` rows + waiting rows, `notes` events + registrations, `kept` rows; the
     waiting arena for all rows' keys and headers. When `moved` overflows (counts[C_MOVED] > its length) every
-    slot may have moved.
+    registration may have moved.
 
     Reads events, rows and arenas. Writes `out`, `notes`, `moved`, `kept`, the log and the states of
-    slots. Twin: `puller/match/matcher.py`, `Matcher`. Trick: a prewrite that meets its commit in the same
-    batch is never copied, and the records of rows to come are fetched into the cache in advance.
+    registrations. Twin: `puller/match/matcher.py`, `Matcher`. Trick: a prewrite that meets its commit in the
+    same batch is never copied, and the records of rows to come are fetched into the cache in advance.
     """
-    events, rows, slots, table, arena = tables.events, tables.rows, tables.slots, tables.table, tables.arena
+    events, rows, registrations, table, arena = (
+        tables.events,
+        tables.rows,
+        tables.registrations,
+        tables.table,
+        tables.arena,
+    )
     notes, counts = tables.notes, tables.counts
     moved, log, log_size = tables.moved, tables.log, tables.log_size
     large = get_int(counts, C_OPEN_ROWS) > CACHED_ROWS
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            if not resolve_many(events, e, tables.slot_index, slots, moved, log, log_size, counts):
+            if not resolve_many(
+                events, e, tables.registration_index, registrations, moved, log, log_size, counts
+            ):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
-        slot = i64(event_word(events, e, E_SLOT))
-        if slot < 0:
+        registration = i64(event_word(events, e, E_REGISTRATION))
+        if registration < 0:
             continue
         if kind == RESOLVED:
-            if not resolve(slots, slot, event_word(events, e, E_TS), moved, log, log_size, counts):
+            if not resolve(
+                registrations, registration, event_word(events, e, E_TS), moved, log, log_size, counts
+            ):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
         elif kind == ERROR:
-            if slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
-                put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
+            if registration_word(registrations, registration, REG_STATE) != np.uint64(STOPPED):
+                put_registration_word(registrations, registration, REG_STATE, np.uint64(STOPPED))
                 at, size = event_word(events, e, E_FIRST), event_word(events, e, E_SIZE)
-                note(notes, counts, NOTE_ERROR, slot, at, size)
+                note(notes, counts, NOTE_ERROR, registration, at, size)
         elif kind == ROWS:
             for row in range(
                 max(i64(event_word(events, e, E_FIRST)), get_int(counts, C_ROW)),
                 i64(event_word(events, e, E_END)),
             ):
-                if slot_word(slots, slot, S_STATE) == np.uint64(STOPPED):
+                if registration_word(registrations, registration, REG_STATE) == np.uint64(STOPPED):
                     break
-                if slot_word(slots, slot, S_SPILLED) != np.uint64(0):
-                    if not _record_row(tables, slot, row):
+                if registration_word(registrations, registration, REG_SPILLED) != np.uint64(0):
+                    if not _record_row(tables, registration, row):
                         put_int(counts, C_EVENT, e)
                         put_int(counts, C_ROW, row)
                         return LOG_FULL
@@ -463,13 +495,13 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
                     if entry != np.uint64(0) and entry & IN_MESSAGE == np.uint64(0):
                         prefetch(arena + i64(entry))
                         prefetch(arena + i64(entry) + CACHE_LINE)
-                _match_row(tables, slot, row)
+                _match_row(tables, registration, row)
     return DONE
 
 
 def warm() -> None:
     """Compile every kernel with the types it is called with."""
-    spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
+    spare, index, table = np.zeros(1024, np.uint64), registration_index(4), hash_table(4)
     at = address(spare)
     found = index_address(index), table_address(table)
     locate(at, 0, at, at, *found)

@@ -20,7 +20,8 @@ from tidegate.puller.match.matcher import Violation
 class Registration:
     """One region's part of a span, as registered on the stream. `span`, `mark`: the caller's numbers."""
 
-    slot: int
+    number: int
+    """The index of its line in the kernels' table."""
     request_id: int
     region_id: int
     span: int

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.tidb.keys import is_record
@@ -107,7 +107,7 @@ class Matcher:
             return self._initialize()
         if not self._span.contains(row.key) or (self._records and not is_record(row.key)):
             return []
-        if row.kind in (Kind.PREWRITE, Kind.COMMIT, Kind.COMMITTED) and row.op not in (PUT, DELETE):
+        if row.kind in (Kind.PREWRITE, Kind.COMMIT, Kind.COMMITTED) and row.op not in (OP_PUT, OP_DELETE):
             raise BrokenContractError(Violation.UNKNOWN_OPERATION, row.commit_ts)
         if row.kind == Kind.PREWRITE:
             self._prewrite(row)
@@ -172,5 +172,5 @@ class Matcher:
             return []
         if row.commit_ts <= self._resolved:
             raise BrokenContractError(Violation.COMMIT_BELOW_RESOLVED, row.commit_ts)
-        value = values.value if row.op == PUT else b""
+        value = values.value if row.op == OP_PUT else b""
         return [Change(row.commit_ts, row.start_ts, row.op, row.key, value, values.old_value)]

@@ -1,10 +1,11 @@
 """Open prewrites: the hash table that finds them, and the arena in which they wait between batches.
 
-The table (`bucket_kernels`) is of (slot, start_ts, key). During a batch an entry refers to the row in the
-message; `keep` afterwards copies what is still open into the arena, so a transaction that commits within the
-batch is never copied. The room of a record that ended is used again by the next of its size class, the latest
-first: while few are open they stay in the cache. `compact` rewrites the arena with what is still open and
-rebuilds the table. Commits and rollbacks that come before INITIALIZED wait in a second arena.
+The table (`bucket_kernels`) is of (registration, start_ts, key). During a batch an entry refers to the row
+in the message; `keep` afterwards copies what is still open into the arena, so a transaction that commits
+within the batch is never copied. The room of a record that ended is used again by the next of its size
+class, the latest first: while few are open they stay in the cache. `compact` rewrites the arena with what
+is still open and rebuilds the table. Commits and rollbacks that come before INITIALIZED wait in a second
+arena.
 """
 
 from __future__ import annotations
@@ -59,36 +60,36 @@ from tidegate.puller.match.table_kernels import (
     R_KEY_SIZE,
     R_LIVE,
     R_OLD_SIZE,
-    R_SLOT,
+    R_REGISTRATION,
     R_START,
     R_VALUE_SIZE,
     RECORD,
-    S_CHECKPOINT,
-    S_HEAD,
-    S_OPEN,
-    S_RESOLVED,
-    S_SPILLED,
-    S_STATE,
-    S_TAIL,
-    S_WAITING,
+    REG_CHECKPOINT,
+    REG_HEAD,
+    REG_OPEN,
+    REG_RESOLVED,
+    REG_SPILLED,
+    REG_STATE,
+    REG_TAIL,
+    REG_WAITING,
+    ROW_REGISTRATION,
     SCANNING,
-    SLOT,
     START,
     VALUE,
     VALUE_SIZE,
     W_KEY_SIZE,
     W_NEXT,
-    W_SLOT,
+    W_REGISTRATION,
     WAIT_RECORD,
     get_int,
     get_word,
     i64,
     put_int,
+    put_registration_word,
     put_row_word,
-    put_slot_word,
     put_word,
+    registration_word,
     row_word,
-    slot_word,
     table_mask,
 )
 
@@ -98,7 +99,7 @@ CALLED = 320
 
 @inline
 def row_hash(start: Any, key: int, size: int) -> Any:
-    """A hash of start_ts and key, to which `with_slot` adds."""
+    """A hash of start_ts and key, to which `with_registration` adds."""
     h = (start ^ (np.uint64(size) * MIXER)) * MULTIPLIER
     if size >= 8:
         i = 0
@@ -114,9 +115,9 @@ def row_hash(start: Any, key: int, size: int) -> Any:
 
 
 @inline
-def with_slot(h: Any, slot: int) -> Any:
-    """The hash by which the table of open prewrites knows (slot, start_ts, key)."""
-    h = (h + np.uint64(slot)) * MULTIPLIER
+def with_registration(h: Any, registration: int) -> Any:
+    """The hash by which the table of open prewrites knows (registration, start_ts, key)."""
+    h = (h + np.uint64(registration)) * MULTIPLIER
     return h ^ (h >> np.uint64(32))
 
 
@@ -127,26 +128,28 @@ def record_word(arena: int, offset: Any, word: int) -> Any:
 
 
 @inline
-def _is(entry: Any, slot: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
+def _is(entry: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
     if entry & IN_MESSAGE:
         row = i64(entry & ~IN_MESSAGE)
         return (
             row_word(rows, row, START) == start
             and row_word(rows, row, KEY_SIZE) == np.uint64(size)
-            and row_word(rows, row, SLOT) == np.uint64(slot)
+            and row_word(rows, row, ROW_REGISTRATION) == np.uint64(registration)
             and same_bytes(i64(row_word(rows, row, KEY)), key, size)
         )
     return (
         record_word(arena, entry, R_START) == start
         and record_word(arena, entry, R_KEY_SIZE) == np.uint64(size)
-        and record_word(arena, entry, R_SLOT) == np.uint64(slot)
+        and record_word(arena, entry, R_REGISTRATION) == np.uint64(registration)
         and same_bytes(arena + i64(entry) + RECORD, key, size)
     )
 
 
 @inline
-def find_open(table: int, h: Any, slot: int, start: Any, key: int, size: int, rows: int, arena: int) -> int:
-    """The place of the open prewrite of (slot, start, key), or 0."""
+def find_open(
+    table: int, h: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int
+) -> int:
+    """The place of the open prewrite of (registration, start, key), or 0."""
     mask, tag = table_mask(table), tag_of(h)
     number = i64(h) & mask
     for _ in range(mask + 1):
@@ -154,7 +157,7 @@ def find_open(table: int, h: Any, slot: int, start: Any, key: int, size: int, ro
         matches = tag_matches(tags, tag)
         while matches != np.uint64(0):
             place: int = 8 * number + 1 + i64(cttz64(matches) >> np.uint64(3))
-            if _is(get_word(table, place), slot, start, key, size, rows, arena):
+            if _is(get_word(table, place), registration, start, key, size, rows, arena):
                 return place
             matches &= matches - np.uint64(1)
         if not has_overflow(tags):
@@ -211,7 +214,7 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
 
 
 @kernel
-def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, counts: int) -> None:
+def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept: int, counts: int) -> None:
     """Copy prewrites that are still open from the messages into the arena, which has room for them.
 
     They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
@@ -239,10 +242,10 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
             offset = get_int(counts, C_ARENA)
             put_int(counts, C_ARENA, offset + taken)
         to = arena + offset
-        slot = i64(row_word(rows, row, SLOT))
+        registration = i64(row_word(rows, row, ROW_REGISTRATION))
         put_word(to, R_START, row_word(rows, row, START))
-        put_word(to, R_SLOT, np.uint64(slot))
-        put_word(to, R_LIVE, max(slot_word(slots, slot, S_RESOLVED), np.uint64(1)))
+        put_word(to, R_REGISTRATION, np.uint64(registration))
+        put_word(to, R_LIVE, max(registration_word(registrations, registration, REG_RESOLVED), np.uint64(1)))
         put_word(to, R_GENERATION, row_word(rows, row, GENERATION))
         put_word(to, R_HASH, row_word(rows, row, HASH))
         put_word(to, R_KEY_SIZE, np.uint64(k))
@@ -253,19 +256,29 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
         copy_exact(to + RECORD + k + v, i64(row_word(rows, row, OLD)), o)
         put_word(table, place, np.uint64(offset))
         put_int(counts, C_LIVE, get_int(counts, C_LIVE) + taken)
-        put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) + np.uint64(taken))
+        put_registration_word(
+            registrations,
+            registration,
+            REG_OPEN,
+            registration_word(registrations, registration, REG_OPEN) + np.uint64(taken),
+        )
 
 
 @inline
-def end_record(arena: int, ref: Any, slots: int, counts: int) -> None:
+def end_record(arena: int, ref: Any, registrations: int, counts: int) -> None:
     """A record is dead; its bytes stay until `release`."""
     taken = record_bytes(arena, ref)
-    slot = i64(record_word(arena, ref, R_SLOT))
+    registration = i64(record_word(arena, ref, R_REGISTRATION))
     put_word(arena + i64(ref), R_LIVE, np.uint64(0))
     put_word(arena + i64(ref), R_START, np.uint64(get_int(counts, C_ENDED)))
     put_int(counts, C_ENDED, i64(ref))
     put_int(counts, C_LIVE, get_int(counts, C_LIVE) - taken)
-    put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) - np.uint64(taken))
+    put_registration_word(
+        registrations,
+        registration,
+        REG_OPEN,
+        registration_word(registrations, registration, REG_OPEN) - np.uint64(taken),
+    )
 
 
 @kernel
@@ -296,8 +309,8 @@ class Compaction(NamedTuple):
     """An empty table of open prewrites."""
     free: int
     """The lists of dead records, which become empty."""
-    slots: int
-    slot_count: int
+    registrations: int
+    registration_count: int
     drop_resolved: int
     victim: int
     counts: int
@@ -305,39 +318,44 @@ class Compaction(NamedTuple):
 
 @kernel
 def compact(work: Compaction) -> None:
-    """Rewrite the arena with the records of running, not spilled slots; rebuild `table`, which is empty. What
-    was dead is gone, and with it the `free` lists.
+    """Rewrite the arena with the records of running, not spilled registrations; rebuild `table`, which is
+    empty. Dead records are gone, and with them the `free` lists.
 
-    With `drop_resolved` records go that started below a resolved ts the slot was told after them (nothing
-    pins them any more, but for pipelined transactions, which have a generation), and those of slot `victim`
-    (-1: none). A prewrite may well come when the resolved ts has passed its start_ts: it then stands there.
-    Should such a commit come after all, the registration is made anew.
+    With `drop_resolved` records go that started below a resolved ts that the registration received after
+    them (nothing pins them any more, except in pipelined transactions, which have a generation), and those
+    of registration `victim` (-1: none). A prewrite may well come when the resolved ts has passed its
+    start_ts: it then stays. If such a commit comes after all, the region is registered again.
 
     Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
     arena is as large as what is live.
     """
-    old, new, slots, victim, counts = work.old, work.new, work.slots, work.victim, work.counts
-    for slot in range(work.slot_count):
-        put_slot_word(slots, slot, S_OPEN, np.uint64(0))
+    old, new, registrations, victim, counts = work.old, work.new, work.registrations, work.victim, work.counts
+    for registration in range(work.registration_count):
+        put_registration_word(registrations, registration, REG_OPEN, np.uint64(0))
     at, end, to = RECORD, get_int(counts, C_ARENA), RECORD
     entries = 0
     while at < end:
         size = record_bytes(old, np.uint64(at))
-        slot = i64(record_word(old, np.uint64(at), R_SLOT))
-        state = slot_word(slots, slot, S_STATE)
-        stays = record_word(old, np.uint64(at), R_LIVE) != np.uint64(0) and slot != victim
+        registration = i64(record_word(old, np.uint64(at), R_REGISTRATION))
+        state = registration_word(registrations, registration, REG_STATE)
+        stays = record_word(old, np.uint64(at), R_LIVE) != np.uint64(0) and registration != victim
         stays = stays and (state == np.uint64(SCANNING) or state == np.uint64(LIVE))
-        stays = stays and slot_word(slots, slot, S_SPILLED) == np.uint64(0)
+        stays = stays and registration_word(registrations, registration, REG_SPILLED) == np.uint64(0)
         if work.drop_resolved != 0:
-            resolved = slot_word(slots, slot, S_RESOLVED)
+            resolved = registration_word(registrations, registration, REG_RESOLVED)
             young = record_word(old, np.uint64(at), R_START) >= resolved
-            young = young or resolved <= slot_word(slots, slot, S_CHECKPOINT)
+            young = young or resolved <= registration_word(registrations, registration, REG_CHECKPOINT)
             young = young or resolved <= record_word(old, np.uint64(at), R_LIVE)
             stays = stays and (young or record_word(old, np.uint64(at), R_GENERATION) != np.uint64(0))
         if stays:
             copy_exact(new + to, old + at, size)
             add_entry(work.table, record_word(old, np.uint64(at), R_HASH), np.uint64(to))
-            put_slot_word(slots, slot, S_OPEN, slot_word(slots, slot, S_OPEN) + np.uint64(size))
+            put_registration_word(
+                registrations,
+                registration,
+                REG_OPEN,
+                registration_word(registrations, registration, REG_OPEN) + np.uint64(size),
+            )
             entries += 1
             to += size
         at += size
@@ -350,34 +368,38 @@ def compact(work: Compaction) -> None:
 
 
 @kernel
-def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int) -> None:
-    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order.
+def compact_waiting(old: int, new: int, registrations: int, registration_count: int, counts: int) -> None:
+    """Rewrite the waiting arena with the rows of registrations that still scan and are not spilled, in order.
 
-    Reads the old arena from end to end. Writes the new arena and the chains of slots. Bound: the new
+    Reads the old arena from end to end. Writes the new arena and the chains of registrations. Bound: the new
     arena is as large as the old one.
     """
-    for slot in range(slot_count):
-        put_slot_word(slots, slot, S_HEAD, np.uint64(0))
-        put_slot_word(slots, slot, S_TAIL, np.uint64(0))
-        put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+    for registration in range(registration_count):
+        put_registration_word(registrations, registration, REG_HEAD, np.uint64(0))
+        put_registration_word(registrations, registration, REG_TAIL, np.uint64(0))
+        put_registration_word(registrations, registration, REG_WAITING, np.uint64(0))
     at, end, to = 0, get_int(counts, C_WAITING), 0
     while at < end:
         size = (i64(get_word(old + at, W_KEY_SIZE)) + WAIT_RECORD + 7) & ~7
-        slot = i64(get_word(old + at, W_SLOT))
-        spilled = slot_word(slots, slot, S_SPILLED) != np.uint64(0)
-        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING) and not spilled:
+        registration = i64(get_word(old + at, W_REGISTRATION))
+        spilled = registration_word(registrations, registration, REG_SPILLED) != np.uint64(0)
+        if registration_word(registrations, registration, REG_STATE) == np.uint64(SCANNING) and not spilled:
             copy_exact(new + to, old + at, size)
             put_word(new + to, W_NEXT, np.uint64(0))
-            if slot_word(slots, slot, S_HEAD) == np.uint64(0):
-                put_slot_word(slots, slot, S_HEAD, np.uint64(to + 1))
+            if registration_word(registrations, registration, REG_HEAD) == np.uint64(0):
+                put_registration_word(registrations, registration, REG_HEAD, np.uint64(to + 1))
             else:
-                put_word(new + i64(slot_word(slots, slot, S_TAIL)) - 1, W_NEXT, np.uint64(to + 1))
-            put_slot_word(slots, slot, S_TAIL, np.uint64(to + 1))
-            put_slot_word(
-                slots,
-                slot,
-                S_WAITING,
-                slot_word(slots, slot, S_WAITING) + np.uint64(1),
+                put_word(
+                    new + i64(registration_word(registrations, registration, REG_TAIL)) - 1,
+                    W_NEXT,
+                    np.uint64(to + 1),
+                )
+            put_registration_word(registrations, registration, REG_TAIL, np.uint64(to + 1))
+            put_registration_word(
+                registrations,
+                registration,
+                REG_WAITING,
+                registration_word(registrations, registration, REG_WAITING) + np.uint64(1),
             )
             to += size
         at += size

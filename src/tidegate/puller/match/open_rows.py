@@ -49,7 +49,7 @@ class OpenRows:
     def reclaim(self) -> None:
         """Start empty arenas from their beginning."""
         counts = self._counts
-        if not self._registrations.slots[:, k.S_WAITING].any():
+        if not self._registrations.table[:, k.REG_WAITING].any():
             counts[k.C_WAITING] = 0
         if counts[k.C_LIVE] == 0:
             counts[k.C_ARENA], counts[k.C_ENDED] = k.RECORD, 0
@@ -67,7 +67,7 @@ class OpenRows:
     def make_room(self, rows: int, size: int) -> None:
         """Make room for `rows` rows in messages of `size` bytes, whichever of them stay open."""
         counts = self._counts
-        if (self._registrations.slots[:, k.S_STATE] == k.SCANNING).any():
+        if (self._registrations.table[:, k.REG_STATE] == k.SCANNING).any():
             need = int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows
             if need > len(self.waiting) - k.RECORD:
                 self.compact_waiting(need)
@@ -78,10 +78,10 @@ class OpenRows:
     def compact(self, need: int = 0, *, drop_resolved: bool = False, victim: int = -1) -> None:
         """Copy what is alive to a new arena, with room for `need` more bytes.
 
-        `drop_resolved`: leave out what no commit can need any more. `victim`: a slot whose prewrites are
-        dropped. Records of stopped registrations are always left out.
+        `drop_resolved`: leave out what no commit can need any more. `victim`: the registration whose
+        prewrites are dropped. Records of stopped registrations are always left out.
         """
-        counts, slots = self._counts, self._registrations.slots
+        counts, registrations = self._counts, self._registrations.table
         arena = buffer(power_of_two(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
         table = bucket_kernels.hash_table(max(_TABLE, 2 * int(counts[k.C_OPEN_ROWS])))
         self._retired += [self.arena]
@@ -90,8 +90,8 @@ class OpenRows:
             new=address(arena),
             table=bucket_kernels.table_address(table),
             free=self._at(self.dead),
-            slots=self._at(slots),
-            slot_count=len(slots),
+            registrations=self._at(registrations),
+            registration_count=len(registrations),
             drop_resolved=int(drop_resolved),
             victim=victim,
             counts=address(counts),
@@ -104,14 +104,14 @@ class OpenRows:
         self._move_waiting(buffer(power_of_two(2 * size)))
 
     def forget_stopped(self) -> None:
-        """Remove all rows of stopped registrations, so that their slots may be used again."""
+        """Remove all rows of stopped registrations, so that their numbers are free for others."""
         self.compact()
         self._move_waiting(buffer(len(self.waiting)))
 
     def _move_waiting(self, fresh: k.U8) -> None:
-        slots = self._registrations.slots
+        table = self._registrations.table
         open_kernels.compact_waiting(
-            self._at(self.waiting), address(fresh), self._at(slots), len(slots), self._at(self._counts)
+            self._at(self.waiting), address(fresh), self._at(table), len(table), self._at(self._counts)
         )
         self._retired += [self.waiting]
         self.waiting = fresh
@@ -125,7 +125,7 @@ class OpenRows:
         """Forget prewrites, those of the registration that holds most first, until `limit` bytes are left."""
         while self._counts[k.C_LIVE] > limit:
             self.let_go()
-            self.compact(drop_resolved=True, victim=int(self._registrations.slots[:, k.S_OPEN].argmax()))
+            self.compact(drop_resolved=True, victim=int(self._registrations.table[:, k.REG_OPEN].argmax()))
 
     def double_table(self, rows: k.U64) -> None:
         """Twice the hash table's room. `rows`: those of the running portion, to which it refers too."""
@@ -138,11 +138,11 @@ class OpenRows:
         )
         self.table = table
 
-    def write_open(self, slot: int, log: SpillLog) -> int:
-        """Append the slot's open prewrites to a log, the only ones there are; returns their bytes."""
+    def write_open(self, number: int, log: SpillLog) -> int:
+        """Append the registration's open prewrites to a log, the only ones there are; returns their bytes."""
         counts = self._counts
         self.compact(drop_resolved=True)
-        self._registrations.mark_spilled(slot)
+        self._registrations.mark_spilled(number)
         counts[k.C_LOG] = 0
         size = int(counts[k.C_ARENA]) + 32 * int(counts[k.C_OPEN_ROWS]) + 64
         memory = buffer(size)
@@ -150,7 +150,7 @@ class OpenRows:
             self._at(self.arena),
             k.RECORD,
             int(counts[k.C_ARENA]),
-            self._at(self._registrations.slots),
+            self._at(self._registrations.table),
             address(memory),
             size,
             address(counts),

@@ -46,10 +46,10 @@ class Outcome:
 
     def make_room(self, events: int, rows: int) -> None:
         """Make room for what a portion may add. Waiting rows count too: INITIALIZED lets them out."""
-        counts, slots = self._counts, self._registrations.slots
-        waiting = int(slots[:, k.S_WAITING].sum())
+        counts, table = self._counts, self._registrations.table
+        waiting = int(table[:, k.REG_WAITING].sum())
         self.out = longer(self.out, int(counts[k.C_OUT]) + rows + waiting)
-        self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(slots))
+        self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(table))
 
     def blocks(self) -> list[tuple[int, pa.RecordBatch]]:
         """The changes, span by span, in the order in which they came out; each block with its span."""
@@ -84,9 +84,9 @@ class Outcome:
     def read_notes(self) -> list[Note]:
         """The notes, in the order of arrival. Those of errors copy the message's bytes."""
         notes = []
-        for kind, slot, a, b in self.notes[: self._counts[k.C_NOTES]].tolist():
-            owner = self._registrations.owner(slot)
-            assert owner is not None, "a slot is taken back only between two calls"
+        for kind, number, a, b in self.notes[: self._counts[k.C_NOTES]].tolist():
+            owner = self._registrations.owner(number)
+            assert owner is not None, "a number is freed only between two calls"
             if kind == k.NOTE_INITIALIZED:
                 notes.append(Note(Happening.INITIALIZED, owner))
             elif kind == k.NOTE_ERROR:
@@ -98,10 +98,10 @@ class Outcome:
     def read_moved(self) -> tuple[k.I64, k.U64]:
         """Marks and ts of registrations whose resolved ts rose; of all live ones if the list is full."""
         count = int(self._counts[k.C_MOVED])
-        table = self._registrations.slots
+        table = self._registrations.table
         if count > k.MOVED_ROOM:
-            slots = np.flatnonzero(table[:, k.S_STATE] == k.LIVE)
+            numbers = np.flatnonzero(table[:, k.REG_STATE] == k.LIVE)
         else:
-            slots = self.moved[:count]
-        lines = table[slots]
-        return lines[:, k.S_MARK].astype(np.int64), lines[:, k.S_RESOLVED]
+            numbers = self.moved[:count]
+        lines = table[numbers]
+        return lines[:, k.REG_MARK].astype(np.int64), lines[:, k.REG_RESOLVED]

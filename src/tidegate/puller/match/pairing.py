@@ -96,8 +96,8 @@ class Pairing:
         self.open_rows.release()
         return Matched(blocks, self.outcome.read_notes(), marks, resolved, rows, changes)
 
-    def take_slots_back(self) -> list[int]:
-        """Free the slots of stopped registrations, after their rows are gone; returns these slots."""
+    def take_back(self) -> list[int]:
+        """Free the numbers of stopped registrations, after their rows are gone; returns these numbers."""
         self.open_rows.forget_stopped()
         return self.registrations.take_back()
 
@@ -115,19 +115,19 @@ class Pairing:
             self._at(portion.events),
             events,
             self._at(portion.rows),
-            self._at(self.registrations.slots),
+            self._at(self.registrations.table),
             self._at(self.registrations.index, k.index_address),
             self._at(open_rows.table, bucket_kernels.table_address),
         )
         while (state := self._match(events, rows)) != k.DONE:
             if state == k.LOG_FULL:
                 assert self._spill is not None, "only registrations with a log fill it"
-                self._spill.make_room(counts, len(self.registrations.slots))
+                self._spill.make_room(counts, len(self.registrations.table))
             else:
                 open_rows.double_table(portion.rows)
         open_kernels.keep(
             self._at(portion.rows),
-            self._at(self.registrations.slots),
+            self._at(self.registrations.table),
             self._at(open_rows.table, bucket_kernels.table_address),
             self._at(open_rows.arena),
             self._at(open_rows.dead),
@@ -140,8 +140,8 @@ class Pairing:
         tables = k.Tables(
             events=self._at(portion.events),
             rows=self._at(portion.rows),
-            slots=self._at(self.registrations.slots),
-            slot_index=self._at(self.registrations.index, k.index_address),
+            registrations=self._at(self.registrations.table),
+            registration_index=self._at(self.registrations.index, k.index_address),
             table=self._at(open_rows.table, bucket_kernels.table_address),
             arena=self._at(open_rows.arena),
             waiting=self._at(open_rows.waiting),

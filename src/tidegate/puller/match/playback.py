@@ -78,4 +78,4 @@ class Playback:
             broken = [note for note in matched.notes if note.happening is Happening.VIOLATED]
             matched.notes = [replace(note, registration=owner) for note in broken[:1]]
             yield matched
-        self.left += pairing.open_rows.write_open(one.slot, self._rest)
+        self.left += pairing.open_rows.write_open(one.number, self._rest)

@@ -1,9 +1,9 @@
-"""The registrations of a stream: a slot in the kernels' table for each, and the index that finds it.
+"""The registrations of a stream: a number in the kernels' table for each, and the index that finds it.
 
-A slot of a stopped registration is not free at once, because records and waiting rows of earlier messages
-name their slot. If the slot were used again before those are removed, they would count as rows of the next
-registration. So slots are taken back all together, by `take_back`, after the caller has compacted the open
-rows (`pairing`).
+A number of a stopped registration is not free at once, because records and waiting rows of earlier messages
+name their number. If the number were used again before those are removed, they would count as rows of the
+next registration. So numbers are taken back all together, by `take_back`, after the caller has compacted
+the open rows (`pairing`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pyarrow as pa
 from tidegate.kernel import address
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.match import slot_kernels
+from tidegate.puller.match import registration_kernels
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.addresses import Addresses
 from tidegate.puller.match.matched import Registration
 
 
 class Registrations:
-    """Who is registered. `slots` is the table of the kernels, which also write to it."""
+    """Who is registered. `table` is the table of the kernels, which also write to it."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._at = addresses.at
-        self.slots: k.U64 = np.zeros((64, k.SLOT_WORDS), dtype=np.uint64)
-        self.index = k.slot_index(256)
+        self.table: k.U64 = np.zeros((64, k.REGISTRATION_WORDS), dtype=np.uint64)
+        self.index = k.registration_index(256)
         self._owners: dict[int, Registration] = {}
         self._free = list(range(63, -1, -1))
 
@@ -46,73 +46,77 @@ class Registrations:
         *,
         records: bool = False,
     ) -> Registration:
-        """Take a free slot; for the arguments see `BlockMatcher.register`."""
-        slot = self._free.pop()
+        """Take a free number; for the arguments see `BlockMatcher.register`."""
+        number = self._free.pop()
         held = (pa.py_buffer(bounds.start), pa.py_buffer(bounds.end))
-        line = self.slots[slot]
+        line = self.table[number]
         line[:] = 0
-        line[k.S_STATE] = k.SCANNING
-        line[k.S_REGION], line[k.S_REQUEST], line[k.S_SPAN] = region_id, request_id, span
-        line[k.S_MARK] = mark
-        line[k.S_CHECKPOINT], line[k.S_RESOLVED] = checkpoint, checkpoint
-        line[k.S_FROM], line[k.S_FROM_SIZE] = address(held[0]), len(bounds.start)
-        line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
-        line[k.S_RECORDS] = records
-        registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
-        self._owners[slot] = registration
-        self._enter(slot)
+        line[k.REG_STATE] = k.SCANNING
+        line[k.REG_REGION], line[k.REG_REQUEST], line[k.REG_SPAN] = region_id, request_id, span
+        line[k.REG_MARK] = mark
+        line[k.REG_CHECKPOINT], line[k.REG_RESOLVED] = checkpoint, checkpoint
+        line[k.REG_FROM], line[k.REG_FROM_SIZE] = address(held[0]), len(bounds.start)
+        line[k.REG_TO], line[k.REG_TO_SIZE] = address(held[1]), len(bounds.end)
+        line[k.REG_RECORDS] = records
+        registration = Registration(number, request_id, region_id, span, mark, bounds, held)
+        self._owners[number] = registration
+        self._enter(number)
         return registration
 
-    def owner(self, slot: int) -> Registration | None:
-        """The registration that has a slot, stopped or not."""
-        return self._owners.get(slot)
+    def owner(self, number: int) -> Registration | None:
+        """The registration that has a number, stopped or not."""
+        return self._owners.get(number)
 
     def is_live(self, registration: Registration) -> bool:
         """Whether it is initialized and has not ended."""
-        slot = registration.slot
-        return bool(self.slots[slot, k.S_STATE] == k.LIVE) and self._owners.get(slot) is registration
+        number = registration.number
+        return bool(self.table[number, k.REG_STATE] == k.LIVE) and self._owners.get(number) is registration
 
     def stop(self, registration: Registration) -> bool:
-        """Drop rows that still come for it; False: its slot has been taken back already."""
-        if self._owners.get(registration.slot) is not registration:
+        """Drop rows that still come for it; False: its number has been taken back already."""
+        if self._owners.get(registration.number) is not registration:
             return False
-        self.slots[registration.slot, k.S_STATE] = k.STOPPED
-        self.unmark_spilled(registration.slot)
+        self.table[registration.number, k.REG_STATE] = k.STOPPED
+        self.unmark_spilled(registration.number)
         return True
 
     def restore(self, registration: Registration, state: int, resolved: Timestamp) -> None:
         """Continue it where another matcher had it when its log began."""
-        slot = registration.slot
-        self.slots[slot, k.S_STATE], self.slots[slot, k.S_RESOLVED] = state, resolved
+        number = registration.number
+        self.table[number, k.REG_STATE], self.table[number, k.REG_RESOLVED] = state, resolved
 
-    def mark_spilled(self, slot: int) -> None:
+    def mark_spilled(self, number: int) -> None:
         """From now on the kernels log what comes for it, instead of matching it."""
-        self.slots[slot, k.S_SPILLED] = 1
-        self.slots[slot, k.S_DUE] = self.slots[slot, k.S_LEAST] = 0
+        self.table[number, k.REG_SPILLED] = 1
+        self.table[number, k.REG_DUE] = self.table[number, k.REG_LEAST] = 0
 
-    def unmark_spilled(self, slot: int) -> None:
+    def unmark_spilled(self, number: int) -> None:
         """From now on the kernels match what comes for it."""
-        self.slots[slot, k.S_SPILLED] = self.slots[slot, k.S_DUE] = self.slots[slot, k.S_LEAST] = 0
+        self.table[number, k.REG_SPILLED] = self.table[number, k.REG_DUE] = self.table[
+            number, k.REG_LEAST
+        ] = 0
 
     def take_back(self) -> list[int]:
-        """Free the slots that are stopped, and double the table if they are few; returns the freed slots.
+        """Free the numbers that are stopped, and double the table if they are few; returns the freed numbers.
 
         No record or waiting row may name one of them any more.
         """
-        stopped: list[int] = np.flatnonzero(self.slots[:, k.S_STATE] == k.STOPPED).tolist()
-        for slot in stopped:
-            self.unmark_spilled(slot)
-            self.slots[slot, k.S_STATE] = k.FREE
-            self._owners.pop(slot, None)
+        stopped: list[int] = np.flatnonzero(self.table[:, k.REG_STATE] == k.STOPPED).tolist()
+        for number in stopped:
+            self.unmark_spilled(number)
+            self.table[number, k.REG_STATE] = k.FREE
+            self._owners.pop(number, None)
         self._free = list(stopped)
-        if 2 * len(self._free) < len(self.slots):
-            old = len(self.slots)
-            self.slots = np.vstack([self.slots, np.zeros_like(self.slots)])
+        if 2 * len(self._free) < len(self.table):
+            old = len(self.table)
+            self.table = np.vstack([self.table, np.zeros_like(self.table)])
             self._free += range(2 * old - 1, old - 1, -1)
-        self.index = k.slot_index(4 * len(self.slots))
-        for slot in self._owners:
-            self._enter(slot)
+        self.index = k.registration_index(4 * len(self.table))
+        for number in self._owners:
+            self._enter(number)
         return stopped
 
-    def _enter(self, slot: int) -> None:
-        slot_kernels.index_slot(self._at(self.index, k.index_address), self._at(self.slots), slot)
+    def _enter(self, number: int) -> None:
+        registration_kernels.index_registration(
+            self._at(self.index, k.index_address), self._at(self.table), number
+        )

@@ -113,7 +113,7 @@ def _cut(records: k.U8) -> Iterator[k.U8]:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class SpillFolder:
-    """The logs of one stream, by slot; and the memory in which records wait to be written to them."""
+    """The logs of one stream, by number; and the memory in which records wait to be written to them."""
 
     folder: Path
     flush_bytes: int
@@ -137,33 +137,33 @@ class SpillFolder:
         return sum(log.size for log in self.logs.values())
 
     def new_log(self, state: int, resolved: int) -> SpillLog:
-        """An empty log; it becomes a slot's by being put in `logs`."""
+        """An empty log; it becomes a registration's by being put in `logs`."""
         self._number += 1
         return SpillLog(self.folder / f"{self._number:06d}.spill", state, resolved)
 
-    def flush(self, counts: k.I64, slots: int) -> None:
+    def flush(self, counts: k.I64, registrations: int) -> None:
         """Write the records in memory to their logs. Raises DiskFull; then nothing has changed."""
         used = int(counts[k.C_LOG])
         if used == 0:
             return
-        sizes = np.zeros(slots, dtype=np.int64)
-        spill_kernels.sizes_by_slot(address(self.memory), used, address(sizes))
+        sizes = np.zeros(registrations, dtype=np.int64)
+        spill_kernels.sizes_by_registration(address(self.memory), used, address(sizes))
         ends = np.cumsum(sizes)
         places, grouped = ends - sizes, buffer(used)
-        spill_kernels.group_by_slot(address(self.memory), used, address(places), address(grouped))
-        before = {slot: log.size for slot, log in self.logs.items()}
+        spill_kernels.group_by_registration(address(self.memory), used, address(places), address(grouped))
+        before = {number: log.size for number, log in self.logs.items()}
         try:
-            for slot in np.flatnonzero(sizes).tolist():
-                log = self.logs.get(slot)
+            for number in np.flatnonzero(sizes).tolist():
+                log = self.logs.get(number)
                 if log is not None:
-                    log.append(grouped[ends[slot] - sizes[slot] : ends[slot]])
+                    log.append(grouped[ends[number] - sizes[number] : ends[number]])
         except BaseException:
-            for slot, size in before.items():
-                self.logs[slot].take_back(size)
+            for number, size in before.items():
+                self.logs[number].take_back(size)
             raise
         counts[k.C_LOG] = 0
 
-    def make_room(self, counts: k.I64, slots: int) -> None:
+    def make_room(self, counts: k.I64, registrations: int) -> None:
         """Write the records in memory out; on a full disk, or for a record that is larger, let memory grow.
 
         It never raises DiskFull: it is called in the middle of a portion, which must be matched to its end.
@@ -171,7 +171,7 @@ class SpillFolder:
         used = int(counts[k.C_LOG])
         if used:
             with suppress(DiskFull):
-                self.flush(counts, slots)
+                self.flush(counts, registrations)
                 return
         self.grow(used)
 
@@ -181,9 +181,9 @@ class SpillFolder:
         longer[:used] = self.memory[:used]
         self.memory = longer
 
-    def forget(self, slot: int) -> None:
-        """A slot needs no log any more."""
-        log = self.logs.pop(slot, None)
+    def forget(self, number: int) -> None:
+        """A registration needs no log any more."""
+        log = self.logs.pop(number, None)
         if log is not None:
             log.remove()
 
@@ -196,7 +196,7 @@ class SpillFolder:
 _OPEN: Final[weakref.WeakValueDictionary[Path, SpillFolder]] = weakref.WeakValueDictionary()
 
 
-def bytes_by_slot(folder: Path) -> dict[int, int]:
+def bytes_by_registration(folder: Path) -> dict[int, int]:
     """What the logs of the stream that spills to `folder` take on disk; any thread may ask."""
     found = _OPEN.get(folder)
-    return {} if found is None else {slot: log.size for slot, log in list(found.logs.items())}
+    return {} if found is None else {number: log.size for number, log in list(found.logs.items())}

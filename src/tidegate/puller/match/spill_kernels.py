@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tidegate.kernel import address, copy_exact, inline, kernel
-from tidegate.model.block import PUT
+from tidegate.model.block import OP_PUT
 from tidegate.puller.match.open_kernels import record_bytes, record_word, row_hash
 from tidegate.puller.match.table_kernels import (
     C_LOG,
@@ -37,8 +37,8 @@ from tidegate.puller.match.table_kernels import (
     L_KIND,
     L_OLD_SIZE,
     L_OP,
+    L_REGISTRATION,
     L_SIZE,
-    L_SLOT,
     L_START,
     L_VALUE_SIZE,
     LOG_RECORD,
@@ -50,15 +50,15 @@ from tidegate.puller.match.table_kernels import (
     R_KEY_SIZE,
     R_LIVE,
     R_OLD_SIZE,
-    R_SLOT,
+    R_REGISTRATION,
     R_START,
     R_VALUE_SIZE,
     RECORD,
+    REG_LEAST,
+    REG_SPILLED,
     RESOLVED,
     ROLLBACK_ROW,
     ROWS,
-    S_LEAST,
-    S_SPILLED,
     START,
     TICK,
     VALUE,
@@ -66,7 +66,7 @@ from tidegate.puller.match.table_kernels import (
     W_COMMIT,
     W_KEY_SIZE,
     W_KIND,
-    W_SLOT,
+    W_REGISTRATION,
     W_START,
     WAIT_RECORD,
     get_int,
@@ -74,11 +74,11 @@ from tidegate.puller.match.table_kernels import (
     i64,
     put_event_word,
     put_int,
+    put_registration_word,
     put_row_word,
-    put_slot_word,
     put_word,
+    registration_word,
     row_word,
-    slot_word,
 )
 
 _FORCED_COMMIT = np.uint64(FORCED) + COMMIT_ROW
@@ -87,7 +87,7 @@ _FORCED_COMMIT = np.uint64(FORCED) + COMMIT_ROW
 class Head(NamedTuple):
     """What stands before a record's bytes, see LOGGED; its size follows from the others."""
 
-    slot: Any
+    registration: Any
     kind: Any
     op: Any
     start: Any
@@ -104,7 +104,7 @@ def _put_head(at: int, head: Head) -> int:
     data = i64(head.key_size) + i64(head.value_size) + i64(head.old_size)
     size: int = (LOG_RECORD + data + 7) & ~7
     put_word(at, L_SIZE, np.uint64(size))
-    put_word(at, L_SLOT, np.uint64(head.slot))
+    put_word(at, L_REGISTRATION, np.uint64(head.registration))
     put_word(at, L_KIND, np.uint64(head.kind))
     put_word(at, L_OP, np.uint64(head.op))
     put_word(at, L_START, np.uint64(head.start))
@@ -117,7 +117,9 @@ def _put_head(at: int, head: Head) -> int:
 
 
 @inline
-def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int, counts: int) -> bool:
+def log_row(
+    rows: int, row: int, registrations: int, registration: int, log: int, log_size: int, counts: int
+) -> bool:
     """Append a row to the log; False: no room, nothing was done."""
     kind = row_word(rows, row, KIND)
     k = row_word(rows, row, KEY_SIZE)
@@ -133,46 +135,46 @@ def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int,
         row_word(rows, row, START),
         row_word(rows, row, GENERATION),
     )
-    size = _put_head(log + used, Head(slot, kind, op, start, commit, generation, k, v, o))
+    size = _put_head(log + used, Head(registration, kind, op, start, commit, generation, k, v, o))
     at = log + used + LOG_RECORD
     copy_exact(at, i64(row_word(rows, row, KEY)), i64(k))
     copy_exact(at + i64(k), i64(row_word(rows, row, VALUE)), i64(v))
     copy_exact(at + i64(k) + i64(v), i64(row_word(rows, row, OLD)), i64(o))
     put_int(counts, C_LOG, used + size)
-    least = slot_word(slots, slot, S_LEAST)
+    least = registration_word(registrations, registration, REG_LEAST)
     if kind == ROLLBACK_ROW:
         commit = row_word(rows, row, START)
     if kind == COMMIT_ROW or kind == ROLLBACK_ROW or kind == COMMITTED_ROW:
         if least == np.uint64(0) or commit < least:
-            put_slot_word(slots, slot, S_LEAST, max(commit, np.uint64(1)))
+            put_registration_word(registrations, registration, REG_LEAST, max(commit, np.uint64(1)))
     elif kind != PREWRITE_ROW and kind != INITIALIZED_ROW:
-        put_slot_word(slots, slot, S_LEAST, np.uint64(1))
+        put_registration_word(registrations, registration, REG_LEAST, np.uint64(1))
     return True
 
 
 @inline
-def log_tick(slot: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
+def log_tick(registration: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
     """Append a resolved ts to the log; False: no room, nothing was done."""
     used = get_int(counts, C_LOG)
     if used + LOG_RECORD > log_size:
         return False
     zero = np.uint64(0)
-    size = _put_head(log + used, Head(slot, TICK, zero, zero, ts, zero, zero, zero, zero))
+    size = _put_head(log + used, Head(registration, TICK, zero, zero, ts, zero, zero, zero, zero))
     put_int(counts, C_LOG, used + size)
     return True
 
 
 @kernel
-def log_open(arena: int, at: int, end: int, slots: int, log: int, log_size: int, counts: int) -> int:
-    """Append the open prewrites of spilled slots in arena[at:end] to the log, as far as it has room.
+def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_size: int, counts: int) -> int:
+    """Append the open prewrites of spilled registrations in arena[at:end] to the log, as far as it has room.
 
     Returns where to go on; `end` when it is done.
     """
     while at < end:
         size = record_bytes(arena, np.uint64(at))
-        slot = record_word(arena, np.uint64(at), R_SLOT)
+        registration = record_word(arena, np.uint64(at), R_REGISTRATION)
         live = record_word(arena, np.uint64(at), R_LIVE) != np.uint64(0)
-        if live and slot_word(slots, i64(slot), S_SPILLED) != np.uint64(0):
+        if live and registration_word(registrations, i64(registration), REG_SPILLED) != np.uint64(0):
             k = record_word(arena, np.uint64(at), R_KEY_SIZE)
             v = record_word(arena, np.uint64(at), R_VALUE_SIZE)
             o = record_word(arena, np.uint64(at), R_OLD_SIZE)
@@ -182,7 +184,9 @@ def log_open(arena: int, at: int, end: int, slots: int, log: int, log_size: int,
                 return at
             start = record_word(arena, np.uint64(at), R_START)
             generation = record_word(arena, np.uint64(at), R_GENERATION)
-            head = Head(slot, PREWRITE_ROW, np.uint64(PUT), start, np.uint64(0), generation, k, v, o)
+            head = Head(
+                registration, PREWRITE_ROW, np.uint64(OP_PUT), start, np.uint64(0), generation, k, v, o
+            )
             done = _put_head(log + used, head)
             copy_exact(log + used + LOG_RECORD, arena + at + RECORD, data)
             put_int(counts, C_LOG, used + done)
@@ -191,13 +195,15 @@ def log_open(arena: int, at: int, end: int, slots: int, log: int, log_size: int,
 
 
 @kernel
-def log_waiting(waiting: int, at: int, end: int, slots: int, log: int, log_size: int, counts: int) -> int:
+def log_waiting(
+    waiting: int, at: int, end: int, registrations: int, log: int, log_size: int, counts: int
+) -> int:
     """The same for commits and rollbacks that wait for INITIALIZED."""
     while at < end:
         record = waiting + at
         k = get_word(record, W_KEY_SIZE)
-        slot = get_word(record, W_SLOT)
-        if slot_word(slots, i64(slot), S_SPILLED) != np.uint64(0):
+        registration = get_word(record, W_REGISTRATION)
+        if registration_word(registrations, i64(registration), REG_SPILLED) != np.uint64(0):
             used = get_int(counts, C_LOG)
             if used + LOG_RECORD + i64(k) + 8 > log_size:
                 return at
@@ -205,34 +211,34 @@ def log_waiting(waiting: int, at: int, end: int, slots: int, log: int, log_size:
             op = get_word(record, W_KIND) & np.uint64(0xFF)
             zero = np.uint64(0)
             start, commit = get_word(record, W_START), get_word(record, W_COMMIT)
-            done = _put_head(log + used, Head(slot, kind, op, start, commit, zero, k, zero, zero))
+            done = _put_head(log + used, Head(registration, kind, op, start, commit, zero, k, zero, zero))
             copy_exact(log + used + LOG_RECORD, record + WAIT_RECORD, i64(k))
             put_int(counts, C_LOG, used + done)
-            least = slot_word(slots, i64(slot), S_LEAST)
+            least = registration_word(registrations, i64(registration), REG_LEAST)
             if kind == _FORCED_COMMIT and (least == np.uint64(0) or commit < least):
-                put_slot_word(slots, i64(slot), S_LEAST, max(commit, np.uint64(1)))
+                put_registration_word(registrations, i64(registration), REG_LEAST, max(commit, np.uint64(1)))
         at += (i64(k) + WAIT_RECORD + 7) & ~7
     return end
 
 
 @kernel
-def sizes_by_slot(log: int, size: int, sizes: int) -> None:
-    """Add each record's size to the word of its slot."""
+def sizes_by_registration(log: int, size: int, sizes: int) -> None:
+    """Add each record's size to the word of its registration."""
     at = 0
     while at < size:
-        slot = i64(get_word(log + at, L_SLOT))
-        put_int(sizes, slot, get_int(sizes, slot) + i64(get_word(log + at, L_SIZE)))
+        registration = i64(get_word(log + at, L_REGISTRATION))
+        put_int(sizes, registration, get_int(sizes, registration) + i64(get_word(log + at, L_SIZE)))
         at += i64(get_word(log + at, L_SIZE))
 
 
 @kernel
-def group_by_slot(log: int, size: int, places: int, out: int) -> None:
-    """Copy records to out, those of a slot together; `places`: where each slot's begin, moved on."""
+def group_by_registration(log: int, size: int, places: int, out: int) -> None:
+    """Copy records to out, those of a registration together; `places`: where each one's begin, moved on."""
     at = 0
     while at < size:
-        slot, one = i64(get_word(log + at, L_SLOT)), i64(get_word(log + at, L_SIZE))
-        copy_exact(out + get_int(places, slot), log + at, one)
-        put_int(places, slot, get_int(places, slot) + one)
+        registration, one = i64(get_word(log + at, L_REGISTRATION)), i64(get_word(log + at, L_SIZE))
+        copy_exact(out + get_int(places, registration), log + at, one)
+        put_int(places, registration, get_int(places, registration) + one)
         at += one
 
 
@@ -308,7 +314,7 @@ def warm() -> None:
     at = address(spare)
     log_open(at, 0, 0, at, at, 0, at)
     log_waiting(at, 0, 0, at, at, 0, at)
-    sizes_by_slot(at, 0, at)
-    group_by_slot(at, 0, at, at)
+    sizes_by_registration(at, 0, at)
+    group_by_registration(at, 0, at, at)
     cut(at, 0, 0, 1)
     load(at, 0, 0, Played(0, 0, at, at, 0, at))

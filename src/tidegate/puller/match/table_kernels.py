@@ -1,8 +1,8 @@
 """The tables that the compiled scan and matcher of a stream share: their words, by name.
 
-Each is a block of u64 words: the `events` and `rows` of a batch of messages, the `slots` (registrations), the
-changes that go `out`, `notes` for the caller, the arenas of rows that wait, and the index of slots. The table
-of open prewrites is in `bucket_kernels`.
+Each is a block of u64 words: the `events` and `rows` of a batch of messages, the `registrations`, the
+changes that go `out`, `notes` for the caller, the arenas of rows that wait, and the index of registrations.
+The table of open prewrites is in `bucket_kernels`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ EVENT: Final = Layout(
     end=word("the row after its last"),
     ts=word("the resolved ts", "ts"),
     size=word("of an error and of resolved regions, the size of their message", "bytes"),
-    slot=signed("the registration, filled in by `locate`; -1: none"),
+    registration=signed("the registration, filled in by `locate`; -1: none"),
 )  # fmt: skip
 EVENT_WORDS: Final = len(EVENT.fields)
-E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE, E_SLOT = EVENT.words()
+E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE, E_REGISTRATION = EVENT.words()
 
 ROWS, ERROR, RESOLVED, RESOLVED_MANY, OTHER = range(5)
 """Kinds of events; OTHER is ignored (admin, long transactions)."""
@@ -53,8 +53,8 @@ ROW: Final = Layout(
     kind=word("PREWRITE_ROW, COMMIT_ROW, ROLLBACK_ROW, COMMITTED_ROW or INITIALIZED_ROW"),
     op=word("PUT or DELETE"),
     generation=word("of a pipelined transaction; 0: it is none"),
-    hash=word("of start_ts and key; `locate` adds the slot to it"),
-    slot=signed("its registration; -1: none"),
+    hash=word("of start_ts and key; `locate` adds the registration to it"),
+    registration=signed("its registration; -1: none"),
     place=word("where the table of open prewrites refers to it; 0: nowhere"),
 )  # fmt: skip
 ROW_WORDS: Final = len(ROW.fields)
@@ -71,7 +71,7 @@ ROW_WORDS: Final = len(ROW.fields)
     OP,
     GENERATION,
     HASH,
-    SLOT,
+    ROW_REGISTRATION,
     PLACE,
 ) = ROW.words()
 
@@ -86,7 +86,9 @@ MOVED_ROOM: Final = 1 << 16
 """Places in `moved`; the rest overwrites them, see `match`."""
 
 REGISTRATION: Final = Layout(
-    "slot", "S_", "A registration; changes come out with its span, a risen resolved ts with its mark.",
+    "registration",
+    "REG_",
+    "A registration; changes come out with its span, a risen resolved ts with its mark.",
     state=word("FREE, SCANNING, LIVE or STOPPED"),
     region=word("its region's id"),
     request=word("its request's id"),
@@ -107,31 +109,31 @@ REGISTRATION: Final = Layout(
     least=word("of a spilled one, the least ts of a commit or rollback in the log; 0: none", "ts"),
     records=word("1: keys that are no records of tables do not count"),
 )  # fmt: skip
-SLOT_WORDS: Final = len(REGISTRATION.fields)
+REGISTRATION_WORDS: Final = len(REGISTRATION.fields)
 (
-    S_STATE,
-    S_REGION,
-    S_REQUEST,
-    S_CHECKPOINT,
-    S_RESOLVED,
-    S_SPAN,
-    S_FROM,
-    S_FROM_SIZE,
-    S_TO,
-    S_TO_SIZE,
-    S_HEAD,
-    S_TAIL,
-    S_OPEN,
-    S_WAITING,
-    S_MARK,
-    S_SPILLED,
-    S_DUE,
-    S_LEAST,
-    S_RECORDS,
+    REG_STATE,
+    REG_REGION,
+    REG_REQUEST,
+    REG_CHECKPOINT,
+    REG_RESOLVED,
+    REG_SPAN,
+    REG_FROM,
+    REG_FROM_SIZE,
+    REG_TO,
+    REG_TO_SIZE,
+    REG_HEAD,
+    REG_TAIL,
+    REG_OPEN,
+    REG_WAITING,
+    REG_MARK,
+    REG_SPILLED,
+    REG_DUE,
+    REG_LEAST,
+    REG_RECORDS,
 ) = REGISTRATION.words()
 
 FREE, SCANNING, LIVE, STOPPED = range(4)
-"""States of a slot: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""
+"""States of a registration: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""
 
 CHANGE: Final = Layout(
     "change", "O_", "A completed change that goes out; key and values are in a message or an arena.",
@@ -152,12 +154,12 @@ O_COMMIT, O_START, O_OP, O_KEY, O_VALUE, O_OLD, O_KEY_SIZE, O_VALUE_SIZE, O_OLD_
 NOTE: Final = Layout(
     "note", "N_", "What the owner of a registration must act on.",
     kind=word("NOTE_INITIALIZED, NOTE_ERROR or NOTE_VIOLATED"),
-    slot=word("the registration"),
+    registration=word("the registration"),
     a=word("of an error the address of its Event, of a violation which one it is"),
     b=word("of an error the size of its Event, of a violation the commit_ts"),
 )  # fmt: skip
 NOTE_WORDS: Final = len(NOTE.fields)
-N_KIND, N_SLOT, N_A, N_B = NOTE.words()
+N_KIND, N_REGISTRATION, N_A, N_B = NOTE.words()
 NOTE_INITIALIZED, NOTE_ERROR, NOTE_VIOLATED = range(1, 4)
 
 COUNTS: Final = Layout(
@@ -208,38 +210,38 @@ SCANNED_EVENTS, SCANNED_ROWS, SCANNED_MESSAGE = SCANNED.words()
 PREWRITE: Final = Layout(
     "record", "R_", "An open prewrite in the arena: this header, then its key, value and old value.",
     start=word("its start_ts; of a dead one the offset of the next dead one, 0: none", "ts"),
-    slot=word("its registration"),
+    registration=word("its registration"),
     live=word("the registration's resolved ts when it was made, at least 1; 0: it is dead", "ts"),
     generation=word("of a pipelined transaction; 0: it is none"),
-    hash=word("of its slot, start_ts and key"),
+    hash=word("of its registration, start_ts and key"),
     key_size=word("size of the key", "bytes"),
     value_size=word("size of the value", "bytes"),
     old_size=word("size of the old value", "bytes"),
 )  # fmt: skip
 RECORD: Final = PREWRITE.size
 """Bytes of a record's header."""
-R_START, R_SLOT, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = PREWRITE.words()
+R_START, R_REGISTRATION, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = PREWRITE.words()
 
 FREE_LISTS: Final = 256
 """Lists of dead records whose room may be used again, one for each size class."""
 
 WAITING: Final = Layout(
     "waiting row", "W_", "A commit or rollback before INITIALIZED: this header, then its key, padded.",
-    next=word("the slot's next one: offset + 1; 0: none", "bytes"),
+    next=word("the registration's next one: offset + 1; 0: none", "bytes"),
     start=word("its start_ts", "ts"),
     commit=word("its commit_ts", "ts"),
     kind=word("kind << 8 | operation"),
     key_size=word("size of the key", "bytes"),
-    slot=word("its registration"),
+    registration=word("its registration"),
 )  # fmt: skip
-W_NEXT, W_START, W_COMMIT, W_KIND, W_KEY_SIZE, W_SLOT = WAITING.words()
+W_NEXT, W_START, W_COMMIT, W_KIND, W_KEY_SIZE, W_REGISTRATION = WAITING.words()
 WAIT_RECORD: Final = WAITING.size
 """Bytes of a waiting record's header."""
 
 LOGGED: Final = Layout(
     "logged row", "L_", "A row on disk: this header, then its key, value and old value, padded.",
     size=word("all of it", "bytes"),
-    slot=word("its registration"),
+    registration=word("its registration"),
     kind=word("its kind, or FORCED + kind, or TICK: see `spill_kernels`"),
     op=word("PUT or DELETE"),
     start=word("its start_ts", "ts"),
@@ -252,7 +254,7 @@ LOGGED: Final = Layout(
 LOG_WORDS: Final = len(LOGGED.fields)
 (
     L_SIZE,
-    L_SLOT,
+    L_REGISTRATION,
     L_KIND,
     L_OP,
     L_START,
@@ -290,9 +292,9 @@ class Tables(NamedTuple):
 
     events: int
     rows: int
-    slots: int
-    slot_index: int
-    """Of slots, see `index_address`."""
+    registrations: int
+    registration_index: int
+    """Of registrations, see `index_address`."""
     table: int
     """Of open prewrites, see `bucket_kernels.table_address`."""
     arena: int
@@ -302,7 +304,7 @@ class Tables(NamedTuple):
     out: int
     notes: int
     moved: int
-    """Slots whose resolved ts rose."""
+    """Registrations whose resolved ts rose."""
     kept: int
     """Rows that were prewrites."""
     log: int
@@ -328,7 +330,7 @@ def put_word(base: int, at: int, value: Any) -> None:
 
 
 row_word, put_row_word = ROW.accessors()
-slot_word, put_slot_word = REGISTRATION.accessors()
+registration_word, put_registration_word = REGISTRATION.accessors()
 event_word, put_event_word = EVENT.accessors()
 out_word, put_out_word = CHANGE.accessors()
 _, put_note_word = NOTE.accessors()
@@ -353,8 +355,8 @@ def table_mask(base: int) -> Any:
     return load_i64(base - 8)
 
 
-def slot_index(places: int) -> I64:
-    """An empty index of slots; `places` is a power of two. The kernels take `index_address`."""
+def registration_index(places: int) -> I64:
+    """An empty index of registrations; `places` is a power of two. The kernels take `index_address`."""
     index = np.full(places + 1, -1, dtype=np.int64)
     index[0] = places - 1
     return index

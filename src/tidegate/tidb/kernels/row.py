@@ -38,9 +38,8 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_layout import Layout, pointer, signed
-from tidegate.model.block import DELETE
-from tidegate.model.cells import DELETE as DELETE_ROW
-from tidegate.model.cells import INSERT, UPDATE
+from tidegate.model.block import OP_DELETE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.tidb.kernels.checksum import (
     FILLED_AT,
     FLAGS_AT,
@@ -111,7 +110,7 @@ _INDEX_LE: Final = int.from_bytes(b"_i", "little")
 _TABLE: Final = ord("t")
 _ID_AT: Final = 1
 _MARK_AT: Final = 9
-_DELETE: Final = DELETE
+_DELETE: Final = OP_DELETE
 _HANDLE_AT: Final = 11
 """A record's key: `t`, the table's id, `_r`, the handle."""
 _INT_HANDLE_BYTES: Final = 8
@@ -119,7 +118,7 @@ _RECORD_KEY: Final = _HANDLE_AT + _INT_HANDLE_BYTES
 """The key of an integer handle, the shortest of all."""
 _KNOWN_SUMS: Final = 3
 """Versions of checksums from this one on are unknown."""
-NO_IMAGE, INSERTED, UPDATED, DELETED = 0, INSERT, UPDATE, DELETE_ROW
+NO_IMAGE, INSERTED, UPDATED, DELETED = 0, INSERT, UPDATE, DELETE
 """What `decode_rows` says of a row."""
 NO_ROW: Final = -1
 NO_RECORD: Final = -2

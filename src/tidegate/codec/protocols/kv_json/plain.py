@@ -14,7 +14,7 @@ import orjson
 
 from tidegate.codec.base import CodecOptions
 from tidegate.errors import Undecodable
-from tidegate.model.block import DELETE, PUT
+from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 
@@ -53,7 +53,7 @@ class KeyResolved:
 def encode(change: KeyChange) -> Message:
     """The message of one change: the plain twin of `codec.keys.encode_keys`."""
     key = b'{"ts":%d,"k":"%s","t":%d}' % (change.commit_ts, base64.b64encode(change.key), ROW)
-    if change.op == DELETE:
+    if change.op == OP_DELETE:
         value = b'{"op":2}'
     else:
         expiry = b',"ex":%d' % change.expires if change.expires else b""
@@ -88,7 +88,7 @@ def _item(head: dict[str, Any], body: bytes) -> KeyChange | KeyResolved:
     if head["t"] != ROW:
         raise ValueError(f"unknown type {head['t']}")
     found = orjson.loads(body)
-    if found["op"] not in (PUT, DELETE):
+    if found["op"] not in (OP_PUT, OP_DELETE):
         raise ValueError(f"unknown operation {found['op']}")
     data = base64.b64decode(found.get("v", ""), validate=True)
     name = base64.b64decode(head["k"], validate=True)

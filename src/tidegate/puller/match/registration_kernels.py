@@ -1,0 +1,221 @@
+"""The registrations of a stream in compiled code: found by their ids, distinguished by their ranges.
+
+What their owners must know of is noted here, and their resolved ts rises here. A registration is its number,
+the index of its line in the table `registrations`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tidegate.kernel import address, compare_bytes, inline, kernel, load_u16
+from tidegate.puller.match.scan_kernels import REGION_TAG, REGIONS_TAG, read_varint, skip_field
+from tidegate.puller.match.spill_kernels import log_tick
+from tidegate.puller.match.table_kernels import (
+    C_MOVED,
+    C_NOTES,
+    E_FIRST,
+    E_REQUEST,
+    E_SIZE,
+    E_TS,
+    LIVE,
+    MIXER,
+    MOVED_ROOM,
+    MULTIPLIER,
+    N_A,
+    N_B,
+    N_KIND,
+    N_REGISTRATION,
+    NOTE_VIOLATED,
+    REG_DUE,
+    REG_FROM,
+    REG_FROM_SIZE,
+    REG_LEAST,
+    REG_RECORDS,
+    REG_REGION,
+    REG_REQUEST,
+    REG_RESOLVED,
+    REG_SPILLED,
+    REG_STATE,
+    REG_TO,
+    REG_TO_SIZE,
+    STOPPED,
+    event_word,
+    get_int,
+    i64,
+    index_address,
+    put_int,
+    put_note_word,
+    put_registration_word,
+    registration_index,
+    registration_word,
+    table_mask,
+)
+
+_MARK_AT = 9
+"""Where a key of a table says of what: behind `t` and the id."""
+_RECORD_MARK = int.from_bytes(b"_r", "little")
+
+
+@inline
+def _id_hash(region: Any, request: Any) -> Any:
+    h = (region ^ (request * MIXER)) * MULTIPLIER
+    return h ^ (h >> np.uint64(32))
+
+
+@inline
+def find_registration(index: int, registrations: int, region: Any, request: Any) -> int:
+    """The registration registered last for (request, region), or -1."""
+    mask = table_mask(index)
+    at = i64(_id_hash(region, request) & np.uint64(mask))
+    while get_int(index, at) >= 0:
+        registration: int = get_int(index, at)
+        if (
+            registration_word(registrations, registration, REG_REGION) == region
+            and registration_word(registrations, registration, REG_REQUEST) == request
+        ):
+            return registration
+        at = (at + 1) & mask
+    return -1
+
+
+@kernel
+def index_registration(index: int, registrations: int, registration: int) -> None:
+    """Let lookups of the registration's (request, region) find it, and not an older one of the same ids."""
+    mask = table_mask(index)
+    region, request = (
+        registration_word(registrations, registration, REG_REGION),
+        registration_word(registrations, registration, REG_REQUEST),
+    )
+    at = i64(_id_hash(region, request) & np.uint64(mask))
+    while get_int(index, at) >= 0:
+        other = get_int(index, at)
+        if (
+            registration_word(registrations, other, REG_REGION) == region
+            and registration_word(registrations, other, REG_REQUEST) == request
+        ):
+            break
+        at = (at + 1) & mask
+    put_int(index, at, registration)
+
+
+@inline
+def note(notes: int, counts: int, kind: int, registration: int, a: Any, b: Any) -> None:
+    """Note an event for the registration's owner; `kind` says what `a` and `b` mean."""
+    i = get_int(counts, C_NOTES)
+    put_note_word(notes, i, N_KIND, np.uint64(kind))
+    put_note_word(notes, i, N_REGISTRATION, np.uint64(registration))
+    put_note_word(notes, i, N_A, a)
+    put_note_word(notes, i, N_B, b)
+    put_int(counts, C_NOTES, i + 1)
+
+
+@inline
+def violate(registrations: int, registration: int, reason: int, commit: Any, notes: int, counts: int) -> None:
+    """The store broke the contract: the registration ends, its further rows do not count. `reason`: a
+    `Violation`.
+    """
+    put_registration_word(registrations, registration, REG_STATE, np.uint64(STOPPED))
+    note(notes, counts, NOTE_VIOLATED, registration, np.uint64(reason), commit)
+
+
+@inline
+def _is_record(key: int, size: int) -> bool:
+    """As `keys.is_record`, of a key that lies between those of two tables."""
+    return size > _MARK_AT + 2 and load_u16(key + _MARK_AT) == _RECORD_MARK
+
+
+@inline
+def inside(registrations: int, registration: int, key: int, size: int) -> bool:
+    """Whether a key lies in the registration's range, and is one that counts there."""
+    if registration_word(registrations, registration, REG_RECORDS) != np.uint64(0) and not _is_record(
+        key, size
+    ):
+        return False
+    low, low_size = (
+        i64(registration_word(registrations, registration, REG_FROM)),
+        i64(registration_word(registrations, registration, REG_FROM_SIZE)),
+    )
+    if compare_bytes(low, low_size, key, size) > 0:
+        return False
+    high, high_size = (
+        i64(registration_word(registrations, registration, REG_TO)),
+        i64(registration_word(registrations, registration, REG_TO_SIZE)),
+    )
+    return high_size == 0 or compare_bytes(key, size, high, high_size) < 0
+
+
+@inline
+def resolve(
+    registrations: int, registration: int, ts: Any, moved: int, log: int, log_size: int, counts: int
+) -> bool:
+    """Raise a registration's resolved ts; False: the log is full, nothing was done."""
+    if (
+        registration < 0
+        or registration_word(registrations, registration, REG_STATE) != np.uint64(LIVE)
+        or ts <= registration_word(registrations, registration, REG_RESOLVED)
+    ):
+        return True
+    if registration_word(registrations, registration, REG_SPILLED) != np.uint64(0):
+        if ts <= registration_word(registrations, registration, REG_DUE):
+            return True
+        if not log_tick(registration, ts, log, log_size, counts):
+            return False
+        least = registration_word(registrations, registration, REG_LEAST)
+        if least != np.uint64(0) and ts >= least:
+            put_registration_word(registrations, registration, REG_DUE, ts)
+            return True
+    put_registration_word(registrations, registration, REG_RESOLVED, ts)
+    put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, registration)
+    put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
+    return True
+
+
+@inline
+def resolve_many(
+    events: int, e: int, index: int, registrations: int, moved: int, log: int, log_size: int, counts: int
+) -> bool:
+    """The same for each region of an event; what was done before it returned False changes nothing again."""
+    at = i64(event_word(events, e, E_FIRST))
+    end = at + i64(event_word(events, e, E_SIZE))
+    ts, request = event_word(events, e, E_TS), event_word(events, e, E_REQUEST)
+    while at < end:
+        tag, at = read_varint(at, end)
+        wire = i64(tag & np.uint64(7))
+        if tag == REGIONS_TAG:
+            size, at = read_varint(at, end)
+            stop = at + i64(size)
+            while at < stop:
+                region, at = read_varint(at, stop)
+                if not resolve(
+                    registrations,
+                    find_registration(index, registrations, region, request),
+                    ts,
+                    moved,
+                    log,
+                    log_size,
+                    counts,
+                ):
+                    return False
+        elif tag == REGION_TAG:
+            region, at = read_varint(at, end)
+            if not resolve(
+                registrations,
+                find_registration(index, registrations, region, request),
+                ts,
+                moved,
+                log,
+                log_size,
+                counts,
+            ):
+                return False
+        else:
+            at = skip_field(wire, at, end)
+    return True
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    index_registration(index_address(registration_index(4)), address(np.zeros(1024, np.uint64)), 0)
