@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span, span_id
@@ -85,7 +85,7 @@ def _run(ready: dict[str, Any], rows: int, folder: Path) -> dict[str, Any]:
     read = size = 0
     after = start_ts
     while read < rows and puller.failure is None:
-        upto = outlook.read_frontier(folder).get(span_id(span), start_ts)
+        upto = store_view.read_frontier(folder).get(span_id(span), start_ts)
         for block in reader.read(folder, span_id(span), after, upto):
             read, size = read + block.num_rows, size + block.nbytes
         if upto == after:

@@ -95,12 +95,12 @@ def _stage_seconds(rig: Rig) -> dict[str, float]:
 
 def _stages(before: dict[str, float], after: dict[str, float], roles: dict[str, float]) -> dict[str, float]:
     """CPU seconds by stage; what a process used beyond its stages is a line of its own."""
-    told = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
-    puller = sum(told.get(stage, 0.0) for stage in PULLER)
-    found = told | {
-        "tasks, rest": told.pop("tasks", 0.0),
+    reported = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
+    puller = sum(reported.get(stage, 0.0) for stage in PULLER)
+    found = reported | {
+        "tasks, rest": reported.pop("tasks", 0.0),
         "puller, rest": roles.get("puller", 0.0) - puller,
-        "workers, rest": roles.get("workers", 0.0) - sum(told.values()) + puller,
+        "workers, rest": roles.get("workers", 0.0) - sum(reported.values()) + puller,
     }
     found.pop("tasks", None)
     found["workers, rest"] -= found["tasks, rest"]

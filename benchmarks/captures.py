@@ -131,8 +131,8 @@ class Captures(Many):
 
         def same() -> bool:
             with contextlib.suppress(httpx.HTTPError, ValueError):
-                told = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
-                found = told.get("tidegate", {}).get("captures", [])
+                reported = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
+                found = reported.get("tidegate", {}).get("captures", [])
                 return {one["address"] for one in found if one["running"]} == wanted and len(found) >= len(
                     wanted
                 )
@@ -162,8 +162,8 @@ class Captures(Many):
 
     def delivers(self, name: str, wanted: bool) -> bool:
         """Whether a capture runs ranges, or runs none, as is `wanted`."""
-        told = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
-        found = told.get("tidegate", {}).get("captures", [])
+        reported = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
+        found = reported.get("tidegate", {}).get("captures", [])
         return any(one["address"] == self.addresses[name] and one["running"] for one in found) is wanted
 
     def _get(self, name: str, path: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def measure(tables: int, feeds: int, *, distinct: bool) -> dict[str, Any]:
         grown = resident_mb() - before
         began = time.perf_counter()
         batches = [tracker.catch_up(TS + 20)[0] for tracker in opened]
-        told = time.perf_counter() - began
+        reported = time.perf_counter() - began
         assert all(len(tracker.initial) == tables for tracker in opened)
         assert all(len(found) == 1 for found in batches)
         catalogues.close()
@@ -79,7 +79,7 @@ def measure(tables: int, feeds: int, *, distinct: bool) -> dict[str, Any]:
         "first_ms": round(1000 * took[0], 1),
         "last_ms": round(1000 * took[-1], 1),
         "all_s": round(sum(took), 2),
-        "ddl_ms": round(1000 * told, 1),
+        "ddl_ms": round(1000 * reported, 1),
         "mb": round(grown, 1),
     }
 

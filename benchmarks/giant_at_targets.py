@@ -181,8 +181,8 @@ def main() -> int:
     )
     print(f"above the base: {found['above_mb']:,.0f} MB (goal {GOAL_MB}); applied in {found['wall_s']:.0f} s")
     if options.json:
-        told = {"machine": machine(), "command": sys.argv[1:], "cores": os.cpu_count(), "found": found}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"machine": machine(), "command": sys.argv[1:], "cores": os.cpu_count(), "found": found}
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 0
 
 

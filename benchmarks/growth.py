@@ -97,8 +97,8 @@ class Upstream:
         asked = [self.address, mode, str(txn_rows), str(rows), str(seconds), str(self._handle)]
         writer = _start(["--write", *asked])
         assert writer.stdout is not None
-        told = writer.stdout.readline().split()
-        committed, took = int(told[0]), float(told[1])
+        reported = writer.stdout.readline().split()
+        committed, took = int(reported[0]), float(reported[1])
         writer.wait()
         self._handle += (committed // (txn_rows * self.regions) + 1) * txn_rows
         self.rows += committed
@@ -272,10 +272,10 @@ def measured(upstream: Upstream, work: Callable[[], Work]) -> Figures:
     }
 
 
-def until_told(committed: Work, copies: int, told: Callable[[], None]) -> Work:
+def until_told(committed: Work, copies: int, reported: Callable[[], None]) -> Work:
     """Rows that were committed and then received, each `copies` times."""
     began = time.monotonic()
-    told()
+    reported()
     return Work(committed.rows * copies, committed.seconds + time.monotonic() - began)
 
 
@@ -310,10 +310,10 @@ def receiving(upstream: Upstream, streams: int, seconds: float) -> dict[str, Fig
         (receiver,) = receivers
         assert receiver.rows == streams * upstream.rows, (receiver.rows, upstream.rows)
 
-        def told() -> None:
+        def reported() -> None:
             receiver.until("all rows told", lambda: receiver.rows == streams * upstream.rows)
 
-        found["live"] = measured(upstream, lambda: until_told(upstream.commit(seconds), streams, told))
+        found["live"] = measured(upstream, lambda: until_told(upstream.commit(seconds), streams, reported))
         time.sleep(0.5)
         receiver.marks, receiver.lags_ms = 0, []
         found["idle"] = idling(upstream, memory) | {
@@ -491,11 +491,11 @@ def main() -> None:
             results["streams"] = by_streams(Path(name), arguments.streams, arguments)
             print("\n".join(table("by streams", arguments.streams, results["streams"])), flush=True)
     if arguments.json:
-        told = {
+        reported = {
             title: {f"{figure}: {measure}": found for (figure, measure), found in rounds.items()}
             for title, rounds in results.items()
         }
-        arguments.json.write_text(json.dumps(told, indent=2))
+        arguments.json.write_text(json.dumps(reported, indent=2))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from benchmarks.rig import READY_S, eventually
 from benchmarks.rows import LOGS
 from benchmarks.schema import FIRST_ID, SCHEMAS, pairs
 
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
@@ -123,7 +123,7 @@ class Many(Product):
         """CPU of a look at what has come, each a tick of the store after the one before."""
         (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
         spec = FeedSpec.load(path)
-        frontier = outlook.read_frontier(spec.store_dir)
+        frontier = store_view.read_frontier(spec.store_dir)
         spans = Barrier.load(spec.feed_dir / "barrier.json").spans
         backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans})
         took = 0.0
@@ -146,11 +146,11 @@ class Many(Product):
             for child in self.children.values():
                 child.check()
             with contextlib.suppress(httpx.HTTPError):
-                told = httpx.get(url, timeout=30).json()
-                if told.get("error"):
-                    raise RuntimeError(str(told["error"]))
-                started = told.get("tidegate", {}).get("resolved_sent", 0) > asked
-                return bool(started) and int(told["checkpoint_ts"]) > asked
+                reported = httpx.get(url, timeout=30).json()
+                if reported.get("error"):
+                    raise RuntimeError(str(reported["error"]))
+                started = reported.get("tidegate", {}).get("resolved_sent", 0) > asked
+                return bool(started) and int(reported["checkpoint_ts"]) > asked
             return False
 
         eventually("the checkpoint", passed, 1800, pause_s=0.2)

@@ -56,8 +56,8 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
         options = labelled[label]
         reader, definitions = decoder(options), codec_of(options).definitions
         if definitions is not None:
-            told = definitions.encode(table, options, BUILD_MS)
-            reader.decode(Batch([told.key], [told.value], [0]))
+            reported = definitions.encode(table, options, BUILD_MS)
+            reader.decode(Batch([reported.key], [reported.value], [0]))
         best = {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
         for number in range(passes + 1):  # the first learns the table
             zeros = np.zeros(rows, dtype=np.int32)

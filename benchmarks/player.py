@@ -19,7 +19,7 @@ from typing import Any, Final
 from benchmarks.counting import PARTITIONS, NoBroker
 
 from tidegate.errors import Fenced
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.pipeline.access import LocalAccess
@@ -70,7 +70,7 @@ def play(data_dir: Path) -> None:
         for path, one in list(played.items()):
             try:
                 one.round()
-            except (Fenced, outlook.NoManifest):
+            except (Fenced, store_view.NoManifest):
                 if not path.exists():  # another incarnation has followed
                     del played[path]
         time.sleep(max(0.0, began + LOOK_S - time.monotonic()))

@@ -27,7 +27,7 @@ from tools.processes import Child
 from tidegate.config.reading import load_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import HEADER, frame, parsed
 from tidegate.kvclient.pd import PdClient
@@ -265,7 +265,7 @@ class Rig:
         return self.control.started
 
     def _frontier(self) -> Mapping[str, int]:
-        return outlook.read_frontier(self.store) if self.store.exists() else {}
+        return store_view.read_frontier(self.store) if self.store.exists() else {}
 
     def _watch(self, span: Span) -> None:
         self._seen("the puller process", lambda: self.control.knows(PullerHello))

@@ -146,7 +146,7 @@ def apply(tables: int, log: str, path: Path) -> dict[str, Any]:
         jobs.append(ddl_job.parse(orjson.dumps(sent | {"binlog": binlog}), TS + at, TS + at + 1))
     with _Measured() as measured:
         for job in jobs:
-            assert store.apply(replace(job, query="alter table")).told
+            assert store.apply(replace(job, query="alter table")).emitted
         store.forget(TS + APPLIED)
     return measured.figures(len(jobs))
 

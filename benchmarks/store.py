@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.eventstore import kernels, outlook, reader
+from tidegate.eventstore import kernels, reader, store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.span import Span
@@ -133,7 +133,7 @@ def ticks(folder: Path) -> dict[str, float]:
         store.publish()
         without.append(time.process_time() - began)
         began = time.process_time()
-        assert outlook.read_frontier(folder)[spans[-1].id] == 100 + tick
+        assert store_view.read_frontier(folder)[spans[-1].id] == 100 + tick
         looks.append(time.process_time() - began)
     store.close()
     return {

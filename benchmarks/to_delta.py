@@ -151,8 +151,8 @@ def main() -> int:
         lines.append([run["kind"], *speeds, str(run["snapshots"])])
     print(shown(lines))
     if options.json:
-        told = {"machine": facts, "command": sys.argv[1:], "runs": found}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"machine": facts, "command": sys.argv[1:], "runs": found}
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 0
 
 

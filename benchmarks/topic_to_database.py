@@ -545,8 +545,14 @@ def main() -> int:
     text, figures = report(found)
     print(text)
     if options.json:
-        told = {"machine": facts, "command": sys.argv[1:], "figures": figures, "goals": GOALS, "runs": found}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {
+            "machine": facts,
+            "command": sys.argv[1:],
+            "figures": figures,
+            "goals": GOALS,
+            "runs": found,
+        }
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 0
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tidegate.mounter.ddl_rules import RULES, TOLD_BY_TICDC, Outcome, Rule
+from tidegate.mounter.ddl_rules import EMITTED_BY_TICDC, RULES, Outcome, Rule
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "formats" / "ddl.md"
 
@@ -114,7 +114,7 @@ def page() -> str:
     lines += [_line(action, rule) for action, rule in sorted(RULES.items())]
     counts = [(o, sum(r.handling.outcome is o for r in RULES.values())) for o in Outcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts)
-    beyond = ", ".join(str(a) for a in sorted(_sent() - TOLD_BY_TICDC))
+    beyond = ", ".join(str(a) for a in sorted(_sent() - EMITTED_BY_TICDC))
     note = f"\n{summary}. Sent by Tidegate and not by TiCDC: {beyond}. There is no action 66.\n"
     return HEAD + "\n".join(lines) + "\n" + note + ROWS
 

@@ -112,21 +112,21 @@ def _opened(machine: Processor) -> None:
 FAILED: Final = Failed("It failed.", "", "", "", retry=True)
 TO_STATES: Final[Mapping[str, Sequence[Callable[[Processor], Any]]]] = {
     "no owner yet": (),
-    "prepares": (lambda p: p.hear(_dispatch(Wish.PREPARE, 0, 1)), _opened),
-    "is to run 1": (lambda p: p.hear(_dispatch(Wish.RUN, 1, 1)), _opened),
-    "runs 1": (lambda p: p.hear(_dispatch(Wish.RUN, 1, 1)), _opened, lambda p: p.started(1, {})),
+    "prepares": (lambda p: p.receive(_dispatch(Wish.PREPARE, 0, 1)), _opened),
+    "is to run 1": (lambda p: p.receive(_dispatch(Wish.RUN, 1, 1)), _opened),
+    "runs 1": (lambda p: p.receive(_dispatch(Wish.RUN, 1, 1)), _opened, lambda p: p.started(1, {})),
     "is to run 2, runs 1": (
-        lambda p: p.hear(_dispatch(Wish.RUN, 1, 1)),
+        lambda p: p.receive(_dispatch(Wish.RUN, 1, 1)),
         _opened,
         lambda p: p.started(1, {}),
-        lambda p: p.hear(_dispatch(Wish.RUN, 2, 2)),
+        lambda p: p.receive(_dispatch(Wish.RUN, 2, 2)),
     ),
-    "rests": (lambda p: p.hear(_dispatch(Wish.REST, 0, 1)), lambda p: p.close()),
+    "rests": (lambda p: p.receive(_dispatch(Wish.REST, 0, 1)), lambda p: p.close()),
 }
 PROCESSOR_EVENTS: Final[Mapping[str, Callable[[Processor], Any]]] = {
-    "Dispatch: prepare": lambda p: p.hear(_dispatch(Wish.PREPARE, 0, 9)),
-    "Dispatch: run 2": lambda p: p.hear(_dispatch(Wish.RUN, 2, 9)),
-    "Dispatch: rest": lambda p: p.hear(_dispatch(Wish.REST, 0, 9)),
+    "Dispatch: prepare": lambda p: p.receive(_dispatch(Wish.PREPARE, 0, 9)),
+    "Dispatch: run 2": lambda p: p.receive(_dispatch(Wish.RUN, 2, 9)),
+    "Dispatch: rest": lambda p: p.receive(_dispatch(Wish.REST, 0, 9)),
     "its pipeline of 1 has started": lambda p: p.started(1, {}),
     "its pipeline has failed": lambda p: p.failed(FAILED) if p.dispatch is not None else None,
     "it has given up": lambda p: p.given_up() if p.dispatch is not None else None,
@@ -234,7 +234,7 @@ def _at_its_target() -> Owner:
 
 def _disagreeing() -> Owner:
     machine = _owner(10)
-    machine.hear_ddl("a", KnownDdl(10, 100, 12345))
+    machine.receive_ddl("a", KnownDdl(10, 100, 12345))
     machine.report("a", 1, [RangeProgress(ALL, (7, 1), 60, 60)])
     return machine
 

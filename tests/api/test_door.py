@@ -171,8 +171,10 @@ def test_with_a_token_nothing_goes_without(serve: Callable[..., Running]) -> Non
 
 def test_a_huge_body_is_not_read(serve: Callable[..., Running]) -> None:
     server = serve()
-    told = f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\nContent-Length: {10**12}\r\n\r\n"
-    assert b" 413 " in server.raw(told.encode())
+    reported = (
+        f"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON}\r\nContent-Length: {10**12}\r\n\r\n"
+    )
+    assert b" 413 " in server.raw(reported.encode())
 
     def pieces() -> Iterator[bytes]:
         for _ in range(MAX_BODY // 65536 + 1):

@@ -14,9 +14,9 @@ from tidegate.server.initial_load import shown
 
 
 def feed(load: dict[str, Any] | None, state: str = "normal", error: str = "") -> dict[str, Any]:
-    told = {"message": error} if error else None
+    reported = {"message": error} if error else None
     own = {"initial_load": load}
-    return {"namespace": "default", "id": "bank", "state": state, "error": told, "tidegate": own}
+    return {"namespace": "default", "id": "bank", "state": state, "error": reported, "tidegate": own}
 
 
 def test_lines_for_people() -> None:

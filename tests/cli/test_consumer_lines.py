@@ -82,8 +82,8 @@ def test_a_rule_that_cannot_be_read_is_shown(tmp_path: Path, option: str, rule: 
     command = ["run", "--source", "kafka://127.0.0.1:1/t?protocol=open-protocol", "--target", str(tmp_path)]
     done = CliRunner().invoke(consumer.app, [*command, option, rule])
     assert done.exit_code == 2
-    told = {"--exclude": "'!a.b' of --exclude", "--route": "the route 'a=b'"}
-    words = told.get(option, f"rule '{rule}'")
+    reported = {"--exclude": "'!a.b' of --exclude", "--route": "the route 'a=b'"}
+    words = reported.get(option, f"rule '{rule}'")
     assert words in done.output
 
 
@@ -123,9 +123,9 @@ def test_a_start_says_what_its_mode_keeps_in_one_line_or_as_json(
     assert line.startswith(f"mode transaction (one transaction: {whole}")
     assert line.endswith("a partition that lags: delays everything)")
     _JsonLines().ready(QUIET, setting, "transaction")
-    told = json.loads(capsys.readouterr().out)
-    assert (told["event"], told["consistency"]["mode"]) == ("ready", "transaction")
-    assert told["consistency"]["keeps"]["changes of one row"] == "in commit order"
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["event"], reported["consistency"]["mode"]) == ("ready", "transaction")
+    assert reported["consistency"]["keeps"]["changes of one row"] == "in commit order"
 
 
 def test_on_a_terminal_a_start_shows_the_levels_side_by_side(

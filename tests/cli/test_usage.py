@@ -64,9 +64,9 @@ def test_every_argument_says_what_it_is() -> None:
         shown = " ".join(CliRunner().invoke(app, [*words, "--help"]).output.split())
         for one in command.params:
             if one.param_type_name == "argument":
-                told = one.get_help_record(Context(command))[1].partition("  [")[0]
-                assert len(told.split()) > 1, words
-                assert shown.count(told) == 1, words
+                reported = one.get_help_record(Context(command))[1].partition("  [")[0]
+                assert len(reported.split()) > 1, words
+                assert shown.count(reported) == 1, words
         for name, below in getattr(command, "commands", {}).items():
             walk(below, [*words, name])
 

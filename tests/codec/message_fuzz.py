@@ -109,8 +109,8 @@ def definitions(codec: ReadCodec, options: CodecOptions) -> Iterator[Batch]:
 
     if codec.definitions is not None:
         for rows in golden_rows():
-            told = codec.definitions.encode(rows[0].table, options, 0)
-            yield Batch([told.key], [told.value], [0])
+            stated = codec.definitions.encode(rows[0].table, options, 0)
+            yield Batch([stated.key], [stated.value], [0])
 
 
 def damaged(pair: Pair, other: Pair, dice: random.Random) -> Pair:
@@ -165,8 +165,8 @@ def fuzz(protocol: int, seed: int, number: int) -> Findings:
     found, dice, pairs = Findings(), random.Random(seed), list[Pair]()
     options = codec.options()
     batched, plain = decoder(options), codec.decoder(options)
-    for told in definitions(codec, options):
-        assert batched.decode(told) == plain.decode(told) == Decoded()
+    for stated in definitions(codec, options):
+        assert batched.decode(stated) == plain.decode(stated) == Decoded()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     while found.inputs < number:
         if not found.kinds or dice.random() < 1 / BATCHES:

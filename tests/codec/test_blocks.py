@@ -77,14 +77,14 @@ def test_memory_is_taken_back_when_a_row_is_refused() -> None:
 
 def test_what_one_block_has_and_the_next_has_not_is_forgotten() -> None:
     """Checksums, and the order of rows over several partitions."""
-    told = codec_options({"protocol": "simple", "integrity-check-level": "correctness"})
+    stated = codec_options({"protocol": "simple", "integrity-check-level": "correctness"})
     row = rows_of("r_types_ints_signed")[0]
     summed = replace(row, checksum=RowChecksum(1, 2, 0, False))
     one, first = np.zeros(1, dtype=np.int32), block_of([summed])
     assert first.checksums is not None
-    encode_block(first, one, told, BUILD_MS)
-    found = encode_block(replace(block_of([row]), checksums=None), one, told, BUILD_MS)
-    assert [message for _, message in messages_of(found)] == encoder(told).encode_rows([row], BUILD_MS)
+    encode_block(first, one, stated, BUILD_MS)
+    found = encode_block(replace(block_of([row]), checksums=None), one, stated, BUILD_MS)
+    assert [message for _, message in messages_of(found)] == encoder(stated).encode_rows([row], BUILD_MS)
     rows = rows_of("r_types_ints_signed")
     block, parted = block_of(rows), (np.arange(len(rows)) % 2).astype(np.int32)
     encode_block(block, parted, OPEN, BUILD_MS)

@@ -26,9 +26,9 @@ def test_an_event_comes_back_whole() -> None:
 
 
 def test_the_zone_of_timestamps_travels_with_it_and_may_be_missing() -> None:
-    told = ddl_header.encode(EVENT, "Asia/Shanghai")
-    assert ddl_header.timestamp_zone(told) == "Asia/Shanghai"
-    assert ddl_header.decode(told) == EVENT
+    stated = ddl_header.encode(EVENT, "Asia/Shanghai")
+    assert ddl_header.timestamp_zone(stated) == "Asia/Shanghai"
+    assert ddl_header.decode(stated) == EVENT
     assert ddl_header.timestamp_zone(ddl_header.encode(EVENT)) == ""
 
 

@@ -69,9 +69,9 @@ def recorded_events() -> dict[tuple[str, int, int], dict[str, Any]]:
 
 def event_of(record: dict[str, Any], event: dict[str, Any], known: Any, value: dict[str, Any]) -> DdlEvent:
     """Our event for a recorded message."""
-    payload, told, before = value["payload"], event["table_info"] or {}, event["pre_table_info"] or {}
+    payload, stated, before = value["payload"], event["table_info"] or {}, event["pre_table_info"] or {}
     schema, table = payload["databaseName"], payload["source"]["table"]
-    versions = known.get((record["case"], told.get("table_id")), [])
+    versions = known.get((record["case"], stated.get("table_id")), [])
     after = [info for ts, info in versions if ts <= record["commit_ts"]]
     return replace(
         golden.ddl_event(record, schema, table),

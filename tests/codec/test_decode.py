@@ -176,7 +176,7 @@ def test_what_only_the_new_architecture_tells_is_taken_by_the_kernel(named: str,
 
 
 @pytest.mark.parametrize(
-    ("told", "plainly"),
+    ("stated", "plainly"),
     [
         (b'"dIAAAAAAAAQ="', 0),
         (b'""', 0),
@@ -191,18 +191,18 @@ def test_what_only_the_new_architecture_tells_is_taken_by_the_kernel(named: str,
         (b'"a","more":1', 1),
     ],
 )
-def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(told: bytes, plainly: int) -> None:
+def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(stated: bytes, plainly: int) -> None:
     settings: dict[str, str | bool] = {"protocol": "canal-json", "enable-tidb-extension": True}
     options = codec_options(settings | {"flavour": "new", "output-row-key": True})
     row = replace(_strange_insert(), row_key=b"\x00\x00\x00")
     ((_, value),) = learn = _messages(options, [row])
     assert value is not None
     assert value.count(b'"AAAA"') == 1
-    _in_bulk(options, learn, [*learn, (None, value.replace(b'"AAAA"', told))], plainly)
+    _in_bulk(options, learn, [*learn, (None, value.replace(b'"AAAA"', stated))], plainly)
 
 
-@pytest.mark.parametrize("told", [b"\\c", b"\\ud800", b"\\n", b"\\u0041"])
-def test_an_escape_in_a_key_is_left_to_the_plain_decoder(told: bytes) -> None:
+@pytest.mark.parametrize("stated", [b"\\c", b"\\ud800", b"\\n", b"\\u0041"])
+def test_an_escape_in_a_key_is_left_to_the_plain_decoder(stated: bytes) -> None:
     """The key is inspected although the value repeats the same cell."""
     options = codec_options({"protocol": "debezium"})
     opening = re.compile(rb'\{"payload":\{"\w+":"')
@@ -215,7 +215,7 @@ def test_an_escape_in_a_key_is_left_to_the_plain_decoder(told: bytes) -> None:
     assert key is not None
     end = opening.match(key)
     assert end is not None
-    changed = key[: end.end()] + told + key[end.end() :]
+    changed = key[: end.end()] + stated + key[end.end() :]
     _in_bulk(options, learn, [*learn, (changed, value)], plainly=1)
 
 

@@ -300,8 +300,8 @@ def _as_new_mounts(
     for row in rows:
         if codec.definitions is None:
             break
-        told = codec.definitions.encode(row.table, options, 0)
-        reader.decode(Batch([told.key], [told.value], [0]))
+        stated = codec.definitions.encode(row.table, options, 0)
+        reader.decode(Batch([stated.key], [stated.value], [0]))
     shown = [one for one in describe(reader.decode(_batch(messages))) if one["kind"] != "bad"]
 
     def mounted(
@@ -435,8 +435,8 @@ def decode(
         reader = decoder(options)
         if has_rows and codec.definitions is not None:
             for row in rows_of(zone, record):
-                told = codec.definitions.encode(row.table, options, 0)
-                assert reader.decode(Batch([told.key], [told.value], [0])) == Decoded()
+                stated = codec.definitions.encode(row.table, options, 0)
+                assert reader.decode(Batch([stated.key], [stated.value], [0])) == Decoded()
         decoded = reader.decode(Batch(keys, values, range(len(keys))))
         if codec.unread(options):
             assert len(decoded.bad) == len(keys)

@@ -45,14 +45,14 @@ def test_the_writer_of_the_tests_writes_what_ticdc_wrote() -> None:
 
 
 def test_the_kinds_of_ddl_are_told_where_they_stand_for_one_action() -> None:
-    told = set()
+    stated = set()
     for record in golden.lines("messages/maxwell"):
         if record["kind"] == "ddl" and "error" not in record:
             (ddl,) = decoded((bytes.fromhex(record["key"]), bytes.fromhex(record["value"]))).ddls
             assert ddl.action in (None, record["type"])
             assert ddl.ts == record["commit_ts"]
-            told.add(ddl.action)
-    assert {None, 3, 4} <= told
+            stated.add(ddl.action)
+    assert {None, 3, 4} <= stated
 
 
 def test_rows_of_many_tables_in_one_message_come_in_their_order() -> None:

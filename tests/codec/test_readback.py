@@ -260,8 +260,8 @@ def test_protocols_whose_messages_tell_no_types_are_refused_in_words() -> None:
     ) as caught:
         settled(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
     assert "without enable-tidb-extension=true" in caught.value.why
-    told = settled(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=canal-json")))
-    assert told.integrity.verify_encoded
+    stated = settled(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=canal-json")))
+    assert stated.integrity.verify_encoded
     with pytest.raises(InvalidInput, match=r"\[integrity\]"):
         merge_config(checking | {"tidegate": {"kv_mode": "txnkv"}}, parse_sink_uri("kafka://a:1/t"))
     for options in (plain, bare):

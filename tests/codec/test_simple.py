@@ -56,12 +56,12 @@ def table_infos() -> dict[tuple[int, int], list[dict[str, Any]]]:
     return found
 
 
-def infos_of(told: dict[str, Any] | None) -> list[dict[str, Any] | None]:
+def infos_of(stated: dict[str, Any] | None) -> list[dict[str, Any] | None]:
     """What a recorded `tableSchema` may have been made of; TiCDC takes the name from the DDL."""
-    if told is None:
+    if stated is None:
         return [None]
-    found = table_infos()[told["tableID"], told["version"]]
-    return [{**info, "name": {"O": told["table"]}} for info in found]
+    found = table_infos()[stated["tableID"], stated["version"]]
+    return [{**info, "name": {"O": stated["table"]}} for info in found]
 
 
 def test_ddl_messages_and_definitions_are_ticdcs_bytes() -> None:
@@ -163,8 +163,8 @@ def test_the_least_recently_used_definition_is_evicted_and_may_come_again(
     reader, offsets = SimpleDecoder(OPTIONS), range(1)
 
     def tell(version: int) -> None:
-        told = BOOTSTRAP.replace(b'"version":8', b'"version":%d' % version)
-        assert reader.decode(Batch([None], [told], offsets)) == Decoded()
+        stated = BOOTSTRAP.replace(b'"version":8', b'"version":%d' % version)
+        assert reader.decode(Batch([None], [stated], offsets)) == Decoded()
 
     def is_read(version: int) -> bool:
         row = ROW.replace(b'"schemaVersion":8', b'"schemaVersion":%d' % version)
@@ -320,8 +320,8 @@ def test_the_halves_of_a_split_update_have_a_sum_each() -> None:
         (replace(row, old=None), (row.checksum.current, 0)),
     ):
         (message,) = SimpleEncoder(SUMMED).encode_rows([half])
-        told = json.loads(message.value or b"")["checksum"]
-        assert (told["current"], told["previous"]) == sums
+        stated = json.loads(message.value or b"")["checksum"]
+        assert (stated["current"], stated["previous"]) == sums
 
 
 def test_timestamps_are_taken_in_the_readers_zone_only() -> None:
@@ -357,8 +357,8 @@ def test_ticdcs_avro_rows_in_any_order_of_their_members_are_read_in_bulk(name: s
             groups.setdefault(id(table), (table, []))[1].append(bytes.fromhex(record["value"]))
     taken = 0
     for table, values in groups.values():
-        told = SimpleEncoder(OPTIONS).encode_definition(table).value
-        batch = Batch([None] * (len(values) + 1), [*values, told], range(len(values) + 1))
+        stated = SimpleEncoder(OPTIONS).encode_definition(table).value
+        batch = Batch([None] * (len(values) + 1), [*values, stated], range(len(values) + 1))
         plain = SimpleDecoder(OPTIONS)
         reader = SimpleBulkDecoder(plain, OnlyDefinitions(plain))
         assert repr(describe(reader.decode(batch))) == repr(describe(SimpleDecoder(OPTIONS).decode(batch)))
@@ -378,9 +378,9 @@ def test_an_old_image_in_avro_that_leaves_columns_out_is_filled_in_bulk() -> Non
     assert row.old is not None
     value = whole.removesuffix(avro_write.image(table, row.old, every, "UTC", avro_write.LONG))
     value += avro_write.image(table, row.old, [1], "UTC", avro_write.LONG)
-    told = SimpleEncoder(OPTIONS).encode_definition(table).value
+    stated = SimpleEncoder(OPTIONS).encode_definition(table).value
     plain = SimpleDecoder(OPTIONS)
-    batch = Batch([None] * 2, [told, value], range(2))
+    batch = Batch([None] * 2, [stated, value], range(2))
     (found,) = describe(SimpleBulkDecoder(plain, OnlyDefinitions(plain)).decode(batch))
     assert [found] == describe(SimpleDecoder(OPTIONS).decode(batch))
     name = table.columns[1].name
@@ -457,20 +457,20 @@ def test_a_redefined_version_changes_how_its_rows_are_decoded_at_once() -> None:
     row = next(row for rows in golden_rows() for row in rows if row.is_insert and len(row.table.columns) > 2)
     codec = codec_of(options)
     assert codec.definitions is not None
-    told = codec.definitions.encode(row.table, options, 0).value
+    stated = codec.definitions.encode(row.table, options, 0).value
     (sent,) = codec.encoder(options).encode_rows([row])
-    assert told is not None
+    assert stated is not None
     name = row.table.columns[-1].name.encode()
-    otherwise = told.replace(b'"name":"%s"' % name, b'"name":"%s_"' % name)
-    assert otherwise != told
+    otherwise = stated.replace(b'"name":"%s"' % name, b'"name":"%s_"' % name)
+    assert otherwise != stated
     fast, twin = decoder(options), codec.decoder(options)
     for values in (
-        [told],
+        [stated],
         [sent.value],
         [sent.value],
         [sent.value, otherwise],
         [sent.value],
-        [told, sent.value],
+        [stated, sent.value],
     ):
         batch = Batch([None] * len(values), values, range(len(values)))
         assert describe(fast.decode(batch)) == describe(twin.decode(batch))
@@ -482,9 +482,9 @@ def test_a_version_that_is_told_again_is_no_other_one() -> None:
     row = next(row for rows in golden_rows() for row in rows if row.is_insert)
     codec, twin = codec_of(options), SimpleDecoder(SimpleOptions())
     assert codec.definitions is not None
-    told = codec.definitions.encode(row.table, options, 0).value
+    stated = codec.definitions.encode(row.table, options, 0).value
     (sent,) = codec.encoder(options).encode_rows([row])
-    for values in ([told], [sent.value], [told], [sent.value, told]):
+    for values in ([stated], [sent.value], [stated], [sent.value, stated]):
         twin.decode(Batch([None] * len(values), values, range(len(values))))
     assert twin.redefined == 0
 

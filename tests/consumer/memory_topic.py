@@ -16,7 +16,7 @@ from tidegate.consumer.apply import Applier
 from tidegate.consumer.changes import sides_of
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
-from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart
+from tidegate.consumer.mark_headers import layouts, mark_headers, split_resolved
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
@@ -75,7 +75,7 @@ class MemoryTopic:
         )
         decoded = decoder(self.options).decode(batch)
         staging.mkdir(parents=True, exist_ok=True)
-        resolved, aligns = told_apart(decoded.resolved, mark_headers(batch, decoded.resolved))
+        resolved, aligns = split_resolved(decoded.resolved, mark_headers(batch, decoded.resolved))
         return Fetched(
             partition,
             start + len(found),

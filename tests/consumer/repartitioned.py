@@ -65,11 +65,11 @@ def repartitioned(
     opening: list[tuple[int, Message]] = []
     coming = iter([*changes, None])
     for held in stretches(events, changes):
-        told = {encode.encode_resolved(event.ts) for event in held if isinstance(event, Mark)}
+        reported = {encode.encode_resolved(event.ts) for event in held if isinstance(event, Mark)}
         yield [
             *opening,
             *(
-                (partition, headed(message, layout) if message in told else message)
+                (partition, headed(message, layout) if message in reported else message)
                 for partition, message in messages_to(places, held, options)
             ),
         ]

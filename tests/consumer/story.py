@@ -132,10 +132,10 @@ def do(target: Target, number: int) -> Position | None:
     if step.ddl is None:
         target.write(_settles(target, state_at(number), step.after), reached)
         return None
-    told = message(step.ddl)
-    if not target.has_done(told):
+    reported = message(step.ddl)
+    if not target.has_done(reported):
         steps = ddl_plan.plan(step.ddl, target.definitions.values(), target.dropped())
-        target.intend(told, steps)
+        target.intend(reported, steps)
         for one in steps:
             target.execute(one)
     target.advance(reached)

@@ -55,7 +55,7 @@ class Bank:
     def start_producer(self, pause_s: float) -> None:
         command = [sys.executable, "-m", "tests.consumer.bank_producer", "--kafka", self._kafka]
         command += ["--topic", self._topic, "--seed", str(self._seed), "--pause", str(pause_s)]
-        self._start("producer", command).on_line(self._heard)
+        self._start("producer", command).on_line(self._received)
 
     def start_consumer(self) -> None:
         command = [sys.executable, "-m", "tidegate", "consumer", "run", "--json"]
@@ -110,7 +110,7 @@ class Bank:
             child.end()
         self.target.close()
 
-    def _heard(self, line: dict[str, int]) -> None:
+    def _received(self, line: dict[str, int]) -> None:
         self.last_ts = max(self.last_ts, line["ts"])
 
     def _start(self, name: str, command: list[str]) -> Child:

@@ -20,7 +20,7 @@ from tidegate.codec import registry
 from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.compression import NONE
 from tidegate.codec.decode import decoder
-from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, told_location
+from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, location_name
 from tidegate.codec.opening import opening
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.source import Fetched, Range, Topic, _drop, _staged, fetch
@@ -48,11 +48,11 @@ class Memory:
         return f"s3://b/p/{self._count:04}-0000-0000.json"
 
     def store(self, location: str, content: bytes) -> None:
-        self.objects[told_location(location)] = content
+        self.objects[location_name(location)] = content
 
     def read(self, location: str) -> bytes:
         try:
-            return self.objects[told_location(location)]
+            return self.objects[location_name(location)]
         except KeyError:
             raise Retryable("it is not there") from None
 
@@ -73,8 +73,10 @@ def batch_of(rows: list[RowChange], options: Any) -> Batch:
     """Their messages, behind what tells their table, if the protocol has it."""
     sent = registry.encoder(options).encode_rows(rows, 1_795_246_228_000)
     definitions = registry.codec_of(options).definitions
-    told = [] if definitions is None else [definitions.encode(rows[0].table, options, 0)]
-    return Batch([m.key for m in told + sent], [m.value for m in told + sent], range(len(told) + len(sent)))
+    stated = [] if definitions is None else [definitions.encode(rows[0].table, options, 0)]
+    return Batch(
+        [m.key for m in stated + sent], [m.value for m in stated + sent], range(len(stated) + len(sent))
+    )
 
 
 def read(batch: Batch, options: Any, storage: Memory) -> Decoded:

@@ -561,8 +561,8 @@ class Growing:
             headers = MarkHeaders(epochs=epochs, layouts=layouts)
             for at in range(0, len(plain), size):
                 piece = range(at, at + size)
-                told = {offset: one for offset, one in layouts.items() if offset in piece}
-                check.take(number, decoded(plain[at : at + size], at), replace(headers, layouts=told))
+                reported = {offset: one for offset, one in layouts.items() if offset in piece}
+                check.take(number, decoded(plain[at : at + size], at), replace(headers, layouts=reported))
         return check.finish()
 
 

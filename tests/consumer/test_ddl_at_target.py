@@ -32,8 +32,8 @@ def recorded(case: str) -> Iterator[tuple[str, list[DdlEvent]]]:
 
 
 def message(event: DdlEvent, header: bool = True) -> DdlMessage:
-    told = ddl_header.encode(event) if header else None
-    return DdlMessage(event.finished_ts, event.query, event.action, event.schema, event.table, told, 0)
+    reported = ddl_header.encode(event) if header else None
+    return DdlMessage(event.finished_ts, event.query, event.action, event.schema, event.table, reported, 0)
 
 
 class Target:

@@ -64,8 +64,8 @@ def test_recognised_by_text(query: str, step: type) -> None:
     [(11, Create), (4, Drop), (12, Redefine), (20, Refuse), (23, Refuse), (42, Refuse), (25, Refuse)],
 )
 def test_the_action_counts_where_the_protocol_sends_it(action: int, step: type) -> None:
-    told = replace(message("something that no pattern knows"), action=action)
-    assert [type(found) for found in plan_without_header(told, [HELD])] == [step]
+    reported = replace(message("something that no pattern knows"), action=action)
+    assert [type(found) for found in plan_without_header(reported, [HELD])] == [step]
 
 
 def test_comments_are_taken_out_of_statements_and_not_of_texts() -> None:

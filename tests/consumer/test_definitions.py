@@ -116,8 +116,8 @@ def test_a_recorded_simple_log_reaches_the_target_and_a_new_reader_resumes(
     publish(kafka, topic, bank_messages("simple"))
     uri = f"kafka://{kafka}/{topic}?protocol=simple"
     for text, until in ((uri, earlier), (uri + "&partition-num=3", line)):  # a text of its own: a new decoder
-        heard = ended(spark, text, target, until.ts)
-        assert heard.error is None
+        received = ended(spark, text, target, until.ts)
+        assert received.error is None
         assert differences(target, until) == {}
-    assert heard.end is not None
-    assert heard.end.quarantined == 0
+    assert received.end is not None
+    assert received.end.quarantined == 0

@@ -69,9 +69,9 @@ def test_a_restart_after_any_step_finds_the_position_and_what_it_says(place: Pla
                 assert held == kept, "as `commit` said that it is kept"
             check(place, target, done)
             for again in range(done, number + 1):
-                if (told := do(target, again)) is not None:
-                    assert told.ts == position(again + 1).ts
-                    committed, kept = number + 1, told
+                if (reported := do(target, again)) is not None:
+                    assert reported.ts == position(again + 1).ts
+                    committed, kept = number + 1, reported
     finish(place)
 
 

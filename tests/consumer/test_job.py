@@ -143,18 +143,18 @@ class Heard:
 def consumer(spark: SparkSession, source: str, target: Path, until: int | None = None) -> Iterator[Heard]:
     """A consumer that ends with the block."""
     settings = Settings(source, target, until=until, commit_s=0.2, commit_rows=500)
-    heard = Heard(spark, settings)
+    received = Heard(spark, settings)
     try:
-        yield heard
+        yield received
     finally:
-        heard.stop()
+        received.stop()
 
 
 def ended(spark: SparkSession, source: str, target: Path, until: int | None) -> Heard:
     """A consumer that has ended by itself."""
-    with consumer(spark, source, target, until) as heard:
-        heard.until(lambda: not heard.thread.is_alive(), "its end")
-    return heard
+    with consumer(spark, source, target, until) as received:
+        received.until(lambda: not received.thread.is_alive(), "its end")
+    return received
 
 
 @pytest.mark.slow
@@ -191,11 +191,11 @@ def test_an_undecodable_message_is_quarantined_and_the_rest_is_applied(
 ) -> None:
     """The warning and the quarantine name the place of the message."""
     target, line = tmp_path / "target", snapshots()[LINE]
-    heard = ended(spark, bank_source, target, line.ts)
+    received = ended(spark, bank_source, target, line.ts)
     assert differences(target, line) == {}
-    assert heard.end is not None
-    assert heard.end.quarantined == 1
-    (warning,) = heard.warnings
+    assert received.end is not None
+    assert received.end.quarantined == 1
+    (warning,) = received.warnings
     (bad,) = quarantine.read(target / "_tidegate" / "quarantine.jsonl")
     assert (bad["key"], bad["value"]) == (b"\x00key", b"\x00not open protocol")
     assert "set aside" in warning.what
@@ -217,25 +217,25 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
     middle = len(messages) // 2
     publish(kafka_broker.bootstrap, topic, messages[:middle])
     source = f"kafka://{kafka_broker.bootstrap}/{topic}?protocol=open-protocol"
-    with consumer(spark, source, tmp_path / "target", until=line.ts) as heard:
-        heard.until(lambda: heard.progress[-1:] and heard.progress[-1].rows, "the first rows")
+    with consumer(spark, source, tmp_path / "target", until=line.ts) as received:
+        received.until(lambda: received.progress[-1:] and received.progress[-1].rows, "the first rows")
         kafka_broker.kill()
         try:
-            heard.until(lambda: heard.warnings, "a warning")
-            heard.until(lambda: heard.progress[-1].trouble, "the trouble in the progress")
+            received.until(lambda: received.warnings, "a warning")
+            received.until(lambda: received.progress[-1].trouble, "the trouble in the progress")
         finally:
             kafka_broker.start()
-        heard.until(lambda: heard.notes, "its recovery")
+        received.until(lambda: received.notes, "its recovery")
         publish(kafka_broker.bootstrap, topic, messages[middle:])
-        heard.until(lambda: not heard.thread.is_alive(), "its end")
+        received.until(lambda: not received.thread.is_alive(), "its end")
     # On a slow machine a broker that has just started may leave a second call without an answer.
-    warning = heard.warnings[0]
+    warning = received.warnings[0]
     assert isinstance(warning, Retryable)
     assert (warning.what, warning.where) == ("the Kafka broker does not answer", kafka_broker.bootstrap)
     assert "check that the broker runs" in warning.fix
-    assert any(f"topic {topic} is read again after" in note for note in heard.notes)
-    assert heard.end is not None
-    assert (heard.end.ts, heard.end.trouble) == (line.ts, "")
+    assert any(f"topic {topic} is read again after" in note for note in received.notes)
+    assert received.end is not None
+    assert (received.end.ts, received.end.trouble) == (line.ts, "")
     assert differences(tmp_path / "target", line) == {}
 
 
@@ -262,12 +262,12 @@ def test_a_topic_that_comes_a_little_later_is_waited_for(
     source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
     line = snapshots()[LINE]
     monkeypatch.setattr("tidegate.consumer.job.GIVE_UP_S", PATIENCE_S)
-    with consumer(spark, source, tmp_path / "target", until=line.ts) as heard:
-        heard.until(lambda: heard.notes, "a note")
+    with consumer(spark, source, tmp_path / "target", until=line.ts) as received:
+        received.until(lambda: received.notes, "a note")
         publish(kafka, new_topic(3, topic), bank_messages("open-protocol"))
-        heard.until(lambda: heard.end, "the end")
-    assert heard.notes[0] == f"the topic does not exist; asking again for {PATIENCE_S:.0f} s"
-    assert [note for note in heard.notes[1:] if "does not exist" in note] == [], "said once"
+        received.until(lambda: received.end, "the end")
+    assert received.notes[0] == f"the topic does not exist; asking again for {PATIENCE_S:.0f} s"
+    assert [note for note in received.notes[1:] if "does not exist" in note] == [], "said once"
     assert differences(tmp_path / "target", line) == {}
 
 
@@ -275,10 +275,12 @@ def test_a_topic_that_never_comes_is_named(
     kafka: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.consumer.job.GIVE_UP_S", 1.0)
-    heard = ended(spark, f"kafka://{kafka}/no-such-topic?protocol=open-protocol", tmp_path / "target", None)
-    assert isinstance(heard.error, InvalidInput)
-    assert "the topic does not exist" in heard.error.what
-    assert "a changefeed creates its topic when it starts" in heard.error.fix
+    received = ended(
+        spark, f"kafka://{kafka}/no-such-topic?protocol=open-protocol", tmp_path / "target", None
+    )
+    assert isinstance(received.error, InvalidInput)
+    assert "the topic does not exist" in received.error.what
+    assert "a changefeed creates its topic when it starts" in received.error.fix
 
 
 def test_canal_json_without_the_extension_is_named_with_its_cure(
@@ -287,14 +289,14 @@ def test_canal_json_without_the_extension_is_named_with_its_cure(
     topic = new_topic(3)
     publish(kafka, topic, bank_messages("canal-json", extension=False))
     source = f"kafka://{kafka}/{topic}?protocol=canal-json"
-    with consumer(spark, source, tmp_path / "target") as heard:
-        heard.until(lambda: heard.warnings and heard.progress[-1].trouble, "a warning")
-    (warning,) = heard.warnings
+    with consumer(spark, source, tmp_path / "target") as received:
+        received.until(lambda: received.warnings and received.progress[-1].trouble, "a warning")
+    (warning,) = received.warnings
     assert "no watermarks" in warning.what
     assert topic in warning.where
     assert "without TiDB's extension" in warning.why
     assert "enable-tidb-extension=true" in warning.fix
-    assert heard.progress[-1].trouble == warning.what
+    assert received.progress[-1].trouble == warning.what
     stopped = ended(spark, source, tmp_path / "target", until=snapshots()[LINE].ts)
     assert isinstance(stopped.error, InvalidInput), "it must not wait for what can never come"
     assert stopped.error.render() == warning.render()
@@ -303,10 +305,10 @@ def test_canal_json_without_the_extension_is_named_with_its_cure(
 def test_the_wrong_protocol_is_refused_before_anything_is_set_aside(
     bank_source: str, tmp_path: Path, spark: SparkSession
 ) -> None:
-    heard = ended(spark, bank_source.replace("open-protocol", "canal-json"), tmp_path / "target", None)
-    assert isinstance(heard.error, InvalidInput)
-    assert re.search("none of .* messages can be decoded as canal-json", heard.error.what)
-    assert "protocol=" in heard.error.fix
+    received = ended(spark, bank_source.replace("open-protocol", "canal-json"), tmp_path / "target", None)
+    assert isinstance(received.error, InvalidInput)
+    assert re.search("none of .* messages can be decoded as canal-json", received.error.what)
+    assert "protocol=" in received.error.fix
     assert not (tmp_path / "target/_tidegate/quarantine.jsonl").exists()
 
 
@@ -375,8 +377,8 @@ def test_a_target_filled_from_another_number_of_partitions_is_not_touched(
 ) -> None:
     topic, source = new_topic(3), f"kafka://{kafka}/%s?protocol=open-protocol"
     publish(kafka, topic, bank_messages()[:200])
-    with consumer(spark, source % topic, tmp_path / "target") as heard:
-        heard.until(lambda: heard.progress[-1:] and heard.progress[-1].snapshots, "a snapshot")
+    with consumer(spark, source % topic, tmp_path / "target") as received:
+        received.until(lambda: received.progress[-1:] and received.progress[-1].snapshots, "a snapshot")
     again = ended(spark, (source % topic) + "&partition-num=2", tmp_path / "target", None)
     assert isinstance(again.error, Fatal)
     assert "has 2 partitions, the target was filled from 3" in again.error.what
@@ -470,10 +472,10 @@ def test_a_topic_changed_while_it_is_read_stops_the_job_with_the_reason(
     value = b'{"u":{"a":{"t":3,"h":true,"f":2,"v":1}}}'
     frame = len(key).to_bytes(8, "big") + key, len(value).to_bytes(8, "big") + value
     publish(kafka, topic, [(0, Message((1).to_bytes(8, "big") + frame[0], frame[1]))])
-    heard = ended(spark, source, tmp_path / "reduced", None)
-    assert isinstance(heard.error, Fatal)
-    assert "a row is not on the topic" in heard.error.what
-    assert "a row of s.t was too large for a message" in heard.error.why
+    received = ended(spark, source, tmp_path / "reduced", None)
+    assert isinstance(received.error, Fatal)
+    assert "a row is not on the topic" in received.error.what
+    assert "a row of s.t was too large for a message" in received.error.why
     assert not (tmp_path / "reduced/_tidegate/quarantine.jsonl").exists()
 
 
@@ -526,11 +528,11 @@ def test_updates_without_old_values_apply_until_the_topic_is_repartitioned(
     topic, target, line = new_topic(3), tmp_path / "target", snapshots()[LINE]
     publish(kafka, topic, bank_messages("ticdc-mq"))
     source = f"kafka://{kafka}/{topic}?protocol=ticdc-mq"
-    heard = ended(spark, source, target, line.ts)
-    assert heard.error is None
+    received = ended(spark, source, target, line.ts)
+    assert received.error is None
     assert differences(target, line) == {}
     publish(kafka, topic, [(1, Message(b'{"type":"Admin"}', b'{"partition":5}'))])
-    heard = ended(spark, source, target, None)
-    assert isinstance(heard.error, Fatal)
-    assert "has changed the topic to 5 partitions" in heard.error.what
-    assert "partition 1, offset" in heard.error.where
+    received = ended(spark, source, target, None)
+    assert isinstance(received.error, Fatal)
+    assert "has changed the topic to 5 partitions" in received.error.what
+    assert "partition 1, offset" in received.error.where

@@ -15,7 +15,7 @@ from tidegate.consumer.flow import Ddls, Rows
 from tidegate.consumer.offset_flow import MAX_DONE, Group, OffsetFlow
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched
-from tidegate.consumer.suspicion import STALL_S, Suspicion
+from tidegate.consumer.stall_detector import STALL_S, StallDetector
 
 SEEDS = 80
 
@@ -144,13 +144,13 @@ def test_a_step_takes_a_share_of_each_partition() -> None:
 
 
 def test_a_copy_that_is_missing_for_long_is_said() -> None:
-    suspicion = Suspicion("t", "canal-json", {0: 0, 1: 0}, None, 0.0, by_offset=True)
-    suspicion.lacks([1], 1.0)
-    assert suspicion.news(1.0 + STALL_S / 2) == []
-    (sign,) = suspicion.news(1.0 + STALL_S)
+    stall_detector = StallDetector("t", "canal-json", {0: 0, 1: 0}, None, 0.0, by_offset=True)
+    stall_detector.lacks([1], 1.0)
+    assert stall_detector.news(1.0 + STALL_S / 2) == []
+    (sign,) = stall_detector.news(1.0 + STALL_S)
     assert "no copy on partition 1" in sign.what
     assert "partition-num" in sign.fix
-    assert suspicion.hopeless is None
-    suspicion.lacks([], 100.0)
-    assert suspicion.news(200.0) == []
-    assert suspicion.standing == {}
+    assert stall_detector.hopeless is None
+    stall_detector.lacks([], 100.0)
+    assert stall_detector.news(200.0) == []
+    assert stall_detector.standing == {}

@@ -211,7 +211,7 @@ class Reading:
         self.warnings: list[TidegateError] = []
         self.ts = 0
         self._stop = threading.Event()
-        listener = Listener(report=self._hear, note=self.notes.append, warn=self.warnings.append)
+        listener = Listener(report=self._receive, note=self.notes.append, warn=self.warnings.append)
 
         def work() -> None:
             try:
@@ -222,7 +222,7 @@ class Reading:
         self._thread = threading.Thread(target=work)
         self._thread.start()
 
-    def _hear(self, progress: object) -> None:
+    def _receive(self, progress: object) -> None:
         self.ts = progress.ts  # type: ignore[attr-defined]
 
     def wait(self, ts: int) -> None:

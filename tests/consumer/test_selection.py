@@ -352,7 +352,7 @@ def test_two_tables_do_not_meet_in_one() -> None:
 # --- DDL
 
 
-def told(
+def reported(
     selection: Selection, query: str, schema: str = "shop", held: Iterable[tuple[str, str]] = ()
 ) -> DdlMessage | None:
     """A DDL without a header, in the target's words."""
@@ -393,7 +393,7 @@ RULES = Rules(exclude=("shop.log",), route=("shop.*=copy.*", "mart.*=copy.*"), d
     ],
 )  # fmt: skip
 def test_sql_is_written_again_for_the_target(query: str, expected: str | None) -> None:
-    found = told(Selection(RULES), query)
+    found = reported(Selection(RULES), query)
     assert (found.query if found is not None else None) == expected
 
 
@@ -417,7 +417,7 @@ def test_sql_is_written_again_for_the_target(query: str, expected: str | None) -
 )  # fmt: skip
 def test_sql_that_cannot_be_written_again_is_refused(query: str, why: str) -> None:
     with pytest.raises(Fatal, match=why):
-        told(Selection(RULES), query)
+        reported(Selection(RULES), query)
 
 
 @pytest.mark.parametrize(
@@ -425,18 +425,18 @@ def test_sql_that_cannot_be_written_again_is_refused(query: str, why: str) -> No
 )
 def test_sql_does_not_join_tables_of_which_other_columns_are_left_out(query: str) -> None:
     with pytest.raises(Fatal, match="other columns are left out"):
-        told(Selection(Rules(drop_column=("shop.t.secret",))), query)
+        reported(Selection(Rules(drop_column=("shop.t.secret",))), query)
 
 
 def test_a_column_that_is_renamed_out_of_view_goes() -> None:
-    found = told(Selection(RULES), "alter table t change v secret int")
+    found = reported(Selection(RULES), "alter table t change v secret int")
     assert found is not None
     assert found.query == "ALTER TABLE `copy`.`t` DROP COLUMN `v`"
 
 
 def test_a_text_is_untouched_where_no_name_and_no_column_changes() -> None:
     query = "alter table t add column x int after w, algorithm=inplace"
-    found = told(Selection(Rules(include=("shop.*",), drop_column=("*.*.secret",))), query)
+    found = reported(Selection(Rules(include=("shop.*",), drop_column=("*.*.secret",))), query)
     assert found is not None
     assert found.query == query
 

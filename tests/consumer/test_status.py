@@ -37,7 +37,7 @@ from tidegate.consumer.lag import (
 )
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Topic
-from tidegate.consumer.status import STATUS, STUCK_S, Diary, Said, Seen, heard, status_of
+from tidegate.consumer.status import STATUS, STUCK_S, Diary, Said, Seen, received, status_of
 from tidegate.consumer.target import Looked
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.consumer.targets import address_of as target_of
@@ -252,9 +252,9 @@ def test_a_table_of_very_many_partitions_shows_those_that_are_behind() -> None:
 
 
 def test_what_a_consumer_says_is_read_back(tmp_path: Path) -> None:
-    assert heard(tmp_path) is None
+    assert received(tmp_path) is None
     Diary(tmp_path, pytest.fail).write(NOW_MS, True, "why", (FRESH,))
-    found = heard(tmp_path)
+    found = received(tmp_path)
     assert found == Said(NOW_MS, socket.gethostname(), os.getpid(), True, "why", (FRESH,))
     assert found.lives()
     assert replace(found, host="another").lives() is None
@@ -263,7 +263,7 @@ def test_what_a_consumer_says_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format":1}', '{"format":2,"partitions":[]}', "\xff"])
 def test_a_file_that_nobody_understands_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / STATUS).write_text(text, encoding="latin-1")
-    assert heard(tmp_path) is None
+    assert received(tmp_path) is None
 
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_full_disk_is_said_once_until_there_is_room_again(tmp_path: Path) -> N
         for _ in range(3):
             diary.write(2, True, "", ())
         assert len(warnings) == times
-        found = heard(tmp_path)
+        found = received(tmp_path)
         assert found is not None
         assert found.at_ms == 1, "the old file stays whole"
         part.unlink()

@@ -27,7 +27,7 @@ from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
-from tidegate.consumer.status import STATUS, heard
+from tidegate.consumer.status import STATUS, received
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import TidegateError
@@ -64,7 +64,7 @@ def kept(target: Path) -> dict[int, int]:
 def applied_to(folder: Path, ts: int) -> None:
     """Wait until a running consumer says that it has applied everything up to this ts."""
     deadline = time.monotonic() + PATIENCE_S
-    while (last := heard(folder)) is None or any(one.applied < ts for one in last.partitions):
+    while (last := received(folder)) is None or any(one.applied < ts for one in last.partitions):
         assert time.monotonic() < deadline, last
         time.sleep(0.1)
 
@@ -175,7 +175,7 @@ def test_a_groups_offsets_follow_the_target_and_never_run_ahead_of_it(
     consumer.thread.join(PATIENCE_S)
     assert consumer.error is None
     assert group_offsets(kafka, group) == kept(target), "the end is kept, too"
-    last = heard(target / "_tidegate")
+    last = received(target / "_tidegate")
     assert last is not None
     assert not last.running
 

@@ -44,25 +44,25 @@ def moments(target: Path) -> list[datetime]:
     return [moment.replace(tzinfo=None) for moment in rows["at"].to_pylist()]
 
 
-def run(told: MemoryTopic, target: Path, zone: str, until: int | None = None) -> Any:
-    return consume(told, target, until=until, applier=applier_of(target, zone, learns_zone=True))
+def run(reported: MemoryTopic, target: Path, zone: str, until: int | None = None) -> Any:
+    return consume(reported, target, until=until, applier=applier_of(target, zone, learns_zone=True))
 
 
 def test_a_header_tells_the_zone_and_a_restart_remembers_it(tmp_path: Path) -> None:
-    told = topic_of(TABLE, "Asia/Shanghai")
-    position = run(told, tmp_path / "target", "", until=200)
+    reported = topic_of(TABLE, "Asia/Shanghai")
+    position = run(reported, tmp_path / "target", "", until=200)
     assert position.time_zone == "Asia/Shanghai"
     applier = applier_of(tmp_path / "target", position.time_zone, learns_zone=True)
-    consume(told, tmp_path / "target", applier=applier)
+    consume(reported, tmp_path / "target", applier=applier)
     assert moments(tmp_path / "target") == [MOMENT, MOMENT]
 
 
 def test_without_header_and_zone_a_timestamp_stops_the_consumer(tmp_path: Path) -> None:
-    told = topic_of(TABLE, "Asia/Shanghai", headers=False)
+    reported = topic_of(TABLE, "Asia/Shanghai", headers=False)
     with pytest.raises(Fatal, match="time zone of the topic's TIMESTAMPs is not known") as stopped:
-        run(told, tmp_path / "target", "")
+        run(reported, tmp_path / "target", "")
     assert "--time-zone" in stopped.value.fix
-    run(told, tmp_path / "target", "Asia/Shanghai")
+    run(reported, tmp_path / "target", "Asia/Shanghai")
     # The rows alone make the table known: TIMESTAMP all the same.
     assert moments(tmp_path / "target") == [MOMENT, MOMENT]
 

@@ -182,13 +182,13 @@ def messages_to(
     if codec.splits_updates:
         events = split(events)
     waiting: dict[int, list[RowChange]] = {}
-    told: set[tuple[int, TableSchema]] = set()
+    reported: set[tuple[int, TableSchema]] = set()
 
     def flush() -> Iterator[tuple[int, Message]]:
         for partition, rows in waiting.items():
             for table in {row.table: None for row in rows} if codec.definitions is not None else ():
-                if (partition, table) not in told:
-                    told.add((partition, table))
+                if (partition, table) not in reported:
+                    reported.add((partition, table))
                     yield partition, codec.definitions.encode(table, options, 0)
             for message in encode.encode_rows(rows):
                 yield partition, message

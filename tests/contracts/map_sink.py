@@ -192,13 +192,15 @@ class MapOwner:
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
         if not self.journal.holds(event):
-            told = self.journal
-            self._tell(Journal(event.finished_ts, event.seq, told.resolved_ts, told.instance), event.query)
+            reported = self.journal
+            self._tell(
+                Journal(event.finished_ts, event.seq, reported.resolved_ts, reported.instance), event.query
+            )
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         assert ts >= self.journal.resolved_ts
-        told = self.journal
-        self._tell(Journal(told.ddl_ts, told.ddl_seq, ts, told.instance))
+        reported = self.journal
+        self._tell(Journal(reported.ddl_ts, reported.ddl_seq, ts, reported.instance))
 
     def forget(self, keys: Iterable[str]) -> None:
         downstream = self._sink.versions

@@ -109,14 +109,14 @@ class Case:
         return opened(value, kind, framed=self.codec.large.framed)
 
     def _taught(self, reader: Decoder) -> Decoder:
-        told = self.told()
-        if told:
-            found = reader.decode(batch_of(told))
+        reported = self.reported()
+        if reported:
+            found = reader.decode(batch_of(reported))
             assert found == Decoded()
         return reader
 
     @functools.cache  # noqa: B019 - as many cases as the module has
-    def told(self) -> Pairs:
+    def reported(self) -> Pairs:
         """The messages that tell the tables' columns, for a protocol whose rows do not."""
         if self.codec.definitions is None:
             return []
@@ -492,9 +492,9 @@ def decodes_alike(case: Case, rows: list[RowChange]) -> None:
     """Their messages, by the compiled decoder and the plain one, which have met the table."""
     plain, fast = case.codec.decoder(case.options), decoder(case.options)
     if case.codec.definitions is not None:
-        told = case.codec.definitions.encode(rows[0].table, case.options, BUILD_MS)
+        reported = case.codec.definitions.encode(rows[0].table, case.options, BUILD_MS)
         for reader in (plain, fast):
-            assert reader.decode(batch_of([(told.key, told.value)])) == Decoded()
+            assert reader.decode(batch_of([(reported.key, reported.value)])) == Decoded()
     try:
         pairs = case.encode(rows)
     except InvalidInput:  # a delete without a key

@@ -102,7 +102,7 @@ class OwnerScript:
         log = DdlLog(self._start)
         log.learn(map(_batch, names(command, "ddl")), command.number("upto", self._start))
         log.forget(command.number("after", self._start))
-        self.owner.hear_ddl(capture, NOTHING if nothing else log.said)
+        self.owner.receive_ddl(capture, NOTHING if nothing else log.said)
         return self._agreement()
 
     def _agreement(self) -> str:

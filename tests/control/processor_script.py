@@ -38,10 +38,10 @@ from tidegate.control.messages import (
     FromOwner,
     FromProcessor,
     Header,
+    ProcessorStatus,
     RangeProgress,
     RangeStatus,
     Sync,
-    Told,
     Wish,
 )
 from tidegate.control.processor import Processor
@@ -81,11 +81,11 @@ class ProcessorScript:
         return self._processor
 
     def _announce(self, command: Command) -> str:
-        return self._hear(Announce(_header(command, command.number("sequence", 0)), "1.0"))
+        return self._receive(Announce(_header(command, command.number("sequence", 0)), "1.0"))
 
     def _dispatch(self, command: Command) -> str:
         sequence, *ranges = command.words
-        return self._hear(
+        return self._receive(
             Dispatch(
                 _header(command, int(sequence)),
                 Wish(command.options.get("wish", "run")),
@@ -97,10 +97,10 @@ class ProcessorScript:
             )
         )
 
-    def _hear(self, message: FromOwner) -> str:
+    def _receive(self, message: FromOwner) -> str:
         name, header = type(message).__name__, message.header
-        heard = self.processor.hear(message)
-        return "" if heard else f"{name} {header.sequence} of owner {header.owner_rev}: no effect"
+        last_sequence = self.processor.receive(message)
+        return "" if last_sequence else f"{name} {header.sequence} of owner {header.owner_rev}: no effect"
 
     def _open(self, command: Command) -> str:
         spans = [task(name) for name in command.words]
@@ -149,7 +149,7 @@ class ProcessorScript:
         return ""
 
     def _says(self, command: Command) -> str:
-        self.processor.told = Told(" ".join(command.words))
+        self.processor.status = ProcessorStatus(" ".join(command.words))
         return ""
 
     def _tick(self, command: Command) -> str:
@@ -161,13 +161,13 @@ class ProcessorScript:
             case Sync():
                 found = [f"incarnation {message.incarnation}", *_states(message.ranges)]
                 found += [*_ranges(message.checkpoints), self._ddl_in_words(message.ddl)]
-                return f"Sync: {listed(found)}; has messages up to {message.heard}"
+                return f"Sync: {listed(found)}; has messages up to {message.last_sequence}"
             case DispatchResponse():
                 error = [f"failed: {message.error.what}"] if message.error is not None else []
                 return f"DispatchResponse to {message.answers}: {listed([*_states(message.ranges), *error])}"
             case Checkpoint():
                 found = [*_ranges(message.ranges), self._ddl_in_words(message.ddl)]
-                found += [f"waits for {message.told.waits}"] if message.told.waits else []
+                found += [f"waits for {message.status.waits}"] if message.status.waits else []
                 return f"Checkpoint: {listed([*found, *(f'delete record {key}' for key in message.over)])}"
 
     def _ddl_in_words(self, said: KnownDdl) -> str:

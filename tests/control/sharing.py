@@ -82,7 +82,7 @@ GUARDS: Final[Mapping[str, str]] = {
     "owner_proof": "an owner that has opened the sink looks whether it still is the owner",
 }
 
-_receive: Final = Processor.hear
+_receive: Final = Processor.receive
 
 
 def _of_any_epoch(self: Processor, message: FromOwner) -> bool:
@@ -91,7 +91,7 @@ def _of_any_epoch(self: Processor, message: FromOwner) -> bool:
 
 
 def _of_any_owner(self: Processor, message: FromOwner) -> bool:
-    rev, number = self._heard
+    rev, number = self._last_sequence
     if message.header.owner_rev < rev:
         header = replace(message.header, owner_rev=rev, sequence=number + 1)
         message = replace(message, header=header)
@@ -99,7 +99,7 @@ def _of_any_owner(self: Processor, message: FromOwner) -> bool:
 
 
 def _in_any_order(self: Processor, message: FromOwner) -> bool:
-    header, (rev, number) = message.header, self._heard
+    header, (rev, number) = message.header, self._last_sequence
     if isinstance(message, Dispatch) and header.owner_rev == rev and header.sequence <= number:
         message = replace(message, header=replace(header, sequence=number + 1))
     return _receive(self, message)
@@ -114,15 +114,15 @@ def _is_same(self: Grant, stored: Grant | None) -> bool:
 
 
 PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
-    "owner_rev": (Processor, "hear", _of_any_owner),
-    "dispatch_order": (Processor, "hear", _in_any_order),
-    "epoch": (Processor, "hear", _of_any_epoch),
+    "owner_rev": (Processor, "receive", _of_any_owner),
+    "dispatch_order": (Processor, "receive", _in_any_order),
+    "epoch": (Processor, "receive", _of_any_epoch),
     "proof": (Grant, "is_proven_by", lambda self, stored: True),
     "ranges_in_proof": (Grant, "is_proven_by", _is_same),
     "coverage": (Owner, "_find_gap", lambda self: None),
     "ddl_bound": (Barrier, "bound", property(lambda self: min(self.resolved, self.target_ts))),
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
-    "ddl_agreement": (Owner, "hear_ddl", lambda self, capture, said: None),
+    "ddl_agreement": (Owner, "receive_ddl", lambda self, capture, said: None),
     "old_reports": (Owner, "_of", _any_report),
 }
 """Guards of the machines: where they are, and what is there without them. `Model` has the others."""

@@ -494,7 +494,7 @@ class Model:
         calls: list[tuple[str, Any]] = []
         if isinstance(message, Sync | Checkpoint):
             ranges = message.checkpoints if isinstance(message, Sync) else message.ranges
-            calls.append(("hear_ddl", (header.capture, message.ddl)))
+            calls.append(("receive_ddl", (header.capture, message.ddl)))
             calls.append(("report", (header.capture, message.incarnation, tuple(ranges))))
         if isinstance(message, Sync | DispatchResponse):
             runs = [one for one in message.ranges if one.state is RangeState.RUNNING]
@@ -534,7 +534,7 @@ class Model:
     def _processor_receives(self, capture: Capture, text: str, grant: bytes) -> Any:
         """As in `server/processor.py`: a new goal ends the pipeline, opens the spans, may begin another."""
         machine: Processor = deepcopy(capture.kept.machine)
-        machine.hear(parse(json.loads(text), FROM_OWNER))
+        machine.receive(parse(json.loads(text), FROM_OWNER))
         dispatch, goal, known, worker = machine.dispatch, capture.goal, capture.known, None
         opened = capture.opened
         if dispatch is not None and (goal := Goal.of(dispatch)) != capture.goal:

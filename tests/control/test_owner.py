@@ -97,7 +97,7 @@ def test_the_checkpoint_stands_while_a_capture_knows_other_ddl(
 ) -> None:
     owner = running(Barrier(100), ALL)
     owner.learn([batch(150, "x"), batch(160)], 200)
-    owner.hear_ddl("a", said(*theirs, upto=170))
+    owner.receive_ddl("a", said(*theirs, upto=170))
     owner.report("a", 1, progress(170, ALL))
     effects = owner.tick(0.0)
     assert (owner.checkpoint, bool(effects), owner.disagreement is None) == (
@@ -106,7 +106,7 @@ def test_the_checkpoint_stands_while_a_capture_knows_other_ddl(
         agrees,
     )
     assert agrees or owner.due_in(9.0) == float("inf"), "nothing is due while it lasts"
-    owner.hear_ddl("a", said(batch(150, "x"), batch(160), upto=180))
+    owner.receive_ddl("a", said(batch(150, "x"), batch(160), upto=180))
     assert owner.disagreement is None
     owner.tick(1.0)
     assert owner.checkpoint == 149

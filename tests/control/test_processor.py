@@ -25,9 +25,9 @@ from tidegate.control.messages import (
     Dispatch,
     DispatchResponse,
     Message,
+    ProcessorStatus,
     RangeState,
     Sync,
-    Told,
     Wish,
     parse,
     to_json,
@@ -45,14 +45,14 @@ def test_the_processor_does_what_the_script_says(path: Path, *, rewrite: bool) -
 
 
 def test_messages_are_the_documents_and_survive_the_wire() -> None:
-    told = Told("b", 5, rows=7, load=LoadState(3, 1))
+    status = ProcessorStatus("b", 5, rows=7, load=LoadState(3, 1))
     dispatch = Dispatch(HEADER, Wish.RUN, 1, (GrantedRange(ALL, (1, 1)),), 9, 100, load=False)
     messages: list[Message] = [
         Announce(HEADER, "1.0"),
         dispatch,
         Sync(HEADER, "1.0", 4, 1, (), (), KnownDdl(1, 2, 3)),
         DispatchResponse(HEADER, 4, 1, (), Failed("what", "where", "why", "fix", True)),
-        Checkpoint(HEADER, 1, (), told, ("load/x",), KnownDdl(1, 2, 3)),
+        Checkpoint(HEADER, 1, (), status, ("load/x",), KnownDdl(1, 2, 3)),
     ]
     for message in messages:
         assert parse(to_json(message), (*FROM_OWNER, *FROM_PROCESSOR)) == message
@@ -162,7 +162,7 @@ class Cluster:
             capture = message.header.capture
             match message:
                 case Announce() | Dispatch():
-                    self.machines[capture].hear(message)
+                    self.machines[capture].receive(message)
                 case Sync(ranges=ranges, checkpoints=known):
                     self.compare(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, known)
@@ -175,7 +175,7 @@ class Cluster:
 
     def compare(self, capture: str, said: KnownDdl) -> None:
         self.compared += said != NOTHING
-        self.owner.hear_ddl(capture, said)
+        self.owner.receive_ddl(capture, said)
         assert self.owner.disagreement is None, "both have it from the same history"
 
     def run(self, capture: str, incarnation: int, ranges: Iterable[object]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import Retryable
-from tidegate.eventstore import damage, outlook, reader
+from tidegate.eventstore import damage, reader, store_view
 from tidegate.eventstore.floors import FLOORS
 from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.order import Entry, block_of, entries_of
@@ -131,5 +131,5 @@ def test_a_corrupt_page_is_reported_and_the_manifest_suffices(tmp_path: Path) ->
     assert store.open_span(SPAN).resolved == 100
     assert read(tmp_path) == ROWS
     store.publish()
-    assert outlook.read_frontier(tmp_path) == {ID: 100}
+    assert store_view.read_frontier(tmp_path) == {ID: 100}
     store.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.eventstore import kernels, outlook, reader
+from tidegate.eventstore import kernels, reader, store_view
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span, span_id
@@ -55,12 +55,12 @@ def test_a_store_killed_at_random_serves_every_announced_change_once(tmp_path: P
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
-            while outlook.read_frontier(tmp_path).get(span_id(SPAN), START) <= announced + 200:
+            while store_view.read_frontier(tmp_path).get(span_id(SPAN), START) <= announced + 200:
                 assert child.poll() is None
                 time.sleep(0.001)
             time.sleep(generator.uniform(0.0, 0.4))  # the moment of the kill, not a synchronisation
             os.kill(child.pid, signal.SIGKILL)
-        resolved = outlook.read_frontier(tmp_path).get(span_id(SPAN), START)
+        resolved = store_view.read_frontier(tmp_path).get(span_id(SPAN), START)
         assert resolved >= announced
         announced = resolved
         found = [e for b in reader.read(tmp_path, span_id(SPAN), START, announced) for e in entries_of(b)]

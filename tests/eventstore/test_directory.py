@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import Retryable
-from tidegate.eventstore import damage, kernels, outlook, reader, segment
+from tidegate.eventstore import damage, kernels, reader, segment, store_view
 from tidegate.eventstore.directory import RECORD, Damaged, Directory, encode
 from tidegate.eventstore.order import (
     Entry,
@@ -258,7 +258,7 @@ def test_a_store_of_keys_without_tables_writes_no_directory(tmp_path: Path) -> N
     span.begin(0)
     span.append(block_of([Entry(5, 4, 1, b"key", b"v", b"")]))
     span.seal(9)
-    assert [info.directory for info in outlook.read_manifest(tmp_path, span.id).segments] == [0]
+    assert [info.directory for info in store_view.read_manifest(tmp_path, span.id).segments] == [0]
     store.close()
 
 

@@ -31,7 +31,7 @@ def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
 ) -> None:
     folder = tmp_path_factory.mktemp("store")
     page, reader = FloorPage(folder, "process"), FloorReader(folder)
-    told: dict[str, tuple[int, int]] = {}
+    reported: dict[str, tuple[int, int]] = {}
     for step in range(data.draw(st.integers(1, 12))):
         match data.draw(st.integers(0, 4)):
             case 0:
@@ -41,18 +41,18 @@ def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
             case 1:
                 gone = name(data.draw(st.integers(0, 300)))
                 page.forget(gone)
-                told.pop(gone, None)
+                reported.pop(gone, None)
             case _:
                 first, count = data.draw(st.integers(0, 300)), data.draw(st.sampled_from([1, 3, 200]))
                 some = {name(n): (step * (n % 7), step + n) for n in range(first, first + count)}
                 page.put((each, *floor) for each, floor in some.items())
-                told |= some
-        expected = {each: floor for each, (floor, _) in told.items() if floor}
+                reported |= some
+        expected = {each: floor for each, (floor, _) in reported.items() if floor}
         if data.draw(st.booleans()):
             assert dict(reader.read()) == expected
         one = name(data.draw(st.integers(0, 300)))
         assert reader.of(one).get(one, 0) == expected.get(one, 0)
-        assert page.get(one) == told.get(one, (0, 0))
+        assert page.get(one) == reported.get(one, (0, 0))
     assert reader.read() == FloorReader(folder).read() == expected
     page.close()
 
@@ -148,7 +148,7 @@ def test_a_reader_beside_the_writer_never_sees_halves_of_two_writes(tmp_path: Pa
     finished = False
     while not finished:
         finished = done.is_set()
-        told = floors[0]
+        reported = floors[0]
         time.sleep(
             0.0001
         )  # else it keeps the interpreter for itself, and the writer waits 5 ms for each step
@@ -157,7 +157,7 @@ def test_a_reader_beside_the_writer_never_sees_halves_of_two_writes(tmp_path: Pa
             floor = frontier[each]
             manifest = Manifest(Span(b"a", b"z"), (RegionRange(b"a", b"z", 0),), version=3 * floor)
             assert frontier.reach(each, manifest) == floor
-            assert place or floor >= told
+            assert place or floor >= reported
         assert len(frontier) >= last
         last = len(frontier)
     thread.join()

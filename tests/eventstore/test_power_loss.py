@@ -18,7 +18,7 @@ import pytest
 
 from tests.eventstore.test_crash import SPAN, START, change
 from tidegate.errors import Retryable
-from tidegate.eventstore import damage, outlook, reader, records, segment, store
+from tidegate.eventstore import damage, reader, records, segment, store, store_view
 from tidegate.eventstore.floors import ENTRY_BYTES, FLOORS, FloorPage
 from tidegate.eventstore.manifest import MANIFEST, ManifestFile
 from tidegate.eventstore.order import Entry, block_of, entries_of
@@ -177,13 +177,13 @@ def rows(folder: Path, after: int, upto: int) -> list[Entry]:
 def check_readers(folder: Path, needed: int) -> None:
     """Before the puller is back, a reader that follows the rules is refused, or gets the source."""
     try:
-        frontier = outlook.read_frontier(folder)
+        frontier = store_view.read_frontier(folder)
         upto = frontier.get(ID, 0)
         if upto > needed:
             assert rows(folder, needed, upto) == source(needed, upto)
-        manifest = outlook.read_manifest(folder, ID)
+        manifest = store_view.read_manifest(folder, ID)
         reach = frontier.reach(ID, manifest)
-        if manifest.dropped_to <= needed < reach and not outlook.pending(manifest, needed, reach)[0]:
+        if manifest.dropped_to <= needed < reach and not store_view.pending(manifest, needed, reach)[0]:
             assert source(needed, reach) == []  # the span counts as idle
     except Retryable:
         pass  # it waits
@@ -245,7 +245,7 @@ def test_a_manifest_older_than_its_floor_is_pulled_again_from_its_own_ts(tmp_pat
     notices: list[Retryable] = []
     span = EventStore(tmp_path, on_pulled_again=notices.append).open_span(SPAN)
     assert span.resolved == START + 5
-    assert ID not in outlook.read_frontier(tmp_path)
+    assert ID not in store_view.read_frontier(tmp_path)
     [notice] = notices
     assert ID in notice.where
     assert "older than what was published" in notice.why

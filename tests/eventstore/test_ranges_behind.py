@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.floors import FloorReader
 from tidegate.eventstore.manifest import RegionRange, highest, joined, load_manifest
 from tidegate.eventstore.order import Entry, block_of, entries_of
-from tidegate.eventstore.outlook import Unresolved, Wanted, lifted, reach_of
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
+from tidegate.eventstore.store_view import Unresolved, Wanted, lifted, reach_of
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.tidb import keys
@@ -207,12 +207,12 @@ def test_a_frontier_is_lifted_only_where_it_stands_still(tmp_path: Path) -> None
     store.publish()
     looked: list[str] = []
 
-    def manifest_of(name: str) -> outlook.Manifest:
+    def manifest_of(name: str) -> store_view.Manifest:
         looked.append(name)
         return load_manifest(tmp_path / name)
 
     def of(tables: Sequence[int], upto: int) -> int:
-        frontier = outlook.read_frontier(tmp_path)
+        frontier = store_view.read_frontier(tmp_path)
         return lifted(frontier, {span.id: (FIRST, bits(tables))}, upto, manifest_of)[span.id]
 
     assert of([70], far) == far

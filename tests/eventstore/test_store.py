@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.eventstore.entries import entries
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import outlook, reader, span_store
+from tidegate.eventstore import reader, span_store, store_view
 from tidegate.eventstore.floors import FLOORS
 from tidegate.eventstore.manifest import MANIFEST, Manifest, ManifestFile
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
@@ -75,10 +75,10 @@ def test_readers_see_nothing_before_it_is_published_and_all_of_it_then(tmp_path:
     span = store.open_span(SPAN)
     span.begin(10)
     span.append(block_of([put(11), put(15)]))
-    assert outlook.read_frontier(tmp_path) == {}
+    assert store_view.read_frontier(tmp_path) == {}
     span.seal(12)
     store.publish()
-    assert outlook.read_frontier(tmp_path) == {span.id: 12}
+    assert store_view.read_frontier(tmp_path) == {span.id: 12}
     assert read(store, span, 10, 12) == [put(11)]
     with pytest.raises(Retryable, match="beyond the resolved ts"):
         read(store, span, 10, 15)
@@ -106,9 +106,9 @@ def test_the_manifest_of_an_idle_span_follows_after_a_minute_or_two(tmp_path: Pa
     for passed in range(50, 5 * FOLLOW_MS, 50):  # 6,000 ticks
         span.seal(compose(passed))
         store.publish()
-        manifest = outlook.read_manifest(tmp_path, span.id)
+        manifest = store_view.read_manifest(tmp_path, span.id)
         assert passed - physical_ms(manifest.resolved) <= 2 * FOLLOW_MS
-    assert outlook.read_frontier(tmp_path)[span.id] == compose(passed)
+    assert store_view.read_frontier(tmp_path)[span.id] == compose(passed)
     fresh = (tmp_path / span.id / MANIFEST).stat().st_size - written
     assert 0 < fresh < 6 * 64, "a short record each time"
 
@@ -132,7 +132,7 @@ def test_one_more_segment_costs_a_record_and_a_base_now_and_then(tmp_path: Path)
                 bases.add(ts)
     assert max(sizes) < 300
     assert 0 < len(bases) < 10
-    assert len(outlook.read_manifest(tmp_path, span.id).segments) == 1198
+    assert len(store_view.read_manifest(tmp_path, span.id).segments) == 1198
 
 
 def test_a_row_at_or_below_the_resolved_ts_is_refused(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_a_publish_that_fails_on_a_full_disk_succeeds_next_time(
         with pytest.raises(DiskFull):
             store.publish()
     assert store.pressure != ""
-    assert outlook.read_frontier(tmp_path) == {}
+    assert store_view.read_frontier(tmp_path) == {}
     store.publish()
-    assert outlook.read_frontier(tmp_path) == {span.id: 20}
+    assert store_view.read_frontier(tmp_path) == {span.id: 20}
 
 
 def test_a_start_inside_the_held_range_is_ignored_and_one_outside_resets(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_start_inside_the_held_range_is_ignored_and_one_outside_resets(tmp_pat
     assert (span.complete_from, span.resolved, len(span.manifest.segments)) == (100, 120, 1)
     span.begin(50)
     assert (span.complete_from, span.resolved, len(span.manifest.segments)) == (50, 50, 0)
-    assert outlook.read_frontier(tmp_path) == {}
+    assert store_view.read_frontier(tmp_path) == {}
     store.close()
     span = EventStore(tmp_path).open_span(SPAN)
     assert span.resolved == 50
@@ -289,13 +289,13 @@ def test_a_reader_that_meets_a_restarted_span_reports_it_and_skips_nothing(
     span.append(block_of([put(110)]))
     span.seal(120)
     store.publish()
-    read_manifest = outlook.read_manifest
+    read_manifest = store_view.read_manifest
 
     def begun_anew(*given: object) -> Manifest:
         span.begin(50)
         return read_manifest(tmp_path, span.id)
 
-    monkeypatch.setattr(outlook, "read_manifest", begun_anew)
+    monkeypatch.setattr(store_view, "read_manifest", begun_anew)
     with pytest.raises(Retryable, match="pulled again from an earlier ts"):
         read(store, span, 100, 120)
 
@@ -315,7 +315,7 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
         store.publish()
         let_go(manifest, old)
         store.publish()
-        seen.append(outlook.read_frontier(tmp_path))
+        seen.append(store_view.read_frontier(tmp_path))
 
     monkeypatch.setattr(SpanStore, "_let_go", lambda self, *given: publishing(*given))
     span.begin(50)
@@ -400,21 +400,21 @@ def test_pending_and_cut_follow_the_segments_without_opening_them(tmp_path: Path
         span.append(block_of([put(low + i, b"k", b"v" * 99) for i in range(100)]))
         span.seal(low + 99)
     store.publish()
-    manifest = outlook.read_manifest(tmp_path, span.id)
-    assert outlook.pending(manifest, 0, 399) == (300, 30_000, 100, 399)
-    assert outlook.pending(manifest, 399, 500) == (0, 0, 0, 0)
-    rows, size, first, last = outlook.pending(manifest, 149, 249)
+    manifest = store_view.read_manifest(tmp_path, span.id)
+    assert store_view.pending(manifest, 0, 399) == (300, 30_000, 100, 399)
+    assert store_view.pending(manifest, 399, 500) == (0, 0, 0, 0)
+    rows, size, first, last = store_view.pending(manifest, 149, 249)
     assert (rows, size, first, last) == (100, 10_000, 150, 249)
-    assert outlook.cut(manifest, 0, 399, 1 << 30) == 399
-    assert outlook.cut(manifest, 0, 399, 1) == 100
-    assert 195 <= outlook.cut(manifest, 0, 399, 10_000) <= 205
-    assert outlook.cut(manifest, 150, 160, 1 << 30) == 160
+    assert store_view.cut(manifest, 0, 399, 1 << 30) == 399
+    assert store_view.cut(manifest, 0, 399, 1) == 100
+    assert 195 <= store_view.cut(manifest, 0, 399, 10_000) <= 205
+    assert store_view.cut(manifest, 150, 160, 1 << 30) == 160
 
 
 def test_a_span_that_was_never_opened_is_reported_as_not_there_yet(tmp_path: Path) -> None:
     EventStore(tmp_path).close()
     with pytest.raises(Retryable, match="does not have this span yet"):
-        outlook.read_manifest(tmp_path, "0" * 16)
+        store_view.read_manifest(tmp_path, "0" * 16)
 
 
 def test_a_removed_span_leaves_nothing_and_starts_over_when_reopened(tmp_path: Path) -> None:
@@ -425,8 +425,8 @@ def test_a_removed_span_leaves_nothing_and_starts_over_when_reopened(tmp_path: P
         each.append(block_of([put(5)]))
         each.seal(10)
     store.publish()
-    assert outlook.spans(tmp_path) == {span.id: (SPAN, 10), other.id: (other.span, 10)}
-    assert set(outlook.spans(tmp_path, {other.id})) == {span.id}
+    assert store_view.spans(tmp_path) == {span.id: (SPAN, 10), other.id: (other.span, 10)}
+    assert set(store_view.spans(tmp_path, {other.id})) == {span.id}
     span.append(block_of([put(15)]))
     store.remove_span(SPAN)
     store.remove_span(SPAN)
@@ -434,7 +434,7 @@ def test_a_removed_span_leaves_nothing_and_starts_over_when_reopened(tmp_path: P
     assert store.held_bytes == 0
     span.seal(20)  # a puller that has not noticed yet
     store.publish()
-    assert set(outlook.read_frontier(tmp_path)) == set(outlook.spans(tmp_path)) == {other.id}
+    assert set(store_view.read_frontier(tmp_path)) == set(store_view.spans(tmp_path)) == {other.id}
     again = store.open_span(SPAN)
     assert (again.resolved, again.complete_from) == (0, 0)
     again.begin(30)
@@ -451,7 +451,7 @@ def test_the_remains_of_an_interrupted_removal_go_at_the_next_start(tmp_path: Pa
     store.publish()
     store.close()
     (tmp_path / span.id / MANIFEST).unlink()
-    assert len(outlook.spans(tmp_path)) == 1
+    assert len(store_view.spans(tmp_path)) == 1
     EventStore(tmp_path).close()
     assert not (tmp_path / span.id).exists()
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
@@ -465,4 +465,4 @@ def test_a_span_with_runs_beyond_its_resolved_ts_says_how_far_they_reach(tmp_pat
     span.spill()
     span.append(block_of([put(3)]))
     span.seal(10)
-    assert outlook.spans(tmp_path) == {span.id: (SPAN, 50)}
+    assert store_view.spans(tmp_path) == {span.id: (SPAN, 50)}

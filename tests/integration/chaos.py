@@ -21,7 +21,7 @@ from typing import Any, Final
 from tests.integration.chaos_writers import Contrary, SelfTimed
 from tests.integration.garbage import POLL_S, Garbage, registrations_checked
 from tidegate.errors import InvalidInput, TidegateError
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import Entry, entries_of, order_key
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
@@ -232,9 +232,9 @@ class Trouble:
     def _hide_leaders(self, random: Random) -> None:
         """PD does not know who leads some regions, and names a learner at TiFlash first."""
         faults, regions = self.upstream.faults, self.upstream.regions.all
-        told = metapb_pb2.Store(id=TIFLASH, address=NOBODY, version="v8.5.0")
-        told.labels.add(key="engine", value="tiflash")
-        faults.stores, faults.first_learner = {TIFLASH: told}, TIFLASH
+        reported = metapb_pb2.Store(id=TIFLASH, address=NOBODY, version="v8.5.0")
+        reported.labels.add(key="engine", value="tiflash")
+        faults.stores, faults.first_learner = {TIFLASH: reported}, TIFLASH
         faults.leaderless = frozenset(each.id for each in random.sample(regions, 1 + len(regions) // 3))
 
     def _remove(self, store: int, last: float) -> None:
@@ -264,7 +264,7 @@ class Witness:
     def look(self) -> None:
         if not self._folder.exists():
             return
-        frontier = outlook.read_frontier(self._folder)
+        frontier = store_view.read_frontier(self._folder)
         for span in SPANS:
             upto, after = frontier.get(span_id(span), 0), self.upto[span]
             if upto < after:
@@ -315,7 +315,7 @@ class Past:
 
     def step(self) -> int:
         """The safepoint moves to what the event store has published: the capture reads from there on."""
-        frontier = outlook.read_frontier(self._folder) if self._folder.exists() else {}
+        frontier = store_view.read_frontier(self._folder) if self._folder.exists() else {}
         upto = min(frontier.get(span_id(span), 0) for span in SPANS)
         if upto > self._upto:
             for span in SPANS:

@@ -101,7 +101,7 @@ class SmallTidb:
     commits: list[Commit] = field(default_factory=list)
     owners: list[tuple[int, dict[int, str]]] = field(default_factory=list)
     """(from which ts on, physical id to table)."""
-    told: list[Effect] = field(default_factory=list)
+    reported: list[Effect] = field(default_factory=list)
     """Every DDL, at the ts it takes effect for rows."""
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class SmallTidb:
         self._step(job, 0, self.version, done=True)
 
     def _took_effect(self, effect: Effect) -> None:
-        self.told.append(effect)
+        self.reported.append(effect)
         self.owners.append((effect.ts, self._owned()))
 
     def _copy(self, part: Part, new: tuple[Part, ...]) -> None:

@@ -182,13 +182,15 @@ def test_only_rows_that_pass_the_filters_reach_the_topic_of_their_rule(
     assert len(arrived("late")) == 199
     assert len(arrived("later")) == 9
     assert all(row["commit_ts"] > renamed for row in rows if row["table"] == "later")
-    told = {
+    reported = {
         topic: [[ddl.query for ddl in decoded.ddls] for _, decoded in sorted(partitions.items())]
         for topic, partitions in topics.items()
     }
-    assert [len(of) for of in told.values()] == [3, 2, 3, 3]
-    assert all(of == partitions[0] for partitions in told.values() for of in partitions), "in all partitions"
-    assert {topic: len(of[0]) for topic, of in told.items()} == {own: 0, orders: 1, late: 2, later: 0}
+    assert [len(of) for of in reported.values()] == [3, 2, 3, 3]
+    assert all(of == partitions[0] for partitions in reported.values() for of in partitions), (
+        "in all partitions"
+    )
+    assert {topic: len(of[0]) for topic, of in reported.items()} == {own: 0, orders: 1, late: 2, later: 0}
     ends = {of.resolved[-1][0] for partitions in topics.values() for of in partitions.values()}
     assert len(ends) == 1, "the last Resolved is everywhere, also where no table goes any more"
     assert ends.pop() >= ts

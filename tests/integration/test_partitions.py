@@ -44,7 +44,7 @@ def move_partitions(tidb: SmallTidb) -> None:
         tidb.truncate("p0")
         tidb.exchange("p1")
         old = tuple(part.name for part in tidb.version.parts if part.low >= 200)
-        tidb.reorganize(old, ((f"q{len(tidb.told)}", 250), (f"r{len(tidb.told)}", 300)))
+        tidb.reorganize(old, ((f"q{len(tidb.reported)}", 250), (f"r{len(tidb.reported)}", 300)))
         tidb.truncate(tidb.version.parts[-1].name)
 
 
@@ -73,9 +73,11 @@ def test_no_row_is_lost_or_given_to_the_wrong_table_while_partitions_move(cluste
     rows = [item for item in messages if item["kind"] in ("insert", "update", "delete")]
     assert Counter(map(change, rows)) == tidb.expected()
     assert validate(cluster.uri, KEYS).faults == []
-    told = [(item["ts"], item["query"]) for item in messages if item["kind"] == "ddl"]
-    assert Counter(told) == Counter({(effect.ts, sql.outgoing(effect.query).text): 3 for effect in tidb.told})
-    assert replay(rows, tidb.told) == contents
+    reported = [(item["ts"], item["query"]) for item in messages if item["kind"] == "ddl"]
+    assert Counter(reported) == Counter(
+        {(effect.ts, sql.outgoing(effect.query).text): 3 for effect in tidb.reported}
+    )
+    assert replay(rows, tidb.reported) == contents
     assert len(rows) > 200
 
 
@@ -86,10 +88,10 @@ def change(item: dict[str, Any]) -> tuple[int, str, int, int | None]:
     return item["commit_ts"], f"{item['schema']}.{item['table']}", image["id"], value
 
 
-def replay(rows: list[dict[str, Any]], told: list[Effect]) -> dict[tuple[str, int], Any]:
+def replay(rows: list[dict[str, Any]], reported: list[Effect]) -> dict[tuple[str, int], Any]:
     """The tables of somebody who applies the messages: rows up to a DDL, the DDL, rows after it."""
     found: dict[tuple[str, int], Any] = {}
-    waiting = list(told)
+    waiting = list(reported)
     for ts, table, row_id, value in [*sorted(map(change, rows)), (1 << 64, "", 0, None)]:
         while waiting and waiting[0].ts < ts:
             found = moved(found, waiting.pop(0))

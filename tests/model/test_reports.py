@@ -123,9 +123,9 @@ def test_a_span_that_is_none_is_refused(span: Any) -> None:
 
 def test_an_error_is_the_same_where_it_is_heard() -> None:
     for error in (Retryable("what", where="where", why="why", fix="fix"), Fatal("what")):
-        heard = Failed.of(error).error()
-        assert type(heard) is type(error)
-        assert heard.render() == error.render()
+        received = Failed.of(error).error()
+        assert type(received) is type(error)
+        assert received.render() == error.render()
 
 
 def test_each_message_has_a_name_of_its_own() -> None:

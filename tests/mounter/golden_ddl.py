@@ -11,7 +11,7 @@ from typing import Any
 from tests.golden_folder import plain_name
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.mounter.ddl import Told
+from tidegate.mounter.ddl import EmittedDdl
 from tidegate.tidb import table_info
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import TableFilter
@@ -27,24 +27,24 @@ def unescaped(query: str) -> str:
     return query.replace("``", "`")
 
 
-def renames_as_ticdc(job: DdlJob, told: Sequence[Told], rules: TableFilter) -> list[list[str]]:
+def renames_as_ticdc(job: DdlJob, emitted: Sequence[EmittedDdl], rules: TableFilter) -> list[list[str]]:
     """TiCDC judges a job of renames by one table alone, and forgets about keys when it leaves the filter.
 
     So where tables without a key are among them, all renames out of names in the filter go, or none.
     """
-    if job.action not in RENAMES or all(t.after is None or t.after.eligible for t in told):
+    if job.action not in RENAMES or all(t.after is None or t.after.eligible for t in emitted):
         return []
-    whole = [t.event.query for t in told if rules.matches(t.event.old_schema, t.event.old_table)]
+    whole = [t.event.query for t in emitted if rules.matches(t.event.old_schema, t.event.old_table)]
     return [whole, []]
 
 
-def chained(job: DdlJob, told: Sequence[Told]) -> bool:
+def chained(job: DdlJob, emitted: Sequence[EmittedDdl]) -> bool:
     """Whether a RENAME TABLES uses a name twice: classic TiCDC cannot follow such a chain.
 
     See docs/formats/ddl.md#where-we-differ-from-ticdc.
     """
-    names = [(t.event.old_schema, t.event.old_table) for t in told]
-    names += [(t.event.schema, t.event.table) for t in told]
+    names = [(t.event.old_schema, t.event.old_table) for t in emitted]
+    names += [(t.event.schema, t.event.table) for t in emitted]
     return job.action == MANY_RENAMES and len(set(names)) < len(names)
 
 

@@ -21,7 +21,7 @@ from tests.tidb.definition_fuzz import redefined
 from tidegate.errors import TidegateError, Undecodable
 from tidegate.mounter.ddl_admission import admit
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server import told_text
+from tidegate.server import target_text
 from tidegate.tidb import ddl_job
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import TableFilter
@@ -45,10 +45,10 @@ def follow(store: SchemaStore, job: DdlJob, kinds: Counter[str]) -> None:
         kinds["stops who it concerns"] += 1
         applied.refusal.error().render()
         return
-    for told in applied.told:
+    for emitted in applied.emitted:
         try:
-            if admit(told, TableFilter(), force_replicate=False):
-                told_text.told(told.event, applied.charset, applied.sql_mode)
+            if admit(emitted, TableFilter(), force_replicate=False):
+                target_text.for_targets(emitted.event, applied.charset, applied.sql_mode)
         except TidegateError:
             kinds["cannot be told"] += 1
             return

@@ -12,11 +12,11 @@ from tests.mounter.golden_ddl import Forgotten, chained, described, recorded, re
 from tests.mounter.jobs import DDL_CASES, OURS, base_store, entries, finished, written
 from tidegate.errors import InvalidInput, TidegateError, Undecodable
 from tidegate.mounter import ddl
-from tidegate.mounter.ddl import Told
+from tidegate.mounter.ddl import EmittedDdl
 from tidegate.mounter.ddl_admission import admit, concerned
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.ddl_partitions import REORGANISATIONS
-from tidegate.mounter.ddl_rules import EARLY, RULES, TOLD_BY_TICDC, Handling, Outcome, Spans
+from tidegate.mounter.ddl_rules import EARLY, EMITTED_BY_TICDC, RULES, Handling, Outcome, Spans
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.tidb import keys, table_info
 from tidegate.tidb.ddl_job import DdlJob, JobState
@@ -36,10 +36,10 @@ def job_of(case: str, text: str) -> tuple[SchemaStore, DdlJob]:
     raise AssertionError(text)
 
 
-def sent(applied: Applied, rules: TableFilter, *, force: bool = False) -> tuple[list[Told], str]:
+def sent(applied: Applied, rules: TableFilter, *, force: bool = False) -> tuple[list[EmittedDdl], str]:
     """What a changefeed sends, and why it stops."""
     try:
-        return [told for told in applied.told if admit(told, rules, force_replicate=force)], ""
+        return [emitted for emitted in applied.emitted if admit(emitted, rules, force_replicate=force)], ""
     except InvalidInput as error:
         return [], str(error)
 
@@ -51,27 +51,28 @@ def test_golden_jobs_tell_targets_what_ticdc_tells(case: str) -> None:
     store, forgotten = SchemaStore(), Forgotten()
     for job, theirs in finished(case):
         applied = store.apply(job)
-        told, stopped = sent(applied, TableFilter())
+        emitted, stopped = sent(applied, TableFilter())
         wanted = theirs["events"] or []
         if forgotten.explains(job, theirs):
-            assert told
+            assert emitted
             assert wanted == []
             count("ddl", "jobs: TiCDC forgets a recovered schema, ours does not")
             continue
-        if chained(job, applied.told):
-            assert told
+        if chained(job, applied.emitted):
+            assert emitted
             count("ddl", "cases cut short: TiCDC cannot follow a chain of renames, ours does")
             return
         queries = [unescaped(event["query"]) for event in wanted]
-        ours = [unescaped(t.event.query) for t in told]
+        ours = [unescaped(t.event.query) for t in emitted]
         if queries != ours:
             assert queries in [
-                [unescaped(q) for q in other] for other in renames_as_ticdc(job, applied.told, TableFilter())
+                [unescaped(q) for q in other]
+                for other in renames_as_ticdc(job, applied.emitted, TableFilter())
             ], job.query
             count("ddl", "jobs: TiCDC judges many renames by one table")
             continue
         assert bool(theirs["error"]) == bool(stopped), job.query
-        for one, event in zip(told, wanted, strict=True):
+        for one, event in zip(emitted, wanted, strict=True):
             assert (one.event.action, one.event.seq) == (event["type"], event["seq"])
             assert (one.event.finished_ts, job.start_ts) == (event["commit_ts"], event["start_ts"])
             assert described(one.event, before=False, version=job.finished_ts) == recorded(
@@ -92,7 +93,7 @@ def test_golden_jobs_leave_ticdcs_catalogue_behind(case: str) -> None:
     renamed: set[int] = set()
     for job, theirs in finished(case):
         applied = store.apply(job)
-        if chained(job, applied.told):
+        if chained(job, applied.emitted):
             count("ddl", "catalogues cut short: TiCDC cannot follow a chain of renames, ours does")
             return
         if forgotten.explains(job, theirs):
@@ -146,25 +147,25 @@ def test_golden_filters_let_pass_what_ticdc_sends(case: str) -> None:
         for job, theirs in finished(case):
             wanted = next(v for v in theirs["views"] if v["view"] == view["view"])
             applied = store.apply(job)
-            told, stopped = sent(applied, rules, force=view["force_replicate"])
+            emitted, stopped = sent(applied, rules, force=view["force_replicate"])
             if wanted.get("after_error"):
                 break
-            if chained(job, applied.told):
+            if chained(job, applied.emitted):
                 count("ddl", "views cut short: TiCDC cannot follow a chain of renames, ours does")
                 break
             if forgotten.explains(job, wanted):
                 count("ddl", "jobs, filtered: TiCDC forgets a recovered schema")
                 continue
-            ours = [unescaped(t.event.query) for t in told]
+            ours = [unescaped(t.event.query) for t in emitted]
             theirs_sent = [unescaped(query) for query in wanted.get("queries") or []]
             if ours == theirs_sent and bool(stopped) == bool(wanted.get("error")):
                 count("ddl", "jobs, filtered: both stop" if stopped else "jobs, filtered: sent as TiCDC does")
             elif job.action == 47 and "not found in schema snapshot" in (wanted.get("error") or ""):
                 # A table leaves for a schema outside the filter, which TiCDC has not kept.
-                assert any(not rules.matches_schema(t.event.schema) for t in applied.told)
+                assert any(not rules.matches_schema(t.event.schema) for t in applied.emitted)
                 count("ddl", "jobs, filtered: TiCDC fails on a rename out of the filter")
             else:
-                assert theirs_sent in renames_as_ticdc(job, applied.told, rules), job.query
+                assert theirs_sent in renames_as_ticdc(job, applied.emitted, rules), job.query
                 count("ddl", "jobs, filtered: TiCDC judges renames otherwise")
 
 
@@ -186,11 +187,11 @@ def test_targets_are_told_the_kinds_that_ticdc_tells_and_two_more() -> None:
 
 
 def _compare_kinds(types: dict[str, Any]) -> None:
-    told = {action for action, discarded, _ in types["answers"] if not discarded}
-    assert told == TOLD_BY_TICDC
+    emitted = {action for action, discarded, _ in types["answers"] if not discarded}
+    assert emitted == EMITTED_BY_TICDC
     ours = {action for action, rule in RULES.items() if rule.handling.outcome is Outcome.EVENT}
-    assert ours - told == {48, 63}
-    assert told <= ours
+    assert ours - emitted == {48, 63}
+    assert emitted <= ours
     assert all(discarded for action, discarded, _ in types["answers"] if action not in RULES)
     schema_kinds = {action for action, _, is_schema in types["answers"] if is_schema}
     handled = {Handling.CREATE_SCHEMA, Handling.DROP_SCHEMA, Handling.ALTER_SCHEMA}
@@ -202,8 +203,8 @@ def test_the_spans_of_every_recorded_event_are_what_its_rule_says() -> None:
     for case in OURS:
         store = SchemaStore()
         for job, _ in finished(case, ours=True):
-            for told in store.apply(job).told:
-                added, removed = bool(told.event.added_ids), bool(told.event.removed_ids)
+            for emitted in store.apply(job).emitted:
+                added, removed = bool(emitted.event.added_ids), bool(emitted.event.removed_ids)
                 spans = RULES[job.action].spans
                 seen.add(spans)
                 match spans:
@@ -264,7 +265,7 @@ def test_a_recovered_schema_with_unknown_tables_is_refused_with_advice() -> None
     _, job = job_of("views_sequences", "flashback database")
     applied = SchemaStore().apply(job)
     assert applied.refusal is not None
-    assert not applied.told
+    assert not applied.emitted
     assert concerned(applied.refusal, TableFilter(["d_vs.*"]))
     assert not concerned(applied.refusal, TableFilter(["d1.*"]))
     assert "create it again" in str(applied.refusal.error())
@@ -304,18 +305,18 @@ def test_an_exchange_says_when_tidb_has_not_looked_at_the_rows(said: bool | None
         args, listed = {**args, "with_validation": said}, [*listed, said]
     plain = "ALTER TABLE `d_part`.`r` EXCHANGE PARTITION `p12` WITH TABLE `d_part`.`ex`"
     for given in (args, listed):
-        (told,) = ddl.transition(replace(job, args=given), store).told
-        assert told.event.query == plain + tail
+        (emitted,) = ddl.transition(replace(job, args=given), store).emitted
+        assert emitted.event.query == plain + tail
 
 
 def test_an_exchange_with_a_table_outside_the_filter_stops_the_feed() -> None:
     store, job = job_of("partitions", "alter table r exchange")
-    (told,) = store.apply(job).told
+    (emitted,) = store.apply(job).emitted
     for rules in (["*.r"], ["*.ex"]):
         with pytest.raises(InvalidInput, match="one that is not"):
-            admit(told, TableFilter(rules))
-    assert admit(told, TableFilter(["*.r", "*.ex"]))
-    assert not admit(told, TableFilter(["*.other"]))
+            admit(emitted, TableFilter(rules))
+    assert admit(emitted, TableFilter(["*.r", "*.ex"]))
+    assert not admit(emitted, TableFilter(["*.other"]))
 
 
 def steps_of(action: int) -> Iterator[tuple[SchemaStore, list[DdlJob]]]:
@@ -333,10 +334,10 @@ def test_a_truncated_partition_is_emitted_once_the_new_one_is_written() -> None:
     for store, jobs in steps_of(TRUNCATE_PARTITION):
         done = jobs[-1]
         old, new = jobs[0].args["old_partition_ids"], jobs[0].args["new_partition_ids"]
-        told = [(job, store.apply(job)) for job in jobs]
-        (step,) = [job for job, applied in told if applied.told]
+        emitted = [(job, store.apply(job)) for job in jobs]
+        (step,) = [job for job, applied in emitted if applied.emitted]
         assert (step.schema_state, step.state) == (1, JobState.RUNNING)
-        event = next(applied.events[0] for _, applied in told if applied.told)
+        event = next(applied.events[0] for _, applied in emitted if applied.emitted)
         assert (list(event.removed_ids), list(event.added_ids)) == (old, new)
         assert event.finished_ts == step.finished_ts < done.finished_ts
         assert event.schema_version > 0
@@ -348,8 +349,8 @@ def test_a_truncated_partition_is_emitted_once_the_new_one_is_written() -> None:
 def test_a_dropped_partition_is_told_when_its_range_is_written_elsewhere() -> None:
     seen = 0
     for store, jobs in steps_of(DROP_PARTITION):
-        told = [applied.events for job in jobs if (applied := store.apply(job)).told]
-        ((event,),) = told
+        emitted = [applied.events for job in jobs if (applied := store.apply(job)).emitted]
+        ((event,),) = emitted
         assert event.finished_ts == next(j.finished_ts for j in jobs if j.schema_state == 1)
         assert list(event.removed_ids) == jobs[-1].args["old_physical_tbl_ids"]
         assert store.current(jobs[0].table_id).info() == jobs[-1].table_info  # type: ignore[union-attr]
@@ -375,8 +376,8 @@ def test_reorganised_partitions_are_emitted_once_only_new_ones_are_written() -> 
         done, old = jobs[-1], store.current(jobs[0].table_id)
         assert old is not None
         assert done.table_info is not None
-        told = [(job, event) for job in jobs for event in store.apply(job).events]
-        ((step, event),) = told
+        emitted = [(job, event) for job in jobs for event in store.apply(job).events]
+        ((step, event),) = emitted
         assert (step.schema_state, step.state) == (5, JobState.RUNNING)
         assert event.finished_ts == step.finished_ts < done.finished_ts
         new = table_info.physical_ids(done.table_info)
@@ -416,8 +417,8 @@ def test_a_feed_that_begins_at_any_step_of_a_reorganisation_is_told_once() -> No
                     if record["commit_ts"] <= begun.finished_ts:
                         pairs[bytes.fromhex(record["key"])] = bytes.fromhex(record["value"] or "")
                 store = SchemaStore.from_meta(sorted(pairs.items()), begun.finished_ts)
-                told = [event for job in jobs[at + 1 :] for event in store.apply(job).events]
-                assert len(told) == 1, (begun.query, begun.schema_state)
+                emitted = [event for job in jobs[at + 1 :] for event in store.apply(job).events]
+                assert len(emitted) == 1, (begun.query, begun.schema_state)
                 info = jobs[-1].table_info
                 assert info is not None
                 held = store.current(info["id"])
@@ -426,7 +427,7 @@ def test_a_feed_that_begins_at_any_step_of_a_reorganisation_is_told_once() -> No
                 new = table_info.physical_ids(info)
                 assert {i for t in store.tables_of(held.schema_id) for i in t.physical_ids} >= set(new)
                 assert [store.version_at(i, jobs[-1].finished_ts) for i in new] == [held] * len(new)
-                ended = set(told[0].removed_ids)
+                ended = set(emitted[0].removed_ids)
                 assert not any(store.version_at(i, jobs[-1].finished_ts) for i in ended)
                 seen += 1
     assert seen > 50
@@ -437,7 +438,7 @@ def test_a_feed_that_begins_between_step_and_end_is_told_nothing() -> None:
         for job in jobs[:-1]:
             store.apply(job)
         again = SchemaStore.load(store.dump())
-        assert not again.apply(jobs[-1]).told
+        assert not again.apply(jobs[-1]).emitted
         assert again.ignored["the event was sent when the change took effect"] == 1
 
 
@@ -452,7 +453,7 @@ def test_steps_of_version_one_have_their_arguments_in_a_list() -> None:
         assert not step.is_done
         listed = replace(step, args=[step.args[name] for name in names])
         one, two = ddl.transition(step, store), ddl.transition(listed, store)
-        assert [t.event for t in one.told] == [t.event for t in two.told]
+        assert [t.event for t in one.emitted] == [t.event for t in two.emitted]
 
 
 @pytest.mark.parametrize("args", [None, [], {}, {"old_partition_ids": [1], "new_partition_ids": []}, 5])
@@ -485,8 +486,8 @@ def test_a_converted_column_is_told_when_sessions_begin_to_write_it_alone(case: 
     store, early = SchemaStore(), 0
     jobs = written(case)
     for job in jobs:
-        told = store.apply(job).events
-        if job.action not in ddl.COLUMN_CHANGES or (not told and not job.is_done):
+        emitted = store.apply(job).events
+        if job.action not in ddl.COLUMN_CHANGES or (not emitted and not job.is_done):
             continue
         done = next(one for one in jobs if one.id == job.id and one.is_done)
         assert done.table_info is not None
@@ -494,13 +495,13 @@ def test_a_converted_column_is_told_when_sessions_begin_to_write_it_alone(case: 
         assert held is not None
         if job.is_done:
             assert held.info() == done.table_info
-            assert len(told) == (0 if early == job.id else 1), "each change once"
+            assert len(emitted) == (0 if early == job.id else 1), "each change once"
         else:
             early = job.id
-            assert told[0].finished_ts == job.finished_ts < done.finished_ts
-            assert told[0].before is not None
-            assert shape(told[0].before) != shape(held.info()) == shape(done.table_info)
-            assert told[0].time_zone == "UTC"
+            assert emitted[0].finished_ts == job.finished_ts < done.finished_ts
+            assert emitted[0].before is not None
+            assert shape(emitted[0].before) != shape(held.info()) == shape(done.table_info)
+            assert emitted[0].time_zone == "UTC"
     assert early
 
 
@@ -526,8 +527,8 @@ def test_arguments_of_old_jobs_are_lists() -> None:
 
 def _events(job: DdlJob, store: SchemaStore) -> list[object]:
     change = ddl.transition(job, store)
-    assert change.told
-    return [told.event for told in change.told] + [table_id for table_id, _ in change.tables]
+    assert change.emitted
+    return [emitted.event for emitted in change.emitted] + [table_id for table_id, _ in change.tables]
 
 
 @pytest.mark.parametrize("args", [None, [], {}, {"rename_table_infos": [{}]}, 5])
@@ -544,7 +545,7 @@ def test_a_malformed_job_stops_the_feeds_that_follow_its_table() -> None:
         assert refusal is not None
         assert concerned(refusal, TableFilter(["d1.*"]))
         assert not concerned(refusal, TableFilter(["d2.*"]))
-    assert store.apply(job).told
+    assert store.apply(job).emitted
 
 
 def test_a_batch_of_new_tables_is_split_into_one_event_each() -> None:
@@ -567,31 +568,31 @@ def test_statements_are_split_outside_quotes_and_comments() -> None:
 # --- admission ------------------------------------------------------------------------------------------
 
 
-def told_of(case: str, text: str) -> Told:
+def told_of(case: str, text: str) -> EmittedDdl:
     store, job = job_of(case, text)
-    return store.apply(job).told[0]
+    return store.apply(job).emitted[0]
 
 
 def test_a_table_renamed_into_the_filter_stops_the_feed() -> None:
-    told = told_of("basic", "rename table t1 to t1r")
+    emitted = told_of("basic", "rename table t1 to t1r")
     with pytest.raises(InvalidInput, match="renamed into the filter"):
-        admit(told, TableFilter(["*.t1r"]))
-    assert admit(told, TableFilter(["*.t1"]))
-    assert not admit(told, TableFilter(["*.t2"]))
+        admit(emitted, TableFilter(["*.t1r"]))
+    assert admit(emitted, TableFilter(["*.t1"]))
+    assert not admit(emitted, TableFilter(["*.t2"]))
 
 
 def test_a_table_that_loses_its_handle_key_stops_the_feed() -> None:
-    told = told_of("rand1", "alter table x_rand1_a.t2 drop primary key")
+    emitted = told_of("rand1", "alter table x_rand1_a.t2 drop primary key")
     with pytest.raises(InvalidInput, match="lost its handle key"):
-        admit(told, TableFilter())
-    assert not admit(told, TableFilter(["other.*"]))
-    assert admit(told, TableFilter(), force_replicate=True)
+        admit(emitted, TableFilter())
+    assert not admit(emitted, TableFilter(["other.*"]))
+    assert admit(emitted, TableFilter(), force_replicate=True)
 
 
 def test_tables_without_a_key_are_told_only_when_forced_or_dropped() -> None:
-    told = told_of("basic", "create table t2 (a int, b int)")
-    assert not admit(told, TableFilter())
-    assert admit(told, TableFilter(), force_replicate=True)
+    emitted = told_of("basic", "create table t2 (a int, b int)")
+    assert not admit(emitted, TableFilter())
+    assert admit(emitted, TableFilter(), force_replicate=True)
     assert admit(told_of("basic", "drop table t2, t4a"), TableFilter())
 
 
@@ -630,7 +631,7 @@ def test_new_tables_that_stand_only_in_the_history_are_found_there(case: str) ->
             assert isinstance(job, DdlJob)
             last = job.finished_ts if job.from_history else last
             applied = both.apply(job)
-            assert not (job.from_history and applied.told)
+            assert not (job.from_history and applied.emitted)
             if job.from_history or job.action not in (3, 60):
                 late.apply(job)
     assert [(t.id, t.name) for t in late.entries(last)] == [(t.id, t.name) for t in both.entries(last)] != []

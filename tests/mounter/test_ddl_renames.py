@@ -9,7 +9,7 @@ import pytest
 
 from tests.mounter.jobs import finished
 from tidegate.errors import InvalidInput
-from tidegate.mounter.ddl import Told
+from tidegate.mounter.ddl import EmittedDdl
 from tidegate.mounter.ddl_admission import admit
 from tidegate.mounter.ddl_renames import names_in
 from tidegate.mounter.schema_store import SchemaStore
@@ -56,7 +56,7 @@ class Made:
         for at, (name, table_id) in enumerate(self.ids.items()):
             info = named(first.table_info, table_id, name)
             made = replace(first, id=9000 + at, finished_ts=ts + at, table_info=info, table_id=table_id)
-            assert self.store.apply(made).told
+            assert self.store.apply(made).emitted
 
     def rename(self, steps: tuple[Step, ...], leave_out: tuple[str, ...] = (), version: int = 2) -> DdlJob:
         last = {table: name for table, _, name in steps}
@@ -88,9 +88,9 @@ def made() -> Made:
     return Made()
 
 
-def told_names(told: tuple[Told, ...]) -> list[tuple[str, str]]:
-    assert [one.event.seq for one in told] == list(range(len(told)))
-    for one in told:
+def told_names(emitted: tuple[EmittedDdl, ...]) -> list[tuple[str, str]]:
+    assert [one.event.seq for one in emitted] == list(range(len(emitted)))
+    for one in emitted:
         event = one.event
         expected = (
             f"RENAME TABLE `{event.old_schema}`.`{event.old_table}` TO `{event.schema}`.`{event.table}`"
@@ -101,7 +101,9 @@ def told_names(told: tuple[Told, ...]) -> list[tuple[str, str]]:
         assert event.after["name"]["O"] == event.table == one.after.table
         assert event.before is not None
         assert event.before["name"]["O"] == event.old_table
-    return [(f"{t.event.old_schema}.{t.event.old_table}", f"{t.event.schema}.{t.event.table}") for t in told]
+    return [
+        (f"{t.event.old_schema}.{t.event.old_table}", f"{t.event.schema}.{t.event.table}") for t in emitted
+    ]
 
 
 NAMES = ("new_table_name", "old_table_name", "old_schema_name")
@@ -111,10 +113,10 @@ NAMES = ("new_table_name", "old_table_name", "old_schema_name")
 @pytest.mark.parametrize("leave_out", [(), ("old_table_name",), NAMES], ids=["all", "no old names", "none"])
 def test_each_step_of_a_chain_has_its_own_names(made: Made, version: int, leave_out: tuple[str, ...]) -> None:
     applied = made.store.apply(made.rename(SWAP, leave_out, version))
-    assert [(old, new.lower()) for old, new in told_names(applied.told)] == [
+    assert [(old, new.lower()) for old, new in told_names(applied.emitted)] == [
         ("d1.a", "d1.t"),
         ("d1.b", "d1.a"),
-        ("d1.t" if applied.told[0].event.table == "t" else "d1.T", "d1.b"),
+        ("d1.t" if applied.emitted[0].event.table == "t" else "d1.T", "d1.b"),
     ]
     now = applied.finished_ts
     assert [made.store.table(i, now).table for i in (901, 902)] == ["b", "a"]  # type: ignore[union-attr]
@@ -123,7 +125,7 @@ def test_each_step_of_a_chain_has_its_own_names(made: Made, version: int, leave_
 
 def test_a_rotation_goes_through_another_schema(made: Made) -> None:
     applied = made.store.apply(made.rename(ROTATION))
-    assert told_names(applied.told) == [
+    assert told_names(applied.emitted) == [
         ("d1.a", "d2.t"),
         ("d1.b", "d1.a"),
         ("d1.c", "d1.b"),
@@ -138,7 +140,7 @@ def test_a_rotation_goes_through_another_schema(made: Made) -> None:
 def test_names_without_arguments_and_query_follow_the_chain_or_fail(made: Made) -> None:
     """A job whose names cannot be followed is undecodable."""
     job = replace(made.rename(SWAP, ("new_table_name",)), query="")
-    assert [n.lower() for _, n in told_names(made.store.apply(job).told)] == ["d1.t", "d1.a", "d1.b"]
+    assert [n.lower() for _, n in told_names(made.store.apply(job).emitted)] == ["d1.t", "d1.a", "d1.b"]
     job = replace(made.rename(SWAP, NAMES), query="", finished_ts=job.finished_ts + 1, id=77)
     refusal = made.store.apply(job).refusal
     assert refusal is not None
@@ -146,13 +148,13 @@ def test_names_without_arguments_and_query_follow_the_chain_or_fail(made: Made) 
 
 
 def test_names_in_the_midst_of_a_job_decide_nothing_about_the_filter(made: Made) -> None:
-    told = made.store.apply(made.rename(ROTATION)).told
+    emitted = made.store.apply(made.rename(ROTATION)).emitted
     inside = TableFilter(["d1.*"])
-    assert [admit(one, inside) for one in told] == [True] * 4
-    assert [admit(one, TableFilter(["d2.*"])) for one in told] == [False] * 4
+    assert [admit(one, inside) for one in emitted] == [True] * 4
+    assert [admit(one, TableFilter(["d2.*"])) for one in emitted] == [False] * 4
     only_c = TableFilter(["d1.c"])
     with pytest.raises(InvalidInput, match="renamed into the filter"):
-        [admit(one, only_c) for one in told]
+        [admit(one, only_c) for one in emitted]
 
 
 def test_a_renamed_view_is_emitted_and_has_its_new_name_in_the_catalogue() -> None:
@@ -161,20 +163,20 @@ def test_a_renamed_view_is_emitted_and_has_its_new_name_in_the_catalogue() -> No
         applied = store.apply(job)
         if job.action == 21:
             break
-    (created,) = applied.told
+    (created,) = applied.emitted
     assert created.after is not None
     view = created.after
     info = {**view.info(), "name": {"O": "v_new", "L": "v_new"}}
     query = f"rename table {view.table} to v_new"
     rename = replace(job, id=1, action=14, table_info=info, query=query, finished_ts=job.finished_ts + 5)
-    (told,) = store.apply(rename).told
-    assert (told.event.old_table, told.event.table, told.event.query) == (view.table, "v_new", query)
-    assert (told.event.added_ids, told.event.removed_ids) == ((), ())
-    assert admit(told, TableFilter())
+    (emitted,) = store.apply(rename).emitted
+    assert (emitted.event.old_table, emitted.event.table, emitted.event.query) == (view.table, "v_new", query)
+    assert (emitted.event.added_ids, emitted.event.removed_ids) == ((), ())
+    assert admit(emitted, TableFilter())
     assert store.current(view.id).table == "v_new"  # type: ignore[union-attr]
     gone = replace(job, id=2, action=24, table_info=info, table_id=view.id, finished_ts=job.finished_ts + 6)
-    (told,) = store.apply(gone).told
-    assert told.event.query.endswith(".`v_new`")
+    (emitted,) = store.apply(gone).emitted
+    assert emitted.event.query.endswith(".`v_new`")
 
 
 @pytest.mark.parametrize(

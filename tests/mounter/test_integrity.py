@@ -84,7 +84,7 @@ def test_golden_blocks_match_and_give_ticdcs_sums(case: str) -> None:
                 assert golden.mounted[values] is not None
 
 
-def told(rows: list[GoldenRow]) -> Iterator[tuple[GoldenRow, tuple[int, ...] | None]]:
+def emitted(rows: list[GoldenRow]) -> Iterator[tuple[GoldenRow, tuple[int, ...] | None]]:
     """What the messages of these rows tell of their checksums."""
     block = block_of([row.entry for row in rows])
     checks = Checks.of(block)
@@ -102,7 +102,7 @@ def told(rows: list[GoldenRow]) -> Iterator[tuple[GoldenRow, tuple[int, ...] | N
 @pytest.mark.golden
 @pytest.mark.parametrize("case", CASES)
 def test_rows_tell_the_checksums_that_ticdc_tells(case: str) -> None:
-    for golden, found in told(golden_rows(case)):
+    for golden, found in emitted(golden_rows(case)):
         theirs = golden.mounted.get("checksum")
         # Of dates without month or day classic mounts no row while it checks, and so tells nothing.
         if theirs is not None:
@@ -114,7 +114,7 @@ def test_rows_tell_the_checksums_that_ticdc_tells(case: str) -> None:
 @settings(max_examples=40, deadline=None)
 def test_rows_of_every_version_tell_what_the_plain_twin_says(rng: random.Random, case: str) -> None:
     rows = golden_rows(case)
-    for golden, found in told([resealed(one, rng) for one in rng.sample(rows, min(len(rows), 30))]):
+    for golden, found in emitted([resealed(one, rng) for one in rng.sample(rows, min(len(rows), 30))]):
         entry, sums, versions, corrupted = golden.entry, [0, 0], [0, 0], False
         for at, data in enumerate((b"" if entry.op == OP_DELETE else entry.value, entry.old_value)):
             check = checksum.check(golden.table, entry.key, data, old=at == 1) if data else None

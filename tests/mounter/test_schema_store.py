@@ -137,11 +137,11 @@ def test_forgetting_leaves_one_version_a_table_and_nothing_of_what_is_gone() -> 
 def test_a_job_does_nothing_the_second_time() -> None:
     store = SchemaStore()
     jobs = [job for job, _ in finished("basic", ours=True)][:3]
-    assert [bool(store.apply(job).told) for job in jobs] == [True] * 3
+    assert [bool(store.apply(job).emitted) for job in jobs] == [True] * 3
     again = [replace(job, finished_ts=job.finished_ts + 10**12) for job in jobs]
-    assert [bool(store.apply(job).told) for job in (*jobs, *again)] == [False] * 6
+    assert [bool(store.apply(job).emitted) for job in (*jobs, *again)] == [False] * 6
     assert store.ignored["the job has been applied before"] == 6
-    assert not SchemaStore.load(store.dump()).apply(again[0]).told
+    assert not SchemaStore.load(store.dump()).apply(again[0]).emitted
 
 
 def test_as_many_jobs_are_remembered_as_promised() -> None:
@@ -159,7 +159,7 @@ def test_a_catalogue_saved_behind_later_jobs_remembers_those_before_it() -> None
     for n in range(2 * JOBS_REMEMBERED):
         store.apply(replace(job, id=n, schema_id=n, finished_ts=n + 1))
     again = SchemaStore.load(store.dump(10))
-    assert not again.apply(replace(job, id=9, schema_id=9, finished_ts=11)).told
+    assert not again.apply(replace(job, id=9, schema_id=9, finished_ts=11)).emitted
 
 
 def test_a_catalogue_saved_before_a_second_drop_knows_the_schemas_tables() -> None:

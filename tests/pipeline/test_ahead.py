@@ -105,7 +105,7 @@ class CutFeed:
         self.incarnation += 1
         edges = [b"t", *sorted(set(cuts)), b"u"]
         spans = [Span(start, end) for start, end in itertools.pairwise(edges)]
-        told = {
+        reported = {
             span_id(span): {
                 "start": span.start.hex(),
                 "end": span.end.hex(),
@@ -117,7 +117,7 @@ class CutFeed:
         for span in spans:
             self._store(span)
         feed = self.feed
-        feed._fill = lambda: told  # type: ignore[method-assign]
+        feed._fill = lambda: reported  # type: ignore[method-assign]
         settings: dict[str, Any] = {
             "tidegate": {"ids-per-stripe": self.width},
             "sink": {"kafka-config": {"output-raw-change-event": self.raw}},
@@ -126,7 +126,7 @@ class CutFeed:
             feed.write(self.incarnation, settings=settings | {"filter": {"rules": list(rules)}})
         )
         begun = resume(spec, self.topic.records)
-        return spec, {span: ts for span, ts in begun.starts.items() if span in told}
+        return spec, {span: ts for span, ts in begun.starts.items() if span in reported}
 
     def _store(self, span: Span) -> None:
         if (self.feed.store_dir / span_id(span)).exists():

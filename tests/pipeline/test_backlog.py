@@ -31,7 +31,7 @@ class Waiting:
     def __init__(self, folder: Path) -> None:
         path = RecordedFeed(folder, BANK, URI, UPTO).write()
         self.barrier = path.parent / "barrier.json"
-        self.told = json.loads(self.barrier.read_text())
+        self.reported = json.loads(self.barrier.read_text())
         self.bound(1)
         self.spec = FeedSpec.load(path)
         none: Any = None
@@ -43,7 +43,7 @@ class Waiting:
     def bound(self, ts: int | None = None) -> None:
         """Let spans go so far; None: to the end."""
         partial = self.barrier.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.told | ({} if ts is None else {"barrier_ts": ts})))
+        partial.write_text(json.dumps(self.reported | ({} if ts is None else {"barrier_ts": ts})))
         partial.replace(self.barrier)
 
     def take(self) -> list[Range]:
@@ -78,7 +78,7 @@ def test_a_barrier_that_is_raised_is_seen(waiting: Waiting) -> None:
 
 def test_rows_that_come_are_seen_and_floors_that_rise_alone_are_not(waiting: Waiting) -> None:
     page = FloorPage(waiting.spec.store_dir, "process")
-    held = {name: page.get(name) for name in waiting.told["spans"]}
+    held = {name: page.get(name) for name in waiting.reported["spans"]}
     page.put((name, floor + 1, version) for name, (floor, version) in held.items())
     assert not waiting.is_stirred()
     page.put((name, floor + 1, version ^ 1) for name, (floor, version) in held.items())

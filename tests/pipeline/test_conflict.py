@@ -32,7 +32,7 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.registry import marks, options_of
 from tidegate.consumer.contract import Rule, TopicCheck
 from tidegate.consumer.job import Listener, Settings, run
-from tidegate.consumer.mark_headers import mark_headers, told_apart
+from tidegate.consumer.mark_headers import mark_headers, split_resolved
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.source import Range as Fetch
 from tidegate.consumer.source import Topic as Source
@@ -154,12 +154,12 @@ def delivered(
     broker = Broker(room, chance, taken)
     staff = [Worker(LocalAccess(spec), lambda topic: PARTITIONS, broker) for _ in range(workers)]
     (span,) = Barrier.load(feed.feed_dir / "barrier.json").spans
-    at, told = START_TS, 0
+    at, reported = START_TS, 0
     while at < feed.last_ts:
         upto = min(feed.last_ts, at + chance.randint(1, 25))
         (report,) = chance.choice(staff).deliver([Range(span, at, upto)])
-        at, told = upto, told + report.alignments
-    assert told == sum(bool(message.headers) for message in broker.topic[0])
+        at, reported = upto, reported + report.alignments
+    assert reported == sum(bool(message.headers) for message in broker.topic[0])
     return broker.topic, spec
 
 
@@ -184,7 +184,7 @@ def changes_and_marks(topic: dict[int, Batch], options: CodecOptions) -> Topic:
     found: Topic = []
     for batch in topic.values():
         decoded = decoder(options).decode(batch)
-        _, aligns = told_apart(decoded.resolved, mark_headers(batch, decoded.resolved))
+        _, aligns = split_resolved(decoded.resolved, mark_headers(batch, decoded.resolved))
         assert decoded.bad == []
         some: list[tuple[int, ModelChange | Mark]] = [(at, Mark(ts - START_TS)) for ts, at in aligns]
         for item in describe(decoded):
@@ -289,8 +289,8 @@ def test_a_block_with_marks_has_its_definition_and_the_body_of_marks_once(tmp_pa
     encoded = worker.encode(block, schemas, conflicts=conflicts)
     assert encoded.alignments > 5
     blocks = [one for one in encoded.content if isinstance(one, MessageBlock)]
-    told = [at for at, one in enumerate(blocks) if not one.headers and not one.rows.any()]
-    assert told == [0], "the definition is sent once, before everything else"
+    reported = [at for at, one in enumerate(blocks) if not one.headers and not one.rows.any()]
+    assert reported == [0], "the definition is sent once, before everything else"
     assert worker.plan.mark(7) is worker.plan.mark(7)
 
     assert len(conflicts) == 1

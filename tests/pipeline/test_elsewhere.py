@@ -22,7 +22,7 @@ from tests.pipeline.recorded import CAPTURE, RecordedFeed
 from tidegate import __version__
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.eventstore import seek
-from tidegate.eventstore.outlook import read_manifest
+from tidegate.eventstore.store_view import read_manifest
 from tidegate.model.reports import Durable
 from tidegate.model.span import Span
 from tidegate.pipeline import service as service_module
@@ -65,10 +65,10 @@ class Here:
         path = self.feed.write()
         self.spec = FeedSpec.load(path)
         self.spec.durable_file.write_text(json.dumps(DurableBefore().to_json()))
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.over = threading.Event()
         self.host = Host(folder, 2, lambda one: self.over.set(), elsewhere=True)
-        self.one = Incarnation(self.spec, str(path), self.told.append, lambda: None)
+        self.one = Incarnation(self.spec, str(path), self.reported.append, lambda: None)
         self.host.begin(self.one)
         self.service = Service(self.host, "127.0.0.1:0", tls, names)
         self.service.start()
@@ -250,9 +250,9 @@ def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> Non
     assert (piece.spec, piece.lease.number) == (here.one.secret, 1)
     here.access().confirm(piece.lease)
     line.say(to_json(Delivered({one.span: one.upto for one in piece.ranges}, {})))
-    told = threading.Event()
-    here.one.send = lambda report: told.set() if isinstance(report, Durable) else None
-    assert told.wait(WAIT_S) or any(isinstance(each, Durable) for each in here.told)
+    reported = threading.Event()
+    here.one.send = lambda report: reported.set() if isinstance(report, Durable) else None
+    assert reported.wait(WAIT_S) or any(isinstance(each, Durable) for each in here.reported)
     line.close()
 
 

@@ -119,39 +119,39 @@ class Feed:
         self.starts = Barrier.load(self.barrier).spans
         self.messages: list[Any] = []
         self.over = threading.Event()
-        self.heard = threading.Condition()
-        self.one = Incarnation(self.spec, self.path, self._hear, lambda: None)
+        self.received = threading.Condition()
+        self.one = Incarnation(self.spec, self.path, self._receive, lambda: None)
 
     @property
-    def told(self) -> list[Durable]:
+    def reported(self) -> list[Durable]:
         return [each for each in self.messages if isinstance(each, Durable)]
 
     def bound(self, ts: int) -> None:
-        told = json.loads(self.barrier.read_text())
+        reported = json.loads(self.barrier.read_text())
         partial = self.barrier.with_suffix(".tmp")
-        partial.write_text(json.dumps(told | {"barrier_ts": ts}))
+        partial.write_text(json.dumps(reported | {"barrier_ts": ts}))
         partial.replace(self.barrier)
 
-    def _hear(self, message: Any) -> None:
-        with self.heard:
+    def _receive(self, message: Any) -> None:
+        with self.received:
             self.messages.append(message)
-            self.heard.notify_all()
+            self.received.notify_all()
 
     def wait(self, what: Callable[[list[Durable]], bool]) -> None:
-        with self.heard:
-            assert self.heard.wait_for(lambda: what(self.told), WAIT_S), self.messages
+        with self.received:
+            assert self.received.wait_for(lambda: what(self.reported), WAIT_S), self.messages
 
     def wait_begun(self) -> None:
-        with self.heard:
+        with self.received:
             begun = lambda: any(isinstance(each, Started) for each in self.messages)  # noqa: E731
-            assert self.heard.wait_for(begun, WAIT_S), self.messages
+            assert self.received.wait_for(begun, WAIT_S), self.messages
 
     def wait_end(self, within_s: float = WAIT_S) -> TidegateError | None:
         assert self.over.wait(within_s), f"it goes on: {self.messages}"
         return self.one.error
 
-    def is_delivered(self, told: list[Durable]) -> bool:
-        reached = [max((one.spans.get(span, 0) for one in told), default=0) for span in self.starts]
+    def is_delivered(self, reported: list[Durable]) -> bool:
+        reached = [max((one.spans.get(span, 0) for one in reported), default=0) for span in self.starts]
         return sum(ts > MIDDLE for ts in reached) > 1
 
 
@@ -269,17 +269,19 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
     while len(hosted.host._idle) < 2:
         time.sleep(0.001)
     feed.bound(MIDDLE)
-    feed.wait(lambda told: sum(bool(one.stats) for one in told) >= 1)
+    feed.wait(lambda reported: sum(bool(one.stats) for one in reported) >= 1)
     feed.bound(UPTO)
     # The other worker delivers to the end; of the slow one's spans it has been said how far they are.
     others = {one.span for one in finished} - set(slow)
-    feed.wait(lambda told: {s for one in told for s, ts in one.spans.items() if ts > MIDDLE} >= others)
+    feed.wait(
+        lambda reported: {s for one in reported for s, ts in one.spans.items() if ts > MIDDLE} >= others
+    )
     assert slow
-    assert all(not one.stats for one in feed.told if one.spans.keys() & set(slow))
-    feed.wait(lambda told: any(not one.stats for one in told))
+    assert all(not one.stats for one in feed.reported if one.spans.keys() & set(slow))
+    feed.wait(lambda reported: any(not one.stats for one in reported))
     let_go.set()
-    feed.wait(lambda told: any(one.stats and one.spans.keys() & set(slow) for one in told))
-    feed.wait(lambda told: min(max(one.spans.get(s, 0) for one in told) for s in slow) > MIDDLE)
+    feed.wait(lambda reported: any(one.stats and one.spans.keys() & set(slow) for one in reported))
+    feed.wait(lambda reported: min(max(one.spans.get(s, 0) for one in reported) for s in slow) > MIDDLE)
     assert both == []
     by_span: dict[str, list[Range]] = {}
     for one in finished:
@@ -313,7 +315,7 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
     error = one.wait_end()
     assert type(error) is kind
     assert str(raised).splitlines()[0] in error.render()
-    assert one.told == []
+    assert one.reported == []
     (said,) = (each for each in one.messages if isinstance(each, Failed))
     assert said.retry is failed(raised).retry is failure(error).retry is (kind is not Fatal)
     assert str(raised).splitlines()[0] in (one.spec.feed_dir / "log").read_text()
@@ -357,12 +359,12 @@ def test_it_is_told_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> 
     one.wait_begun()
     until(lambda working: any("deliver" in each.what for each in working.at_work))
     hosted.host.begin(two.one)
-    told = until(lambda working: bool(working.waiting))
-    assert told.workers == 1
-    (busy,) = told.at_work
+    reported = until(lambda working: bool(working.waiting))
+    assert reported.workers == 1
+    (busy,) = reported.at_work
     assert (busy.changefeed, busy.what[:8]) == (one.spec.changefeed, "deliver ")
     assert busy.pid in hosted.spark.processes
-    assert told.waiting == (two.spec.changefeed,)
+    assert reported.waiting == (two.spec.changefeed,)
     let_go.set()
     until(lambda working: working == Working(1, (), ()))
 
@@ -425,7 +427,7 @@ def test_a_worker_that_gets_something_done_is_not_hung(
 
     hosted.start(work)
     hosted.host.begin(one.one)
-    one.wait(lambda told: bool(told))
+    one.wait(lambda reported: bool(reported))
     assert not one.one.over
 
 
@@ -511,7 +513,7 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     waits.bound(UPTO)
     waits.wait(waits.is_delivered)
     two.bound(MIDDLE)
-    two.wait(lambda told: bool(told))
+    two.wait(lambda reported: bool(reported))
     hang.add(two.path)
     two.bound(UPTO)
     assert silent.acquire(timeout=WAIT_S)
@@ -595,12 +597,12 @@ def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: b
     hosted.host.end(one.one.key)
     assert one.wait_end() is None
     assert not working
-    told = list(one.messages)
+    reported = list(one.messages)
     assert all(hosted.spark.processes[pid].dies.is_set() is late for pid in pieces)
     hosted.host.begin(two.one)
     two.wait(two.is_delivered)
-    assert one.messages == told
-    assert not any(isinstance(each, Durable) for each in told)
+    assert one.messages == reported
+    assert not any(isinstance(each, Durable) for each in reported)
 
 
 def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(

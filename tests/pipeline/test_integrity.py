@@ -156,14 +156,14 @@ def test_messages_tell_the_checksums_of_their_rows(tmp_path: Path, level: str) -
     settings = {"integrity": {"integrity-check-level": level, "corruption-handle-level": "warn"}}
     spec, listener = FeedSpec.load(feed.write(1, settings=settings)), Listener()
     reports = Worker(LocalAccess(spec), lambda _: 3, listener).deliver(feed.ranges())
-    told = [value for value in listener.values if value is not None and b'"checksum":' in value]
+    reported = [value for value in listener.values if value is not None and b'"checksum":' in value]
     batch = Batch([None] * len(listener.values), listener.values, range(len(listener.values)))
     found = decoder(codec_options({"protocol": "simple"})).decode(batch)
     if level == "none":
-        assert told == found.bad == []
+        assert reported == found.bad == []
         return
     # An old value may carry none, and so may then the delete of it.
-    assert len(told) > total(reports, "messages") // 3
+    assert len(reported) > total(reports, "messages") // 3
     # Each damaged row is marked; the sums of all others are those of their columns, or they would be bad.
     assert [bad.why.rpartition(" ")[2] for bad in found.bad] == ["corrupted"] * len(DAMAGED)
 
@@ -221,8 +221,10 @@ def test_a_feed_that_must_stop_sends_nothing_of_wrongly_encoded_rows(tmp_path: P
     worker.plan = replace(worker.plan, read_back=Defect(worker.plan.codec))
     with pytest.raises(Fatal, match="a message does not say what its row is") as caught:
         worker.deliver(feed.ranges())
-    told = r"table bank.accounts, row with id = \d+, commit ts \d+, column balance: .*it has another value \("
-    assert re.match(told, caught.value.why)
+    reported = (
+        r"table bank.accounts, row with id = \d+, commit ts \d+, column balance: .*it has another value \("
+    )
+    assert re.match(reported, caught.value.why)
     assert keeper.rows == 0
 
 

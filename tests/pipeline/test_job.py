@@ -128,10 +128,10 @@ def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: R
     starts = begin(spec).starts
     span = min(starts)
     writer = spec.sink.writer(0, spec.prove)
-    for instance, told in (("another", starts), (spec.instance, starts | {span: UPTO})):
+    for instance, reported in (("another", starts), (spec.instance, starts | {span: UPTO})):
         record = SpanProgress(instance, (9, 9), 1, UPTO, rules=spec.rules).to_bytes()
         deliver(writer, [], {span_key(span, spec.rules): record})
-        assert begin(spec).starts == told
+        assert begin(spec).starts == reported
 
 
 def test_a_new_incarnation_fences_every_slot_before_it_reads_progress(feed: RecordedFeed) -> None:

@@ -69,7 +69,7 @@ class KeyFeed:
             grant = Grant("one", (1, 1), number, 4, everything)
             row = grant_key(1, FeedId("default", self._name), "here"), grant.to_bytes()
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", row)
-        told = {
+        reported = {
             "cluster_id": 1,
             "namespace": "default",
             "id": self._name,
@@ -88,7 +88,7 @@ class KeyFeed:
             "load": True,
         }
         path = self.feed_dir / grant.spec_file
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(reported))
         spec = FeedSpec.load(path)
         begin(spec)
         return spec, str(path)

@@ -101,17 +101,17 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     spec = FeedSpec.load(feed.write())
     starts = begin(spec).starts
     worker = open_worker(LocalAccess(spec))
-    told: list[int] = []
+    reported: list[int] = []
     ranges = [Range(span, after, feed.last_ts) for span, after in starts.items()]
-    (report,) = worker.deliver(ranges, lambda spans: told.extend(spans.values()))
+    (report,) = worker.deliver(ranges, lambda spans: reported.extend(spans.values()))
     assert report.ts == feed.last_ts
     assert report.rows == len(feed.entries)
     records = progress(kafka, progress_topic(spec))
     reached = [record.ts for record in records]
     assert reached == sorted(reached)
     assert len(set(reached)) > 1
-    assert told == sorted(told)
-    assert feed.start_ts < told[-1] < feed.last_ts
+    assert reported == sorted(reported)
+    assert feed.start_ts < reported[-1] < feed.last_ts
     assert_delivered(feed)
     assert uncommitted(kafka, spec.sink_uri.topic) == report.messages
 

@@ -14,7 +14,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.metadata import GrantedRange
 from tidegate.errors import Fenced
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span
 from tidegate.pipeline.access import LocalAccess
@@ -108,12 +108,12 @@ def test_a_worker_whose_range_was_taken_is_fenced_and_writes_no_more_of_it(
     kept, lost, *_ = (
         Range(span, after, feed.last_ts)
         for span, after in begun.starts.items()
-        if outlook.pending(outlook.read_manifest(spec.store_dir, span), after, feed.last_ts)[0] > 10
+        if store_view.pending(store_view.read_manifest(spec.store_dir, span), after, feed.last_ts)[0] > 10
     )
-    middle = outlook.cut(outlook.read_manifest(spec.store_dir, lost.span), lost.after, lost.upto, 500)
+    middle = store_view.cut(store_view.read_manifest(spec.store_dir, lost.span), lost.after, lost.upto, 500)
     worker.deliver([replace(lost, upto=middle)])
 
-    still_ours = outlook.read_manifest(spec.store_dir, kept.span).span
+    still_ours = store_view.read_manifest(spec.store_dir, kept.span).span
     feed.grant(1, ranges=(GrantedRange(still_ours, (1, 1)),))
     taker = replace(spec, capture="there", givers={CAPTURE: spec.slots})
     known = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance, spec.rules)

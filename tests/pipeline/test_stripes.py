@@ -14,8 +14,8 @@ import pytest
 from tests.integration.validators import validate
 from tests.pipeline.recorded import RecordedFeed, begin
 
-from tidegate.eventstore.outlook import Unresolved
 from tidegate.eventstore.store import EventStore
+from tidegate.eventstore.store_view import Unresolved
 from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key, span_progress
@@ -73,9 +73,9 @@ class StripedFeed(RecordedFeed):
                 span.seal(self.last_ts + 1)
             store.publish()
             store.close()
-        return self.told([table for table in self.rows if table < 1 << 40])
+        return self.reported([table for table in self.rows if table < 1 << 40])
 
-    def told(self, tables: Sequence[int]) -> dict[str, Any]:
+    def reported(self, tables: Sequence[int]) -> dict[str, Any]:
         """What `barrier.json` says of the stripe when these tables are wanted."""
         return spans_json(Stripes(WIDTH).begin(table_task(table, self.start_ts) for table in tables))
 
@@ -219,8 +219,8 @@ def test_a_feed_passes_a_lagging_table_that_it_does_not_want(tmp_path: Path) -> 
     store.close()
 
     def due(*tables: int) -> list[Range]:
-        file.write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.told(tables), feed.start_ts))
+        file.write_text(json.dumps(barrier | {"spans": feed.reported(tables)}))
+        backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.reported(tables), feed.start_ts))
         return backlog.look()[0]
 
     assert due(*tables) == []
@@ -243,8 +243,8 @@ def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> No
     barrier = json.loads((feed.feed_dir / "barrier.json").read_text())
 
     def due(*tables: int) -> list[Range]:
-        (feed.feed_dir / "barrier.json").write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        return Backlog(spec, dict.fromkeys(feed.told(tables), feed.start_ts)).look()[0]
+        (feed.feed_dir / "barrier.json").write_text(json.dumps(barrier | {"spans": feed.reported(tables)}))
+        return Backlog(spec, dict.fromkeys(feed.reported(tables), feed.start_ts)).look()[0]
 
     stripe = next(iter(barrier["spans"]))
     tables = sorted(table for table in feed.rows if table < 1 << 40)

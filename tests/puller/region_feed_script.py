@@ -92,9 +92,9 @@ class RegionFeedScript:
     def _step(self, event: Event) -> str:
         assert self._feeds is not None, "nothing is registered"
         early, late = (feed.step(event) for feed in self._feeds)
-        told = [_text(*pair) for pair in zip(early, late, strict=True)]
+        reported = [_text(*pair) for pair in zip(early, late, strict=True)]
         self._history = next((e.history for e in late if isinstance(e, Relocate)), self._history)
-        return f"region {self._region} {self._feeds[0].state}: {', '.join(told) or 'nothing to do'}"
+        return f"region {self._region} {self._feeds[0].state}: {', '.join(reported) or 'nothing to do'}"
 
 
 def _counted(lines: list[str]) -> Iterator[str]:

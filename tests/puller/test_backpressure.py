@@ -19,7 +19,7 @@ import pytest
 
 from tests.puller.test_puller import SPAN, World, eventually, fail, spilled_files
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import Entry, entries_of
 from tidegate.eventstore.store import RESERVE, RESERVE_BYTES, EventStore
 from tidegate.ipc import HEADER, frame
@@ -28,7 +28,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.reports import ToPuller, Watch
 from tidegate.model.span import Span, span_id
-from tidegate.puller.backpressure import CROWDED_S, REST_S, SHED_AFTER_S, Backpressure, Deed, greediest
+from tidegate.puller.backpressure import CROWDED_S, REST_S, SHED_AFTER_S, Action, Backpressure, greediest
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
@@ -39,52 +39,52 @@ from tidegate.tikv.server import EmbeddedUpstream
 
 def look(
     room: Backpressure, now: float, pressure: str = "full", used: int = 100, room_again: bool = False
-) -> Deed:
+) -> Action:
     return room.look(pressure, crowded="", has_room=room_again, over_quota=bool(pressure), used=used, now=now)
 
 
 def test_room_waits_then_sheds_one_by_one_and_resumes_after_a_rest() -> None:
     """It sheds only while the store grows."""
     room = Backpressure()
-    assert look(room, 0.0, "") is Deed.NOTHING
+    assert look(room, 0.0, "") is Action.NOTHING
     assert not room.waits
-    assert look(room, 1.0) is Deed.NOTHING
+    assert look(room, 1.0) is Action.NOTHING
     assert room.waits
-    assert look(room, 1.0 + SHED_AFTER_S) is Deed.SHED
+    assert look(room, 1.0 + SHED_AFTER_S) is Action.SHED
     assert (room.waits, room.shedding, room.words) == (False, True, "full")
-    assert look(room, 7.1) is Deed.NOTHING  # it does not grow
-    assert look(room, 7.2, used=120) is Deed.SHED
-    assert look(room, 7.5, "", room_again=True) is Deed.NOTHING
-    assert look(room, 7.3 + REST_S, "", room_again=True) is Deed.RESUME
+    assert look(room, 7.1) is Action.NOTHING  # it does not grow
+    assert look(room, 7.2, used=120) is Action.SHED
+    assert look(room, 7.5, "", room_again=True) is Action.NOTHING
+    assert look(room, 7.3 + REST_S, "", room_again=True) is Action.RESUME
     assert room.words == ""
     look(room, 20.0)
-    assert look(room, 20.0 + SHED_AFTER_S) is Deed.SHED
-    assert look(room, 25.0 + REST_S, "", room_again=True) is Deed.NOTHING  # twice as long now
-    assert look(room, 25.1 + 2 * REST_S, "", room_again=True) is Deed.RESUME
+    assert look(room, 20.0 + SHED_AFTER_S) is Action.SHED
+    assert look(room, 25.0 + REST_S, "", room_again=True) is Action.NOTHING  # twice as long now
+    assert look(room, 25.1 + 2 * REST_S, "", room_again=True) is Action.RESUME
 
 
 def test_a_disk_that_others_filled_is_waited_for_however_long() -> None:
     room = Backpressure()
     for now in range(1000):
         deed = room.look("disk full", crowded="", has_room=False, over_quota=False, used=5, now=float(now))
-        assert deed is Deed.NOTHING
+        assert deed is Action.NOTHING
     assert room.waits
 
 
-def look_early(room: Backpressure, now: float, crowded: str, used: int, room_again: bool = False) -> Deed:
+def look_early(room: Backpressure, now: float, crowded: str, used: int, room_again: bool = False) -> Action:
     return room.look("", crowded=crowded, has_room=room_again, over_quota=False, used=used, now=now)
 
 
 def test_a_crowded_store_sheds_without_waiting_unless_it_was_a_short_peak() -> None:
     room = Backpressure()
-    assert look_early(room, 1.0, "crowded", 90) is Deed.NOTHING
-    assert look_early(room, 1.1, "", 80) is Deed.NOTHING
-    assert look_early(room, 1.25, "crowded", 90) is Deed.NOTHING
-    assert look_early(room, 1.26 + CROWDED_S, "crowded", 91) is Deed.SHED
+    assert look_early(room, 1.0, "crowded", 90) is Action.NOTHING
+    assert look_early(room, 1.1, "", 80) is Action.NOTHING
+    assert look_early(room, 1.25, "crowded", 90) is Action.NOTHING
+    assert look_early(room, 1.26 + CROWDED_S, "crowded", 91) is Action.SHED
     assert (room.waits, room.shedding, room.words) == (False, True, "crowded")
-    assert look_early(room, 3.0, "crowded", 91) is Deed.NOTHING  # it does not grow
-    assert look_early(room, 4.0, "crowded", 92) is Deed.SHED
-    assert look_early(room, 4.1 + REST_S, "", 10, room_again=True) is Deed.RESUME
+    assert look_early(room, 3.0, "crowded", 91) is Action.NOTHING  # it does not grow
+    assert look_early(room, 4.0, "crowded", 92) is Action.SHED
+    assert look_early(room, 4.1 + REST_S, "", 10, room_again=True) is Action.RESUME
 
 
 def test_a_store_that_was_crowded_and_is_full_sheds_at_once() -> None:
@@ -93,7 +93,7 @@ def test_a_store_that_was_crowded_and_is_full_sheds_at_once() -> None:
     deed = room.look(
         "full", crowded="crowded", has_room=False, over_quota=True, used=101, now=1.1 + CROWDED_S
     )
-    assert (deed, room.waits, room.words) == (Deed.SHED, False, "full")
+    assert (deed, room.waits, room.words) == (Action.SHED, False, "full")
 
 
 def test_the_largest_span_is_shed_but_none_below_half_an_equal_share() -> None:
@@ -135,7 +135,7 @@ def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world:
     found: list[Entry] = []
     after = start
     while after < world.last_ts:  # a reader that lets go of what it has read
-        upto = outlook.read_frontier(world.folder)[span_id(SPAN)]
+        upto = store_view.read_frontier(world.folder)[span_id(SPAN)]
         for block in reader.read(world.folder, span_id(SPAN), after, upto):
             found += [e._replace(start_ts=0) for e in entries_of(block)]
         store.open_span(SPAN).drop_below(upto)
@@ -196,7 +196,8 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
     # The other span's stream flows on meanwhile.
     goal = world.pd.tso()
     eventually(
-        lambda: outlook.read_frontier(world.folder).get(span_id(Span(b"m", b"n")), 0) > goal, "the other span"
+        lambda: store_view.read_frontier(world.folder).get(span_id(Span(b"m", b"n")), 0) > goal,
+        "the other span",
     )
     commit_ts = world.pd.tso()
     open_one.commit([key], commit_ts, Backoff(5000))
@@ -218,7 +219,7 @@ def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
     looks: list[int] = []
     look = Backpressure.look
 
-    def counted(room: Backpressure, *args: Any, used: int, **more: Any) -> Deed:
+    def counted(room: Backpressure, *args: Any, used: int, **more: Any) -> Action:
         looks.append(used)
         return look(room, *args, used=used, **more)
 
@@ -242,7 +243,7 @@ def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
         world.commit({bytes([*b"m", number]): world.random.randbytes(500)})
         goal = world.last_ts
         eventually(
-            lambda goal=goal: outlook.read_frontier(world.folder).get(span_id(read), 0) >= goal,
+            lambda goal=goal: store_view.read_frontier(world.folder).get(span_id(read), 0) >= goal,
             "the other span",
         )
         eventually(lambda before=before: looks[-1] > before, "a look at what it takes")
@@ -272,7 +273,7 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     second = puller._spans.find(other)
     assert second is not None
 
-    def told(ts: int) -> bool:
+    def reported(ts: int) -> bool:
         """Whether the one stream has told all up to here, or is held."""
         return puller.trouble != "" or all(mark > ts for _, mark in puller._spans.ranges(second))
 
@@ -283,7 +284,7 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     for first in range(0, len(mutations), rows_of_a_step):
         large.prewrite(mutations[first : first + rows_of_a_step], Backoff(20_000))
         sent = world.pd.tso()
-        eventually(lambda sent=sent: told(sent), "the step")  # type: ignore[misc]
+        eventually(lambda sent=sent: reported(sent), "the step")  # type: ignore[misc]
         eventually(lambda: puller._upkeep.spilled == on_disk(), "the count")
     eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
     eventually(lambda: quota < store.used_bytes == on_disk(), "what was under way to be counted")
@@ -293,7 +294,8 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     eventually(lambda: puller._upkeep.backpressure.shedding and on_disk() == 0, "the span to be given up")
     goal = world.pd.tso()
     eventually(
-        lambda: outlook.read_frontier(world.folder).get(span_id(other), 0) > goal, "the other span's stream"
+        lambda: store_view.read_frontier(world.folder).get(span_id(other), 0) > goal,
+        "the other span's stream",
     )
     world.last_ts = commit_ts = world.pd.tso()
     large.commit(list(changes), commit_ts, Backoff(20_000))

@@ -24,7 +24,7 @@ class Refusing:
         self.refused: list[tuple[Span, int, int]] = []
         self.store = EventStore(world.folder)
         self.puller = Puller(
-            world.pd, self.store, on_failure=fail, on_refused=lambda *told: self.refused.append(told)
+            world.pd, self.store, on_failure=fail, on_refused=lambda *reported: self.refused.append(reported)
         )
 
     def close(self) -> None:

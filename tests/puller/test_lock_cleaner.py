@@ -13,7 +13,7 @@ import pytest
 import tidegate
 from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.config.values import TXN_MODE
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
@@ -44,8 +44,10 @@ def test_the_lock_of_a_dead_client_is_resolved_but_not_that_of_a_live_one(
     store = EventStore(world.folder)
     puller = Puller(pd, store, on_failure=fail)
     puller.watch(SPAN, start)  # only now: a tick between `alive` and its lock would go beyond it
-    eventually(lambda: outlook.read_frontier(world.folder).get(span_id(SPAN), 0) > dead, "the dead one's end")
-    assert outlook.read_frontier(world.folder)[span_id(SPAN)] == alive
+    eventually(
+        lambda: store_view.read_frontier(world.folder).get(span_id(SPAN), 0) > dead, "the dead one's end"
+    )
+    assert store_view.read_frontier(world.folder)[span_id(SPAN)] == alive
     commit_ts = pd.tso()
     living.commit([b"t-live"], commit_ts, Backoff(5000))
     world.last_ts = commit_ts
@@ -94,7 +96,7 @@ def test_locks_of_dead_clients_are_resolved_in_a_keyspace_of_api_v2_too(
         assert not answer.errors
         after = pd.tso()
         eventually(
-            lambda: outlook.read_frontier(tmp_path / "events").get(name, 0) >= after, "the dead one's end"
+            lambda: store_view.read_frontier(tmp_path / "events").get(name, 0) >= after, "the dead one's end"
         )
         puller.close()
         store.close()

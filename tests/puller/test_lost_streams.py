@@ -37,9 +37,9 @@ def test_a_lost_stream_is_told_with_its_reason(tmp_path: Path, caplog: pytest.Lo
             stream.close()
             world.run(2)
             world.check(SPAN, start)
-            told = [r for r in caplog.records[before:] if r.getMessage().startswith("stream lost")]
-            assert len(told) == 1, times
-            assert "why" in str(told[0].__dict__)
+            reported = [r for r in caplog.records[before:] if r.getMessage().startswith("stream lost")]
+            assert len(reported) == 1, times
+            assert "why" in str(reported[0].__dict__)
     finally:
         puller.close()
         store.close()
@@ -68,8 +68,8 @@ def test_what_has_no_multiplexed_streams_is_asked_pd_for_and_tried_again(
         with caplog.at_level("WARNING"):
             puller.watch(SPAN, start)
             eventually(lambda: puller.status()[0]["errors"].get("stream_lost", 0) > 2, "some attempts")
-        [told] = [r for r in caplog.records if r.getMessage().startswith("stream lost")]
-        assert "as TiKV has since 7.5: unknown method EventFeedV2" in str(told.__dict__)
+        [reported] = [r for r in caplog.records if r.getMessage().startswith("stream lost")]
+        assert "as TiKV has since 7.5: unknown method EventFeedV2" in str(reported.__dict__)
         known.set()
         world.run(2)
         world.check(SPAN, start)

@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.errors import TidegateError
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import Entry, entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
@@ -90,14 +90,15 @@ class World:
 
     def stored(self, span: Span, after: int) -> list[Entry]:
         """What the store shows, start_ts left out."""
-        upto = outlook.read_frontier(self.folder)[span_id(span)]
+        upto = store_view.read_frontier(self.folder)[span_id(span)]
         blocks = reader.read(self.folder, span_id(span), after, upto)
         return [entry._replace(start_ts=0) for block in blocks for entry in entries_of(block)]
 
     def await_published(self, span: Span) -> None:
         """Until the frontier covers the last commit."""
         eventually(
-            lambda: outlook.read_frontier(self.folder).get(span_id(span), 0) >= self.last_ts, "the frontier"
+            lambda: store_view.read_frontier(self.folder).get(span_id(span), 0) >= self.last_ts,
+            "the frontier",
         )
 
     def check(self, span: Span, after: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.puller.test_puller import World, eventually, fail
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.floors import FloorReader
 from tidegate.eventstore.order import entries_of
 from tidegate.eventstore.store import EventStore
@@ -59,19 +59,19 @@ def test_a_lock_delays_only_who_wants_a_table_of_its_region(world: World) -> Non
 
         def reach(*tables: int) -> int:
             wanted = (SPAN_IDS.start, sum(1 << table - SPAN_IDS.start for table in tables))
-            return outlook.reach_of(outlook.read_manifest(world.folder, name), wanted)
+            return store_view.reach_of(store_view.read_manifest(world.folder, name), wanted)
 
         for n in range(3):
             world.commit({keys.int_record(OTHER, n): b"%d" % n, keys.int_record(LOCKED, 100 + n): b"x"})
             eventually(lambda: reach(OTHER) >= world.last_ts, "the other table")
             assert reach(LOCKED) < locked_at
             assert reach(OTHER, LOCKED) < locked_at
-        assert outlook.read_frontier(world.folder)[name] < locked_at
+        assert store_view.read_frontier(world.folder)[name] < locked_at
         wanted = (SPAN_IDS.start, 1 << OTHER - SPAN_IDS.start)
         blocks = reader.read(world.folder, name, start, reach(OTHER), tables=[OTHER], wanted=lambda _: wanted)
         assert sum(block.num_rows for block in blocks) == 3
         held.commit([key], world.pd.tso(), Backoff())
-        eventually(lambda: outlook.read_frontier(world.folder)[name] >= world.last_ts, "the floor")
+        eventually(lambda: store_view.read_frontier(world.folder)[name] >= world.last_ts, "the floor")
         found = [
             e for block in reader.read(world.folder, name, start, world.last_ts) for e in entries_of(block)
         ]
@@ -108,11 +108,11 @@ def test_what_is_kept_of_the_others_is_published_though_no_mark_rises(
         locked_at = world.pd.tso()
         behind = locked_at + compose(2 * upkeep.BEHIND_MS)
         ddl = span_id(keys.ddl_span())
-        eventually(lambda: outlook.read_frontier(world.folder).get(ddl, 0) > behind, "time")
+        eventually(lambda: store_view.read_frontier(world.folder).get(ddl, 0) > behind, "time")
         monkeypatch.setattr(Puller, "matched", lambda self, stream, matched: None)
         versions = page.versions([name])
         puller._upkeep._part_from_those_behind(puller._spans.all())
-        assert len(outlook.read_manifest(world.folder, name).ranges) > 1
+        assert len(store_view.read_manifest(world.folder, name).ranges) > 1
         eventually(lambda: page.versions([name]) != versions, "the manifest's version")
     finally:
         puller.close()
@@ -135,13 +135,13 @@ def test_ranges_that_are_all_behind_wait_for_each_other(
     try:
         puller.watch(SPAN, start)
         puller.watch(keys.ddl_span(), start)
-        eventually(lambda: outlook.read_frontier(world.folder).get(span_id(SPAN), 0) > start, "a start")
+        eventually(lambda: store_view.read_frontier(world.folder).get(span_id(SPAN), 0) > start, "a start")
         key = keys.int_record(LOCKED, 1)
         held = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=600_000)
         held.prewrite([Mutation(PUT, key, b"late")], Backoff())
         since = len(looks)
         eventually(lambda: len(looks) > since + 6, "looks")
-        manifest = outlook.read_manifest(world.folder, span_id(SPAN))
+        manifest = store_view.read_manifest(world.folder, span_id(SPAN))
         assert len(manifest.ranges) == 1
         held.rollback([key], Backoff())
     finally:

@@ -11,7 +11,7 @@ import pytest
 from tests.puller.test_puller import eventually, fail
 from tidegate.config.values import RAW_MODE
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
@@ -75,8 +75,8 @@ def test_resolved_ts_stays_3_s_behind_while_regions_split_and_move(
     def wait_resolved() -> None:
         """The ts may come up to 3 s late from a leader that goes (RAW_LAG)."""
         due = clock.ms - 3000
-        eventually(lambda: outlook.read_frontier(folder).get(NAME, 0) >= compose(due), f"{due} ms")
-        assert physical_ms(outlook.read_frontier(folder)[NAME]) == due
+        eventually(lambda: store_view.read_frontier(folder).get(NAME, 0) >= compose(due), f"{due} ms")
+        assert physical_ms(store_view.read_frontier(folder)[NAME]) == due
 
     with PdClient(upstream.pd_addr) as pd:
         control = UpstreamControl(pd)

@@ -36,11 +36,11 @@ SPAN = Span(b"t", b"u")
 class Listener(grpc.ServerInterceptor):  # type: ignore[misc]
     """Of a server without services: notes what it is asked."""
 
-    def __init__(self, hear: Callable[[str], None]) -> None:
-        self._hear = hear
+    def __init__(self, receive: Callable[[str], None]) -> None:
+        self._receive = receive
 
     def intercept_service(self, continuation: Any, details: Any) -> Any:
-        self._hear(details.method)
+        self._receive(details.method)
         return continuation(details)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.puller.test_puller import eventually, fail
 from tidegate.config.values import TXN_MODE
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.order import entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
@@ -51,7 +51,7 @@ def test_a_commit_writes_the_empty_value_of_a_later_flush(tmp_path: Path) -> Non
         commit_ts = pd.tso()
         commit = kvrpcpb.CommitRequest(start_version=start_ts, keys=[b"k1", b"k2"], commit_version=commit_ts)
         assert not requester.at_key(b"k1", "KvCommit", commit, Backoff(20_000)).HasField("error")
-        eventually(lambda: outlook.read_frontier(folder).get(NAME, 0) >= commit_ts, "the commit")
+        eventually(lambda: store_view.read_frontier(folder).get(NAME, 0) >= commit_ts, "the commit")
         puller.close()
         store.close()
     found = [e for block in reader.read(folder, NAME, start_ts, commit_ts) for e in entries_of(block)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.filter.feed import FeedFilter
 from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
@@ -49,8 +49,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def partitions_of(lines: list[dict[str, Any]], instance: str) -> int:
     """By how many partitions a feed's rows are placed now."""
-    told = [line["partitions"] for line in lines if "partitions" in line and line["instance"] == instance]
-    return told[-1] if told else PARTITIONS
+    status = [line["partitions"] for line in lines if "partitions" in line and line["instance"] == instance]
+    return status[-1] if status else PARTITIONS
 
 
 class Journal:
@@ -163,22 +163,24 @@ def main(out: Path, spec_path: Path) -> None:
     beats = Beats(feed.beats_dir)
     control.send(Started(done))
     while True:
-        floors = outlook.read_frontier(store)
+        floors = store_view.read_frontier(store)
         barrier = json.loads(barrier_path.read_text())
         rows: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
         stripes = Barrier.load(barrier_path).wanted
         ddl = floors.get(barrier["ddl_span"], 0)
-        frontier = outlook.lifted(floors, stripes, ddl, partial(outlook.read_manifest, store))
+        frontier = store_view.lifted(floors, stripes, ddl, partial(store_view.read_manifest, store))
         for name, span in barrier["spans"].items():
             after = max(done.get(name, 0), span["start_ts"])
             upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
             if upto <= after:
                 continue
-            manifest = outlook.read_manifest(store, name)
-            if manifest.dropped_to > after or not outlook.pending(manifest, after, upto)[0]:
+            manifest = store_view.read_manifest(store, name)
+            if manifest.dropped_to > after or not store_view.pending(manifest, after, upto)[0]:
                 continue
-            if name in stripes and not outlook.has_any(store / name, manifest, after, upto, *stripes[name]):
+            if name in stripes and not store_view.has_any(
+                store / name, manifest, after, upto, *stripes[name]
+            ):
                 continue
             known = schemas.upto(upto)
             for block in reader.read(store, name, after, upto, wanted=stripes.get):

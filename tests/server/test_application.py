@@ -57,10 +57,10 @@ class Played:
 
         socket = folder / "control.sock"
         self.application = Application(command, socket, folder / "work", SystemClock())
-        self._socket = ControlSocket(socket, self._hear)
+        self._socket = ControlSocket(socket, self._receive)
 
-    async def _hear(self, connection: Connection, report: Any) -> None:
-        self.application.hear(connection, report)
+    async def _receive(self, connection: Connection, report: Any) -> None:
+        self.application.receive(connection, report)
 
     async def __aenter__(self) -> Played:
         await self._socket.open()
@@ -71,7 +71,7 @@ class Played:
         await self._socket.close()
 
     @property
-    def heard(self) -> list[str]:
+    def received(self) -> list[str]:
         file = self.folder / "heard"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -104,11 +104,11 @@ def test_it_is_started_with_the_first_changefeed_and_ends_each_by_itself(tmp_pat
     async def body(it: Played) -> None:
         assert it.application.pid == 0
         one, two = it.run("one"), it.run("two")
-        await it.until(lambda: len(it.heard) == 2)
+        await it.until(lambda: len(it.received) == 2)
         assert it.pids == [it.application.pid]
         await it.application.end(one)
         assert (one.gone.is_set(), two.gone.is_set()) == (True, False)
-        assert it.heard == ["Run one", "Run two", "End one"]
+        assert it.received == ["Run one", "Run two", "End one"]
         await it.application.end(one)
 
     played(tmp_path, body)
@@ -122,8 +122,8 @@ def test_what_ends_before_the_application_has_heard_of_it_is_never_run(tmp_path:
         await it.application.end(one)
         assert one.gone.is_set()
         (tmp_path / "late").unlink()
-        await it.until(lambda: it.heard)
-        assert it.heard == ["Run two"]
+        await it.until(lambda: it.received)
+        assert it.received == ["Run two"]
         assert len(it.pids) == 1
         assert not two.gone.is_set()
 
@@ -135,7 +135,7 @@ def test_a_new_application_runs_only_what_is_wanted_after_the_old_one_died(
 ) -> None:
     async def body(it: Played) -> None:
         one, two = it.run("one"), it.run("two")
-        await it.until(lambda: len(it.heard) == 2)
+        await it.until(lambda: len(it.received) == 2)
         assert it.application.working == Working(
             1, (AtWork(7, "default/one", "deliver", 3),), ("default/two",)
         )
@@ -147,8 +147,8 @@ def test_a_new_application_runs_only_what_is_wanted_after_the_old_one_died(
         assert it.application.working == application.NOTHING
         await it.application.end(one)
         again = it.run("one", 2)
-        await it.until(lambda: len(it.heard) == 3)
-        assert it.heard[2] == "Run one"
+        await it.until(lambda: len(it.received) == 3)
+        assert it.received[2] == "Run one"
         assert len(it.pids) == 2
         assert not again.gone.is_set()
 
@@ -163,7 +163,7 @@ def test_one_that_does_not_end_a_changefeed_is_killed_with_all_it_has(
 
     async def body(it: Played) -> None:
         stuck, other = it.run("stuck"), it.run("other")
-        await it.until(lambda: len(it.heard) == 2)
+        await it.until(lambda: len(it.received) == 2)
         await it.application.end(stuck)
         assert stuck.gone.is_set()
         assert other.gone.is_set()
@@ -177,7 +177,7 @@ def test_one_that_does_not_end_a_changefeed_is_killed_with_all_it_has(
 def test_why_it_failed_is_said_to_all_that_it_was_to_run(tmp_path: Path) -> None:
     async def body(it: Played) -> None:
         one = it.run("one")
-        await it.until(lambda: it.heard)
+        await it.until(lambda: it.received)
         it.run("fails")
         async with asyncio.timeout(WAIT_S):
             await one.gone.wait()

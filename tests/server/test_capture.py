@@ -516,10 +516,10 @@ def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running,
     capture.wait_checkpoint("one", pd.tso())
     code, text = tidegate("list", "--json")
     assert [f["id"] for f in json.loads(text)] == ["one"]
-    for words, told in ((["list"], "yes    " + capture.address), (["status"], "changefeeds  1 normal")):
+    for words, reported in ((["list"], "yes    " + capture.address), (["status"], "changefeeds  1 normal")):
         shown = CliRunner().invoke(command_line, ["capture", *words, "--server", capture.address])
         assert shown.exit_code == 0
-        assert told in shown.output
+        assert reported in shown.output
         assert capture.capture.id in shown.output
     code, text = tidegate("query", "-c", "one")
     assert code == 0

@@ -28,7 +28,7 @@ from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.schemas import SchemaReader
-from tidegate.server import told_text
+from tidegate.server import target_text
 from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues, Shared
 from tidegate.server.schema_tracker import SchemaTracker, table_task
 from tidegate.tidb import keys
@@ -82,8 +82,10 @@ class Alone:
             for one in applied:
                 if one.refusal is not None and self._filter.stopped_by(one.refusal):
                     raise one.refusal.error()
-                events = (self._filter.sent(told) for told in one.told)
-                sent += [told_text.told(e, one.charset, one.sql_mode) for e in events if e is not None]
+                events = (self._filter.sent(status) for status in one.status)
+                sent += [
+                    target_text.for_targets(e, one.charset, one.sql_mode) for e in events if e is not None
+                ]
         except TidegateError as stop:
             error, self._stopped = stop, True
         added: list[SpanTask] = []

@@ -85,7 +85,7 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     barrier = BarrierFile(path, (1, 1))
     (task,) = Stripes(64).begin([table_task(70, 100)])
 
-    def told(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Barrier:
+    def status(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Barrier:
         barrier.write(
             bound,
             {task.id: replace(task, start_ts=start_ts, wanted=wanted)},
@@ -93,10 +93,10 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
         )
         return Barrier.load(path)
 
-    assert told(200, 100, 1 << 6) == Barrier(200, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
-    assert told(300, 250, 1 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
-    assert told(300, 280, 3 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
-    raised = told(300, 290, 3 << 6, raise_starts=True)
+    assert status(200, 100, 1 << 6) == Barrier(200, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert status(300, 250, 1 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert status(300, 280, 3 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
+    raised = status(300, 290, 3 << 6, raise_starts=True)
     assert raised == Barrier(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
 
 
@@ -105,17 +105,17 @@ def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -
     barrier = BarrierFile(path, (1, 1))
     one, two = (table_task(table, 100) for table in (70, 71))
 
-    def told(bound: int, *tasks: SpanTask, **how: bool) -> tuple[int, int]:
+    def status(bound: int, *tasks: SpanTask, **how: bool) -> tuple[int, int]:
         barrier.write(bound, {task.id: task for task in tasks}, **how)
         found = Barrier.load(path)
         return found.barrier_ts, len(found.spans)
 
-    assert told(200, one, idle=True) == (200, 1), "there was none"
-    assert told(300, one, idle=True) == (200, 1)
-    assert told(300, one) == (300, 1)
-    assert told(400, one, two, idle=True) == (400, 2)
-    assert told(500, one, two, idle=True) == (400, 2)
-    assert told(500, one, replace(two, start_ts=450), idle=True, raise_starts=True) == (500, 2)
+    assert status(200, one, idle=True) == (200, 1), "there was none"
+    assert status(300, one, idle=True) == (200, 1)
+    assert status(300, one) == (300, 1)
+    assert status(400, one, two, idle=True) == (400, 2)
+    assert status(500, one, two, idle=True) == (400, 2)
+    assert status(500, one, replace(two, start_ts=450), idle=True, raise_starts=True) == (500, 2)
 
 
 def test_what_could_not_be_told_on_a_full_disk_is_told_later(

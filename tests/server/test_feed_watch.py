@@ -85,7 +85,7 @@ def test_until_the_first_thing_is_done_the_patience_is_that_of_a_start(watched: 
 def test_a_message_is_a_report_and_without_work_there_is_no_silence(watched: Watched) -> None:
     watched.beats.beat()
     assert watched.wait(50) is None
-    watched.watch.heard()
+    watched.watch.received()
     assert watched.wait(59) is None
     watched.work = ""
     assert watched.wait(1000) is None

@@ -7,7 +7,7 @@ from tests.server.test_peers import ALL, dispatched
 from tidegate.control.barrier import Barrier
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
-from tidegate.control.messages import RangeProgress, Told, Wish
+from tidegate.control.messages import ProcessorStatus, RangeProgress, Wish
 from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.model.reports import LoadState
@@ -25,7 +25,7 @@ from tidegate.server.peers import Peers
 def delivering(**waits: str) -> Peers:
     peers = Peers()
     for capture, what in waits.items():
-        peers[capture].asked, peers[capture].told = dispatched(Wish.RUN, 1), Told(waits=what)
+        peers[capture].asked, peers[capture].status = dispatched(Wish.RUN, 1), ProcessorStatus(waits=what)
     return peers
 
 

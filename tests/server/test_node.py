@@ -110,13 +110,13 @@ def test_each_grant_is_a_later_incarnation_and_fences_every_past_slot(
 def test_a_node_that_was_replaced_stores_and_grants_nothing(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
-    told: list[TidegateError] = []
-    replaced, ours = owner(told.append), owner()
+    status: list[TidegateError] = []
+    replaced, ours = owner(status.append), owner()
     with pytest.raises(Fenced, match="Another control process owns"):
         asyncio.run(replaced.write(Put("/key", b"")))
     with pytest.raises(Fenced):
         raise_grant(replaced, ONE, 4)
-    assert [type(error) for error in told] == [Fenced, Fenced]
+    assert [type(error) for error in status] == [Fenced, Fenced]
     assert metadata.get("/key") is None
     assert metadata.get(grant_key(CLUSTER, ONE, CAPTURE)) is None
     assert asyncio.run(ours.write(Put("/key", b"")))

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from tidegate.control.messages import Checkpoint, Dispatch, DispatchResponse, Header, Sync, Told, Wish
+from tidegate.control.messages import (
+    Checkpoint,
+    Dispatch,
+    DispatchResponse,
+    Header,
+    ProcessorStatus,
+    Sync,
+    Wish,
+)
 from tidegate.control.metadata import GrantedRange
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.reports import Failed
@@ -41,10 +49,10 @@ def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> 
 
 def test_a_late_state_of_a_processor_is_ignored_and_silence_ends_trust() -> None:
     peer = Peer("b")
-    assert peer.hear(1.0, 1, 5, is_state=True)
+    assert peer.receive(1.0, 1, 5, is_state=True)
     peer.met_rev = 7
-    assert not peer.hear(2.0, 1, 4, is_state=True), "a later one has come before"
-    assert peer.hear(3.0, 1, 2, is_state=False), "of how far it is each word counts"
+    assert not peer.receive(2.0, 1, 4, is_state=True), "a later one has come before"
+    assert peer.receive(3.0, 1, 2, is_state=False), "of how far it is each word counts"
     assert peer.answers(7, 3.0 + SILENT_S)
     assert not peer.answers(7, 3.1 + SILENT_S)
     assert not peer.answers(8, 3.0), "another owner is to meet it first"
@@ -68,7 +76,7 @@ def test_history_is_held_for_who_runs_or_prepares_and_is_heard() -> None:
     assert peers.needs(0.0) == MAX
     runs, prepares, rests = peers["a"], peers["b"], peers["c"]
     for peer, wish, needs in ((runs, Wish.RUN, 50), (prepares, Wish.PREPARE, 40), (rests, Wish.REST, 30)):
-        peer.asked, peer.needs, peer.heard_at = dispatched(wish, 1), needs, 0.0
+        peer.asked, peer.needs, peer.received_at = dispatched(wish, 1), needs, 0.0
     assert peers.needs(0.0) == 30, "it may not have heard yet that it is to rest"
     rests.given_up.set()
     assert peers.needs(0.0) == 40
@@ -93,7 +101,7 @@ def test_a_report_of_an_earlier_incarnation_changes_no_totals() -> None:
     peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
     peer.asked = dispatched(Wish.RUN, 1)
     for sequence, (incarnation, rows) in enumerate([(3, 7), (2, 9)], 2):
-        message = Checkpoint(header(1, sequence), incarnation, (), Told(rows=rows))
+        message = Checkpoint(header(1, sequence), incarnation, (), ProcessorStatus(rows=rows))
         assert reports.take(peer, message, None, 5.0, loading=True) == []
         assert reports.totals.rows == 7
 
@@ -105,7 +113,7 @@ def test_records_are_removed_only_as_the_running_incarnation_says() -> None:
     removed = []
     for sequence, (wish, incarnation) in enumerate([(Wish.RUN, 2), (Wish.RUN, 3), (Wish.PREPARE, 3)], 2):
         peer.asked = dispatched(wish, 1)
-        message = Checkpoint(header(1, sequence), incarnation, (), Told(), over=("record",))
+        message = Checkpoint(header(1, sequence), incarnation, (), ProcessorStatus(), over=("record",))
         found = reports.take(peer, message, None, 5.0, loading=False)
         removed.append([one for one in found if isinstance(one, RecordsOver)])
     assert peer.asked is not None

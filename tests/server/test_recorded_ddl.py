@@ -11,7 +11,7 @@ from tests.mounter.golden_ddl import unescaped
 from tests.server.recorded_ddl import Recorded
 from tests.server.test_capture import Running, check_order, wait_for
 
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
 from tidegate.server import catalogues, housekeeping, reader_floor
 from tidegate.server.catalogues import DDL_SPAN_ID
@@ -67,11 +67,11 @@ def test_events_spans_and_rows_of_every_recorded_job(
             delivered = again.lines(name)
             check_order(delivered)
             check_rows(log, delivered)
-            told = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
-            beyond = [query for ts, query in told if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
+            status = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
+            beyond = [query for ts, query in status if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
             assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
-            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.told]
-            assert [item for item in told if item[1] not in beyond] == expected
+            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.status]
+            assert [item for item in status if item[1] not in beyond] == expected
         check_spans(again)
         # The progress of spans that have ended goes; of a stripe it is needed when a table comes to it.
         wait_for(lambda: any("forgotten" in line for line in again.lines("one")), "progress forgotten")
@@ -104,6 +104,6 @@ def check_spans(running: Running) -> None:
 
     def stored() -> bool:
         folders = {path.name for path in store.iterdir() if path.is_dir()} - {"spill"}
-        return folders == set(outlook.read_frontier(store)) == held
+        return folders == set(store_view.read_frontier(store)) == held
 
     wait_for(stored, "files and floors of ended spans removed")

@@ -15,7 +15,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
@@ -146,9 +146,9 @@ def test_topics_of_new_and_renamed_tables_come_with_their_ddl(span: DdlSpan) -> 
     for feed_filter in feeds:
         batches, _ = tracker(span, feed_filter).begin(1, end)
         renamed = next(job for job in jobs if job.query == "rename table t1 to t1r")
-        told = next(batch for batch in batches if batch.finished_ts == renamed.finished_ts)
-        assert (told.topics, told.added, told.removed) == ({"d1_t1r"}, (), frozenset())
-        assert bool(told.events) == (feed_filter is feeds[0])
+        status = next(batch for batch in batches if batch.finished_ts == renamed.finished_ts)
+        assert (status.topics, status.added, status.removed) == ({"d1_t1r"}, (), frozenset())
+        assert bool(status.events) == (feed_filter is feeds[0])
     known: set[str] = set()
     for batch in batches:
         known |= batch.topics
@@ -280,7 +280,7 @@ def test_what_was_read_before_reading_failed_is_handed_out_with_the_rest(
     whole, _ = tracker(span, rules_of()).begin(1, end)
     reading = tracker(span, rules_of())
     reading.begin(1, 1)
-    damaged = outlook.read_manifest(span.folder, DDL_SPAN_ID).segments[1]
+    damaged = store_view.read_manifest(span.folder, DDL_SPAN_ID).segments[1]
     second, at = span.folder / DDL_SPAN_ID / damaged.file, damaged.blocks[0].at + damaged.blocks[0].bytes // 2
     sound = second.read_bytes()
     second.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])

@@ -15,7 +15,7 @@ from tidegate.control.barrier import SpanTask
 from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import FeedId, GrantedRange
 from tidegate.control.processor import Processor
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Frontier
 from tidegate.eventstore.order import Entry, block_of
 from tidegate.eventstore.store import EventStore
@@ -50,7 +50,7 @@ def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def dropped(capture: Running, ts: int) -> bool:
     """Whether all the store holds at or below `ts` is gone."""
     store = store_dir(capture.data_dir, capture.capture.cluster)
-    manifests = [outlook.read_manifest(store, line["span"]) for line in capture.capture.spans.status]
+    manifests = [store_view.read_manifest(store, line["span"]) for line in capture.capture.spans.status]
     return all(segment.min_ts > ts for each in manifests for segment in each.segments)
 
 
@@ -158,9 +158,9 @@ def opened(store: Path, span: str, *, bound: int) -> tuple[Processor, Arrivals]:
     header = Header(1, "default/one", "one", 1, "here", 1, 1)
     machine = Processor(header)
     everything = GrantedRange(Span(b"", b""), (1, 1))
-    machine.hear(Dispatch(header, Wish.RUN, 1, (everything,), bound, 100, load=False))
+    machine.receive(Dispatch(header, Wish.RUN, 1, (everything,), bound, 100, load=False))
     machine.open(100, [SpanTask(span, SPAN, 1, 100)], [], 200)
-    arrivals = Arrivals(machine, store, span, outlook.read_manifest)
+    arrivals = Arrivals(machine, store, span, store_view.read_manifest)
     arrivals.check_beginning_of({span})
     return machine, arrivals
 
@@ -200,7 +200,7 @@ def test_a_restarted_or_later_kept_span_is_not_taken_for_an_idle_one(tmp_path: P
     span.seal(120)
     store.publish()
     machine, arrivals = opened(tmp_path, span.id, bound=200)
-    before = outlook.read_frontier(tmp_path)
+    before = store_view.read_frontier(tmp_path)
     span.drop_below(115)
     advance(arrivals, before)
     assert machine.durable(span.id) == 100
@@ -209,7 +209,7 @@ def test_a_restarted_or_later_kept_span_is_not_taken_for_an_idle_one(tmp_path: P
     assert machine.durable(span.id) == 100
     span.seal(120)
     store.publish()
-    advance(arrivals, outlook.read_frontier(tmp_path))
+    advance(arrivals, store_view.read_frontier(tmp_path))
     assert machine.durable(span.id) == 120
     store.close()
 

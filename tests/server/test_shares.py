@@ -41,7 +41,7 @@ class World:
         )
         for name in names:
             peer = self.peers[name]
-            peer.met_rev, peer.met_at, peer.heard_at, peer.ready = 7, 0.0, self.now, True
+            peer.met_rev, peer.met_at, peer.received_at, peer.ready = 7, 0.0, self.now, True
         self.sharing = Sharing(
             self.node, ALL, self.peers, lambda: [self.peers[name] for name in names], stays=stays
         )
@@ -114,7 +114,7 @@ def test_uneven_loads_are_evened_out_after_a_while_and_small_ones_never() -> Non
     assert world.better() == ("", []), "it was compared a moment ago"
     world.now += BALANCE_S
     for peer in world.peers:
-        peer.heard_at = world.now
+        peer.received_at = world.now
     assert world.better()[1] == [world.peers["b"]]
     assert world.peers["b"].coming[0].covers(TABLES[1].span)
 
@@ -123,7 +123,7 @@ def test_who_is_given_nothing() -> None:
     """One that has just come, is silent, is drained or has failed; unless there is no other."""
     world = World("b", "c", "d", "e")
     world.peers["b"].met_at = world.now - JOIN_S / 2
-    world.peers["c"].heard_at = world.now - SILENT_S - 1
+    world.peers["c"].received_at = world.now - SILENT_S - 1
     world.node.drained.add("d")
     world.peers["e"].fails(world.now - SHUN_S / 2)
     assert world.sharing.able() == ["a"]
@@ -145,16 +145,16 @@ def test_what_cannot_be_divided_is_one_captures(stays: bool, shared: bool) -> No
 
 def test_what_an_owner_says_of_history_counts_in_the_order_of_its_messages() -> None:
     """It may go down, for a changefeed that begins earlier; what arrives late does not count."""
-    node: Any = SimpleNamespace(_told_history={}, histories={})
+    node: Any = SimpleNamespace(_sent_history={}, histories={})
 
-    def hear(order: tuple[int, int], ts: int) -> bool:
-        return Node.hear_history(node, -1, order, History(ts + 1, ts))
+    def receive(order: tuple[int, int], ts: int) -> bool:
+        return Node.receive_history(node, -1, order, History(ts + 1, ts))
 
-    assert hear((7, 5), 100)
-    assert hear((7, 9), 40)
-    assert not hear((7, 8), 100)
+    assert receive((7, 5), 100)
+    assert receive((7, 9), 40)
+    assert not receive((7, 8), 100)
     assert node.histories[-1].safe_point == 40
-    assert hear((8, 1), 90), "the next owner's"
+    assert receive((8, 1), 90), "the next owner's"
 
 
 def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> None:
@@ -184,7 +184,7 @@ def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> 
     world.sharing.loads["a"] = dict.fromkeys((task.id for task in TABLES[:2]), int(9 * WORTH))
     world.now += 2 * BALANCE_S
     for peer in world.peers:
-        peer.heard_at = world.now
+        peer.received_at = world.now
     assert world.better() == ("", [])
     assert world.sharing.divide(world.sharing.now, shared=True) == after
     world.sharing.ask()
@@ -239,7 +239,7 @@ def test_a_move_waits_for_its_own_takers_after_others_were_waited_for() -> None:
     world.better()
     world.now += WARM_MAX_S + 1
     for peer in world.peers:
-        peer.heard_at, peer.met_at = world.now, 0.0
+        peer.received_at, peer.met_at = world.now, 0.0
         peer.received = 1
     world.node.drained.add("b")
     assert world.better()[0] == "", "another plan, just made"
@@ -247,7 +247,7 @@ def test_a_move_waits_for_its_own_takers_after_others_were_waited_for() -> None:
     assert world.better()[0] == "", "and its taker has begun"
     world.now += WARM_MAX_S + 1
     for peer in world.peers:
-        peer.heard_at = world.now
+        peer.received_at = world.now
     assert "not all takers are ready" in world.better()[0]
 
 
@@ -260,7 +260,7 @@ def test_a_capture_that_hears_nothing_is_lost_though_it_speaks() -> None:
     peer.say(6, world.now + 1)
     for _ in range(3):
         world.now += SILENT_S / 2
-        peer.heard_at = world.now
+        peer.received_at = world.now
         peer.has(4)
     assert "has received nothing from the owner" in world.sharing.lost(world.now, 0)
     peer.has(5)
@@ -281,7 +281,7 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
             if known:
                 world.peers["a"].knows(world.peers["a"].known + 1)
             for peer in world.peers:
-                peer.heard_at = world.now
+                peer.received_at = world.now
             if why := world.sharing.lost(world.now, 0):
                 return why
         return ""
@@ -302,7 +302,7 @@ def reads_on(world: World, *readers: str, owner: bool, seconds: float = CUT_OFF_
     for step in range(1, int(seconds // 5)):
         world.now += 5
         for peer in world.peers:
-            peer.heard_at = world.now
+            peer.received_at = world.now
             if peer.capture in readers:
                 peer.knows(known + step)
         if why := world.sharing.lost(world.now, known + step if owner else 1):
@@ -361,7 +361,7 @@ def test_tables_that_come_and_go_give_a_taker_no_more_time(ready: bool) -> None:
         world.sharing.passed(DdlBatch(100 + step, (), added))
         world.now += 60
         for peer in world.peers:
-            peer.heard_at = world.now
+            peer.received_at = world.now
     assert world.better()[0] == ""
     world.peers["a"].received = NOW
     assert world.better()[0], "b is drained without c"
@@ -394,7 +394,7 @@ def test_a_taker_that_never_gets_ready_is_left_out_of_the_next_plan(ready: bool)
     world.peers["b"].received = NOW
     world.now += WARM_MAX_S + 1
     for peer in world.peers:
-        peer.heard_at = world.now
+        peer.received_at = world.now
     assert world.better()[0] == ""
     assert world.sharing.able() == ["a", "b"]
     assert world.better() == ("", [])

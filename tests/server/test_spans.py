@@ -35,10 +35,10 @@ class Heard:
         self.messages.append(report)
 
     def take(self) -> list[tuple[str, int | None]]:
-        told = [to_json(m) for m in self.messages]
+        reported = [to_json(m) for m in self.messages]
         assert all(m.span == SPAN for m in self.messages if not isinstance(m, SafePoint))
         self.messages = []
-        return [(m["type"], m.get("start_ts", m.get("ts"))) for m in told]
+        return [(m["type"], m.get("start_ts", m.get("ts"))) for m in reported]
 
 
 def connected() -> tuple[SpanRegistry, Heard]:
@@ -163,7 +163,7 @@ def test_a_refusal_concerns_the_feeds_that_need_the_refused_range() -> None:
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 80)
-    registry.hear_refused(Refused(SPAN, 50, 60))
+    registry.receive_refused(Refused(SPAN, 50, 60))
     found = registry.refusal(ONE)
     assert found is not None
     assert found == Refused(SPAN, 50, 60)
@@ -173,7 +173,7 @@ def test_a_refusal_concerns_the_feeds_that_need_the_refused_range() -> None:
     assert registry.refusal(ONE) is None
     registry.release(ONE)
     registry.release(TWO)
-    registry.hear_refused(Refused(SPAN, 50, 60))
+    registry.receive_refused(Refused(SPAN, 50, 60))
     registry.hold(TWO, SPAN, 40)
     assert registry.refusal(TWO) is None
 
@@ -201,15 +201,15 @@ def test_a_shared_span_is_guarded_again_when_the_other_feed_is_gone() -> None:
     puller.messages = []
     registry.hold(ONE, SPAN, 60, guarded=False)
     registry.release(ONE)
-    told = [m for m in puller.messages if m.span == SPAN]
-    assert told == [Watch(SPAN, 50, False), Watch(SPAN, 50, True)]
+    reported = [m for m in puller.messages if m.span == SPAN]
+    assert reported == [Watch(SPAN, 50, False), Watch(SPAN, 50, True)]
 
 
 def test_a_span_refused_for_a_removed_feed_is_requested_by_the_others() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)
     registry.hold(TWO, SPAN, 80)
-    registry.hear_refused(Refused(SPAN, 10, 20))
+    registry.receive_refused(Refused(SPAN, 10, 20))
     puller.take()
     registry.release(ONE)
     assert puller.take() == [("watch", 80)]
@@ -219,20 +219,20 @@ def test_a_span_refused_for_a_removed_feed_is_requested_by_the_others() -> None:
 def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
     line = {"span": NAME, "waiting_for": "x" * 300, "errors": {str(reason): 1 << 40 for reason in Reason}}
     lines = [line | {"resolved": number} for number in range(100_000)]
-    registry, told = SpanRegistry(), status_reports(lines)
-    assert max(len(frame(message)) for message in told) < MAX_FRAME // 2
-    for message in told[:-1]:
-        registry.hear_status(message)
+    registry, reported = SpanRegistry(), status_reports(lines)
+    assert max(len(frame(message)) for message in reported) < MAX_FRAME // 2
+    for message in reported[:-1]:
+        registry.receive_status(message)
     assert registry.status == [], "half of it is not taken for all there is"
-    registry.hear_status(told[-1])
+    registry.receive_status(reported[-1])
     assert registry.status == lines
     for message in status_reports([]):
-        registry.hear_status(message)
+        registry.receive_status(message)
     assert registry.status == []
 
 
 def full(registry: SpanRegistry) -> None:
-    registry.hear_status(Status([], filling="8 of 10 bytes"))
+    registry.receive_status(Status([], filling="8 of 10 bytes"))
 
 
 def test_a_stalled_feed_is_in_the_way_of_active_feeds_that_share_its_spans() -> None:
@@ -315,14 +315,14 @@ def test_a_refused_span_is_followed_from_where_feeds_need_it_later() -> None:
     """The puller stands still at what it has refused, and asking from later on alone changes nothing."""
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)
-    registry.hear_refused(Refused(SPAN, 10, 20))
+    registry.receive_refused(Refused(SPAN, 10, 20))
     puller.take()
     registry.needed({ONE: (10, 10)})
     assert puller.take() == []
     registry.needed({ONE: (30, 30)})
     assert puller.take() == [("unwatch", None), ("watch", 30)]
     assert registry.refusal(ONE) is None
-    registry.hear_refused(Refused(SPAN, 30, 40))
+    registry.receive_refused(Refused(SPAN, 30, 40))
     registry.try_again(ONE, 50)
     assert puller.take() == [("unwatch", None), ("watch", 50)]
 

@@ -193,10 +193,10 @@ def test_a_bound_that_no_row_waits_for_is_not_written_down(
     capture.create("one")
     capture.wait_checkpoint("one", pd.tso())
     file = capture.data_dir / "feeds" / "default" / "one" / "barrier.json"
-    told = file.read_text()
+    status = file.read_text()
     for _ in range(3):
         capture.wait_checkpoint("one", pd.tso())
-    assert file.read_text() == told
+    assert file.read_text() == status
     bank.run(None, threading.Event(), max_rows=1)
     capture.wait_checkpoint("one", pd.tso())
-    assert file.read_text() != told
+    assert file.read_text() != status

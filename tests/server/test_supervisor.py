@@ -139,60 +139,60 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
-    heard: list[Report] = []
+    received: list[Report] = []
 
     async def scenario() -> Report | None:
         done = asyncio.Event()
 
-        async def hear(connection: Connection, report: Report) -> None:
-            heard.append(report)
+        async def receive(connection: Connection, report: Report) -> None:
+            received.append(report)
             if isinstance(report, PullerHello):
                 connection.send(WATCH)
             if isinstance(report, Gone):
                 done.set()
 
-        server = ControlSocket(tmp_path / "control.sock", hear)
+        server = ControlSocket(tmp_path / "control.sock", receive)
         await server.open()
 
         def child() -> Report | None:
             client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", os.getpid()))
-            told = client.receive(TO_PULLER)
+            reported = client.receive(TO_PULLER)
             client.send(Status([{"span": "x" * 100_000}]))
             client.close()
-            return told
+            return reported
 
-        told = await asyncio.to_thread(child)
+        reported = await asyncio.to_thread(child)
         async with asyncio.timeout(120):
             await done.wait()
         await server.close()
-        return told
+        return reported
 
     assert asyncio.run(scenario()) == WATCH
-    assert [type(each) for each in heard] == [PullerHello, Status, Gone]
+    assert [type(each) for each in received] == [PullerHello, Status, Gone]
     assert not (tmp_path / "control.sock").exists()
 
 
 def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> None:
     async def scenario() -> list[type]:
-        heard: list[type] = []
+        received: list[type] = []
 
-        async def hear(connection: Connection, report: Report) -> None:
-            heard.append(type(report))
+        async def receive(connection: Connection, report: Report) -> None:
+            received.append(type(report))
 
-        server = ControlSocket(tmp_path / "control.sock", hear)
+        server = ControlSocket(tmp_path / "control.sock", receive)
         await server.open()
         reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
         writer.write(b"\xff\xff\xff\xff garbage")
         assert await reader.read() == b""
         writer.close()
         client = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", PIPELINE)
-        while heard != [PipelineHello]:
+        while received != [PipelineHello]:
             await asyncio.sleep(0.01)
         client.close()
-        while heard[-1] is not Gone:
+        while received[-1] is not Gone:
             await asyncio.sleep(0.01)
         await server.close()
-        return heard
+        return received
 
     assert asyncio.run(scenario()) == [PipelineHello, Gone]
 
@@ -229,25 +229,25 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
 ) -> None:
     """Nothing, half a message and silence, huge lengths, random bytes, members that are missing or wrong,
     what only others may say, and what the handler does not take."""
-    told: list[type] = []
+    reported: list[type] = []
 
-    async def hear(connection: Connection, report: Report) -> None:
+    async def receive(connection: Connection, report: Report) -> None:
         assert isinstance(connection.hello, PipelineHello)
         if connection.hello.changefeed == "good":
-            told.append(type(report))
+            reported.append(type(report))
         elif connection.hello.changefeed == "other" or isinstance(report, Started | Gone):
             raise Retryable("no such changefeed")
 
     async def scenario() -> None:
         uncaught: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
-        server = ControlSocket(tmp_path / "control.sock", hear, hello_s=600, frame_s=600)
+        server = ControlSocket(tmp_path / "control.sock", receive, hello_s=600, frame_s=600)
         await server.open()
         good = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", PipelineHello("good", 1, 1))
-        while told != [PipelineHello]:
+        while reported != [PipelineHello]:
             await asyncio.sleep(0.01)
         good.send(STARTED)
-        while told != [PipelineHello, Started]:
+        while reported != [PipelineHello, Started]:
             await asyncio.sleep(0.01)
         # Only now, so that a slow machine does not make a stranger of the good one.
         server._hello_s = server._frame_s = 0.2
@@ -262,7 +262,7 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
         server._frame_s = 600
         good.send(STARTED)
         good.close()
-        while told != [PipelineHello, Started, Started, Gone]:
+        while reported != [PipelineHello, Started, Started, Gone]:
             await asyncio.sleep(0.01)
         await server.close()
         assert not uncaught
@@ -274,11 +274,11 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
 def test_so_many_may_be_silent_at_once_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STRANGERS_MAX", 3)
 
-    async def hear(connection: Connection, report: Report) -> None:
+    async def receive(connection: Connection, report: Report) -> None:
         connection.send(WATCH)
 
     async def scenario() -> None:
-        server = ControlSocket(tmp_path / "control.sock", hear, hello_s=600)
+        server = ControlSocket(tmp_path / "control.sock", receive, hello_s=600)
         await server.open()
         silent = [await asyncio.open_unix_connection(tmp_path / "control.sock") for _ in range(3)]
         reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
@@ -300,11 +300,11 @@ def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(supervisor, "UNREAD_MAX", 1 << 20)
     kept: list[Connection] = []
 
-    async def hear(connection: Connection, report: Report) -> None:
+    async def receive(connection: Connection, report: Report) -> None:
         kept.append(connection)
 
     async def scenario() -> None:
-        server = ControlSocket(tmp_path / "control.sock", hear)
+        server = ControlSocket(tmp_path / "control.sock", receive)
         await server.open()
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         peer.connect(str(tmp_path / "control.sock"))

@@ -240,9 +240,9 @@ def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_told(
         "Resolved of all rows",
     )
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
-    told = max(line["resolved"] for line in capture.lines("one") if "resolved" in line)
+    status = max(line["resolved"] for line in capture.lines("one") if "resolved" in line)
     before = stored(capture, "one")
-    assert capture.feed("one")["checkpoint_ts"] == before.checkpoint_ts >= told
+    assert capture.feed("one")["checkpoint_ts"] == before.checkpoint_ts >= status
     capture.stop()
 
     metadata = SqliteMetadata(capture.data_dir / "metadata.db")
@@ -260,7 +260,7 @@ def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_told(
         lines = again.lines("one")
         check_order(lines)
         rows = [line for line in lines if "row" in line]
-        assert {line["table"] for line in rows if line["row"] <= told} == {"bank.accounts"}
+        assert {line["table"] for line in rows if line["row"] <= status} == {"bank.accounts"}
         assert len({line["table"] for line in rows}) > 1
         assert stored(again, "one").settings not in ("", before.settings)
     finally:

@@ -17,7 +17,7 @@ from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
 from tidegate.control.owner import Owner, Persist
 from tidegate.control.watchdog import STEP_MAX_S
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.floors import FloorPage
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
@@ -113,7 +113,7 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
     owner = Owner(100, Barrier(100), Span(b"", b""))
     if why == "a capture knows more":
         owner.grant("a", 1, [GrantedRange(Span(b"", b""), (1, 1))])
-        owner.hear_ddl("a", KnownDdl(100, 150, 0))
+        owner.receive_ddl("a", KnownDdl(100, 150, 0))
     feed: Any = SimpleNamespace(
         owner=owner,
         _ddl=SimpleNamespace(resolved=200, look=look),
@@ -233,7 +233,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     processor = FeedProcessor(node, FeedId("default", "one"))
     header = Header(1, "default/one", "i", 1, "a", 1, 1)
     dispatch = Dispatch(header, Wish.PREPARE, 0, [GrantedRange(Span(b"", b""), (0, 0))], 100, 100, False)
-    assert processor.machine.hear(dispatch)
+    assert processor.machine.receive(dispatch)
     page = FloorPage(tmp_path, "process")
 
     def wakes(floor: int) -> bool:
@@ -298,5 +298,5 @@ def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
         assert len([line for line in capture.lines("one") if "row" in line]) == handle + 1
     (stripe,) = capture.capture.reactor.processors[FeedId("default", "one")].machine.spans
     store = capture.capture.node.captured("tidb").store
-    assert outlook.read_frontier(store)[stripe] < locked_at
+    assert store_view.read_frontier(store)[stripe] < locked_at
     held.rollback([key], Backoff())

@@ -94,13 +94,13 @@ def test_a_dead_owner_is_replaced_within_its_session_and_a_start() -> None:
 
 
 def any_agreement_counts(self: Owner, capture: str, said: KnownDdl) -> None:
-    """As `Owner.hear_ddl` was: also a message from before they differed ends a disagreement."""
+    """As `Owner.receive_ddl` was: also a message from before they differed ends a disagreement."""
     if not self._log.has_forgotten(said) and not self._log.is_behind(said) and self._log.agrees(said):
         self._others.pop(capture, None)
     HEAR_DDL(self, capture, said)
 
 
-HEAR_DDL = Owner.hear_ddl
+HEAR_DDL = Owner.receive_ddl
 LOST_DDL = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
 
 
@@ -110,7 +110,7 @@ def test_a_late_message_ends_no_disagreement_on_ddl(monkeypatch: pytest.MonkeyPa
     If this seed does not any more because something else draws other numbers, take another one.
     """
     assert not Simulation(LOST_DDL, 122, name="late").run().violation
-    monkeypatch.setattr(Owner, "hear_ddl", any_agreement_counts)
+    monkeypatch.setattr(Owner, "receive_ddl", any_agreement_counts)
     assert "below it is missing" in Simulation(LOST_DDL, 122, name="late").run().violation
 
 

@@ -308,9 +308,9 @@ def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
 def told_of(sink: Any) -> dict[int, list[tuple[int, tuple[tuple[str, bytes], ...]]]]:
     """Per partition of the own topic the ts of its Resolved, each with its headers."""
     found = read_committed(sink._uri.bootstrap, sink._uri.topic)
-    told = {p: {m.offset(): tuple(m.headers() or ()) for m in messages} for p, messages in found.items()}
+    reported = {p: {m.offset(): tuple(m.headers() or ()) for m in messages} for p, messages in found.items()}
     return {
-        partition: [(ts, told[partition][offset]) for ts, offset in decoded.resolved]
+        partition: [(ts, reported[partition][offset]) for ts, offset in decoded.resolved]
         for partition, decoded in read_topic(sink.source).items()
     }
 

@@ -158,13 +158,13 @@ def test_what_is_done_goes_and_the_file_gets_smaller(tmp_path: Path, monkeypatch
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     size = place.changes.path.stat().st_size
     for said in range(12, 32):
-        place.changes.hear(5, said)
+        place.changes.receive(5, said)
     standing = place.changes.standing()
-    assert (standing.said, standing.kept, standing.pending, standing.heard_ms) == (31, 0, False, 5)
+    assert (standing.said, standing.kept, standing.pending, standing.queried_ms) == (31, 0, False, 5)
     with closing(place.sink.connect()) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert place.changes.path.stat().st_size < size / 4
-    place.changes.hear(6, 20)
+    place.changes.receive(6, 20)
     assert place.changes.standing().said == 31, "an older word changes nothing"
     with pytest.raises(InvalidInput, match="restored"):
         place.read(30, 31)
@@ -177,7 +177,7 @@ def test_a_piece_that_reaches_beyond_what_is_done_stays(tmp_path: Path) -> None:
     place.write(11, 14)
     place.write(12, 13)
     place.owner.send_resolved(14)
-    place.changes.hear(1, 13)
+    place.changes.receive(1, 13)
     assert place.read(13, 14) == [14]
     assert 0 < place.changes.standing().kept < 2000
 
@@ -192,10 +192,10 @@ def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
     with pytest.raises(Retryable, match="as many as may be kept"):
         place.write(14)
     assert place.read(10, 20) == [11, 12, 13], "nothing of it is there"
-    place.changes.hear(1, 11)
+    place.changes.receive(1, 11)
     with pytest.raises(Retryable, match="as many as may be kept"):
         place.write(14)
-    place.changes.hear(1, 12)
+    place.changes.receive(1, 12)
     place.write(14)
     assert place.read(12, 20) == [13, 14]
 
@@ -215,20 +215,20 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
 ) -> None:
     place = Place(tmp_path, hold_s=100)
     place.write(11)
-    place.changes.hear(round((time.time() - 200) * 1000))
+    place.changes.receive(round((time.time() - 200) * 1000))
     place.owner.send_resolved(12)
     assert place.read(10, 12) == [11], "its query had no time to come back: the capture may have been down"
     monkeypatch.setattr(reader_sink, "GRACE_S", -1.0)
-    place.changes.hear(round((time.time() - 50) * 1000))
+    place.changes.receive(round((time.time() - 50) * 1000))
     place.owner.send_resolved(13)
     silent_ms = round((time.time() - 200) * 1000)
-    place.changes.hear(silent_ms)
+    place.changes.receive(silent_ms)
     assert not place.changes.let_go("it was heard meanwhile", silent_ms - 1)
     with pytest.raises(Fatal, match="ErrReaderSilent"):
         place.owner.send_resolved(14)
     standing = place.changes.standing()
     assert (standing.kept, "not heard" in standing.let_go) == (0, True)
-    place.changes.hear(round(time.time() * 1000))
+    place.changes.receive(round(time.time() * 1000))
     with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would go on with a gap
         place.sink.open_owner(None, lambda: None)
 
@@ -273,8 +273,8 @@ def test_ddl_is_found_by_where_a_batch_begins_and_ends(tmp_path: Path) -> None:
     for one in (event(20), event(20, seq=1), event(30)):
         place.owner.send_ddl(one)
     assert [place.changes.next_ddl(ts) for ts in (10, 19, 20, 30)] == [20, 20, 30, 0]
-    told = place.changes.statements(10, 20)
-    assert [one[:2] for one in told] == [(20, 0), (20, 1)]
+    reported = place.changes.statements(10, 20)
+    assert [one[:2] for one in reported] == [(20, 0), (20, 1)]
     assert place.changes.statements(20, 29) == []
 
 
@@ -286,7 +286,7 @@ def test_the_checkpoint_shown_is_the_querys_or_how_far_there_is_nothing(tmp_path
     assert place.changes.standing().place == 15
     place.owner.send_resolved(18)
     assert place.changes.standing().place == 10
-    place.changes.hear(1, 18)
+    place.changes.receive(1, 18)
     assert place.changes.standing().place == 18
 
 

@@ -101,7 +101,7 @@ def plant(name: str, rows: dict[int, Row]) -> None:
     rows[10_000] = {"acc": (10_000, 1, b"new"), "codes": (b"c99999", 1), "log": (10_000, b"new")}[name]
 
 
-def told(verdict: Verdict, key: str) -> set[tuple[str, Any]]:
+def reported(verdict: Verdict, key: str) -> set[tuple[str, Any]]:
     return {(found.kind, found.key[key]) for found in verdict.differences}
 
 
@@ -114,13 +114,13 @@ def test_planted_differences_are_named_and_nothing_else(pair: Pair) -> None:
         assert verdict.ranges > 1
     pair.fill(plant)
     by_key = pair.search("acc")
-    assert told(by_key, "id") == {("changed", 5 - ROWS // 2), ("missing", 200), ("extra", 10_000)}
+    assert reported(by_key, "id") == {("changed", 5 - ROWS // 2), ("missing", 200), ("extra", 10_000)}
     assert by_key.differing_ranges <= 3
     assert not by_key.equal
     assert pair.search("acc", Bounds()).differences == by_key.differences
     assert [d.columns for d in by_key.differences if d.kind == "changed"] == [["n", "t"]]
     by_code = pair.search("codes")
-    assert told(by_code, "code") == {("changed", "c00005"), ("missing", "c01700"), ("extra", "c99999")}
+    assert reported(by_code, "code") == {("changed", "c00005"), ("missing", "c01700"), ("extra", "c99999")}
     bag = {(d.key["a"], d.key["b"], len(d.source) - len(d.target)) for d in pair.search("log").differences}
     assert bag == {(6, "x", 1), (6, None, -1), (1701 % 700, "x", 1), (10_000, "new", -1)}
 
@@ -132,16 +132,16 @@ def test_many_differences_are_named_all(pair: Pair) -> None:
 
     pair.fill(thin)
     gone = {name: sorted(rows)[::7] for name, rows in pair.rows.items()}
-    assert told(pair.search("acc"), "id") == {("missing", at) for at in gone["acc"]}
+    assert reported(pair.search("acc"), "id") == {("missing", at) for at in gone["acc"]}
     many = Bounds(window_rows=150)
-    assert told(pair.search("codes", many), "code") == {("missing", f"c{at:05d}") for at in gone["codes"]}
+    assert reported(pair.search("codes", many), "code") == {("missing", f"c{at:05d}") for at in gone["codes"]}
     lacking = sum(len(d.source) - len(d.target) for d in pair.search("log", Bounds()).differences)
     assert lacking == len(gone["log"])
 
 
 def test_ranges_of_keys_bounds_and_what_cannot_be_compared(pair: Pair) -> None:
     pair.fill(plant)
-    assert told(pair.search("acc", keys=(100, 300)), "id") == {("missing", 200)}
+    assert reported(pair.search("acc", keys=(100, 300)), "id") == {("missing", 200)}
     assert pair.search("acc", keys=(-100, 100)).equal
     assert pair.search("acc", keys=(-100, 100)).source_rows == 200
     few = pair.search("acc", Bounds(ranges=16, range_rows=20, window_rows=2, window_marks=2, differences=1))

@@ -116,8 +116,8 @@ class Board:
             Text(str(workload.get("last_ddl", "") or "-")[:48]),
         )
         if len(self.path.captures) > 1:
-            told = [f"{what}: {seconds:.1f} s" for what, seconds in self.path.takeovers]
-            grid.add_row("captures", str(len(self.path.addresses)), "takeovers", "; ".join(told) or "-")
+            reported = [f"{what}: {seconds:.1f} s" for what, seconds in self.path.takeovers]
+            grid.add_row("captures", str(len(self.path.addresses)), "takeovers", "; ".join(reported) or "-")
         return grid
 
     def _rate(self, name: str) -> float:

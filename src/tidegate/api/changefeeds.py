@@ -427,7 +427,7 @@ def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
     """What is kept for a reader's query, and when it was heard last; None for a changefeed."""
     if place is None:
         return None
-    heard = datetime.fromtimestamp(place.heard_ms / 1000, UTC).isoformat(timespec="seconds")
+    received = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")
     return {
         "tables": list(feed.config.filter.rules),
         "rows": feed.uri.option("rows"),
@@ -435,7 +435,7 @@ def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
         "readable_ts": place.readable,
         "kept_bytes": place.kept,
         "max_kept": int(feed.uri.option("max-kept")),
-        "heard": heard,
+        "heard": received,
         "hold_s": int(feed.uri.option("hold")),
     }
 

@@ -28,10 +28,10 @@ class _Argument(TyperArgument):
 
     def __init__(self, *, help: str | None = None, **more: Any) -> None:
         super().__init__(**more)
-        self._told = help
+        self._help_text = help
 
     def get_help_record(self, ctx: Context) -> Any:
-        self.help = self._told
+        self.help = self._help_text
         try:
             return super().get_help_record(ctx)
         finally:

@@ -79,7 +79,7 @@ def check(
         topic, router = Topic(source, time_zone), None
         if config is not None:
             router = Router.of(registry.settled(load_config(config, topic.uri)), topic.uri.topic)
-        with _shown(quiet=as_json) as told:
+        with _shown(quiet=as_json) as reported:
             verdict = check_topic(
                 topic,
                 producer=Producer(producer),
@@ -87,7 +87,7 @@ def check(
                 remember=remember,
                 follow=follow,
                 stop=lambda: bool(stopping),
-                told=told,
+                reported=reported,
             )
     except TidegateError as error:
         print(error.render(), file=sys.stderr)
@@ -115,13 +115,13 @@ def _shown(*, quiet: bool) -> Iterator[Callable[[Verdict, int, int], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("messages")
 
-        def told(verdict: Verdict, read: int, total: int) -> None:
+        def reported(verdict: Verdict, read: int, total: int) -> None:
             words = f"{verdict.rows:,} rows"
             if not verdict.holds:
                 words += f", {sum(verdict.counts.values()):,} violations"
             bar.update(task, description=words, completed=read, total=max(total, read))
 
-        yield told
+        yield reported
 
 
 def as_dict(topic: str, verdict: Verdict) -> dict[str, Any]:

@@ -345,7 +345,7 @@ class _Cut:
         results, owner = self._results[order], self._owner[order]
         op, commit_ts = results[:, 0].astype(np.uint8), results[:, 1].view(np.uint64)
         offset, seq = self._batch.offsets[self._messages[owner]], self._seq[order]
-        told = self._told(shape, order, self._known.summed[results[:, 2]])
+        stated = self._stated(shape, order, self._known.summed[results[:, 2]])
         found: list[tuple[RowKey, DecodedTable]] = []
         for number in np.flatnonzero(ops).tolist():
             key, here = ranked[first_rank + number].key, int(ops[number])
@@ -362,14 +362,14 @@ class _Cut:
                 key.schema, key.table, key.physical_id, key.columns, op[part], commit_ts[part],
                 offset[part], seq[part], images[0], images[1], key.version,
             )  # fmt: skip
-            if told is not None:
+            if stated is not None:
                 zone = next((column.zone for column in key.columns if column.zone), "UTC")
-                sound = sums.matching(table, told[0][part], told[1][part], zone)
+                sound = sums.matching(table, stated[0][part], stated[1][part], zone)
                 self._bad[order[part][~sound]] = 1
             found.append((key, table))
         return found
 
-    def _told(
+    def _stated(
         self, shape: _Shape, order: Int64s, summed: npt.NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s] | None:
         """The checksums of both images of these items, -1 where none is told; None where there are none, or
@@ -396,11 +396,11 @@ class _Cut:
         found = np.where(valid, out, np.uint64(0))
         found = np.where(valid[:2], found[:2], found[2:])
         self._bad[chosen[(found >> np.uint64(32) != 0).any(axis=0)]] = 1
-        told = np.full((2, len(order)), -1, dtype=np.int64)
-        told[:, summed] = np.where(found != 0, found.astype(np.int64), -1)
+        stated = np.full((2, len(order)), -1, dtype=np.int64)
+        stated[:, summed] = np.where(found != 0, found.astype(np.int64), -1)
         ops = self._results[order, 0]
-        told[0, ops == DELETE] = told[1, ops == INSERT] = -1
-        return told[0], told[1]
+        stated[0, ops == DELETE] = stated[1, ops == INSERT] = -1
+        return stated[0], stated[1]
 
     def _images(
         self, shape: _Shape, order: Int64s, *, has_new: bool, has_old: bool

@@ -130,7 +130,7 @@ class Entries(NamedTuple):
     commit: int
     """uint64 a row."""
     op: int
-    """uint8 a row, PUT or DELETE."""
+    """uint8 a row, OP_PUT or OP_DELETE."""
     key_ends: int
     key_data: int
     value_ends: int

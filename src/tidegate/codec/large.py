@@ -151,8 +151,8 @@ def claim(options: LargeOptions, key: bytes | None, value: bytes) -> bytes:
     """What the storage holds of a message."""
     if options.claim_check_raw_value:
         return value
-    told = b"null" if key is None else b'"' + base64.b64encode(key) + b'"'
-    return b'{"key":%s,"value":"%s"}' % (told, base64.b64encode(value))
+    stated = b"null" if key is None else b'"' + base64.b64encode(key) + b'"'
+    return b'{"key":%s,"value":"%s"}' % (stated, base64.b64encode(value))
 
 
 def unclaimed(options: LargeOptions, content: bytes) -> tuple[bytes | None, bytes]:
@@ -164,8 +164,8 @@ def unclaimed(options: LargeOptions, content: bytes) -> tuple[bytes | None, byte
         raise ValueError("it is not a JSON object with key and value")
     key = found.get("key")
     try:
-        told = None if key is None else base64.b64decode(key, validate=True)
-        return told, base64.b64decode(found["value"], validate=True)
+        stated = None if key is None else base64.b64decode(key, validate=True)
+        return stated, base64.b64decode(found["value"], validate=True)
     except (TypeError, binascii.Error) as error:
         raise ValueError("its key or value is not Base64") from error
 
@@ -222,7 +222,7 @@ class Large(NamedTuple):
     """Why rows are not reduced under these options; empty: they are."""
 
 
-def told_location(location: str) -> str:
+def location_name(location: str) -> str:
     """The name at the end of a location: all that a reader takes of it."""
     return location.rpartition("/")[2]
 

@@ -150,8 +150,8 @@ class ReadBack:
         """Let the decoder meet a table version's columns, for a protocol whose rows do not tell them."""
         definitions = self._codec.definitions
         assert definitions is not None, "only such a protocol has rows that wait"
-        told = definitions.encode(table, self._options, 0)
-        self._decoder.decode(Batch([told.key], [told.value], [0]))
+        stated = definitions.encode(table, self._options, 0)
+        self._decoder.decode(Batch([stated.key], [stated.value], [0]))
 
     def known(self, table: TableSchema) -> _Known:
         """What is the same of all blocks of this version."""
@@ -431,8 +431,8 @@ class _Comparison:
             return "" if value is cell else "it is NULL" if cell is None else "it is not NULL"
         if isinstance(cell, str) and "\ufffd" in cell and isinstance(value, bytes):
             # How many of them stand for bytes that are no UTF-8 differs between programs.
-            told, wanted = (_BROKEN.sub("\ufffd", text) for text in (cell, value.decode(errors="replace")))
-            return "" if told == wanted else _OTHERWISE
+            stated, wanted = (_BROKEN.sub("\ufffd", text) for text in (cell, value.decode(errors="replace")))
+            return "" if stated == wanted else _OTHERWISE
         try:
             choices = sums.cell_bytes(column.kind, cell, self._zone)
         except DecodeError:

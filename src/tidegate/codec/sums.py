@@ -47,19 +47,19 @@ def kind_of(column: WireColumn) -> Kind:
 
 
 def check(
-    table: str, ts: int, columns: Sequence[WireColumn], cells: Sequence[Any], told: int, zone: str
+    table: str, ts: int, columns: Sequence[WireColumn], cells: Sequence[Any], stated: int, zone: str
 ) -> None:
     """Raises DecodeError, naming the row, unless its cells give the sum that its message tells."""
     choices = [cell_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
     found = [crc32(b"".join(one)) for one in islice(product(*choices), MAX_CHOICES)]
-    if told in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
+    if stated in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
         return
     key = ", ".join(
         f"{column.name}={cell!r}"[:100] for column, cell in zip(columns, cells, strict=True) if column.key
     )
     raise DecodeError(
         f"the row of {table} with {key or 'no key'} at commit ts {ts} is not what its checksum says: the "
-        f"message tells {told}, its columns give {found[0]}"
+        f"message tells {stated}, its columns give {found[0]}"
     )
 
 
@@ -85,14 +85,14 @@ def matching(
     """Of each row, whether its images give the sums told, -1 for none; False: `check` has to say."""
     sound = np.ones(len(table), dtype=np.bool_)
     kinds = None
-    for image, told in ((table.new, current), (table.old, previous)):
-        if image is None or not (told >= 0).any():
+    for image, stated in ((table.new, current), (table.old, previous)):
+        if image is None or not (stated >= 0).any():
             continue
         kinds = kinds or [kind_of(column) for column in table.columns]
         try:
             found = arrow_checksum.sums(image, kinds, zone)
         except (TidegateError, ValueError):
-            sound &= told < 0
+            sound &= stated < 0
             continue
-        sound &= (told < 0) | (found == told)
+        sound &= (stated < 0) | (found == stated)
     return sound

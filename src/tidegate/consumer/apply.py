@@ -207,25 +207,25 @@ class Applier:
             if chosen.sql_refusal is not None:
                 raise chosen.sql_refusal
             zone = (event.time_zone if event is not None else "") or self._zone_of_sql(message)
-            told = [replace(message, query=query) for query in chosen.queries]
-            return [step for one in told for step in ddl_plan.plan_replay(one, zone)]
+            stated = [replace(message, query=query) for query in chosen.queries]
+            return [step for one in stated for step in ddl_plan.plan_replay(one, zone)]
         if event is not None:
             return ddl_plan.plan(event, held, self.target.dropped())
         return ddl_plan.plan_without_header(message, held)
 
     def _learn_zone(self, message: DdlMessage) -> None:
         """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it is another than was known."""
-        told = ddl_header.timestamp_zone(message.header) if message.header is not None else ""
-        if not self._learns_zone or told in ("", self.zone):
+        stated = ddl_header.timestamp_zone(message.header) if message.header is not None else ""
+        if not self._learns_zone or stated in ("", self.zone):
             return
         if self.zone:
             raise Fatal(
                 "the topic's TIMESTAMPs are read in the wrong time zone",
                 where=f"{message.schema}.{message.table} at ts {message.ts}",
-                why=f"the changefeed writes them in {told}, and this consumer reads them in {self.zone}",
+                why=f"the changefeed writes them in {stated}, and this consumer reads them in {self.zone}",
                 fix="start a new target without --time-zone, or set the changefeed's time zone back",
             )
-        self.zone = told
+        self.zone = stated
 
     def _zone_for(self, known: Definition) -> str:
         """The zone for a table's rows; Fatal when it needs one and nobody has told it."""

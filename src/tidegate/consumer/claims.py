@@ -22,7 +22,7 @@ from tidegate.codec.assemble import DecodeError
 from tidegate.codec.base import BadMessage, Batch, Decoded, DecodedTable, Decoder, describe
 from tidegate.codec.compression import MAX_EXPANDED, ExpandError
 from tidegate.codec.joined import cut, join
-from tidegate.codec.large import Large, LargeOptions, Part, Reduced, bare, told_location, unclaimed
+from tidegate.codec.large import Large, LargeOptions, Part, Reduced, bare, location_name, unclaimed
 from tidegate.codec.opening import opened
 from tidegate.consumer.handle_keys import GoneError
 from tidegate.errors import Retryable
@@ -40,7 +40,7 @@ class Storage(Protocol):
 class Upstream(Protocol):
     """Where every row is: `handle_keys.RowReader`."""
 
-    def row(self, told: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
+    def row(self, stated: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
         """The whole change of which a message tells the key; GoneError, or Retryable."""
         ...
 
@@ -122,11 +122,11 @@ class ClaimReader:
         return opened(value, self._options.large_message_handle_compression, framed=self._large.framed)
 
     def _one(self, offset: int, part: Part) -> Decoded:
-        told = self._decoder.decode(Batch([part.key], [part.value], [offset]))
-        if part.reduced is None or any(bad.unknown is not None for bad in told.bad):
-            return told
+        stated = self._decoder.decode(Batch([part.key], [part.value], [offset]))
+        if part.reduced is None or any(bad.unknown is not None for bad in stated.bad):
+            return stated
         if not part.reduced.claim or self._storage is None:
-            return self._of_upstream(offset, told)
+            return self._of_upstream(offset, stated)
         content = self._storage.read(part.reduced.claim)
         try:
             key, value = unclaimed(self._options, content)
@@ -135,22 +135,24 @@ class ClaimReader:
             raise _not_it(part.reduced, f"the object holds no message: {error}") from None
         if any(bad.unknown is not None for bad in whole.bad):
             return whole
-        _compare(part, describe(told) if part.value is not None else [], whole)
+        _compare(part, describe(stated) if part.value is not None else [], whole)
         return whole
 
-    def _of_upstream(self, offset: int, told: Decoded) -> Decoded:
+    def _of_upstream(self, offset: int, stated: Decoded) -> Decoded:
         """The row that upstream has under the key, through the protocol's own encoder and decoder."""
         assert self._upstream is not None, "asked for only where there is one"
-        keys = describe(told)
-        if len(keys) != 1 or told.bad:
-            raise GoneError("its message does not tell its key as text" if not told.bad else told.bad[0].why)
+        keys = describe(stated)
+        if len(keys) != 1 or stated.bad:
+            raise GoneError(
+                "its message does not tell its key as text" if not stated.bad else stated.bad[0].why
+            )
         # Such options leave out what did not change, so that nothing of an update's old key is left.
         hides = ("only_output_updated_columns", "content_compatible")
         options = bare(self._options)
         whole = self._upstream.row(
             keys[0], finds_updates=any(getattr(options, name, False) for name in hides)
         )
-        version = told.rows[0].version
+        version = stated.rows[0].version
         if version is not None:
             whole = replace(whole, table=replace(whole.table, version=version.version))
         sent = [(one.key, one.value) for one in registry.encoder(options).encode_rows([whole])]
@@ -167,7 +169,7 @@ def _with(decoded: Decoded, rows: list[DecodedTable], bad: list[BadMessage]) -> 
     return replace(decoded, rows=tables, bad=bad)
 
 
-def _compare(part: Part, told: list[dict[str, Any]], whole: Decoded) -> None:
+def _compare(part: Part, stated: list[dict[str, Any]], whole: Decoded) -> None:
     """Raises Retryable unless an object holds the row that its message names."""
     reduced, rows = part.reduced, describe(whole)
     assert reduced is not None
@@ -179,8 +181,8 @@ def _compare(part: Part, told: list[dict[str, Any]], whole: Decoded) -> None:
         raise _not_it(
             reduced, f"the object holds a row of {row['schema']}.{row['table']} at {row['commit_ts']}"
         )
-    for side in ("new", "old") if told else ():
-        mine: Mapping[str, Any] = told[0].get(side) or {}
+    for side in ("new", "old") if stated else ():
+        mine: Mapping[str, Any] = stated[0].get(side) or {}
         if mine and any((row[side] or {}).get(name) != value for name, value in mine.items()):
             raise _not_it(reduced, "the object holds a row with another key")
 
@@ -188,7 +190,7 @@ def _compare(part: Part, told: list[dict[str, Any]], whole: Decoded) -> None:
 def _not_it(reduced: Reduced, why: str) -> Retryable:
     return Retryable(
         "An object in the storage of claim-check is not the row that its message names.",
-        where=f"{told_location(reduced.claim)[:200]}, a row of {reduced.schema}.{reduced.table} at commit ts "
+        where=f"{location_name(reduced.claim)[:200]}, a row of {reduced.schema}.{reduced.table} at commit ts "
         f"{reduced.commit_ts}",
         why=why[:400],
         fix="give the changefeed's own claim-check-storage-uri, claim-check-raw-value and "

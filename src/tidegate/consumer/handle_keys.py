@@ -41,21 +41,21 @@ class RowReader:
         self._pd, self._zone = pd, time_zone
         self._catalogues: OrderedDict[bytes, dict[tuple[str, str], TableSchema]] = OrderedDict()
 
-    def row(self, told: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
+    def row(self, stated: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
         """The whole change of which a message tells the key, as `codec.base.describe` gives it.
 
         `finds_updates`: the message of an update may look like an insert's. Raises GoneError, and
         Retryable while upstream does not answer.
         """
-        ts, kind = int(told["commit_ts"]), told["kind"]
+        ts, kind = int(stated["commit_ts"]), stated["kind"]
         try:
-            table = self._table(told["schema"], told["table"], ts - 1)
+            table = self._table(stated["schema"], stated["table"], ts - 1)
             after, before = Snapshot(self._pd, ts), Snapshot(self._pd, ts - 1)
-            new = None if kind == "delete" else self._found(after, table, told["new"])
+            new = None if kind == "delete" else self._found(after, table, stated["new"])
             if kind != "insert":
-                old: _Found | None = self._found(before, table, told["old"])
+                old: _Found | None = self._found(before, table, stated["old"])
             else:
-                old = self._find(before, table, told["new"]) if finds_updates else None
+                old = self._find(before, table, stated["new"]) if finds_updates else None
         except (InvalidInput, Undecodable) as error:
             raise GoneError(f"{error.what}: {error.why}") from None
         found = new or old

@@ -17,7 +17,7 @@ While the driver writes, the next ranges are already being fetched (one job ahea
 
 When the broker does not answer, the consumer says so once, asks again with growing pauses, and goes on where
 it was. What fails for another reason is given up after as many attempts. What never fails and yet leads
-nowhere is `suspicion`'s part.
+nowhere is `stall_detector`'s part.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import NO_RULES, Rules
 from tidegate.consumer.selection import Selection, check_same_rules
 from tidegate.consumer.source import Fetched, Range, Topic
+from tidegate.consumer.stall_detector import StallDetector
 from tidegate.consumer.status import Diary
-from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
@@ -280,8 +280,8 @@ class Consumer:
         self._known_bad = {row_place(entry) for entry in quarantine.sound_entries(file)}
         """Topic, partition, offset and number of what is in quarantine."""
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
-        self._told_bad = self._told_bad_row = self._told_failure = False
-        self._told_guesses: dict[str, tuple[str, ...]] = {}
+        self._reported_bad = self._reported_bad_row = self._reported_failure = False
+        self._reported_guesses: dict[str, tuple[str, ...]] = {}
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
         self._ids: dict[str, str] = {}
@@ -305,7 +305,7 @@ class Consumer:
         known = {number: part.watermark for number, part in position.partitions.items()}
         if topic.by_offset:  # the same for all: whether the target is fresh
             known = dict.fromkeys(known, position.ts)
-        self._suspicion = Suspicion(
+        self._stall_detector = StallDetector(
             topic.name, position.protocol, known, settings.until, self._applied_at, topic.by_offset
         )
 
@@ -349,7 +349,7 @@ class Consumer:
     def progress(self) -> Progress:
         """For status lines."""
         stats, flow = self._applier.stats, self._flow
-        signs = "; ".join(sign.what for sign in self._suspicion.standing.values())
+        signs = "; ".join(sign.what for sign in self._stall_detector.standing.values())
         return Progress(
             ts=self._committer.position.ts,
             watermark=flow.watermarks.lowest,
@@ -509,16 +509,16 @@ class Consumer:
                 self._report()
             except Exception as error:  # whatever a broker, a worker or the JVM died of
                 self._failed(fetcher.translated(error))
-                self._suspicion.unreachable(time.monotonic())
+                self._stall_detector.unreachable(time.monotonic())
                 return None
         silent = next((part.trouble for part in news.fetched if part.trouble), "")
         if silent:
             # What came all the same is taken; the rest is asked for again after a pause.
             self._failed(self._offsets.unreachable(silent))
-            self._suspicion.unreachable(time.monotonic())
+            self._stall_detector.unreachable(time.monotonic())
         elif (outage := next((part.outage for part in news.fetched if part.outage), None)) is not None:
             self._failed(_no_schemas(*outage))
-            self._suspicion.unreachable(time.monotonic())
+            self._stall_detector.unreachable(time.monotonic())
         else:
             self._recovered()
         return news
@@ -531,8 +531,8 @@ class Consumer:
         """
         now = time.monotonic()
         self._failing_since = self._failing_since if self._failures else now
-        if isinstance(error, Retryable) and not self._told_failure:
-            self._told_failure = True
+        if isinstance(error, Retryable) and not self._reported_failure:
+            self._reported_failure = True
             self._listener.warn(error)
         self._failures += 1
         self._trouble = error.what
@@ -548,10 +548,10 @@ class Consumer:
             self._report()
 
     def _recovered(self) -> None:
-        if self._told_failure:
+        if self._reported_failure:
             seconds = time.monotonic() - self._failing_since
             self._listener.note(f"topic {self._topic.name} is read again after {seconds:.0f} s")
-        self._failures, self._trouble, self._told_failure, self._doubtful_since = 0, "", False, None
+        self._failures, self._trouble, self._reported_failure, self._doubtful_since = 0, "", False, None
 
     def _report(self) -> None:
         if time.monotonic() - self._reported_at >= REPORT_S:
@@ -581,10 +581,10 @@ class Consumer:
         if self._flow.mode is Mode.ROW:
             check_marks_read(self._topic, news.fetched)
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
-        self._suspicion.saw(news.fetched, at_end, now)
-        signs = self._suspicion.news(now)
-        hopeless = self._suspicion.hopeless
-        if hopeless is not None and (self._settings.until is not None or self._suspicion.unreadable):
+        self._stall_detector.saw(news.fetched, at_end, now)
+        signs = self._stall_detector.news(now)
+        hopeless = self._stall_detector.hopeless
+        if hopeless is not None and (self._settings.until is not None or self._stall_detector.unreadable):
             raise hopeless
         for sign in signs:
             self._listener.warn(sign)
@@ -592,7 +592,7 @@ class Consumer:
             self._set_aside(part)
         if isinstance(self._flow, OffsetFlow):
             self._flow.take(news.fetched, news.behind)
-            self._suspicion.lacks(self._flow.lacking(), now)
+            self._stall_detector.lacks(self._flow.lacking(), now)
         else:
             self._flow.take(news.fetched)
             self._leave(self._flow, news)
@@ -606,7 +606,7 @@ class Consumer:
         if idle:
             numbers = [p for p in flow.next_offsets() if p not in idle]
             flow.leave(idle, places_of_ddl(self._topic, numbers, reader_of(self._topic.options).ddl_to))
-            self._suspicion.leave(idle)
+            self._stall_detector.leave(idle)
             parts = ", ".join(self._topic.where(p) for p in idle)
             self._listener.note(f"not read while nothing is on it: {parts}")
 
@@ -625,7 +625,7 @@ class Consumer:
         check_there(self._topic, [*known, *fresh], self._offsets.written)
         if fresh:
             check_joining(self._topic, self._offsets.first(fresh), str(self._address))
-            self._suspicion.join(fresh)
+            self._stall_detector.join(fresh)
             ddl_to = reader_of(self._topic.options).ddl_to
             self._ids = {**news.ids, **self._ids}
             numbers = [*known, *fresh]
@@ -663,8 +663,8 @@ class Consumer:
             }
             for message in bad
         )
-        if bad and not self._told_bad:
-            self._told_bad = True
+        if bad and not self._reported_bad:
+            self._reported_bad = True
             self._listener.warn(
                 Undecodable(
                     "a message cannot be decoded and is set aside; the rest goes on",
@@ -677,8 +677,8 @@ class Consumer:
     def _tell_what_is_inexact(self) -> None:
         """Say what newly differs from the source, each kind once; `progress` counts it."""
         stats = self._applier.stats
-        if stats.bad_rows and not self._told_bad_row:
-            self._told_bad_row = True
+        if stats.bad_rows and not self._reported_bad_row:
+            self._reported_bad_row = True
             self._listener.warn(
                 Undecodable(
                     "a row holds an enum or set element that its table does not have, and is set aside",
@@ -687,14 +687,14 @@ class Consumer:
                     fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
                 )
             )
-        fresh = [name for name, notes in stats.guessed.items() if self._told_guesses.get(name) != notes]
+        fresh = [name for name, notes in stats.guessed.items() if self._reported_guesses.get(name) != notes]
         for name in fresh[:GUESSES_SHOWN]:
-            known = self._told_guesses.get(name, ())
+            known = self._reported_guesses.get(name, ())
             notes = [note for note in stats.guessed[name] if note not in known]
             self._listener.note(f"table {name} is guessed from its rows: {'; '.join(notes)}")
         if len(fresh) > GUESSES_SHOWN:
             self._listener.note(f"and {len(fresh) - GUESSES_SHOWN} more tables are guessed from their rows")
-        self._told_guesses |= {name: stats.guessed[name] for name in fresh}
+        self._reported_guesses |= {name: stats.guessed[name] for name in fresh}
 
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings

@@ -78,7 +78,7 @@ def _take(found: MarkHeaders, offset: int, name: str, value: Any, headers: Heade
             found.lost.append(offset)
 
 
-def told_apart(
+def split_resolved(
     resolved: Iterable[tuple[int, int]], headers: MarkHeaders
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Of a batch's Resolved messages, (ts, offset) each: watermarks, and alignment marks with the commit ts

@@ -19,7 +19,7 @@ from tidegate.errors import InvalidInput, Retryable
 from tidegate.sink.kafka.client import client_settings
 
 POLICY: Final = "cleanup.policy"
-_NOT_TOLD: Final = frozenset(
+_UNREPORTED: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -117,7 +117,7 @@ class Offsets:
             try:
                 policy = future.result()[POLICY].value
             except KafkaException as error:
-                if error.args[0].code() in _NOT_TOLD:
+                if error.args[0].code() in _UNREPORTED:
                     continue
                 raise self.unreachable(error.args[0].str()) from error
             if "compact" in policy.split(","):

@@ -33,13 +33,13 @@ def peek(
     starts = offsets.first(partitions) if from_beginning else ends
     reader, decoder = Consumer(topic.settings()), TopicDecoder(topic)
     left = {p for p in partitions if follow or starts[p] < ends[p]}
-    heard = time.monotonic()
+    received = time.monotonic()
     try:
         reader.assign([TopicPartition(*topic.place(p), starts[p]) for p in sorted(left)])
         while left and not stop():
             batches: dict[int, list[Any]] = {}
             for message in take(reader, BATCH, 0.2):
-                heard = time.monotonic()
+                received = time.monotonic()
                 error = message.error()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
@@ -52,7 +52,7 @@ def peek(
                 name, partition = topic.place(number)
                 place = {"topic": name} if len(topic.names) > 1 else {}
                 yield from _decoded(decoder, place | {"partition": partition}, messages)
-            if not follow and time.monotonic() - heard > SILENCE_S:
+            if not follow and time.monotonic() - received > SILENCE_S:
                 raise Retryable(
                     "the topic cannot be read to its end",
                     where=topic.name,

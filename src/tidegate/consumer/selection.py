@@ -204,7 +204,7 @@ class Selection:
             return Chosen(event, message, (), refusal=refusal)
         exchanged = event.action == EXCHANGE
         before, after = (self._claim(old), self._claim(new)) if exchanged else self._pair(old, new)
-        told = replace(
+        rewritten = replace(
             event,
             schema=after[0],
             table=after[1],
@@ -214,8 +214,8 @@ class Selection:
             after=self._info(event.after, new),
         )
         query, refused = self._query(message)
-        told_message = replace(message, schema=after[0], table=after[1], query=query)
-        return Chosen(told, told_message, (query,), sql_refusal=refused)
+        rewritten_message = replace(message, schema=after[0], table=after[1], query=query)
+        return Chosen(rewritten, rewritten_message, (query,), sql_refusal=refused)
 
     def _pair(self, old: Name, new: Name) -> tuple[Name, Name]:
         """The target's names of a table before and after a DDL. A rename may lead from a name to itself."""
@@ -302,14 +302,14 @@ class Selection:
         if not self._routes or not schema:
             return Chosen(event, message, (message.query,))
         targets = routed_schemas(schema, self._routes)
-        told = replace(event, schema=targets[0], old_schema=targets[0]) if event is not None else None
+        rewritten = replace(event, schema=targets[0], old_schema=targets[0]) if event is not None else None
         if drops:
             gone = {name for name, source in self._sources.values() if lower(source[0]) == lower(schema)}
-            return Chosen(told, message, (), drops=tuple(sorted(gone & set(held))))
+            return Chosen(rewritten, message, (), drops=tuple(sorted(gone & set(held))))
         queries = tuple(
             sql_replay.text_of(sql_replay.CreateSchema(target, options)) for target in targets if options
         )
-        return Chosen(told, replace(message, schema=targets[0]), queries)
+        return Chosen(rewritten, replace(message, schema=targets[0]), queries)
 
     # --- DDL by its text
 
@@ -331,14 +331,14 @@ class Selection:
 
     def _of_statement(self, message: DdlMessage, statement: sql_replay.Replayed) -> Chosen | None:
         try:
-            told = self._statement(message, statement)
+            rewritten = self._statement(message, statement)
         except _Skip:
             return None
         except sql_columns.Refused as error:
             return Chosen(None, message, (message.query,), refusal=_refused(message, str(error)))
         except Fatal as error:
             return Chosen(None, message, (message.query,), refusal=error)
-        query = sql_replay.text_of(told) if told != statement else message.query
+        query = sql_replay.text_of(rewritten) if rewritten != statement else message.query
         schema, table = self._target((message.schema, message.table))
         routed_message = replace(message, schema=schema, table=table, query=query)
         return Chosen(None, routed_message, (query,), sql_refusal=self._no_text(message, statement))
@@ -355,14 +355,14 @@ class Selection:
         if isinstance(statement, sql_replay.Ignored | sql_replay.Unknown):
             return message.query, None
         try:
-            told = self._statement(message, statement)
+            rewritten = self._statement(message, statement)
         except _Skip:
             return "", None
         except sql_columns.Refused as error:
             return message.query, _refused(message, str(error))
         except Fatal as error:
             return message.query, error
-        return sql_replay.text_of(told) if told != statement else message.query, None
+        return sql_replay.text_of(rewritten) if rewritten != statement else message.query, None
 
     def _statement(self, message: DdlMessage, statement: sql_replay.Replayed) -> sql_replay.Replayed:
         """The statement in the target's words. Raises _Skip, Refused and Fatal."""
@@ -408,8 +408,8 @@ class Selection:
                 )
             return replace(made, name=self._claim(name), like=self._target(like))
         self._check_names(made.body, name)
-        told = sql_columns.without_columns(made, lambda column: self._hides(name, column))
-        return replace(told, name=self._claim(name))
+        rewritten = sql_columns.without_columns(made, lambda column: self._hides(name, column))
+        return replace(rewritten, name=self._claim(name))
 
     def _altered(
         self, made: sql_replay.AlterTable, name: Name, renamed: Name | None, message: DdlMessage
@@ -419,14 +419,14 @@ class Selection:
         self._check_names(made.changes, name)
         if renamed is not None and self._columns.of_table(*name) != self._columns.of_table(*renamed):
             raise sql_columns.Refused(f"other columns are left out of {_words(renamed)}")
-        told = sql_columns.without_columns(made, lambda column: self._hides(name, column))
-        assert isinstance(told, sql_replay.AlterTable)
-        if not told.changes and renamed is None:
+        rewritten = sql_columns.without_columns(made, lambda column: self._hides(name, column))
+        assert isinstance(rewritten, sql_replay.AlterTable)
+        if not rewritten.changes and renamed is None:
             raise _Skip
         if renamed is None:
-            return replace(told, name=self._claim(name))
+            return replace(rewritten, name=self._claim(name))
         before, after = self._pair(name, renamed)
-        return replace(told, name=before, renamed=after if after != before else None)
+        return replace(rewritten, name=before, renamed=after if after != before else None)
 
     def _check_names(self, text: str, name: Name) -> None:
         if self._target(name) != name:

@@ -51,7 +51,7 @@ from tidegate.config.values import revealed
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
-from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart, unsound_marks
+from tidegate.consumer.mark_headers import layouts, mark_headers, split_resolved, unsound_marks
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.soft_delete import SoftDelete, column_for
 from tidegate.errors import InvalidInput, TidegateError
@@ -355,7 +355,7 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
             file = staging / f"{found.partition}-{found.next_offset}-{time.monotonic_ns()}.arrow"
             headers = mark_headers(batch, piece.resolved)
             bad = (*found.bad, *unsound_marks(batch, headers), *piece.bad)
-            resolved, aligns = told_apart(piece.resolved, headers)
+            resolved, aligns = split_resolved(piece.resolved, headers)
             found = replace(
                 found,
                 segments=(
@@ -377,12 +377,12 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
     return found
 
 
-def _of_partitions(found: Fetched, piece: Decoded, told: Mapping[int, Layout]) -> dict[str, Any]:
+def _of_partitions(found: Fetched, piece: Decoded, reported: Mapping[int, Layout]) -> dict[str, Any]:
     """What messages so far say of the number of partitions."""
-    unsaid = [one for one in piece.repartitions if one[1] not in told]
+    unsaid = [one for one in piece.repartitions if one[1] not in reported]
     return {
         "repartitions": (*found.repartitions, *unsaid),
-        "layouts": tuple(dict.fromkeys((*found.layouts, *told.values()))),
+        "layouts": tuple(dict.fromkeys((*found.layouts, *reported.values()))),
     }
 
 
@@ -436,7 +436,7 @@ def look_back(
         end, window = wanted.start, LOOK_BACK_MESSAGES
         while left and end > oldest:
             start = max(oldest, end - window)
-            told, trouble = _definitions(
+            reported, trouble = _definitions(
                 topic,
                 reader,
                 Range(wanted.partition, start, end),
@@ -444,12 +444,12 @@ def look_back(
             )
             if trouble:
                 return trouble
-            if told:
-                for _ in decoder.pieces(batch_of(told)):
+            if reported:
+                for _ in decoder.pieces(batch_of(reported)):
                     pass
                 left -= {
                     version
-                    for message in told
+                    for message in reported
                     for version in definitions.versions(decoder.opened(message.value()) or b"")
                 }
             end, window = start, 2 * window
@@ -462,18 +462,18 @@ def _definitions(
     topic: Topic, reader: Consumer, window: Range, tells: Callable[[bytes], bool]
 ) -> tuple[list[Message], str]:
     """The messages of a window that may tell a table version, and the broker's trouble, if any."""
-    told, at = [], window.start
+    reported, at = [], window.start
     while at < window.end:
         reader.assign([TopicPartition(*topic.place(window.partition), at)])
         try:
             taken = _take(reader, Range(window.partition, at, window.end))
         finally:
             reader.unassign()
-        told += [message for message in taken.messages if tells(message.value() or b"")]
+        reported += [message for message in taken.messages if tells(message.value() or b"")]
         if taken.trouble or taken.next_offset == at:
-            return told, taken.trouble
+            return reported, taken.trouble
         at = taken.next_offset
-    return told, ""
+    return reported, ""
 
 
 def _reader(topic: Topic) -> tuple[Consumer, TopicDecoder]:
@@ -491,11 +491,11 @@ class _Taken:
 
 def _take(reader: Consumer, wanted: Range) -> _Taken:
     """Messages of the range until its end, the size limit, or silence."""
-    taken, size, heard = _Taken(wanted.start), 0, time.monotonic()
+    taken, size, received = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
     while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
         for message in take(reader, min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1)), 0.2):
-            heard = time.monotonic()
+            received = time.monotonic()
             error = message.error()
             if error is None:
                 taken.messages.append(message)
@@ -506,7 +506,7 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
                 taken.next_offset, at_end = max(taken.next_offset, message.offset()), True
             else:
                 taken.trouble = str(error)
-        if taken.trouble or time.monotonic() - heard > STALL_S:
+        if taken.trouble or time.monotonic() - received > STALL_S:
             taken.trouble = taken.trouble or f"no answer for {STALL_S:.0f} s"
             break
     return taken

@@ -90,7 +90,7 @@ class Diary:
             self._failing = False
 
 
-def heard(folder: Path) -> Said | None:
+def received(folder: Path) -> Said | None:
     """What the consumer of this folder said last; None: nothing that can be read."""
     try:
         body: dict[str, Any] = orjson.loads((folder / STATUS).read_bytes())
@@ -164,7 +164,7 @@ def look(topic: Topic, address: Address, now_ms: int) -> Status:
     """
     found = address.look()
     _check_topics(topic, found, address)
-    said = heard(address.folder)
+    said = received(address.folder)
     offsets, ends, broker = Offsets(topic), None, ""
     try:
         ends = offsets.ends(offsets.partitions())
@@ -204,13 +204,13 @@ def _partitions(
 ) -> tuple[Partition, ...]:
     """What a running consumer says of its partitions, else what the target's position says."""
     kept = position.partitions if position is not None else {}
-    told = {one.name: one for one in fresh.partitions} if fresh is not None else {}
+    reported = {one.name: one for one in fresh.partitions} if fresh is not None else {}
     found = []
     for number in sorted(seen.ends if seen.ends is not None else kept):
         name = "/".join(map(str, topic.place(number)))
         end = seen.ends[number] if seen.ends is not None else UNKNOWN
-        if name in told:
-            found.append(dataclasses.replace(told[name], end=end))
+        if name in reported:
+            found.append(dataclasses.replace(reported[name], end=end))
         else:
             at = kept.get(number, PartitionPosition(0, 0, 0))
             marked = position is None or not position.by_offset

@@ -38,11 +38,11 @@ def check_topic(
     remember: int = REMEMBER,
     follow: bool = False,
     stop: Callable[[], bool] = lambda: False,
-    told: Callable[[Verdict, int, int], None] = lambda *_: None,
+    reported: Callable[[Verdict, int, int], None] = lambda *_: None,
 ) -> Verdict:
     """The verdict on topics from their oldest message to what is their end now; `follow`: until `stop`.
 
-    `told` hears, after each batch, what was found, and how many of how many messages are read. Raises
+    `reported` hears, after each batch, what was found, and how many of how many messages are read. Raises
     Retryable when the broker does not answer, InvalidInput when there is no such topic,
     or its protocol does not let it be judged.
     """
@@ -71,14 +71,14 @@ def check_topic(
     )
     left = {p for p in partitions if follow or starts[p] < ends[p]}
     paused: set[int] = set()
-    heard = time.monotonic()
+    received = time.monotonic()
     try:
         reader.assign([TopicPartition(*topic.place(p), starts[p]) for p in partitions])
         while left and not stop():
             paused = _paused(reader, topic, check, left, paused)
             batches: dict[int, list[Any]] = {}
             for message in take(reader, BATCH, 0.2):
-                heard = time.monotonic()
+                received = time.monotonic()
                 error = message.error()
                 if message.topic() is None:  # what is about no partition
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
@@ -99,8 +99,8 @@ def check_topic(
                     check.take(partition, piece, headers)
             if not follow:
                 left = {p for p in left if at[p] < ends[p]}
-            told(check.verdict, min(total, sum(at.values()) - sum(starts.values())), total)
-            if left and not follow and time.monotonic() - heard > SILENCE_S:
+            reported(check.verdict, min(total, sum(at.values()) - sum(starts.values())), total)
+            if left and not follow and time.monotonic() - received > SILENCE_S:
                 raise Retryable(
                     "the topic cannot be read to its end",
                     where=topic.name,

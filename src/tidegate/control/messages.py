@@ -148,14 +148,14 @@ class Sync:
     """Up to where it has received the ranges that may come to it; 0: not known yet, or there are none."""
     coming: Sequence[Span] = ()
     """Those ranges."""
-    heard: int = 0
+    last_sequence: int = 0
     """The greatest sequence of a message that has come from this owner."""
     loads: Mapping[str, int] = field(default_factory=dict)
     """By span, its changes in bytes per second; those with most, at most `LOADS_MAX`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProcessorStatus:
     """What a processor says of itself for people."""
 
     waits: str = ""
@@ -186,7 +186,7 @@ class Checkpoint:
     header: Header
     incarnation: int
     ranges: Sequence[RangeProgress]
-    told: Told
+    status: ProcessorStatus
     over: tuple[str, ...] = ()
     """Records of progress that nobody needs any more: ranges of an initial load that is over."""
     ddl: KnownDdl = NOTHING
@@ -213,7 +213,7 @@ def _word(kind: type[StrEnum]) -> Form:
 _WIRE: Final = Wire({"Wish": _word(Wish), "RangeState": _word(RangeState)}, separator="-")
 _WIRE.add({"Header": _WIRE.part(Header), "LoadState": _WIRE.part(LoadState)})
 _WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
-_WIRE.add({"Told": _WIRE.part(Told), "Failed | None": _WIRE.option(Failed)})
+_WIRE.add({"ProcessorStatus": _WIRE.part(ProcessorStatus), "Failed | None": _WIRE.option(Failed)})
 _WIRE.add({"Sequence[GrantedRange]": _WIRE.parts(GrantedRange)})
 _WIRE.add({"Sequence[RangeStatus]": _WIRE.parts(RangeStatus)})
 _WIRE.add({"Sequence[Span]": listed(FORMS["Span"])})

@@ -210,9 +210,9 @@ class Owner:
         self.barrier.learn(found, known)
         self._log.learn(found, known)
         for capture, said in list(self._said.items()):
-            self.hear_ddl(capture, said)
+            self.receive_ddl(capture, said)
 
-    def hear_ddl(self, capture: str, said: KnownDdl) -> None:
+    def receive_ddl(self, capture: str, said: KnownDdl) -> None:
         """What a capture knows of DDL: compared as soon as we know as much. Call it before `report`."""
         held = {one.capture for one in self._ranges.values()}
         if capture not in held:

@@ -35,11 +35,11 @@ from tidegate.control.messages import (
     FromOwner,
     FromProcessor,
     Header,
+    ProcessorStatus,
     RangeProgress,
     RangeState,
     RangeStatus,
     Sync,
-    Told,
     Wish,
 )
 from tidegate.control.metadata import GrantedRange
@@ -115,7 +115,7 @@ behind, which would prove itself by the same grant: so nothing of it begins here
 answered with Sync, whose epoch tells the owner that another process runs here now.
 """
 USED: Final = frozenset({Verdict.SYNC, Verdict.MEET, Verdict.TAKE})
-"""The verdicts for which `hear` is true."""
+"""The verdicts for which `receive` is true."""
 
 
 @dataclass(slots=True)
@@ -130,12 +130,12 @@ class Processor:
     def __init__(self, header: Header, version: str = "", cores: int = 1) -> None:
         """`header`: of what it will send; owner and sequence are filled in."""
         self._header, self._version, self._cores = header, version, cores
-        self._heard = (0, 0)
+        self._last_sequence = (0, 0)
         """Owner revision and sequence of the last Dispatch that counted."""
         self._instance = header.instance
         self.dispatch: Dispatch | None = None
         """What the owner wants; None: no owner has said anything yet."""
-        self.told = Told()
+        self.status = ProcessorStatus()
         """What the next Checkpoint says for people."""
         self.needs = MAX
         """What the next Sync says of upstream's history (`Sync.needs`)."""
@@ -162,7 +162,7 @@ class Processor:
         """The incarnation that delivers; 0: none."""
         self._resolved = 0
         self._sent: dict[Span, RangeProgress] = {}
-        self._told_sent = Told()
+        self._status_sent = ProcessorStatus()
         self._over: list[str] = []
         self._outlived: dict[str, int] = {}
         """Records that can go once the stored checkpoint has reached a ts."""
@@ -174,7 +174,7 @@ class Processor:
 
     # --- what the owner says --------------------------------------------------------------------------
 
-    def hear(self, message: FromOwner) -> bool:
+    def receive(self, message: FromOwner) -> bool:
         """False, and no effect, when it is not for us, or a later owner or Dispatch has come before."""
         header = message.header
         mine = self._header
@@ -192,10 +192,10 @@ class Processor:
         if verdict is Verdict.DROP:
             return False
         if verdict in (Verdict.MEET, Verdict.REFUSE):
-            self._heard = (header.owner_rev, 0)
+            self._last_sequence = (header.owner_rev, 0)
         if verdict is Verdict.TAKE:
             assert isinstance(message, Dispatch)
-            self._heard = (header.owner_rev, header.sequence)
+            self._last_sequence = (header.owner_rev, header.sequence)
             self._take_up(message)
         else:
             self._sync_at = float("-inf")
@@ -203,15 +203,15 @@ class Processor:
         return verdict in USED
 
     def _sender(self, header: Header) -> Sender:
-        if header.owner_rev == self._heard[0]:
+        if header.owner_rev == self._last_sequence[0]:
             return Sender.SAME
-        return Sender.EARLIER if header.owner_rev < self._heard[0] else Sender.LATER
+        return Sender.EARLIER if header.owner_rev < self._last_sequence[0] else Sender.LATER
 
     def _word(self, message: FromOwner) -> Word:
         header = message.header
         if isinstance(message, Announce):
             return Word.ANNOUNCE
-        if header.owner_rev == self._heard[0] and header.sequence <= self._heard[1]:
+        if header.owner_rev == self._last_sequence[0] and header.sequence <= self._last_sequence[1]:
             return Word.OLD
         return Word.NEW if header.capture_epoch == self._header.capture_epoch else Word.MISDIRECTED
 
@@ -473,7 +473,7 @@ class Processor:
 
     def tick(self, now: float) -> list[FromProcessor]:
         """What is to be sent now; `now` in monotonic seconds."""
-        if not self._heard[0]:
+        if not self._last_sequence[0]:
             return []
         found: list[FromProcessor] = []
         if now - self._sync_at >= SYNC_S:
@@ -503,11 +503,11 @@ class Processor:
     def _progress(self) -> list[FromProcessor]:
         assert self.dispatch is not None
         moved = [one for one in self._checkpoints() if self._sent.get(one.id) != one]
-        if not moved and not self._over and self.told == self._told_sent:
+        if not moved and not self._over and self.status == self._status_sent:
             return []
         self._sent |= {one.id: one for one in moved}
-        over, self._over, self._told_sent = tuple(self._over), [], self.told
-        return [Checkpoint(self._header, self.dispatch.incarnation, moved, self.told, over, self._ddl)]
+        over, self._over, self._status_sent = tuple(self._over), [], self.status
+        return [Checkpoint(self._header, self.dispatch.incarnation, moved, self.status, over, self._ddl)]
 
     def _checkpoints(self) -> list[RangeProgress]:
         if not self._is_confirmed:
@@ -562,6 +562,6 @@ class Processor:
         return self.dispatch.ranges if self.dispatch is not None else ()
 
     def _next(self) -> Header:
-        number, owner_rev = self._header.sequence + 1, self._heard[0]
+        number, owner_rev = self._header.sequence + 1, self._last_sequence[0]
         self._header = replace(self._header, sequence=number, owner_rev=owner_rev, instance=self._instance)
         return self._header

@@ -53,25 +53,25 @@ class UpstreamTime:
         self.stands = False
         self.differs_ms = 0
         """The wall clock's lead as it was last remarked on."""
-        self._heard: tuple[int, float] | None = None
+        self._received: tuple[int, float] | None = None
         self._in_step: tuple[int, float] = (0, 0.0)
         """PD's time and ours when the two last moved together."""
 
     def now_ms(self, now: float) -> int | None:
         """PD's physical time at monotonic second `now`; None while it was never heard."""
-        if self._heard is None:
+        if self._received is None:
             return None
-        physical_ms, at = self._heard
+        physical_ms, at = self._received
         return physical_ms if self.stands else physical_ms + _ms(now - at)
 
-    def heard(self, physical_ms: int, wall_ms: int, now: float) -> list[Remark]:
+    def received(self, physical_ms: int, wall_ms: int, now: float) -> list[Remark]:
         """PD said its physical time at monotonic second `now`, when the wall clock read `wall_ms`."""
         found: list[Remark] = []
-        if self._heard is None:
+        if self._received is None:
             self._in_step = (physical_ms, now)
         else:
-            found += self._moved(physical_ms, now, *self._heard)
-        self._heard = (physical_ms, now)
+            found += self._moved(physical_ms, now, *self._received)
+        self._received = (physical_ms, now)
         lead = wall_ms - physical_ms
         if abs(lead - self.differs_ms) > JUMP_MS:
             self.differs_ms = lead if abs(lead) > JUMP_MS else 0

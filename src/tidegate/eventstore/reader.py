@@ -1,9 +1,9 @@
 """Blocks of a span between two timestamps: sorted, each change once, every byte verified.
 
 Safe beside the process that writes: a reader takes the frontier first, then the manifest, reads only up to
-that frontier, and looks whether it still stands (`outlook.check`). A segment that was merged away in between
-makes `read` take the manifest again; an open one stays readable. Spark's tasks, the control process and the
-store's own merging use this module; it keeps nothing open between calls.
+that frontier, and looks whether it still stands (`store_view.check`). A segment that was merged away in
+between makes `read` take the manifest again; an open one stays readable. Spark's tasks, the control process
+and the store's own merging use this module; it keeps nothing open between calls.
 
 A reader of some `tables` takes rows by the segments' directories. Where they are few of a batch's rows, the
 rest of it is not touched, so the batch's CRC proves nothing: the directory's sums do.
@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.eventstore import damage, kernels, outlook
+from tidegate.eventstore import damage, kernels, store_view
 from tidegate.eventstore.seek import beyond
 from tidegate.eventstore.segment import LET_GO_BYTES, DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
@@ -37,16 +37,16 @@ def read(
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
     tables: Collection[int] | None = None,
-    wanted: Callable[[str], outlook.Wanted | None] | None = None,
+    wanted: Callable[[str], store_view.Wanted | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
     `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
-    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables. `wanted`: of a stripe,
-    the tables of which rows must not be missing (`outlook.check`).
-    Raises Retryable when the span has no manifest or a torn one, when the store does not hold all of the
-    range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended (`damage`; Fatal
-    when it cannot be). Blocks may be views of mapped files.
+    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables. `wanted`: of a
+    stripe, the tables of which rows must not be missing (`store_view.check`). Raises Retryable when the
+    span has no manifest or a torn one, when the store does not hold all of the range (any more, or yet:
+    `store_view.check`), or when a segment is damaged and being mended (`damage`; Fatal when it cannot be).
+    Blocks may be views of mapped files.
     """
     try:
         segments = _open_segments(Path(store), span_id, after, upto, wanted)
@@ -62,7 +62,7 @@ def read_together(
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
     tables: Collection[int] | None = None,
-    wanted: Callable[[str], outlook.Wanted | None] | None = None,
+    wanted: Callable[[str], store_view.Wanted | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of several spans, each (id, after, upto), merged in the store's order. As `read`."""
     sources = [read(store, *span, max_rows, past, tables, wanted) for span in spans]
@@ -81,11 +81,11 @@ def _open_segments(
     span_id: str,
     after: Timestamp,
     upto: Timestamp,
-    wanted: Callable[[str], outlook.Wanted | None] | None,
+    wanted: Callable[[str], store_view.Wanted | None] | None,
 ) -> list[Segment]:
     missing = ""
-    for attempt in range(1, outlook.READ_ATTEMPTS + 1):
-        manifest = outlook.read_manifest(store, span_id)
+    for attempt in range(1, store_view.READ_ATTEMPTS + 1):
+        manifest = store_view.read_manifest(store, span_id)
         opened = []
         for info in manifest.segments:
             if info.overlaps(after, upto):
@@ -96,9 +96,9 @@ def _open_segments(
                     break
         else:
             try:
-                outlook.check(store, span_id, manifest, after, upto, wanted)
-            except outlook.Unresolved:
-                if attempt == outlook.READ_ATTEMPTS:
+                store_view.check(store, span_id, manifest, after, upto, wanted)
+            except store_view.Unresolved:
+                if attempt == store_view.READ_ATTEMPTS:
                     raise
                 continue  # perhaps because the manifest was replaced since
             return opened

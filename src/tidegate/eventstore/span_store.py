@@ -343,7 +343,7 @@ class SpanStore:
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
         """Let the manifest say how far each part of the span is: a restart pulls only what is missing, and
-        who wants nothing of a part that is behind need not wait for it (`outlook.reach_of`).
+        who wants nothing of a part that is behind need not wait for it (`store_view.reach_of`).
 
         `ranges` tile the span in key order; every row up to their ts was appended before this call. What
         waits in memory becomes a run. A part never goes back: what was said of its rows stays true, though

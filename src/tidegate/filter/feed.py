@@ -17,7 +17,7 @@ from tidegate.filter.event_filter import EventFilter
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl_admission
-from tidegate.mounter.ddl import Refusal, Told
+from tidegate.mounter.ddl import EmittedDdl, Refusal
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb.table_filter import TableFilter
 
@@ -73,17 +73,17 @@ class FeedFilter:
         """Whether the changefeed cannot go on after a job."""
         return not self.events.skips(refusal.start_ts) and self.concerned(refusal)
 
-    def sent(self, told: Told) -> DdlEvent | None:
+    def sent(self, emitted: EmittedDdl) -> DdlEvent | None:
         """The event to be sent, or None; InvalidInput where the changefeed must not go on.
 
         `ignore-txn-start-ts` comes first: it is how a person gets past a DDL that stops the changefeed.
         """
-        if self.events.skips(told.event.start_ts):
+        if self.events.skips(emitted.event.start_ts):
             return None
-        admitted = ddl_admission.admit(told, self.tables, force_replicate=self.force_replicate)
-        if not admitted or self.events.ignores_ddl(told.event):
+        admitted = ddl_admission.admit(emitted, self.tables, force_replicate=self.force_replicate)
+        if not admitted or self.events.ignores_ddl(emitted.event):
             return None
-        return self.columns.of_event(told.event)
+        return self.columns.of_event(emitted.event)
 
     def check(self, tables: Iterable[TableVersion]) -> None:
         """Raise InvalidInput where a rule does not fit one of the tables that will be replicated."""

@@ -49,7 +49,7 @@ class RowChange:
         assert self.old is not None or self.new is not None
 
     @property
-    def told_checksum(self) -> RowChecksum | None:
+    def upstream_checksum(self) -> RowChecksum | None:
         """The checksum without the sum of an image that is not here: a split update shares it out."""
         if self.checksum is None:
             return None

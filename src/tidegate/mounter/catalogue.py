@@ -56,7 +56,7 @@ class Catalogue:
         applied = tuple(self.store.apply(job) for job in jobs)
         self.store.advance(ts)
         self.refusals += [(ts, one.refusal) for one in applied if one.refusal is not None]
-        if any(one.told or one.changed_ids or one.refusal for one in applied):
+        if any(one.emitted or one.changed_ids or one.refusal for one in applied):
             self._steps.append(Step(ts, applied))
         self.broken = False
         if len(self._steps) > self._steps_max * 9 // 8:  # many are forgotten at once

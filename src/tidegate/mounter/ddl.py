@@ -3,8 +3,8 @@
 `transition(job, catalog)` decides, without changing anything, what a job does to the catalogue and what
 targets must be told; `ddl_rules.RULES` has a rule for every action of TiDB. Queries are those that TiCDC
 chooses: the user's own, but drop table, rename tables and exchange partition rebuilt with full names
-(docs/formats/ddl.md#the-jobs). Filters see them so, and `server.told_text` restores them for targets. Called
-by `schema_store`.
+(docs/formats/ddl.md#the-jobs). Filters see them so, and `server.target_text` restores them for targets.
+Called by `schema_store`.
 
 Some kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
 state *delete only*, sessions write to the partitions as they will be, and neither can be rolled back any
@@ -50,7 +50,7 @@ COLUMN_CHANGES: Final = frozenset({MODIFY_COLUMN, MULTI_SCHEMA_CHANGE})
 _EMPTYING: Final = frozenset({DROP_PARTITION, TRUNCATE_PARTITION})
 KEY_FLAGS: Final = 2 | 4 | 8
 """Of a column type: part of the primary key, a unique or another index."""
-TOLD_BY: Final = "tidegate_told_by"
+EMITTED_BY: Final = "tidegate_told_by"
 """Member of a TableInfo that a job gave the table before it was done: the job's id."""
 
 _NOT_AS_WRITTEN: Final = (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError)
@@ -87,7 +87,7 @@ class TableChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EmittedDdl:
     """One event, and what decides whether a changefeed sends it (`ddl_admission`)."""
 
     event: DdlEvent
@@ -127,7 +127,7 @@ class Transition:
 
     schemas: dict[int, str | None] = field(default_factory=dict)
     tables: list[TableChange] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    emitted: list[EmittedDdl] = field(default_factory=list)
     ignored: str = ""
     refusal: Refusal | None = None
 
@@ -170,7 +170,7 @@ def transition(job: DdlJob, catalog: Catalog) -> Transition:
 def _with_names(found: Transition) -> Transition:
     """The same; raises TypeError for a name that is no text: filters and targets read them."""
     names = [name for name in found.schemas.values() if name is not None]
-    for event in (told.event for told in found.told):
+    for event in (emitted.event for emitted in found.emitted):
         names += [event.schema, event.table, event.old_schema, event.old_table, event.query]
     odd = [name for name in names if not isinstance(name, str)]
     if odd:
@@ -223,18 +223,18 @@ def _version(
 
 def _create_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     name = job.db_info["db_name"]["O"] if job.db_info else schema
-    return Transition({job.schema_id: name}, told=[Told(_schema_event(job, name))])
+    return Transition({job.schema_id: name}, emitted=[EmittedDdl(_schema_event(job, name))])
 
 
 def _alter_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
-    return Transition(told=[Told(_schema_event(job, schema))])
+    return Transition(emitted=[EmittedDdl(_schema_event(job, schema))])
 
 
 def _drop_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     tables = catalog.tables_of(job.schema_id)
     gone = _row_ids(tables)
     ended = [TableChange(table.id, None) for table in tables]
-    return Transition({job.schema_id: None}, ended, [Told(_schema_event(job, schema, removed=gone))])
+    return Transition({job.schema_id: None}, ended, [EmittedDdl(_schema_event(job, schema, removed=gone))])
 
 
 def _recover_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
@@ -254,7 +254,7 @@ def _recover_schema(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         TableChange(table.id, _version(job, catalog, job.schema_id, name, table.info())) for table in tables
     ]
     event = _schema_event(job, name, added=_row_ids(tables))
-    return Transition({job.schema_id: name}, back, [Told(event)])
+    return Transition({job.schema_id: name}, back, [EmittedDdl(event)])
 
 
 def _row_ids(tables: Sequence[TableVersion]) -> tuple[int, ...]:
@@ -270,7 +270,7 @@ def _drop_table(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         return Transition(ignored="drop of a table that is not known")
     query = f"DROP TABLE {quoted(before.schema, before.table)}"
     event = _table_event(job, 0, query, before, None)
-    return Transition(tables=[TableChange(before.id, None)], told=[Told(event, before)])
+    return Transition(tables=[TableChange(before.id, None)], emitted=[EmittedDdl(event, before)])
 
 
 def _view(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
@@ -282,13 +282,13 @@ def _view(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     ended = [TableChange(view.id, None) for view in replaced if view.id != info["id"]]
     if job.action == CREATE_VIEW:
         after = _version(job, catalog, job.schema_id, schema, info)
-        told = Told(_table_event(job, 0, job.query, None, after), None, after)
-        return Transition(tables=[*ended, TableChange(after.id, after)], told=[told])
+        emitted = EmittedDdl(_table_event(job, 0, job.query, None, after), None, after)
+        return Transition(tables=[*ended, TableChange(after.id, after)], emitted=[emitted])
     before = catalog.current(job.table_id)
     query = f"DROP VIEW {quoted(schema, table_info.name_of(info))}"
     gone = before or _version(job, catalog, job.schema_id, schema, info)
-    told = Told(_table_event(job, 0, query, gone, None), gone)
-    return Transition(tables=[*ended, TableChange(job.table_id, None)], told=[told])
+    emitted = EmittedDdl(_table_event(job, 0, query, gone, None), gone)
+    return Transition(tables=[*ended, TableChange(job.table_id, None)], emitted=[emitted])
 
 
 def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
@@ -300,14 +300,14 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     if before is None and job.action in REORGANISATIONS:
         before = catalog.current(info["id"])  # under its new id since the step that told it
     done = _replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
-    if before is not None and _was_told(job, before, info):
+    if before is not None and _was_emitted(job, before, info):
         return Transition(tables=done.tables, ignored="the event was sent when the change took effect")
     return done
 
 
-def _was_told(job: DdlJob, before: TableVersion, info: dict[str, Any]) -> bool:
+def _was_emitted(job: DdlJob, before: TableVersion, info: dict[str, Any]) -> bool:
     """Whether the job was told at a step before the one that finished it (`_early`)."""
-    if before.info().get(TOLD_BY) == job.id:
+    if before.info().get(EMITTED_BY) == job.id:
         return True
     # A catalogue read from the store after the step has the partitions without the mark.
     same = set(before.physical_ids) == set(table_info.physical_ids(info))
@@ -329,14 +329,14 @@ _Change = tuple[TableVersion | None, int, str, dict[str, Any], int, str]
 def _replaced(job: DdlJob, catalog: Catalog, changes: list[_Change]) -> Transition:
     """Tables that got new definitions."""
     tables: list[TableChange] = []
-    told: list[Told] = []
+    emitted: list[EmittedDdl] = []
     for seq, (before, schema_id, schema, info, action, query) in enumerate(changes):
         after = _version(job, catalog, schema_id, schema, info)
         if before is not None and before.id != after.id:
             tables.append(TableChange(before.id, None))
         tables.append(TableChange(after.id, after))
-        told.append(Told(_table_event(job, seq, query, before, after, action), before, after))
-    return Transition(tables=tables, told=told)
+        emitted.append(EmittedDdl(_table_event(job, seq, query, before, after, action), before, after))
+    return Transition(tables=tables, emitted=emitted)
 
 
 def _create_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
@@ -358,7 +358,7 @@ def _rename_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     """One event a step, in order; the catalogue gets what the last step leaves of each table."""
     known = {table.id: table for info in job.table_infos if (table := catalog.current(info["id"]))}
     latest: dict[int, TableVersion] = dict(known)
-    told: list[Told] = []
+    emitted: list[EmittedDdl] = []
     steps = ddl_renames.steps(job, lambda i: known[i].full_name if i in known else None, catalog.schema_name)
     for step in steps:
         if step.info.get("sequence"):
@@ -366,29 +366,29 @@ def _rename_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         before = latest.get(step.table_id)
         after = _version(job, catalog, step.schema_id, step.new[0], step.info)
         query = f"RENAME TABLE {quoted(*step.old)} TO {quoted(*step.new)}"
-        event = _table_event(job, len(told), query, before, after, RENAME_TABLE)
+        event = _table_event(job, len(emitted), query, before, after, RENAME_TABLE)
         if before is None:
             event = replace(event, old_schema=step.old[0], old_table=step.old[1])
-        told.append(Told(event, before, after))
+        emitted.append(EmittedDdl(event, before, after))
         latest[step.table_id] = after
-    if not told:
+    if not emitted:
         return Transition(ignored=_NO_ROWS)
-    told = [replace(one, job_names=_job_names(one, known, latest)) for one in told]
-    return Transition(tables=[TableChange(i, latest[i]) for i in _ids(told)], told=told)
+    emitted = [replace(one, job_names=_job_names(one, known, latest)) for one in emitted]
+    return Transition(tables=[TableChange(i, latest[i]) for i in _ids(emitted)], emitted=emitted)
 
 
 def _job_names(
-    told: Told, known: Mapping[int, TableVersion], latest: Mapping[int, TableVersion]
+    emitted: EmittedDdl, known: Mapping[int, TableVersion], latest: Mapping[int, TableVersion]
 ) -> tuple[Name, Name]:
-    assert told.after is not None
-    first = known.get(told.after.id)
-    old = first.full_name if first else (told.event.old_schema, told.event.old_table)
-    return old, latest[told.after.id].full_name
+    assert emitted.after is not None
+    first = known.get(emitted.after.id)
+    old = first.full_name if first else (emitted.event.old_schema, emitted.event.old_table)
+    return old, latest[emitted.after.id].full_name
 
 
-def _ids(told: Sequence[Told]) -> list[int]:
+def _ids(emitted: Sequence[EmittedDdl]) -> list[int]:
     """The tables, each once."""
-    return list(dict.fromkeys(one.after.id for one in told if one.after is not None))
+    return list(dict.fromkeys(one.after.id for one in emitted if one.after is not None))
 
 
 # --- partitions -----------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def _exchange(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     )
     tables = [TableChange(plain.id, None), TableChange(after.id, after), TableChange(moved.id, moved)]
     event = _table_event(job, 0, query, plain, after)
-    return Transition(tables=tables, told=[Told(event, before, after, plain)])
+    return Transition(tables=tables, emitted=[EmittedDdl(event, before, after, plain)])
 
 
 def _exchanged(job: DdlJob) -> tuple[int, int, str, bool]:
@@ -438,7 +438,7 @@ def _early_columns(job: DdlJob, catalog: Catalog, before: TableVersion) -> Trans
     converted = [column for column in new if column["name"]["L"] in names or job.action == MODIFY_COLUMN]
     if after is None or not converted:
         return Transition(ignored="no column is converted, or the event was sent before")
-    after = {**after, TOLD_BY: job.id}
+    after = {**after, EMITTED_BY: job.id}
     return _replaced(job, catalog, [(before, job.schema_id, before.schema, after, job.action, job.query)])
 
 
@@ -486,12 +486,12 @@ def _early(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     info = before.info()
     if job.action in COLUMN_CHANGES:
         return _early_columns(job, catalog, before)
-    if info.get(TOLD_BY) == job.id:
+    if info.get(EMITTED_BY) == job.id:
         return Transition(ignored="the event was sent when the change took effect")
     after = partitions_after(info, job.action, job.args)
     if after is info:
         return Transition(ignored="the partitions have changed before")
-    after = {**after, TOLD_BY: job.id}
+    after = {**after, EMITTED_BY: job.id}
     return _replaced(job, catalog, [(before, job.schema_id, before.schema, after, job.action, job.query)])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.errors import InvalidInput
-from tidegate.mounter.ddl import RENAME_TABLE, Refusal, Told
+from tidegate.mounter.ddl import RENAME_TABLE, EmittedDdl, Refusal
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb.table_filter import TableFilter
 
@@ -36,7 +36,7 @@ def concerned(refusal: Refusal, table_filter: TableFilter) -> bool:
     return table_filter.matches(refusal.schema, refusal.table)
 
 
-def admit(told: Told, table_filter: TableFilter, *, force_replicate: bool = False) -> bool:
+def admit(emitted: EmittedDdl, table_filter: TableFilter, *, force_replicate: bool = False) -> bool:
     """Whether a changefeed sends an event; InvalidInput if it must not go on.
 
     It must not when a table enters the filter by a rename (its earlier rows were never sent), when a table
@@ -44,46 +44,48 @@ def admit(told: Told, table_filter: TableFilter, *, force_replicate: bool = Fals
     a table that is not replicated. Tables without a handle key are passed over, but a drop is always told:
     the target may know the table (as TiCDC does).
     """
-    event = told.event
+    event = emitted.event
     if not event.table:
         return table_filter.matches_schema(event.schema)
     new = table_filter.matches(event.schema, event.table)
-    old = told.before is not None and table_filter.matches(event.old_schema, event.old_table)
-    if told.job_names is not None:
+    old = emitted.before is not None and table_filter.matches(event.old_schema, event.old_table)
+    if emitted.job_names is not None:
         # The names in the midst of a job decide nothing: no row is ever written under them. Every step of a
         # table that was replicated is told, because the target must follow it to its last name.
-        first, last = told.job_names
-        old, new = told.before is not None and table_filter.matches(*first), table_filter.matches(*last)
+        first, last = emitted.job_names
+        old, new = emitted.before is not None and table_filter.matches(*first), table_filter.matches(*last)
     if event.action == RENAME_TABLE and new and not old:
         raise InvalidInput(
             "a table was renamed into the filter",
-            where=f"{event.old_schema}.{event.old_table} to {_name(told)} at {event.finished_ts}",
+            where=f"{event.old_schema}.{event.old_table} to {_name(emitted)} at {event.finished_ts}",
             why="its rows from before the rename have not been replicated",
             fix="exclude it, or create a changefeed that replicates it from its start",
         )
-    if told.partner is not None and _apart(told, told.partner, table_filter):
+    if emitted.partner is not None and _apart(emitted, emitted.partner, table_filter):
         raise InvalidInput(
             "rows were exchanged between a table that is replicated and one that is not",
-            where=f"{_name(told)} and {told.partner.name} at {event.finished_ts}",
+            where=f"{_name(emitted)} and {emitted.partner.name} at {event.finished_ts}",
             why=event.query[:200],
             fix="let the filter match both or neither, and create the changefeed again from after this job",
         )
-    if told.after is None or force_replicate:
+    if emitted.after is None or force_replicate:
         return new or old
-    if new and not told.after.eligible and told.before is not None and told.before.eligible:
+    if new and not emitted.after.eligible and emitted.before is not None and emitted.before.eligible:
         raise InvalidInput(
             "a table lost its handle key",
-            where=f"{_name(told)} at {event.finished_ts}",
+            where=f"{_name(emitted)} at {event.finished_ts}",
             why=event.query[:200],
             fix=_NO_KEY,
         )
-    return (new or old) and (told.after.eligible or (told.before is not None and told.before.eligible))
+    return (new or old) and (
+        emitted.after.eligible or (emitted.before is not None and emitted.before.eligible)
+    )
 
 
-def _name(told: Told) -> str:
-    return f"{told.event.schema}.{told.event.table}"
+def _name(emitted: EmittedDdl) -> str:
+    return f"{emitted.event.schema}.{emitted.event.table}"
 
 
-def _apart(told: Told, partner: TableVersion, table_filter: TableFilter) -> bool:
-    mine = table_filter.matches(told.event.schema, told.event.table)
+def _apart(emitted: EmittedDdl, partner: TableVersion, table_filter: TableFilter) -> bool:
+    mine = table_filter.matches(emitted.event.schema, emitted.event.table)
     return mine != table_filter.matches(partner.schema, partner.table)

@@ -1,9 +1,9 @@
 """What becomes of every kind of DDL job: the table that the code and `docs/formats/ddl.md` both use.
 
-One `Rule` per action code of TiDB (`pkg/meta/model/job.go`). F is the job's FinishedTS: the commit ts of the
-write that finished it. Rows with commit_ts <= F belong to the schema before the job, later ones to the schema
-after it.
-What TiCDC tells targets, targets are told: `TOLD_BY_TICDC` names the kinds, golden `filters` has proved it.
+One `Rule` per action code of TiDB (`pkg/meta/model/job.go`). F is the job's FinishedTS: the commit ts of
+the write that finished it. Rows with commit_ts <= F belong to the schema before the job, later ones to the
+schema after it. What TiCDC tells targets, targets are told: `EMITTED_BY_TICDC` names the kinds, golden
+`filters` has proved it.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ SILENT: Final = frozenset(
 )
 """Actions by which rows go, or come back, of which no row event tells."""
 
-TOLD_BY_TICDC: Final = frozenset(
+EMITTED_BY_TICDC: Final = frozenset(
     {*range(1, 16), *range(17, 27), 32, 33, 37, 38, 41, 42, 47, 60, 61, 64, 65, 67, 71, 72}
 )
 """The kinds that classic TiCDC's whitelist lets through (tiflow `pkg/filter/utils.go`). We also send 48 and

@@ -24,7 +24,7 @@ from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl, schema_image
-from tidegate.mounter.ddl import Refusal, Told
+from tidegate.mounter.ddl import EmittedDdl, Refusal
 from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.schema_image import Dropped, Image
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
@@ -47,7 +47,7 @@ class Applied:
     """What a job has changed in the catalogue, and what targets may be told."""
 
     finished_ts: int
-    told: tuple[Told, ...] = ()
+    emitted: tuple[EmittedDdl, ...] = ()
     changed_ids: frozenset[int] = frozenset()
     """Physical ids that belong to another version of a table than before, or to none."""
     refusal: Refusal | None = None
@@ -58,7 +58,7 @@ class Applied:
     @property
     def events(self) -> list[DdlEvent]:
         """All events, in order."""
-        return [told.event for told in self.told]
+        return [emitted.event for emitted in self.emitted]
 
 
 Follows = Callable[[TableVersion], bool]
@@ -335,8 +335,10 @@ class SchemaStore:
         self._resolved_ts = job.finished_ts
         if job.is_done:
             self._done.append((job.finished_ts, job.id))
-        told = tuple(change.told)
-        return Applied(job.finished_ts, told, frozenset(changed), change.refusal, job.charset, job.sql_mode)
+        emitted = tuple(change.emitted)
+        return Applied(
+            job.finished_ts, emitted, frozenset(changed), change.refusal, job.charset, job.sql_mode
+        )
 
     def _skip(self, job: DdlJob) -> str:
         if not ddl.takes_effect(job):

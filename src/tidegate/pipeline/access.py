@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.model.position import Place
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
@@ -126,7 +126,7 @@ class LocalAccess:
         return Barrier.load(self._barrier)
 
     def span(self, name: str) -> SpanState:
-        manifest = outlook.read_manifest(self.spec.store_dir, name)
+        manifest = store_view.read_manifest(self.spec.store_dir, name)
         return SpanState(manifest.span, manifest.dropped_to)
 
     def read(
@@ -136,7 +136,7 @@ class LocalAccess:
             self.spec.store_dir, spans, past=past, tables=tables, wanted=self._wanted_of
         )
 
-    def _wanted_of(self, span: str) -> outlook.Wanted | None:
+    def _wanted_of(self, span: str) -> store_view.Wanted | None:
         """What is wanted of a stripe: while a task runs that cannot change, since no DDL is passed before
         all rows up to it are durable.
         """

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range, bound, due, share, waits
@@ -93,9 +93,9 @@ class Backlog:
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         self.spans = frozenset(barrier.spans)
         # The frontier first: every row below it is in a manifest by then.
-        floors = outlook.read_frontier(self._spec.store_dir)
+        floors = store_view.read_frontier(self._spec.store_dir)
         ddl = floors.get(barrier.ddl_span, 0)
-        frontier = outlook.lifted(floors, barrier.wanted, ddl, self._manifest)
+        frontier = store_view.lifted(floors, barrier.wanted, ddl, self._manifest)
         if len(self._manifests) > KEPT * len(barrier.spans):
             self._manifests.clear()  # tables come and go
         if len(self._begun) > KEPT * len(barrier.spans):
@@ -106,7 +106,7 @@ class Backlog:
         def cut(span: str, since: int, upto: int) -> int:
             if span not in sizes:
                 return since
-            return outlook.cut(self._manifest(span), since, upto, budget)
+            return store_view.cut(self._manifest(span), since, upto, budget)
 
         found = due(self._begun, barrier, frontier, cut)
         return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
@@ -127,15 +127,15 @@ class Backlog:
         known = self._manifests.get(span)
         if known is None:
             known = self._manifests[span] = ManifestReader(self._spec.store_dir / span)
-        return outlook.read_manifest(self._spec.store_dir, span, known)
+        return store_view.read_manifest(self._spec.store_dir, span, known)
 
     def _pending(self, span: str, after: int, upto: int, barrier: Barrier) -> int:
         """Bytes in (after, upto]; 0: no row there is of a table that is wanted."""
         manifest = self._manifest(span)
         if manifest.dropped_to > after:
             return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
-        rows, size, _, _ = outlook.pending(manifest, after, upto)
+        rows, size, _, _ = store_view.pending(manifest, after, upto)
         if rows and span in barrier.wanted:
             folder = self._spec.store_dir / span
-            rows = outlook.has_any(folder, manifest, after, upto, *barrier.wanted[span])
+            rows = store_view.has_any(folder, manifest, after, upto, *barrier.wanted[span])
         return max(size, 1) if rows else 0

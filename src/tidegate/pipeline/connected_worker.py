@@ -138,7 +138,7 @@ class ConnectedWorker:
         except OSError as error:
             raise Dead(str(error)) from error
 
-    def heard(self) -> Any:
+    def received(self) -> Any:
         """Its next message, one of `FROM_WORKER`; raises Dead."""
         try:
             found = self.line.receive()

@@ -223,7 +223,7 @@ class Worker:
             for _ in self._deliver_stretch(one, batch):
                 if batch.is_due:
                     self._commit(batch, stretches)
-                    tell({told.span: told.ts for other in stretches for told in other.reports})
+                    tell({reported.span: reported.ts for other in stretches for reported in other.reports})
         self._commit(batch, stretches)
         for one in stretches:
             if one.conflicts is not None and self._conflicts is not None:
@@ -381,12 +381,12 @@ class Worker:
 
 
 def _seldom(tell: Tell) -> Tell:
-    told = time.monotonic()
+    reported = time.monotonic()
 
     def tell_now_and_then(spans: Mapping[str, int]) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_S:
-            told = time.monotonic()
+        nonlocal reported
+        if time.monotonic() - reported >= TELL_S:
+            reported = time.monotonic()
             tell(spans)
 
     return tell_now_and_then

@@ -22,7 +22,7 @@ from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.metadata import SCHEME, shared
-from tidegate.eventstore.outlook import Wanted
+from tidegate.eventstore.store_view import Wanted
 from tidegate.model.position import Position
 from tidegate.model.progress import TableRules
 from tidegate.model.span import Span

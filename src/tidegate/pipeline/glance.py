@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.floors import PageMark
 from tidegate.pipeline.incarnation import Incarnation
 
@@ -34,7 +34,7 @@ class Glance:
 
     def _turned(self, store: str) -> frozenset[str] | None:
         """The spans that have another manifest; None: any may."""
-        before, mark = self._pages.get(store), outlook.page_mark(store)
+        before, mark = self._pages.get(store), store_view.page_mark(store)
         self._pages[store] = mark
         if mark is None:
             return None
@@ -45,5 +45,5 @@ class Glance:
         barrier = one.barrier
         with suppress(OSError):  # what is wrong with it the look will say
             barrier = one.backlog.barrier_mark()
-        told, one.barrier = barrier != one.barrier, barrier
-        return told or now >= one.looks_at or turned is None or not turned.isdisjoint(one.backlog.spans)
+        reported, one.barrier = barrier != one.barrier, barrier
+        return reported or now >= one.looks_at or turned is None or not turned.isdisjoint(one.backlog.spans)

@@ -589,7 +589,7 @@ class Host:
         one, began = work.of, time.monotonic()
         worker.say(work.piece)
         while True:
-            match (work.piece, worker.heard()):
+            match (work.piece, worker.received()):
                 case (Deliver(), Reached(spans)):
                     self._durable(one, Durable(one.spec.token, spans))
                 case (Deliver(_, ranges), Delivered(spans, stats)):

@@ -92,9 +92,9 @@ class Loader:
 
     def _commit(self) -> None:
         self._batch.commit()
-        self.durable = [replace(told, report=replace(told.report)) for told in self._reports]
+        self.durable = [replace(reported, report=replace(reported.report)) for reported in self._reports]
 
-    def _load(self, one: Left, told: LoadReport) -> None:
+    def _load(self, one: Left, reported: LoadReport) -> None:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         for page in pages(self._pd, snapshot, one.span):
@@ -102,22 +102,22 @@ class Loader:
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
                 self._worker.judge(one.id, encoded)
                 self._worker.set_aside(one.id, encoded)
-                self._batch.add(encoded, told.report)
-                told.rows += some.num_rows
-                told.read_rows += some.num_rows
-                told.read_bytes += weight(some)
-                self._note(one.id, told, some.column("key")[-1].as_py() + b"\0")
+                self._batch.add(encoded, reported.report)
+                reported.rows += some.num_rows
+                reported.read_rows += some.num_rows
+                reported.read_bytes += weight(some)
+                self._note(one.id, reported, some.column("key")[-1].as_py() + b"\0")
                 if self._is_over():
                     return
                 if self._batch.is_due:
                     self._commit()
-        self._note(one.id, told, None)
+        self._note(one.id, reported, None)
 
-    def _note(self, name: str, told: LoadReport, left_from: bytes | None) -> None:
-        told.left_from = None if left_from is None else left_from.hex()
+    def _note(self, name: str, reported: LoadReport, left_from: bytes | None) -> None:
+        reported.left_from = None if left_from is None else left_from.hex()
         spec = self._worker.spec
         record = LoadProgress(
-            spec.instance, spec.token, spec.incarnation, self._task.ts, told.rows, told.left_from
+            spec.instance, spec.token, spec.incarnation, self._task.ts, reported.rows, reported.left_from
         )
         self._batch.note(load_key(name), record.to_bytes())
 

@@ -200,7 +200,7 @@ class Service:
             found = json.loads(request)
             answer = self._answers[found.pop("verb")](self, self._incarnation(context), **found)
         except Exception as error:
-            return json.dumps({"error": to_json(_told(error))}).encode()
+            return json.dumps({"error": to_json(_reported(error))}).encode()
         return json.dumps({"answer": answer}).encode()
 
     def _read(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -215,7 +215,7 @@ class Service:
             with self._reads:
                 return _some(one.access.read(spans, place, found["tables"]))
         except Exception as error:
-            return ERROR + json.dumps(to_json(_told(error))).encode()
+            return ERROR + json.dumps(to_json(_reported(error))).encode()
 
     def _catalogue(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)
@@ -228,10 +228,10 @@ class Service:
                 data = file.read(CHUNK_BYTES)
                 return (MORE if file.read(1) else END) + data
         except FileNotFoundError as error:
-            told = Retryable("A base of the catalogue has gone.", where=str(error.filename))
-            return ERROR + json.dumps(to_json(_told(told))).encode()
+            reported = Retryable("A base of the catalogue has gone.", where=str(error.filename))
+            return ERROR + json.dumps(to_json(_reported(reported))).encode()
         except Exception as error:
-            return ERROR + json.dumps(to_json(_told(error))).encode()
+            return ERROR + json.dumps(to_json(_reported(error))).encode()
 
     # --- who asks -----------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
     return data if more == END else more + data[1:]
 
 
-def _told(error: Exception) -> Failed:
+def _reported(error: Exception) -> Failed:
     """Nothing of the capture's paths or traces goes out that was not meant for people."""
     if isinstance(error, TidegateError):
         return failed(error)

@@ -311,9 +311,9 @@ def _content(
         places = list[int]()
         if conflicts is not None and rule.partition == CONFLICT:
             places = conflicts.places(routed, partition)
-        told = definition_block(routed.table, partition, codec, build_ms)
-        if told is not None:
-            found.append(replace(told, topic=topic))
+        definition = definition_block(routed.table, partition, codec, build_ms)
+        if definition is not None:
+            found.append(replace(definition, topic=topic))
         marked = set(places)
         for first, end in _between(places, len(routed)):
             if first in marked:

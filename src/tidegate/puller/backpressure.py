@@ -42,7 +42,7 @@ CALM_S: Final = 120.0
 """After so long without shedding the first rest is a short one again."""
 
 
-class Deed(StrEnum):
+class Action(StrEnum):
     """What is to be done now."""
 
     NOTHING = "nothing"
@@ -79,7 +79,7 @@ class Backpressure:
 
     def look(
         self, pressure: str, *, crowded: str, has_room: bool, over_quota: bool, used: int, now: float
-    ) -> Deed:
+    ) -> Action:
         """SHED: give up the span that takes most.
 
         `pressure`: why nothing more fits; `crowded`: why soon nothing will, empty while nobody would gain by
@@ -95,11 +95,11 @@ class Backpressure:
             if has_room and now - self._stepped >= self._rest:
                 self._resumed = now
                 self.words, self.shedding = "", False
-                return Deed.RESUME
+                return Action.RESUME
             if (over_quota or crowded) and used > self._used and now - self._stepped >= STEP_S:
                 self._stepped, self._used = now, used
-                return Deed.SHED
-            return Deed.NOTHING
+                return Action.SHED
+            return Action.NOTHING
         self.words = pressure
         early = self._crowded_since is not None and now - self._crowded_since >= CROWDED_S
         if early or (pressure and over_quota and now - self._since >= SHED_AFTER_S):
@@ -107,5 +107,5 @@ class Backpressure:
             self.shedding, self._stepped, self._used = True, now, used
             soon = self._rest > 0 and now - self._resumed < CALM_S
             self._rest = min(2 * self._rest, REST_MAX_S) if soon else REST_S
-            return Deed.SHED
-        return Deed.NOTHING
+            return Action.SHED
+        return Action.NOTHING

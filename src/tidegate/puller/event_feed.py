@@ -220,13 +220,13 @@ class Stream:
         asked = [(each.request_id, each.region_id) for each in registrations]
         self._doubted = {pair: self._doubted.get(pair, False) for pair in asked}
 
-    def hears(self, registration: Registration) -> bool:
+    def receives(self, registration: Registration) -> bool:
         """Whether anything came for a doubted registration since this was last asked."""
         pair = registration.request_id, registration.region_id
-        heard = self._doubted.get(pair, False)
-        if heard:
+        received = self._doubted.get(pair, False)
+        if received:
             self._doubted[pair] = False
-        return heard
+        return received
 
     def keeps_up(self) -> bool:
         """Whether all that came has been worked off at some time since this was last asked.

@@ -39,8 +39,8 @@ def look(
         assert one.registration is not None
         scanning = one.feed.state is State.SCANNING
         patience = one.feed.patience_s(SILENT_S)
-        heard = one.stream.hears(one.registration) if scanning else ts != one.resolved
-        if heard or not one.moved_at or one.stream in busy:
+        received = one.stream.receives(one.registration) if scanning else ts != one.resolved
+        if received or not one.moved_at or one.stream in busy:
             one.resolved, one.moved_at = ts, now
         elif now - (one.moved_at if scanning else max(one.moved_at, one.locked_at)) >= patience:
             silent.append((one, now - one.moved_at))

@@ -19,7 +19,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller import region_feed as feed
 from tidegate.puller import silence
-from tidegate.puller.backpressure import Backpressure, Deed, greediest
+from tidegate.puller.backpressure import Action, Backpressure, greediest
 from tidegate.puller.inbox import Inbox
 from tidegate.puller.region_feed import History
 from tidegate.puller.registrar import Registrar
@@ -86,11 +86,11 @@ class Upkeep:
             event(LOG, logging.WARNING, "puller waits", why=self.backpressure.words)
         elif before and not self.backpressure.words:
             event(LOG, logging.INFO, "puller goes on", after=before)
-        if deed is Deed.SHED:
+        if deed is Action.SHED:
             most = greediest(taken, store.disk_bytes, len(spans))
             if most is not None:
                 self._give_up(most)
-        elif deed is Deed.RESUME:
+        elif deed is Action.RESUME:
             for watched in spans:
                 if watched.paused:
                     watched.paused = False

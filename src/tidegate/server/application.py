@@ -51,7 +51,7 @@ class Running:
 
     def __init__(self, changefeed: str, incarnation: int, spec: Path) -> None:
         self.message = Run(changefeed, incarnation, str(spec))
-        self.told = False
+        self.reported = False
         """Whether an application has heard of it."""
         self.gone = asyncio.Event()
         """Set when nobody works for it any more."""
@@ -110,7 +110,7 @@ class Application:
 
     async def end(self, one: Running) -> None:
         """Until nobody works for it any more."""
-        if not one.told:
+        if not one.reported:
             self._over(one.key)
         elif self._connection is not None:
             self._connection.send(End(*one.key))
@@ -126,14 +126,14 @@ class Application:
     def _tell(self, one: Running) -> None:
         if self._connection is not None:
             self._connection.send(one.message)
-            one.told = True
+            one.reported = True
 
     def _over(self, key: tuple[str, int]) -> None:
         one = self._running.pop(key, None)
         if one is not None:
             one.gone.set()
 
-    def hear(self, connection: Connection, report: FromApplication) -> None:
+    def receive(self, connection: Connection, report: FromApplication) -> None:
         """What the application says of itself."""
         match report:
             case ApplicationHello():

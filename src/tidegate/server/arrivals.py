@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.control.processor import Processor
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Frontier, Manifest
 from tidegate.tidb import keys
 
@@ -51,12 +51,12 @@ class Arrivals:
 
     def frontier(self) -> Frontier:
         """Up to where each span is in the store."""
-        return outlook.read_frontier(self.store)
+        return store_view.read_frontier(self.store)
 
     def lifted(self, frontier: Frontier) -> Mapping[str, int]:
         """As it is for us: parts of stripes may be behind of which we want nothing."""
         ddl_ts = frontier.get(self._ddl_span_id, 0)
-        return outlook.lifted(frontier, self._machine.stripes, ddl_ts, self.manifest)
+        return store_view.lifted(frontier, self._machine.stripes, ddl_ts, self.manifest)
 
     def advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
         """Find what is to be delivered, and tell the machine of spans that have nothing.
@@ -74,7 +74,7 @@ class Arrivals:
                 continue
             if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
                 continue
-            if outlook.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
+            if store_view.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
                 undelivered.append(span)
             else:
                 idle.append((span, after, upto))
@@ -90,7 +90,7 @@ class Arrivals:
     def _reach_of(self, span: str, manifest: Manifest) -> int:
         """Up to where all that we want of a stripe is there; 0 for a span that is wanted as a whole."""
         bounds, wanted = self._machine.wanted(span)
-        return outlook.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
+        return store_view.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
 
     def _begin_late(self) -> set[str]:
         """Spans of which nothing is received yet, whatever their floor says: the store's part of them begins
@@ -112,4 +112,4 @@ class Arrivals:
         """Whether a change in (after, upto] may be of a table that is wanted."""
         bounds, wanted = self._machine.wanted(span)
         folder, first = self.store / span, keys.stripe_ids(bounds).start if wanted else 0
-        return not wanted or outlook.has_any(folder, manifest, after, upto, first, wanted)
+        return not wanted or store_view.has_any(folder, manifest, after, upto, first, wanted)

@@ -248,7 +248,7 @@ class Capture:
         )
         self.reactor = Reactor(self.node)
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
-        socket = ControlSocket(paths.socket, self._hear)
+        socket = ControlSocket(paths.socket, self._receive)
         await socket.open()
         stack.push_async_callback(socket.close)
         stack.push_async_callback(self._end_pullers)
@@ -285,8 +285,8 @@ class Capture:
             except Retryable as error:
                 if failures == 0:
                     self.waiting_for = f"PD at {self.options.pd} to answer"
-                    told = {"pd": error.where, "why": error.why, "fix": error.fix}
-                    event(LOG, logging.WARNING, "waiting for PD", **told, api=self.options.address)
+                    reported = {"pd": error.where, "why": error.why, "fix": error.fix}
+                    event(LOG, logging.WARNING, "waiting for PD", **reported, api=self.options.address)
                 await asyncio.sleep(PD_WAITS_S[min(failures, len(PD_WAITS_S) - 1)])
                 failures += 1
                 continue
@@ -539,13 +539,13 @@ class Capture:
                 patience = self.options.puller_timeout_s if said else PULLER_START_S
                 hung = watchdog.step(clock.monotonic(), work, said, patience)
                 if hung is not None and not ended.done():
-                    self._hear_puller_hung(hung, puller)
+                    self._receive_puller_hung(hung, puller)
                     await puller.stop(grace_s=0)
         finally:
             ended.cancel()
             self._said.pop(puller.pid, None)
 
-    def _hear_puller_hung(self, hung: Hung, puller: Child) -> None:
+    def _receive_puller_hung(self, hung: Hung, puller: Child) -> None:
         error = Retryable(
             f"The puller has said nothing for {hung.silent_s:.0f} s. It is killed and started again.",
             where=f"waiting: {hung.work}",
@@ -569,19 +569,19 @@ class Capture:
 
     # --- the socket ----------------------------------------------------------------------------------
 
-    async def _hear(self, connection: Connection, report: Report) -> None:
+    async def _receive(self, connection: Connection, report: Report) -> None:
         """What a peer may say follows from its hello: the socket lets nothing else through."""
         match connection.hello:
             case PullerHello() as puller:
-                self._hear_puller(connection, puller, cast(FromPuller, report))
+                self._receive_puller(connection, puller, cast(FromPuller, report))
             case ApplicationHello():
-                self.node.application.hear(connection, cast(FromApplication, report))
+                self.node.application.receive(connection, cast(FromApplication, report))
             case PipelineHello(changefeed, incarnation, _):
                 processor = self.reactor.processors.get(FeedId.parse(changefeed))
                 if processor is not None:
-                    processor.hear(incarnation, cast(FromPipeline, report))
+                    processor.receive(incarnation, cast(FromPipeline, report))
 
-    def _hear_puller(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
+    def _receive_puller(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
         spans = self._captured(puller.kv_mode).spans
         if isinstance(report, Status | Failed):
             self._said[puller.pid] = self._said.get(puller.pid, 0) + 1
@@ -591,9 +591,9 @@ class Capture:
             case Gone():
                 spans.disconnect(connection)
             case Status():
-                spans.hear_status(report)
+                spans.receive_status(report)
             case Refused():
-                spans.hear_refused(report)
+                spans.receive_refused(report)
             case Failed():
                 event(
                     LOG,

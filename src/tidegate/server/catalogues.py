@@ -40,7 +40,7 @@ from weakref import ReferenceType, ref
 from tidegate.clock import Clock, SystemClock
 from tidegate.disk import replace_file, sync_folder
 from tidegate.errors import Retryable, TidegateError, Undecodable
-from tidegate.eventstore import outlook, reader
+from tidegate.eventstore import reader, store_view
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.verdicts import SharedVerdicts
 from tidegate.log import event
@@ -106,8 +106,8 @@ class Shared:
         after = self.catalogue.resolved_ts
         if upto <= after:
             return
-        manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
-        if not outlook.pending(manifest, after, upto)[0]:
+        manifest = store_view.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
+        if not store_view.pending(manifest, after, upto)[0]:
             return
         columns = self.catalogue.store.job_meta_columns()
         blocks = reader.read(self._store, DDL_SPAN_ID, after, upto)
@@ -181,7 +181,7 @@ class Catalogues:
         """
         until = self._clock.monotonic() + SOON_S
         while bases.serving(self._bases, ts) is not None and self.newest(ts, feed_filter) is not None:
-            if outlook.read_frontier(self._store).get(DDL_SPAN_ID, 0) >= ts:
+            if store_view.read_frontier(self._store).get(DDL_SPAN_ID, 0) >= ts:
                 return await self.run(self._tables_at, ts, feed_filter)
             if self._clock.monotonic() >= until:
                 break
@@ -226,7 +226,7 @@ class Catalogues:
     def _has_ddl(self, after: int, upto: int) -> bool:
         """Whether the event store still has the DDL span from `after` on."""
         try:
-            manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, max(after, upto))
+            manifest = store_view.covering_manifest(self._store, DDL_SPAN_ID, after, max(after, upto))
             return manifest.dropped_to <= after
         except Retryable:
             return False

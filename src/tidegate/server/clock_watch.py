@@ -35,13 +35,13 @@ class ClockWatch:
         """Until it is cancelled. While PD is away nothing is said: others say so."""
         while True:
             try:
-                heard = physical_ms(await asyncio.to_thread(self._pd.tso))
+                received = physical_ms(await asyncio.to_thread(self._pd.tso))
             except TidegateError:
                 await asyncio.sleep(ASK_S)
                 continue
-            for remark in self._time.heard(heard, self._clock.now_ms(), self._clock.monotonic()):
+            for remark in self._time.received(received, self._clock.now_ms(), self._clock.monotonic()):
                 self._tell(remark)
-            metrics.clock_differs_s.set((self._clock.now_ms() - heard) / 1000)
+            metrics.clock_differs_s.set((self._clock.now_ms() - received) / 1000)
             await asyncio.sleep(ASK_S)
 
     def now_ms(self) -> int:

@@ -18,7 +18,7 @@ from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.log import event
 from tidegate.model.timestamp import MAX
 from tidegate.server.courier import Courier
@@ -119,7 +119,7 @@ class Crew:
             await asyncio.sleep(RETIRE_S)
             now = self.node.clock.monotonic()
             for feed, processor in list(self.processors.items()):
-                if now - processor.heard_at < SILENT_S or str(feed) in self.node.post.owners:
+                if now - processor.received_at < SILENT_S or str(feed) in self.node.post.owners:
                     continue
                 try:
                     stored = await self.node.read(feed_key(self.node.cluster, feed, "info"))
@@ -176,7 +176,7 @@ class Crew:
         self._swept_at = now
         for captured in stores:
             try:
-                idle = await asyncio.to_thread(outlook.spans, captured.store, captured.spans.held)
+                idle = await asyncio.to_thread(store_view.spans, captured.store, captured.spans.held)
             except (TidegateError, OSError) as error:
                 event(LOG, logging.WARNING, "event store not swept", error=str(error))
                 continue

@@ -16,7 +16,7 @@ from typing import Final, ParamSpec, TypeVar
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.gc import History
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
@@ -92,7 +92,7 @@ class FeedDdl:
     @property
     def resolved(self) -> int:
         """Up to where the event store has the DDL span now."""
-        return outlook.read_frontier(self._store).get(self.span_id, 0)
+        return store_view.read_frontier(self._store).get(self.span_id, 0)
 
     def base_ts(self, checkpoint: int) -> int:
         """From where on DDL is read to have the catalogue at a checkpoint."""
@@ -158,7 +158,7 @@ class FeedDdl:
 
         What is kept may begin later, until the puller has begun anew from where it was told.
         """
-        frontier = outlook.read_frontier(self._store)
+        frontier = store_view.read_frontier(self._store)
         manifest = self._node.manifest(self._store, self.span_id)
         if manifest is None or manifest.dropped_to > start:
             return 0

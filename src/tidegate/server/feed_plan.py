@@ -81,7 +81,7 @@ class BarrierFile:
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
-        self._spans_text = self._told_spans = self._told = ""
+        self._spans_text = self._sent_spans = self._sent = ""
 
     def write(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
@@ -97,18 +97,18 @@ class BarrierFile:
                 name: replace(task, start_ts=starts.get(name, task.start_ts)) for name, task in spans.items()
             }
             self._spans_text = json.dumps(spans_json(self._spans.values()))
-        if idle and self._spans_text == self._told_spans:
+        if idle and self._spans_text == self._sent_spans:
             return
         text = (
             f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{self._ddl_span}",'
             f'"spans":{self._spans_text}}}'
         )
-        if text != self._told:
+        if text != self._sent:
             partial = self._path.with_suffix(".tmp")
             with writing(partial):
                 partial.write_text(text)
             partial.replace(self._path)
-            self._told, self._told_spans = text, self._spans_text
+            self._sent, self._sent_spans = text, self._spans_text
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether these are other spans than were told, or other tables are wanted of one."""

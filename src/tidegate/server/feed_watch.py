@@ -59,7 +59,7 @@ class PipelineWatch(_Watch):
         self.beats: Mapping[str, int] = {}
         """As read last, when there was work: with each piece that the sink has acknowledged they change."""
 
-    def heard(self) -> None:
+    def received(self) -> None:
         """The pipeline has said something."""
         self._messages += 1
 

@@ -46,8 +46,8 @@ def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partition
 def words_of_first(peers: Sequence[Peer], among: int) -> str:
     """The first that says what it waits for, with its name if it is one of several."""
     for peer in peers:
-        if peer.told.waits:
-            return f"capture {peer.capture}: {peer.told.waits}" if among > 1 else peer.told.waits
+        if peer.status.waits:
+            return f"capture {peer.capture}: {peer.status.waits}" if among > 1 else peer.status.waits
     return ""
 
 

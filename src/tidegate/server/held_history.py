@@ -19,7 +19,7 @@ from typing import Final
 from tidegate.control.gc import HELD, GcGuard, History, Hold, earliest_start, service_id
 from tidegate.control.metadata import Delete, FeedId, holder_key
 from tidegate.errors import Retryable, TidegateError
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, readable
 from tidegate.server.crew import Crew
@@ -95,7 +95,7 @@ class HeldHistory:
         """From where on each feed of a keyspace may still read: those whose history is held."""
         behind: dict[FeedId, int] = {}
         for captured in self._captured():
-            floors = outlook.read_frontier(captured.store)
+            floors = store_view.read_frontier(captured.store)
             behind |= captured.spans.behind(floors, every=self.node.shared != "")
         feeds = (f for f in self._feeds.values() if f.scope == scope and self.is_held(f))
         now = self.node.clock.monotonic()

@@ -19,7 +19,7 @@ from tidegate.control.changefeed import State
 from tidegate.control.gc import HELD
 from tidegate.control.metadata import FeedError, FeedId
 from tidegate.errors import TidegateError
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms
 from tidegate.server.clock_watch import ClockWatch
@@ -128,7 +128,7 @@ class Housekeeping:
         for captured in self._captured():
             held = captured.spans.held
             try:
-                idle = await asyncio.to_thread(outlook.spans, captured.store, held)
+                idle = await asyncio.to_thread(store_view.spans, captured.store, held)
             except (TidegateError, OSError) as error:
                 event(LOG, logging.WARNING, "event store not swept", error=str(error))
                 continue

@@ -17,7 +17,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import LoadState
-from tidegate.mounter.ddl import Told
+from tidegate.mounter.ddl import EmittedDdl
 from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server.create_statement import create_schema, create_table
@@ -54,14 +54,15 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
 def definitions(tables: Iterable[TableVersion], feed_filter: FeedFilter, ts: int) -> list[DdlEvent]:
     """What makes the tables of a load at `ts` and their schemas, where they are not there; at `ts` - 1."""
     found = sorted(tables, key=lambda table: (table.schema, table.table))
-    told = [
-        Told(_creation(ts - 1, 1, create_schema(schema), schema))
+    emitted = [
+        EmittedDdl(_creation(ts - 1, 1, create_schema(schema), schema))
         for schema in dict.fromkeys(table.schema for table in found)
     ]
-    told += [
-        Told(_creation(ts - 1, 3, create_table(table), table.schema, table), after=table) for table in found
+    emitted += [
+        EmittedDdl(_creation(ts - 1, 3, create_table(table), table.schema, table), after=table)
+        for table in found
     ]
-    sent = [passed for one in told if (passed := feed_filter.sent(one)) is not None]
+    sent = [passed for one in emitted if (passed := feed_filter.sent(one)) is not None]
     return [replace(one, seq=seq) for seq, one in enumerate(sent)]
 
 

@@ -29,7 +29,7 @@ from tidegate.control.metadata import (
 )
 from tidegate.disk import Ballast
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
@@ -118,7 +118,7 @@ class Node:
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
-    _told_history: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _sent_history: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By keyspace, the order of what an owner has said last, while that is another capture."""
     _commits: Commits = field(init=False)
 
@@ -138,14 +138,14 @@ class Node:
         """The capture's name, and the revision by which it is the owner."""
         return f"{self.capture}-{self.owner_rev}"
 
-    def hear_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
+    def receive_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
         """What an owner says of upstream's history. False: it was said before something later.
 
         `order`: the owner's revision, and the sequence of its message, which rises over all changefeeds.
         """
-        if order < self._told_history.get(scope, (0, 0)):
+        if order < self._sent_history.get(scope, (0, 0)):
             return False
-        self._told_history[scope], self.histories[scope] = order, said
+        self._sent_history[scope], self.histories[scope] = order, said
         return True
 
     def now_ms(self) -> int:
@@ -204,8 +204,8 @@ class Node:
         if known is None:
             known = self.manifests[span] = ManifestReader(store / span)
         try:
-            return outlook.read_manifest(store, span, known)
-        except outlook.NoManifest:
+            return store_view.read_manifest(store, span, known)
+        except store_view.NoManifest:
             return None
 
     async def grants(self, feed: FeedId) -> dict[str, Grant]:

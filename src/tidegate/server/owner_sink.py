@@ -176,13 +176,13 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
 
     sink = plan.sink
     in_messages = sink.describe().form is Form.MESSAGES
-    told = marks(options_of(plan.config)) if in_messages else None
+    mark_options = marks(options_of(plan.config)) if in_messages else None
     try:
-        return sink.open_owner(told, still_ours)
+        return sink.open_owner(mark_options, still_ours)
     except OpenTransactions:
         # Those of an earlier incarnation. The next one fences them when it begins, which is too late.
         sink.fence({**grant.givers, plan.capture: grant.slots}, still_ours)
-        return sink.open_owner(told, still_ours)
+        return sink.open_owner(mark_options, still_ours)
 
 
 async def open_sink(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from tidegate.control.messages import Dispatch, Told, Wish
+from tidegate.control.messages import Dispatch, ProcessorStatus, Wish
 from tidegate.control.metadata import Grant
 from tidegate.control.processor import SYNC_S
 from tidegate.model.reports import LoadState
@@ -50,7 +50,7 @@ STEP_MAX_S: Final = 10.0
 """Of the time between two steps of the others so much counts: if upstream stands still, nobody is behind."""
 
 LAST: Final = ("lag_ms", "batch_ms")
-"""What of `Told` is no count: the greatest of all processors is shown."""
+"""What of `ProcessorStatus` is no count: the greatest of all processors is shown."""
 COUNTED: Final = (
     "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched",
     "misencoded", "batches",
@@ -67,7 +67,7 @@ class Peer:
     """The owner revision under which it has answered."""
     met_at: float = float("inf")
     """When it did first, without a silence since."""
-    heard_at: float = float("-inf")
+    received_at: float = float("-inf")
     announced_at: float = float("-inf")
     latest: tuple[int, int] = (0, 0)
     """Epoch and sequence of the last that it said of its state."""
@@ -100,7 +100,7 @@ class Peer:
     """The ranges for which it prepares."""
     warming_since: float = float("inf")
     """Since when it prepares without having been ready, and having received something."""
-    told: Told = field(default_factory=Told)
+    status: ProcessorStatus = field(default_factory=ProcessorStatus)
 
     @property
     def runs(self) -> bool:
@@ -112,11 +112,11 @@ class Peer:
         """Whether it holds nothing, as it was asked, or was never asked for anything."""
         return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
 
-    def hear(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
+    def receive(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
         """Note a message. False: a later one of its state has come before."""
-        if now - self.heard_at > SILENT_S:
+        if now - self.received_at > SILENT_S:
             self.met_at = now
-        self.heard_at = now
+        self.received_at = now
         if is_state:
             if (epoch, sequence) <= self.latest:
                 return False
@@ -139,7 +139,7 @@ class Peer:
 
     def answers(self, owner_rev: int, now: float) -> bool:
         """Whether it can be asked for something: it speaks to us, and has what we say to it."""
-        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S and not self.is_deaf(now)
+        return self.met_rev == owner_rev and now - self.received_at <= SILENT_S and not self.is_deaf(now)
 
     def is_deaf(self, now: float) -> bool:
         """Whether it does not confirm what we say to it."""
@@ -217,17 +217,17 @@ class Peers:
 
     def load(self) -> LoadState:
         """How far the initial load is on all that run."""
-        found = [peer.told.load for peer in self.running]
+        found = [peer.status.load for peer in self.running]
         return LoadState(*(sum(getattr(one, name.name) for one in found) for name in fields(LoadState)))
 
     @property
     def loaded(self) -> bool:
         """Whether it is durable on all that run."""
-        return all(peer.told.loaded for peer in self.running)
+        return all(peer.status.loaded for peer in self.running)
 
     def total(self, name: str) -> int:
         """What all processors have told of something."""
-        said = [int(getattr(peer.told, name)) for peer in self]
+        said = [int(getattr(peer.status, name)) for peer in self]
         return max(said, default=0) if name in LAST else sum(said)
 
     def needs(self, now: float) -> int:
@@ -235,5 +235,5 @@ class Peers:
 
         One that does not run and has been silent for long is left out: it must open its spans again anyway.
         """
-        heard = (p for p in self if p.runs or now - p.heard_at <= 2 * SILENT_S)
-        return min((peer.needs for peer in heard if not peer.rests), default=MAX)
+        received = (p for p in self if p.runs or now - p.received_at <= 2 * SILENT_S)
+        return min((peer.needs for peer in received if not peer.rests), default=MAX)

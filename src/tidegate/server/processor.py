@@ -22,12 +22,12 @@ from tidegate import __version__, metrics
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.gc import History
 from tidegate.control.load import LoadPlan
-from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Told, Wish, parse
+from tidegate.control.messages import FROM_OWNER, Dispatch, Header, ProcessorStatus, Wish, parse
 from tidegate.control.metadata import FeedId, FeedInfo, Grant, feed_key
 from tidegate.control.processor import Goal, Processor
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.filter.feed import FeedFilter
 from tidegate.log import event
 from tidegate.model.progress import load_key
@@ -123,11 +123,11 @@ class FeedProcessor:
         """Whether it has: it holds none until it is to run again."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
         self._opened_at = 0
         """The checkpoint at which its spans were opened."""
         self._needs_at = float("-inf")
-        self.heard_at = node.clock.monotonic()
+        self.received_at = node.clock.monotonic()
         """When its owner has spoken to it last."""
         self._span_loads = SpanLoads()
         self._floor = ReaderFloor()
@@ -183,8 +183,8 @@ class FeedProcessor:
     async def _step(self) -> None:
         for message in self.box.take():
             try:
-                if self.machine.hear(parse(json.loads(message), FROM_OWNER)):
-                    self.heard_at = self.node.clock.monotonic()
+                if self.machine.receive(parse(json.loads(message), FROM_OWNER)):
+                    self.received_at = self.node.clock.monotonic()
                     self._note_history()
             except ValueError as error:
                 event(LOG, logging.ERROR, "no message of an owner", changefeed=str(self.id), why=str(error))
@@ -325,7 +325,7 @@ class FeedProcessor:
             scope = plan.config.tidegate.keyspace_id
             said = History(dispatch.needed, dispatch.safe_point)
             order = dispatch.header.owner_rev, dispatch.header.sequence
-            if self.node.hear_history(scope, order, said):
+            if self.node.receive_history(scope, order, said):
                 self.node.captured(plan.config.tidegate.kv_mode).spans.keep_above(said.safe_point, scope)
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
@@ -361,7 +361,7 @@ class FeedProcessor:
         self._span_loads.reset()
         self.machine.received, self.machine.coming = 0, ()
         self._load, self._loaded, self._load_plan = LoadState(), False, None
-        self.machine.told, self.machine.loads = Told(), {}
+        self.machine.status, self.machine.loads = ProcessorStatus(), {}
 
     def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Let go of catalogue and spans, `but` some; `forget`: for ever."""
@@ -454,9 +454,9 @@ class FeedProcessor:
         """Nobody works for it any more: its last words tell why, else what became of the application does."""
         pipeline = self._pipeline
         if pipeline is not None and pipeline.ended is ended and not ended.cancelled():
-            pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline))
+            pipeline.last_words = asyncio.create_task(self._receive_last_words(pipeline))
 
-    async def _hear_last_words(self, pipeline: Pipeline) -> None:
+    async def _receive_last_words(self, pipeline: Pipeline) -> None:
         """Of its connection and the application, which ends is first is chance."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
@@ -487,12 +487,12 @@ class FeedProcessor:
         slowest = self.machine.spans[min(spans, key=self.machine.durable)]
         return f"rows of {self._named(slowest)}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
 
-    def hear(self, incarnation: int, report: FromPipeline) -> None:
+    def receive(self, incarnation: int, report: FromPipeline) -> None:
         """What this feed's pipeline says; what one of an old incarnation says changes nothing."""
         pipeline, machine = self._pipeline, self.machine
         if pipeline is None or incarnation != pipeline.grant.incarnation:
             return
-        pipeline.watch.heard()
+        pipeline.watch.received()
         match report:
             case PipelineHello(_, _, pid):
                 pipeline.pid = pid
@@ -517,14 +517,14 @@ class FeedProcessor:
                 self._fail(report.error())
             case Gone():
                 pipeline.gone.set()
-                pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline))
+                pipeline.last_words = asyncio.create_task(self._receive_last_words(pipeline))
             case _:
                 assert_never(report)
         self._wake.set()
 
     def _count(self, stats: Any) -> None:
         self.totals.count(self.id, stats, self._opened.folder)
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     # --- the tick ------------------------------------------------------------------------------------
 
@@ -637,7 +637,7 @@ class FeedProcessor:
         if self._plan is None:
             return
         behind = self._spans.behind(
-            outlook.read_frontier(self._opened.paths.store), only=self.id, every=True
+            store_view.read_frontier(self._opened.paths.store), only=self.id, every=True
         ).get(self.id, MAX)
         before, self.machine.needs = self.machine.needs, min(*self.needs, behind)
         if self.machine.needs < before:
@@ -693,11 +693,11 @@ class FeedProcessor:
 
     def _tell(self) -> None:
         now = self.node.clock.monotonic()
-        if now - self._told_at < TELL_S and self._loaded == self.machine.told.loaded:
+        if now - self._reported_at < TELL_S and self._loaded == self.machine.status.loaded:
             return
-        self._told_at = now
+        self._reported_at = now
         totals = self.totals
-        self.machine.told = Told(
+        self.machine.status = ProcessorStatus(
             waits=self._words(),
             last_synced_ts=self.last_synced_ts,
             rows=totals.rows,

@@ -23,11 +23,11 @@ from tidegate.control.messages import (
     Checkpoint,
     DispatchResponse,
     FromProcessor,
+    ProcessorStatus,
     RangeProgress,
     RangeState,
     RangeStatus,
     Sync,
-    Told,
     Wish,
 )
 from tidegate.control.metadata import GrantedRange
@@ -110,7 +110,7 @@ class ProcessorReports:
         """Forget what processors said of the incarnation that has ended."""
         for peer in self._peers:
             peer.coming, peer.received = (), 0
-            peer.told = dataclasses.replace(peer.told, waits="", load=LoadState(), loaded=False)
+            peer.status = dataclasses.replace(peer.status, waits="", load=LoadState(), loaded=False)
 
     def take(
         self, peer: Peer, message: FromProcessor, owner: Owner | None, now: float, *, loading: bool
@@ -120,7 +120,7 @@ class ProcessorReports:
         if header.capture_epoch > peer.latest[0]:
             peer.met_at = now  # another process: it is to show that it lasts
         is_state = not isinstance(message, Checkpoint)
-        if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
+        if not peer.receive(now, header.capture_epoch, header.sequence, is_state=is_state):
             return []
         if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
             # Its process has started again: what the earlier one was given may not begin a second time.
@@ -137,7 +137,7 @@ class ProcessorReports:
                     peer.runs and peer.asked is not None and message.incarnation == peer.asked.incarnation
                 )
                 over: list[Finding] = [RecordsOver(message.over)] if message.over and is_now else []
-                return [*self._take_totals(peer, message.incarnation, message.told, owner, loading), *over]
+                return [*self._take_totals(peer, message.incarnation, message.status, owner, loading), *over]
             case _:
                 assert_never(message)
 
@@ -146,7 +146,7 @@ class ProcessorReports:
         if peer.met_rev != header.owner_rev:
             peer.met_rev, peer.met_at = header.owner_rev, now
         peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
-        peer.has(message.heard)
+        peer.has(message.last_sequence)
         if peer.version != message.processor_version != __version__:
             _log_version(peer.capture, message.processor_version)
         peer.version = message.processor_version
@@ -170,7 +170,7 @@ class ProcessorReports:
     ) -> None:
         peer.knows(ddl.upto)
         if owner is not None:
-            owner.hear_ddl(peer.capture, ddl)
+            owner.receive_ddl(peer.capture, ddl)
             owner.report(peer.capture, incarnation, ranges)
         if not peer.runs and {one.id for one in ranges} == set(peer.coming):
             peer.received = min((one.resolved_ts for one in ranges), default=0)
@@ -207,12 +207,12 @@ class ProcessorReports:
         )
 
     def _take_totals(
-        self, peer: Peer, incarnation: int, totals: Told, owner: Owner | None, loading: bool
+        self, peer: Peer, incarnation: int, totals: ProcessorStatus, owner: Owner | None, loading: bool
     ) -> list[Finding]:
         asked = peer.asked
         if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
             return []
-        peer.told = totals
+        peer.status = totals
         self.last_synced_ts = max(self.last_synced_ts, totals.last_synced_ts)
         if owner is not None:
             owner.synced(totals.last_synced_ts)

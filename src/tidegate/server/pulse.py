@@ -29,7 +29,7 @@ from typing import Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId
-from tidegate.eventstore import outlook
+from tidegate.eventstore import store_view
 from tidegate.eventstore.floors import PageMark
 from tidegate.log import event
 
@@ -166,7 +166,7 @@ class Pulse:
         """One look at all pages."""
         now = self._clock.monotonic()
         for store, followers in self._followers.items():
-            mark, seen = outlook.page_mark(store), self._seen.get(store)
+            mark, seen = store_view.page_mark(store), self._seen.get(store)
             changed = mark != seen
             if changed:
                 self._seen[store] = mark

@@ -64,11 +64,11 @@ ORPHAN_S: Final = 3600.0
 """A reader from which no query has read, silent for so long, goes: its query was killed before its checkpoint
 named it, and has made another since."""
 SWEEP_S: Final = 300.0
-HEARD_S: Final = 30.0
+QUERIED_S: Final = 30.0
 """How often it is stored that a query lives."""
 LOOK_S: Final = 0.05
 """Between two looks whether there is news for a query that waits."""
-HEARD_MAX: Final = 1000
+QUERIED_MAX: Final = 1000
 """Of so many it is known when that was; else it is stored once more than need be."""
 THREADS: Final = 8
 DDL_PIECE: Final = (1 << 63) - 1
@@ -129,7 +129,7 @@ class Readers:
     def __init__(self, reactor: Reactor, *, elsewhere: bool = False) -> None:
         """`elsewhere`: whether the capture's workers are on other machines."""
         self._reactor, self._elsewhere = reactor, elsewhere
-        self._heard: dict[str, tuple[float, int]] = {}
+        self._received: dict[str, tuple[float, int]] = {}
         """By instance, when it was stored last that its query lives (monotonic), and what it had done."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="readers")
 
@@ -151,7 +151,7 @@ class Readers:
         """Once."""
         feeds = dict(self._reactor.feeds)
         for name, standing in (await self.standings(feeds.values())).items():
-            silent_s = feeds[name].node.clock.now_ms() / 1000 - standing.heard_ms / 1000
+            silent_s = feeds[name].node.clock.now_ms() / 1000 - standing.queried_ms / 1000
             if not standing.used and silent_s > ORPHAN_S:
                 event(LOG, logging.WARNING, "reader removed: no query has read from it", changefeed=str(name))
                 await self._reactor.remove(name)
@@ -257,7 +257,7 @@ class Readers:
         """How far a query that is done with all up to `start` may read; `start` without news in `wait_s`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        found = await self._hear(feed, asked, start)
+        found = await self._receive(feed, asked, start)
         while True:
             owner = found.owner
             before = owner.resolved_sent if owner is not None else 0
@@ -276,12 +276,12 @@ class Readers:
 
     async def plan(self, feed: FeedId, asked: Query, start: int, end: int) -> dict[str, Any]:
         """Tickets for the tasks of a batch."""
-        found = await self._hear(feed, asked)
+        found = await self._receive(feed, asked)
         return await self.do(_plan, found, asked, start, end)
 
     async def commit(self, feed: FeedId, asked: Query, ts: int) -> None:
         """The query is done with all up to `ts`."""
-        await self._hear(feed, asked, ts)
+        await self._receive(feed, asked, ts)
 
     async def open(self, text: str) -> tuple[Ticket, Changes, bool]:
         """The ticket, the file that it opens, and whether DDL is told. Raises Refused."""
@@ -293,7 +293,7 @@ class Readers:
         secret = await self.do(changes.secret)
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
-        await self._note_heard(found)
+        await self._note_query(found)
         return ticket, changes, found.uri.option("rows") == "generic"
 
     def _feed(self, feed: FeedId, instance: str) -> Feed:
@@ -307,20 +307,20 @@ class Readers:
             )
         return found
 
-    async def _hear(self, feed: FeedId, asked: Query, said: int = 0) -> Feed:
+    async def _receive(self, feed: FeedId, asked: Query, said: int = 0) -> Feed:
         found = self._feed(feed, asked.instance)
-        await self._note_heard(found, said)
+        await self._note_query(found, said)
         return found
 
-    async def _note_heard(self, found: Feed, said: int = 0) -> None:
+    async def _note_query(self, found: Feed, said: int = 0) -> None:
         now, instance = asyncio.get_running_loop().time(), found.info.instance
-        at, before = self._heard.get(instance, (float("-inf"), -1))
-        if said <= before and now - at < HEARD_S:
+        at, before = self._received.get(instance, (float("-inf"), -1))
+        if said <= before and now - at < QUERIED_S:
             return
-        await self.do(_changes(found).hear, found.node.clock.now_ms(), said, used=said > 0)
-        if len(self._heard) >= HEARD_MAX:
-            self._heard.clear()
-        self._heard[instance] = now, max(said, before)
+        await self.do(_changes(found).receive, found.node.clock.now_ms(), said, used=said > 0)
+        if len(self._received) >= QUERIED_MAX:
+            self._received.clear()
+        self._received[instance] = now, max(said, before)
 
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:

@@ -23,7 +23,7 @@ from tidegate.model.timestamp import MAX
 from tidegate.mounter.catalogue import Step
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
-from tidegate.server import told_text
+from tidegate.server import target_text
 from tidegate.server.catalogues import Catalogues, Shared
 from tidegate.server.stripes import table_task
 from tidegate.tidb import keys
@@ -259,8 +259,10 @@ class SchemaTracker:
             for one in applied:
                 if one.refusal is not None and self._filter.stopped_by(one.refusal):
                     raise one.refusal.error()
-                passed = (event for told in one.told if (event := self._filter.sent(told)) is not None)
-                sent += [told_text.told(event, one.charset, one.sql_mode) for event in passed]
+                passed = (
+                    event for emitted in one.emitted if (event := self._filter.sent(emitted)) is not None
+                )
+                sent += [target_text.for_targets(event, one.charset, one.sql_mode) for event in passed]
         except TidegateError as stop:
             error = stop
         changed = frozenset().union(*(one.changed_ids for one in applied))

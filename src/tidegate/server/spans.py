@@ -77,7 +77,7 @@ class SpanRegistry:
         if self._puller is not None and safe_point != before:
             self._puller.send(SafePoint(safe_point, keyspace))
 
-    def hear_status(self, status: Status) -> None:
+    def receive_status(self, status: Status) -> None:
         """A part of what the puller says about its spans; known once it is whole."""
         if status.first:
             self._saying = []
@@ -85,7 +85,7 @@ class SpanRegistry:
         if status.last:
             self.status, self._saying, self.filling = self._saying, [], status.filling
 
-    def hear_refused(self, refused: Refused) -> None:
+    def receive_refused(self, refused: Refused) -> None:
         """The puller does not register a span."""
         name = span_id(refused.span, self._kv_mode)
         if name in self._spans:

@@ -341,7 +341,7 @@ class Capture:
         def say(incarnation: int, report: Report) -> None:
             if control.processor is not None:
                 delay = self.world.time.rng.uniform(*REPORT_S)
-                self.world.time.within(control.process, delay, control.processor.hear, incarnation, report)
+                self.world.time.within(control.process, delay, control.processor.receive, incarnation, report)
 
         return say
 

@@ -455,16 +455,16 @@ class OwnerTask:
             peer = self.peers.get(header.capture)
             mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
             if peer is not None and header.instance == INSTANCE and mine:
-                self._hear(peer, message)
+                self._receive(peer, message)
         self.wake.set()
 
-    def _hear(self, peer: Peer, message: FromProcessor) -> None:
+    def _receive(self, peer: Peer, message: FromProcessor) -> None:
         """What a processor says. Of what it does the latest word counts; of how far it is, each."""
         header, now = message.header, self._time.now
         is_state = not isinstance(message, Checkpoint)
         if header.capture_epoch > peer.latest[0]:
             peer.met_at = now
-        is_latest = peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state)
+        is_latest = peer.receive(now, header.capture_epoch, header.sequence, is_state=is_state)
         if not is_latest and "order" not in self._off:
             return
         asked = peer.asked
@@ -474,37 +474,37 @@ class OwnerTask:
             return
         match message:
             case Sync():
-                self._hear_sync(peer, message)
+                self._receive_sync(peer, message)
             case DispatchResponse():
-                self._hear_response(peer, message)
+                self._receive_response(peer, message)
             case Checkpoint():
-                self._hear_progress(peer, message.incarnation, message.ranges, message.ddl)
+                self._receive_progress(peer, message.incarnation, message.ranges, message.ddl)
                 if self.owner is not None:
-                    self.owner.synced(message.told.last_synced_ts)
+                    self.owner.synced(message.status.last_synced_ts)
 
-    def _hear_sync(self, peer: Peer, message: Sync) -> None:
+    def _receive_sync(self, peer: Peer, message: Sync) -> None:
         if peer.met_rev != message.header.owner_rev:
             peer.met_rev, peer.met_at = message.header.owner_rev, self._time.now
         peer.cores, peer.ready = message.cores, message.ready
         if peer.runs:
             peer.received = message.received
         self.sharing.loads[peer.capture] = message.loads
-        self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
-        self._hear_running(peer.capture, message.incarnation, message.ranges)
+        self._receive_progress(peer, message.incarnation, message.checkpoints, message.ddl)
+        self._receive_running(peer.capture, message.incarnation, message.ranges)
         peer.holds = bool(message.ranges)
         if self._is_open:
             self._end_leftover(peer)
 
-    def _hear_progress(
+    def _receive_progress(
         self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
     ) -> None:
         if self.owner is not None:
-            self.owner.hear_ddl(peer.capture, ddl)
+            self.owner.receive_ddl(peer.capture, ddl)
             self.owner.report(peer.capture, incarnation, ranges)
         if not peer.runs and {one.id for one in ranges} == set(peer.coming):
             peer.received = min((one.resolved_ts for one in ranges), default=0)
 
-    def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:
+    def _receive_response(self, peer: Peer, message: DispatchResponse) -> None:
         asked = peer.asked
         runs = any(one.state is RangeState.RUNNING for one in message.ranges)
         answers = asked is not None and message.answers >= asked.header.sequence
@@ -521,9 +521,9 @@ class OwnerTask:
             peer.fails(self._time.now)
             self._fail(Retryable(f"capture {peer.capture}: {message.error.what}"))
         else:
-            self._hear_running(peer.capture, message.incarnation, message.ranges)
+            self._receive_running(peer.capture, message.incarnation, message.ranges)
 
-    def _hear_running(self, capture: str, incarnation: int, ranges: Sequence[RangeStatus]) -> None:
+    def _receive_running(self, capture: str, incarnation: int, ranges: Sequence[RangeStatus]) -> None:
         if self.owner is not None:
             found = [one for one in ranges if one.state is RangeState.RUNNING]
             self.owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])

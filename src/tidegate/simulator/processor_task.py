@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from tidegate.control.barrier import DdlBatch
-from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Told, Wish, parse
+from tidegate.control.messages import FROM_OWNER, Dispatch, Header, ProcessorStatus, Wish, parse
 from tidegate.control.metadata import Grant, grant_key
 from tidegate.control.processor import Goal, Processor
 from tidegate.errors import Retryable, TidegateError
@@ -69,7 +69,7 @@ class ProcessorTask:
     def _step(self) -> None:
         machine = self.machine
         for data in self.box.take():
-            machine.hear(parse(json.loads(data), FROM_OWNER))
+            machine.receive(parse(json.loads(data), FROM_OWNER))
         dispatch = machine.dispatch
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             if self._work is not None:
@@ -181,7 +181,7 @@ class ProcessorTask:
 
     # --- what the worker says ------------------------------------------------------------------------
 
-    def hear(self, incarnation: int, report: Report) -> None:
+    def receive(self, incarnation: int, report: Report) -> None:
         """A report; of an old incarnation it changes nothing."""
         if self._worker is None or incarnation != self._worker.grant.incarnation:
             return
@@ -191,7 +191,7 @@ class ProcessorTask:
             case Durable(token, spans, stats):
                 self.machine.report(token, incarnation, spans)
                 self._rows += stats.get("rows", 0)
-                self.machine.told = Told(rows=self._rows, last_synced_ts=max(spans.values()))
+                self.machine.status = ProcessorStatus(rows=self._rows, last_synced_ts=max(spans.values()))
             case Failed():
                 self._fail(report.error())
         self.wake.set()

@@ -220,15 +220,15 @@ class SqliteOwner:
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
         """Note it, unless the journal holds it."""
         if not self.journal.holds(event):
-            told = self.journal
-            after = Journal(event.finished_ts, event.seq, told.resolved_ts, told.instance)
+            before = self.journal
+            after = Journal(event.finished_ts, event.seq, before.resolved_ts, before.instance)
             self._tell(after, event)
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         """All up to `ts` is there."""
-        told = self.journal
-        if ts > told.resolved_ts:
-            self._tell(Journal(told.ddl_ts, told.ddl_seq, ts, told.instance))
+        before = self.journal
+        if ts > before.resolved_ts:
+            self._tell(Journal(before.ddl_ts, before.ddl_seq, ts, before.instance))
 
     def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
         """Write a DDL into an open transaction; by default nothing but the journal tells of it."""

@@ -122,7 +122,7 @@ class BankWorkload:
         Raises Retryable when the upstream is away for AWAY_S.
         """
         tell = on_progress or (lambda stats: None)
-        began = told = self._clock.monotonic()
+        began = reported = self._clock.monotonic()
         already, drawn, since_ddl = self.stats.seconds, 0, 0
         self._stop = stop_event
         with Flight[Work](self._threads, 4 * self._threads, self._landed) as flight:
@@ -136,8 +136,8 @@ class BankWorkload:
                 changed = frozenset(m.key for m in work.mutations)
                 flight.launch(changed, work, partial(self._commit, work.mutations))
                 now = self._clock.monotonic()
-                if now - told >= PROGRESS_EVERY_S:
-                    told, self.stats.seconds = now, already + now - began
+                if now - reported >= PROGRESS_EVERY_S:
+                    reported, self.stats.seconds = now, already + now - began
                     tell(self.stats)
                 if rate_rows_per_s:
                     stop_event.wait(max(0.0, began + drawn / rate_rows_per_s - now))

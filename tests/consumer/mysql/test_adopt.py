@@ -17,7 +17,7 @@ from tests.consumer.memory_topic import MemoryTopic
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import differences, forget
 from tests.consumer.mysql.test_ddl import two_tables
-from tests.consumer.mysql.test_replay import bare, consume, told
+from tests.consumer.mysql.test_replay import bare, consume, reported
 from tests.consumer.mysql.test_target import LOGS, lines_of, topic_of
 from tests.consumer.test_ddl_at_target import message, renamed
 from tests.consumer.topics import Event, Mark, events_of, messages_of
@@ -226,7 +226,7 @@ def test_triggers_strangers_and_missing_tables_are_refused(
     with Consumer(mariadb, tmp_path) as consumer, pytest.raises(InvalidInput, match="two consumers"):
         consumer.rows((INSERT, row(1, 5), None))
     with Consumer(mariadb, tmp_path) as consumer, pytest.raises(InvalidInput, match="two consumers"):
-        consumer.applier.ddl([told("alter table t add c int", 9, "d_adopt")])
+        consumer.applier.ddl([reported("alter table t add c int", 9, "d_adopt")])
     assert not cursor.execute("SHOW COLUMNS FROM d_adopt.t LIKE 'c'")
 
 
@@ -237,7 +237,11 @@ def test_a_key_that_is_not_the_targets_first_is_the_topics(
     columns = replace(ID, name="b"), replace(U, name="a")
     with Consumer(mariadb, tmp_path, adopting=False) as consumer:
         consumer.applier.ddl(
-            [told("create table t (a int not null, b bigint not null, unique (a), unique (b))", 9, "d_adopt")]
+            [
+                reported(
+                    "create table t (a int not null, b bigint not null, unique (a), unique (b))", 9, "d_adopt"
+                )
+            ]
         )
         assert consumer.target.definitions["d_adopt", "t"].keys == ("a",)
         consumer.rows((INSERT, {"a": 1, "b": 2}, None), columns=columns)
@@ -251,7 +255,7 @@ def test_rows_with_a_column_that_the_table_has_not_are_refused(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
     with Consumer(mariadb, tmp_path) as consumer:
-        consumer.applier.ddl([told("create table t (id bigint primary key, u int)", 9, "d_adopt")])
+        consumer.applier.ddl([reported("create table t (id bigint primary key, u int)", 9, "d_adopt")])
         with pytest.raises(Fatal, match="does not have"):
             consumer.rows((INSERT, {"id": 1, "x": 2}, None), columns=(ID, replace(U, name="x")))
 
@@ -273,7 +277,7 @@ def test_ddl_reaches_tables_that_no_row_has_named_yet(
                 "create table t2 (id bigint primary key)",
             ]
         ):
-            consumer.applier.ddl([told(query, 100 + at, "d_adopt")])
+            consumer.applier.ddl([reported(query, 100 + at, "d_adopt")])
         held = consumer.target.definitions
         assert held["d_adopt", "t"].uniques == (("id",), ("u",), ("c",))
         assert held["d_adopt", "renamed"].uniques == (("id",), ("u",))
@@ -281,9 +285,9 @@ def test_ddl_reaches_tables_that_no_row_has_named_yet(
         assert held["d_adopt", "t2"].uniques == (("id",), ("u",))
         cursor.execute("SELECT COUNT(*) FROM d_adopt.gone")
         assert cursor.fetchall() == ((0,),)
-        consumer.applier.ddl([told("truncate table t", 110, "d_adopt")])
+        consumer.applier.ddl([reported("truncate table t", 110, "d_adopt")])
         assert held["d_adopt", "t"].uniques == ()
-        consumer.applier.ddl([told("drop database d_adopt", 111, "d_adopt")])
+        consumer.applier.ddl([reported("drop database d_adopt", 111, "d_adopt")])
         assert not cursor.execute("SHOW DATABASES LIKE 'd_adopt'")
 
 

@@ -293,13 +293,13 @@ def test_existing_tables_are_created_as_the_initial_load_describes_them(
     server: MySqlServer, connection: Connection, tmp_path: Path
 ) -> None:
     config = merge_config({}, parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol"))
-    told = workload_info(100, "accounts", ACCOUNTS, ["id"])
-    table = TableVersion.of(2, "d_load", told, 5, Parsed())
+    reported = workload_info(100, "accounts", ACCOUNTS, ["id"])
+    table = TableVersion.of(2, "d_load", reported, 5, Parsed())
     with Life(server, "ddl", tmp_path) as life, connection.cursor() as cursor:
         life.ddl(*definitions([table], FeedFilter.of(config), 1000))
         made = life.target.definition(("d_load", "accounts"))
         assert made is not None
-        assert made.info == told, "what follows is rendered from the TableInfo, not read from the server"
+        assert made.info == reported, "what follows is rendered from the TableInfo, not read from the server"
         assert shown(cursor, "d_load", "accounts") == expected(made)
 
 

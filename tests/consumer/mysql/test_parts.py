@@ -70,7 +70,7 @@ def address(
 
 def consume(
     where: MySqlAddress,
-    told: MemoryTopic,
+    reported: MemoryTopic,
     until: int,
     prepare: Callable[[MySqlTarget], None] = lambda target: None,
     sizes: Sizes = SIZES,
@@ -78,7 +78,7 @@ def consume(
     with where.opened() as target:
         prepare(target)
         applier = Applier(target, where.folder, sizes=sizes)
-        return consume_into(told, applier, where.folder / "staging", until=until, size=500, rows=10_000)
+        return consume_into(reported, applier, where.folder / "staging", until=until, size=500, rows=10_000)
 
 
 def held(server: MySqlServer) -> list[Row]:
@@ -214,13 +214,13 @@ def test_other_rows_than_those_of_the_parts_that_are_in_stop_the_consumer(
 
 def _fewer() -> MemoryTopic:
     """The same without some rows of the second transaction, marks and offsets as they were."""
-    told = swaps()
+    reported = swaps()
     other = topic([Mark(1)], partitions=1).partitions[0][0]
-    for messages in told.partitions.values():
+    for messages in reported.partitions.values():
         # Its place is taken by a mark far below, which says nothing.
         at = max(at for at, message in enumerate(messages) if message.key != messages[-1].key)
         messages[at] = other
-    return told
+    return reported
 
 
 def test_a_zombie_between_two_parts_is_fenced(server: MySqlServer, tmp_path: Path) -> None:

@@ -86,12 +86,12 @@ def test_death_at_any_write_loses_and_doubles_nothing(mariadb: MySqlServer, tmp_
 # --- statements
 
 
-def told(query: str, ts: int = 0, schema: str = "d_sql") -> DdlMessage:
+def reported(query: str, ts: int = 0, schema: str = "d_sql") -> DdlMessage:
     return DdlMessage(ts or (1_700_000_000_000 << 18) + 7, query, None, schema, "t", None, 0)
 
 
 def steps_of(*queries: str) -> list[DdlMessage]:
-    return [told(query, (1_700_000_000_000 + at << 18)) for at, query in enumerate(queries)]
+    return [reported(query, (1_700_000_000_000 + at << 18)) for at, query in enumerate(queries)]
 
 
 @pytest.fixture
@@ -215,18 +215,18 @@ def test_a_default_is_the_moment_of_the_ddl_in_the_feeds_zone(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
     with Sql(mariadb, tmp_path, zone="Asia/Shanghai") as life:
-        life.run([told("create table t (a int primary key)")])
+        life.run([reported("create table t (a int primary key)")])
         cursor.execute("INSERT INTO d_sql.t VALUES (1)")
         life.run(
             [
-                told(
+                reported(
                     "alter table t add d datetime default current_timestamp, add ts timestamp default"
                     " '2024-01-01 08:00:00'",
                     (1_700_000_000_000 << 18) + 9,
                 )
             ]
         )
-        life.run([told("create table u (ts timestamp)", (1_700_000_000_000 << 18) + 11)])
+        life.run([reported("create table u (ts timestamp)", (1_700_000_000_000 << 18) + 11)])
         (zone,) = life.target._progress.rows(
             "SELECT @@time_zone, ABS(UNIX_TIMESTAMP() - UNIX_TIMESTAMP(SYSDATE())) < 5"
         )
@@ -261,7 +261,7 @@ def test_what_the_server_refuses_is_shown_and_may_be_done_by_hand(
 def test_an_exchange_is_refused_and_may_be_done_by_hand(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
-    message = told("alter table p exchange partition p0 with table t")
+    message = reported("alter table p exchange partition p0 with table t")
     with Sql(mariadb, tmp_path) as life, pytest.raises(Fatal, match="cannot be replayed"):
         life.run([message])
     with Sql(mariadb, tmp_path, skipped={message.ts}) as life:

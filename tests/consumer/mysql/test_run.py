@@ -12,7 +12,7 @@ from tests.consumer.test_job import LINE, Heard, bank_messages
 from tests.consumer.topics import publish
 from tidegate.consumer.job import Settings
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.status import heard
+from tidegate.consumer.status import received
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fenced
 
@@ -41,7 +41,7 @@ def test_a_second_consumer_takes_the_first_ones_place_and_the_first_ends(
     for one in (first, second):
         one.thread.join(120)
     assert isinstance(first.error, Fenced)
-    said = heard(tmp_path / "first")
+    said = received(tmp_path / "first")
     assert said is not None
     assert (said.running, said.trouble) == (False, "another consumer has taken the target over")
     assert second.error is None

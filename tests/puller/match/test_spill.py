@@ -142,10 +142,10 @@ def test_transactions_come_out_before_the_resolved_ts_that_covers_them(
                 wire.append(resolved_message([1], 7, bar))
         if wire:
             spilling.feed(wire)
-        told = spilling.resolved.get(0, 0)
+        reported = spilling.resolved.get(0, 0)
         found = Counter(spilling.changes[0])
         assert all(count == 1 for count in found.values())
-        assert not Counter(c for c in expected if c.commit_ts <= told) - found
+        assert not Counter(c for c in expected if c.commit_ts <= reported) - found
         assert spilling.largest_open <= bound
     clock += 1
     rest = [Row(2, s, ts, 1, key) for s, keys in waiting.items() for ts, key in keys]

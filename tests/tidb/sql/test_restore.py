@@ -110,9 +110,9 @@ def test_a_statement_stays_the_one_that_ran(query: str, exact: str, sent: str) -
     ],
 )
 def test_what_cannot_be_restored_goes_out_as_it_was_written(query: str) -> None:
-    told = outgoing(query)
-    assert told.text == query
-    assert told.problem
+    stated = outgoing(query)
+    assert stated.text == query
+    assert stated.problem
 
 
 def test_a_statement_has_a_bounded_length_and_depth() -> None:

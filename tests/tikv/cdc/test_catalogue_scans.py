@@ -374,7 +374,7 @@ def test_rollback_prewrites_with_txn_source_a_filtered_lock_holds_the_ts(make: M
     client.until(lambda: feed.resolved_ts >= start_ts)
     beats = len(client.messages)
     (downstream,) = client.connection.downstreams.values()
-    downstream.told_at = 0.0  # the mark is due once more
+    downstream.sent_at = 0.0  # the mark is due once more
     client.until(lambda: len(client.messages) > beats)
     assert start_ts <= feed.resolved_ts < locked
     cluster.call(rollback(start_ts, b"k"), b"k")

@@ -48,11 +48,11 @@ def test_a_one_phase_commit_is_one_committed_event_above_the_resolved_ts(make: M
     cluster.txn(put(b"k2", b"old"))
     client, feed = subscribe(cluster, cluster.tso.get())
     caught_up(cluster, client, feed)
-    told = feed.resolved_ts
+    reported = feed.resolved_ts
     start_ts = cluster.tso.get()
     mutations = put(b"k1", b"short"), put(b"k2", LONG), pb.Mutation(op=pb.Lock, key=b"k3"), delete(b"k4")
     answer = cluster.call(prewrite(start_ts, *mutations, try_one_pc=True), b"k1")
-    assert answer.one_pc_commit_ts > told
+    assert answer.one_pc_commit_ts > reported
     client.until(lambda: len(after_initialized(feed)) == 3)
     rows = {row.key: row for row in after_initialized(feed)}
     assert {row.type for row in rows.values()} == {cdc.Event.COMMITTED}

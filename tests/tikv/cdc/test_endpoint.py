@@ -314,8 +314,8 @@ def test_a_batch_that_cannot_be_processed_ends_streams_and_frees_memory(
     client._thread.join(WAIT_S)
     assert not client._thread.is_alive(), "its stream has ended"
     second = Client(cluster)
-    told = second.register(1, region)
-    second.until(lambda: told.resolved_ts > 0)
+    reported = second.register(1, region)
+    second.until(lambda: reported.resolved_ts > 0)
     assert cluster.endpoint._backlog == 0
     second.close()
 

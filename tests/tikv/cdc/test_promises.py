@@ -235,17 +235,17 @@ def test_g1_a_resolved_ts_is_strict_and_whole(cluster: Cluster, script: list[tup
     """After a mark only greater commits; before it all commits up to it."""
 
     def promise(run: Run, trace: Trace) -> None:
-        told, resolved = set[tuple[bytes, int]](), 0
+        reported, resolved = set[tuple[bytes, int]](), 0
         for kind, what in trace.items:
             if kind == "rows":
                 for row in filter(is_commit, what):
                     assert row.commit_ts > resolved
-                    told.add((row.key, row.commit_ts))
+                    reported.add((row.key, row.commit_ts))
             elif kind == "resolved":
                 resolved = max(resolved, what)
                 for key, ts in run.committed:
                     if trace.checkpoint_ts < ts <= resolved and trace.region.contains(keys.encode(key)):
-                        assert (key, ts) in told
+                        assert (key, ts) in reported
 
     live = [("register", "all"), ("txn", [b"a"]), ("late one-phase", [b"b"])]
     in_memory = [("apply slowly", True), ("one-phase", [b"c"]), ("apply slowly", False)]
@@ -338,15 +338,15 @@ def test_n1_a_commit_comes_once_and_n2_the_scan_comes_newest_first(
     """The first promise holds within a registration."""
 
     def promise(run: Run, trace: Trace) -> None:
-        told: Counter[tuple[bytes, int]] = Counter()
+        reported: Counter[tuple[bytes, int]] = Counter()
         last: dict[bytes, int] = {}
         for live, row in trace.rows():
             if is_commit(row):
-                told[row.key, row.commit_ts] += 1
+                reported[row.key, row.commit_ts] += 1
             if row.type == ROW.COMMITTED and not live and row.start_ts not in run.one_phase:
                 assert row.commit_ts < last.get(row.key, keys.TS_MAX)
                 last[row.key] = row.commit_ts
-        assert set(told.values()) <= {1}
-        assert told.keys() <= run.committed.keys()
+        assert set(reported.values()) <= {1}
+        assert reported.keys() <= run.committed.keys()
 
     asked(cluster, script, promise)

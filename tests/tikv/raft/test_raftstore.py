@@ -85,7 +85,7 @@ def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_pa
         def has_changed(self, change: RegionChange) -> None:
             self._note("has changed")
 
-    told = threading.Event()
+    reported = threading.Event()
     store.observers[1] = store.members[1] = Watcher()
     store.start()
     ids = iter(range(100, 110))
@@ -93,11 +93,11 @@ def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_pa
         Command(
             region.id,
             (),
-            on_applied=lambda error: told.set(),
+            on_applied=lambda error: reported.set(),
             admin=lambda table: region_change.split(table.all[0], [b"m"], lambda: next(ids)),
         )
     )
-    assert told.wait(WAIT_S)
+    assert reported.wait(WAIT_S)
     store.stop()
     store.engine.close()
     assert seen == [("observed", 2, 1), ("will change", 2, 1), ("has changed", 2, 2)]
@@ -105,18 +105,18 @@ def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_pa
 
 def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None:
     errors: list[Exception | None] = []
-    told = threading.Semaphore(0)
+    reported = threading.Semaphore(0)
 
     def applied(error: Exception | None) -> None:
         errors.append(error)
-        told.release()
+        reported.release()
 
     store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     store.start()
     store.propose(Command(2, [(77, b"no such family", b"")], on_applied=applied))
-    assert told.acquire(timeout=WAIT_S)
+    assert reported.acquire(timeout=WAIT_S)
     store.propose(Command(2, [(mvcc.LOCK, b"k", b"")], on_applied=applied))
-    assert told.acquire(timeout=WAIT_S)
+    assert reported.acquire(timeout=WAIT_S)
     assert all(isinstance(error, IndexError) for error in errors)
     store.stop()
     assert store.engine.get(mvcc.LOCK, b"k") is None
@@ -138,17 +138,17 @@ def test_proposals_before_a_stop_are_applied_and_later_ones_are_rejected(tmp_pat
 
 def test_a_failed_capture_or_command_gets_the_error_and_the_next_proceed(tmp_path: Path) -> None:
     store = Raftstore(Engine(tmp_path), RegionTable(split([])))
-    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+    reported: queue.SimpleQueue[object] = queue.SimpleQueue()
 
     def decide(table: RegionTable) -> RegionChange:
         raise AssertionError("a defect")
 
-    store.capture(told.put, (77, b"", b""))  # no such family
-    store.capture(told.put)
-    store.propose(Command(0, (), on_applied=told.put, admin=decide))
-    store.propose(Command(2, [(mvcc.LOCK, b"k", b"")], on_applied=told.put))
+    store.capture(reported.put, (77, b"", b""))  # no such family
+    store.capture(reported.put)
+    store.propose(Command(0, (), on_applied=reported.put, admin=decide))
+    store.propose(Command(2, [(mvcc.LOCK, b"k", b"")], on_applied=reported.put))
     store.start()
-    found = [told.get(timeout=WAIT_S) for _ in range(4)]
+    found = [reported.get(timeout=WAIT_S) for _ in range(4)]
     assert [type(each) for each in found] == [IndexError, EngineSnapshot, AssertionError, type(None)]
     store.stop()
     del found

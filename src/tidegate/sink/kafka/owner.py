@@ -237,8 +237,8 @@ class KafkaOwnerSink:
             if layout is None:
                 self._broadcast(resolved, topic, count)
             else:
-                told = replace(resolved, headers=resolved.headers + layout.headers)
-                self._broadcast(told, topic, layout.all)
+                labelled = replace(resolved, headers=resolved.headers + layout.headers)
+                self._broadcast(labelled, topic, layout.all)
 
     def _broadcast(self, message: Message | None, topic: str, count: int) -> None:
         """A message, if there is one, to so many partitions of a topic."""

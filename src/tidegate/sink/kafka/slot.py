@@ -226,7 +226,7 @@ class SlotWriter:
 
         Raises KafkaException for what it refused, or when it has taken nothing for `CALL_TIMEOUT_S`.
         """
-        heard = time.monotonic()
+        received = time.monotonic()
         while True:
             self._producer.poll(0)
             self._raise_errors()
@@ -235,10 +235,10 @@ class SlotWriter:
             if size:
                 self._pace.acknowledged(size, now)
                 self._alive()
-                heard = now
+                received = now
             if self._under_way.size <= limit or self._under_way.size == 0:
                 return
-            if now - heard > CALL_TIMEOUT_S:
+            if now - received > CALL_TIMEOUT_S:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "nothing is acknowledged"))
             time.sleep(POLL_S)
 

@@ -94,7 +94,7 @@ class Standing:
     start_ts: int
     said: int
     """All up to here is done; start_ts at first."""
-    heard_ms: int
+    queried_ms: int
     """When its query was heard last (wall clock)."""
     kept: int
     """Bytes of pieces."""
@@ -152,7 +152,7 @@ class Changes:
             found: bytes = self._get(connection, "secret")
             return found
 
-    def hear(self, now_ms: int, said: int = 0, *, used: bool = False) -> None:
+    def receive(self, now_ms: int, said: int = 0, *, used: bool = False) -> None:
         """The query lives, and is done with all up to `said`: pieces of which nothing else is left go.
 
         `used`: it has begun to read, so that it knows of this reader by its checkpoint.
@@ -166,13 +166,13 @@ class Changes:
                 self._put(connection, "said", said)
             self._drop(connection, said)
 
-    def let_go(self, why: str, heard_ms: int) -> bool:
+    def let_go(self, why: str, queried_ms: int) -> bool:
         """Drop all pieces, for good: whoever asks is told why. False, and no effect, if the query was heard
-        after `heard_ms`.
+        after `queried_ms`.
         """
         with self._open() as connection:
             with sqlite.exclusive(connection):
-                if self._get(connection, "heard_ms") != heard_ms:
+                if self._get(connection, "heard_ms") != queried_ms:
                     return False
                 self._put(connection, "let_go", why)
             self._drop(connection, MAX_TS)
@@ -326,8 +326,8 @@ def readable_of(connection: sqlite3.Connection) -> int:
     found = connection.execute("SELECT value FROM progress WHERE key = ?", [JOURNAL_KEY]).fetchone()
     if found is None:
         return 0
-    told = Journal.from_bytes(found[0])
-    return max(told.resolved_ts, told.ddl_ts - 1)
+    reported = Journal.from_bytes(found[0])
+    return max(reported.resolved_ts, reported.ddl_ts - 1)
 
 
 def kept_of(connection: sqlite3.Connection) -> int:

@@ -171,7 +171,7 @@ class ReaderOwner(SqliteOwner):
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         """All up to `ts` is there. Raises Fatal when the query was silent for too long."""
-        self._check_heard()
+        self._check_queried()
         super().send_resolved(ts, build_ms)
 
     def note(self, connection: Any, event: DdlEvent) -> None:
@@ -182,7 +182,7 @@ class ReaderOwner(SqliteOwner):
             Definition(event.finished_ts, event.seq, *names, event.action, event.query, event.after),
         )
 
-    def _check_heard(self) -> None:
+    def _check_queried(self) -> None:
         """Only silence that was watched counts: while nothing ran here, nor did what the query asks."""
         now, before = time.time(), self._looked_at
         self._looked_at = now
@@ -190,11 +190,11 @@ class ReaderOwner(SqliteOwner):
             self._watches_since = time.monotonic()
         if time.monotonic() - self._watches_since < GRACE_S:
             return
-        heard_ms = self._changes.standing().heard_ms
-        silent_s = now - heard_ms / 1000
+        queried_ms = self._changes.standing().queried_ms
+        silent_s = now - queried_ms / 1000
         if silent_s > self._sink.hold_s:
             hours = f"{silent_s / 3600:.1f} hours (hold: {self._sink.hold_s} s)"
-            self._changes.let_go(f"its query was not heard for {hours}", heard_ms)
+            self._changes.let_go(f"its query was not heard for {hours}", queried_ms)
             self._check_kept()
 
     def _check_kept(self) -> None:

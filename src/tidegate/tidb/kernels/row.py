@@ -526,7 +526,7 @@ class Block(NamedTuple):
     int_handles: int
     """int64 a row."""
     changes: int
-    """uint8 a row, PUT or DELETE."""
+    """uint8 a row, OP_PUT or OP_DELETE."""
     value_ends: int
     values: int
     old_ends: int

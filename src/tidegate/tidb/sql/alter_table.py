@@ -18,7 +18,7 @@ class _Change(NamedTuple):
     text: str
     apart: str = ", "
     """What stands before it, unless it is the first."""
-    told: bool = True
+    stated: bool = True
     only_placement: bool = False
     """Whether it places a partition; a statement of nothing else says nothing."""
 
@@ -42,9 +42,9 @@ class AlterTable(Partitions):
             break
         if all(change.only_placement for change in changes):
             return ""
-        told = [change for change in changes if change.told]
+        stated = [change for change in changes if change.stated]
         parts = [f"ALTER TABLE {table}"]
-        for index, change in enumerate(told):
+        for index, change in enumerate(stated):
             parts += [" " if index == 0 else change.apart, change.text]
         return "".join(parts)
 
@@ -69,13 +69,13 @@ class AlterTable(Partitions):
 
     def _one_partition(self, name: str) -> _Change:
         if self.at("ATTRIBUTES"):
-            return _Change(f"PARTITION {name} {self.attributes()}", told=False)
+            return _Change(f"PARTITION {name} {self.attributes()}", stated=False)
         options: list[Option] = []
         while (option := self.partition_option()) is not None:
             options.append(option)
         placed = all(option.kind == "placement" for option in options)
         text = f"PARTITION {name} " + " ".join(option.text for option in options)
-        return _Change(f"/*T![placement] {text} */", told=not placed, only_placement=placed)
+        return _Change(f"/*T![placement] {text} */", stated=not placed, only_placement=placed)
 
     def _reorganize(self) -> str:
         text = "REORGANIZE PARTITION" + self._binlog(" NO_WRITE_TO_BINLOG")
@@ -112,7 +112,7 @@ class AlterTable(Partitions):
             text = read()
             return _Change(text) if text is not None else self.fail("a change of a table")
         if self.at("ATTRIBUTES"):
-            return _Change(self.attributes(), told=False)
+            return _Change(self.attributes(), stated=False)
         if self.at_any(*_ON_PARTITIONS):
             return self._on_partitions()
         return self._rare_change()
@@ -157,8 +157,8 @@ class AlterTable(Partitions):
         found = {"LOCK": "DEFAULT", "ALGORITHM": "DEFAULT"}
         while word := self.take_any("LOCK", "ALGORITHM"):
             found[word] = self._value_of(_LOCKS if word == "LOCK" else _ALGORITHMS)
-        told = [f"{word} = {found[word]}" for word in ("ALGORITHM", "LOCK") if found[word] != "DEFAULT"]
-        return f" {' '.join(told)}" if told else ""
+        stated = [f"{word} = {found[word]}" for word in ("ALGORITHM", "LOCK") if found[word] != "DEFAULT"]
+        return f" {' '.join(stated)}" if stated else ""
 
     # --- columns ----------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class AlterTable(Partitions):
 def _options_change(options: list[Option]) -> _Change:
     """Options without a comma between them are one change."""
     if all(option.kind == "placement" for option in options):
-        return _Change("", told=False)
+        return _Change("", stated=False)
     kinds = [option.kind.partition(" ") for option in options]
     if [kind for kind, _, _ in kinds] == ["charset", "collate"]:
         return _Change(f"CHARACTER SET {kinds[0][2]} COLLATE {kinds[1][2]}")

@@ -236,7 +236,9 @@ class ColumnTypes(Expressions):
             charset = self._charset_options()
             if charset.binary or charset.name == "binary":
                 return "BINARY" + length
-            return "CHAR" + length + (f" CHARSET {charset.name.upper()}" if self._told(charset.name) else "")
+            return (
+                "CHAR" + length + (f" CHARSET {charset.name.upper()}" if self._stated(charset.name) else "")
+            )
         if self.take("DECIMAL"):
             return self._cast_decimal()
         if word := self.take_any("SIGNED", "UNSIGNED"):
@@ -247,7 +249,7 @@ class ColumnTypes(Expressions):
             return word + ("" if length == "(0)" else length)
         return self._cast_other()
 
-    def _told(self, charset: str) -> bool:
+    def _stated(self, charset: str) -> bool:
         return bool(charset) and charset != "utf8mb4"
 
     def _cast_decimal(self) -> str:

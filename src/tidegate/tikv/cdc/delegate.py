@@ -66,10 +66,10 @@ class Downstream(Subscription):
         "region",
         "request_id",
         "resolver",
+        "sent_at",
+        "sent_ts",
         "start",
         "state",
-        "told_at",
-        "told_ts",
     )
 
     def __init__(
@@ -97,9 +97,9 @@ class Downstream(Subscription):
         self.resolver = Resolver() if resolver is None else resolver
         self.home: dict[tuple[int, int], Downstream] = {}
         """All registrations of its connection, by request id and region id."""
-        self.told_ts = 0
+        self.sent_ts = 0
         """The resolved ts its client was told last, and when."""
-        self.told_at = 0.0
+        self.sent_at = 0.0
 
     def event(self, rows: Sequence[bytes], index: int = 0) -> bytes:
         """An event of this downstream with the given rows."""

@@ -475,8 +475,8 @@ class Endpoint:
         groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for (request_id, region_id), downstream in connection.downstreams.items():
             ts = downstream.resolver.resolved_ts
-            if ts > downstream.told_ts or (ts and now - downstream.told_at >= REPEAT_S):
-                downstream.told_ts, downstream.told_at = ts, now
+            if ts > downstream.sent_ts or (ts and now - downstream.sent_at >= REPEAT_S):
+                downstream.sent_ts, downstream.sent_at = ts, now
                 groups[request_id if connection.multiplexing else 0, ts].append(region_id)
         for (mark_id, ts), region_ids in groups.items():
             if connection.batches_resolved_ts:

@@ -134,9 +134,9 @@ class PlacementDriver:
 
     def store(self, store_id: int) -> pb.GetStoreResponse:
         """A store, or an error in the header."""
-        told = self._faults.stores.get(store_id)
-        if told is not None:
-            return pb.GetStoreResponse(header=self._header, store=told)
+        reported = self._faults.stores.get(store_id)
+        if reported is not None:
+            return pb.GetStoreResponse(header=self._header, store=reported)
         found = self.stores.get(store_id)
         if found is None:
             return pb.GetStoreResponse(

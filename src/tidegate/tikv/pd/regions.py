@@ -131,9 +131,9 @@ class PdRegions:
         store = self._faults.first_learner
         if not store:
             return region.message
-        told = metapb_pb2.Region()
-        told.CopyFrom(region.message)
-        del told.peers[:]
-        told.peers.add(id=FAR_PEER + region.id, store_id=store, role=metapb_pb2.Learner)
-        told.peers.extend(region.message.peers)
-        return told
+        reported = metapb_pb2.Region()
+        reported.CopyFrom(region.message)
+        del reported.peers[:]
+        reported.peers.add(id=FAR_PEER + region.id, store_id=store, role=metapb_pb2.Learner)
+        reported.peers.extend(region.message.peers)
+        return reported

@@ -171,13 +171,13 @@ class AvroBulkDecoder:
     ) -> tuple[DecodedTable | None, Int64s]:
         columns = wire_columns(of_key, frozenset(one.name for one in of_key.fields))
         # Beside watermarks a delete without a value does not say when: the plain decoder says so.
-        told = messages.spans[rows, 3] >= 0 if self._plain.has_marks else np.ones(len(rows), dtype=np.bool_)
-        walked = Walked.of(rows[told], stride_for(2 * len(columns)))
+        stated = messages.spans[rows, 3] >= 0 if self._plain.has_marks else np.ones(len(rows), dtype=np.bool_)
+        walked = Walked.of(rows[stated], stride_for(2 * len(columns)))
         self._walk(messages, walked, of_key, None, len(columns))
         key = RowKey(of_key.schema, of_key.table, None, columns)
         scales = [one.scale for one in of_key.fields if one.tidb_type]
         table, rest = self._table(messages, key, scales, walked)
-        return table, np.concatenate([rest, rows[~told]])
+        return table, np.concatenate([rest, rows[~stated]])
 
     def _walk(
         self, messages: Messages, walked: Walked, of_key: Record | None, of_value: Record | None, columns: int

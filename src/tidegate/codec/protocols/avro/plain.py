@@ -133,11 +133,11 @@ def checksum_members(row: RowChange) -> bytes:
 
     The sum is that of the row that the columns are: of a delete, the old one.
     """
-    found = row.told_checksum
+    found = row.upstream_checksum
     if found is None:
         return sized(b"") + b"\0" + varint(0)
-    told = found.previous if row.is_delete else found.current
-    return sized(b"%d" % told) + bytes([found.corrupted]) + varint(found.version)
+    stated = found.previous if row.is_delete else found.current
+    return sized(b"%d" % stated) + bytes([found.corrupted]) + varint(found.version)
 
 
 class AvroEncoder:
@@ -384,9 +384,9 @@ class AvroDecoder:
         name = f"{of_value.schema}.{of_value.table}"
         if more.get("_tidb_corrupted"):
             raise DecodeError(f"the producer marked this row of {name} as corrupted")
-        told = _told_sum(more.get("_tidb_row_level_checksum") or "")
-        if told:
-            sums.check(name, ts, columns, cells, told, self._options.time_zone)
+        stated = _stated_sum(more.get("_tidb_row_level_checksum") or "")
+        if stated:
+            sums.check(name, ts, columns, cells, stated, self._options.time_zone)
         row_key, before = RowKey(of_value.schema, of_value.table, None, columns), more.get(BEFORE)
         if op == "d":
             return [(row_key, (DELETE, ts, offset, 0, None, cells))]
@@ -454,7 +454,7 @@ def _check_key(reader: Reader, of_key: Record, of_value: Record) -> None:
     reader.end()
 
 
-def _told_sum(text: str) -> int:
+def _stated_sum(text: str) -> int:
     """The checksum that a row tells; 0: none."""
     if text == "":
         return 0

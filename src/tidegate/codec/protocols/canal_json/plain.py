@@ -228,8 +228,8 @@ def reduced_mark(location: str | None) -> bytes:
     """What `_tidb` has behind the commit ts, in a message that does not hold the whole row."""
     if location is None:
         return b""
-    told = b',"claimCheckLocation":' + easy_string(location.encode())
-    return told if location else b',"onlyHandleKey":true'
+    stated = b',"claimCheckLocation":' + easy_string(location.encode())
+    return stated if location else b',"onlyHandleKey":true'
 
 
 def head(table: TableSchema) -> bytes:

@@ -100,8 +100,8 @@ _FORMS: Final = {code: forms for codes, forms in _FORMS_OF_CODES.items() for cod
 @lru_cache(MAX_FIELDS)
 def field_of(text: str) -> Field:
     """What a field of a schema says, from its JSON; DecodeError when it is not one of TiCDC's."""
-    told = orjson.loads(text)
-    named, of_type, tidb = told.get("name"), told.get("type"), told.get("tidb_type")
+    stated = orjson.loads(text)
+    named, of_type, tidb = stated.get("name"), stated.get("type"), stated.get("tidb_type")
     found = (
         _NAMED.get(named)
         if isinstance(named, str)
@@ -110,22 +110,22 @@ def field_of(text: str) -> Field:
         else None
     )
     if found is None or _TYPES_OF.get(found[1], of_type) != of_type:
-        name = str(told.get("field"))[:100]
+        name = str(stated.get("field"))[:100]
         raise DecodeError(f"field {name!r} has the unknown type {str(named or of_type)[:100]!r}")
     code, form = found
     unsigned = binary = False
     if isinstance(tidb, str):
         code, unsigned, binary = code_of(tidb)
         if form not in _FORMS.get(code, {Form.TEXT}):
-            raise DecodeError(f"field {str(told.get('field'))[:100]!r} of {tidb[:100]!r} is {form}")
-        form = _told_form(code, unsigned, binary, form)
-    parameters = told.get("parameters")
+            raise DecodeError(f"field {str(stated.get('field'))[:100]!r} of {tidb[:100]!r} is {form}")
+        form = _stated_form(code, unsigned, binary, form)
+    parameters = stated.get("parameters")
     parameters = parameters if isinstance(parameters, dict) else {}
     size = _size(parameters) if form is Form.BITS else 1
     return Field(code, unsigned, binary, form, _elements(form, parameters), size)
 
 
-def _told_form(code: int, unsigned: bool, binary: bool, form: Form) -> Form:
+def _stated_form(code: int, unsigned: bool, binary: bool, form: Form) -> Form:
     """The form when TiDB's type is told."""
     if code == 246:
         return Form.DECIMAL

@@ -72,14 +72,14 @@ class DebeziumOptions(CodecOptions):
     """The `source` of rows has the start ts of their transaction."""
 
     @property
-    def told_ids(self) -> bytes:
+    def id_fields(self) -> bytes:
         """What the schema of `source` has beside Debezium's own members, in messages other than rows."""
         return schema.IDS if self.flavour == NEW and self.enable_tidb_extension else b""
 
     @property
-    def told_row_ids(self) -> bytes:
+    def row_id_fields(self) -> bytes:
         """The same in rows."""
-        return self.told_ids + (schema.START_TS if self.debezium_include_start_ts else b"")
+        return self.id_fields + (schema.START_TS if self.debezium_include_start_ts else b"")
 
 
 # --- values
@@ -234,7 +234,7 @@ class DebeziumEncoder:
             return b"", b""
         if id(table) not in self._schemas:
             extended = self._options.enable_tidb_extension
-            of_value = schema.of_value(table, extended, self._options.told_row_ids)
+            of_value = schema.of_value(table, extended, self._options.row_id_fields)
             self._schemas = {id(table): (table, schema.of_key(table, extended), of_value)}
         return self._schemas[id(table)][1:]
 
@@ -260,7 +260,7 @@ class DebeziumEncoder:
             name,
             raw_string(event.query.encode()),
             table_changes.of_event(event),
-            b"" if disabled else schema.of_ddl(self._options.told_ids),
+            b"" if disabled else schema.of_ddl(self._options.id_fields),
         )
         return Message(key, value, headers=ddl_header.headers(event, self._options.time_zone))
 
@@ -271,8 +271,8 @@ class DebeziumEncoder:
         disabled = self._options.debezium_disable_schema
         key = b'{"payload":{}%s}' % (b"" if disabled else schema.WATERMARK_KEY)
         value = source("", "", ts, build_ms) + b',"transaction":null,"op":"m"}'
-        told = b"" if disabled else schema.of_watermark(self._options.told_ids)
-        return Message(key, value + told + b"}")
+        stated = b"" if disabled else schema.of_watermark(self._options.id_fields)
+        return Message(key, value + stated + b"}")
 
 
 # --- decoding
@@ -291,8 +291,8 @@ def _message(
 ) -> Rows:
     body = json_object(value, "value")
     payload = member(body, "payload", dict)
-    told, origin = member(body, "schema", dict, {}), member(payload, "source", dict)
-    if not told:
+    stated, origin = member(body, "schema", dict, {}), member(payload, "source", dict)
+    if not stated:
         raise DecodeError(SCHEMALESS)
     ts, keys = integer(origin, "commit_ts"), member(json_object(key, "key"), "payload", dict)
     if "op" not in payload:
@@ -307,17 +307,17 @@ def _message(
         return []
     if kind not in _OPERATIONS:
         raise DecodeError(f"unknown operation {kind[:100]!r}")
-    return [_row(_OPERATIONS[kind], payload, told, keys, ts, offset)]
+    return [_row(_OPERATIONS[kind], payload, stated, keys, ts, offset)]
 
 
 def _row(
-    op: int, payload: dict[str, Any], told: dict[str, Any], keys: dict[str, Any], ts: int, offset: int
+    op: int, payload: dict[str, Any], stated: dict[str, Any], keys: dict[str, Any], ts: int, offset: int
 ) -> tuple[RowKey, tuple[Any, ...]]:
     after, before = member(payload, "after", dict, {}), member(payload, "before", dict, {})
     image = before if op == DELETE else after
     if not image:
         raise DecodeError("a row without its image")
-    described = _fields(told, "before" if op == DELETE else "after")
+    described = _fields(stated, "before" if op == DELETE else "after")
     columns = tuple(_wire_column(name, described, name in keys) for name in image)
     cells = [fields.value_of(column, image[column.name]) for column in columns]
     origin = member(payload, "source", dict)
@@ -332,9 +332,9 @@ def _row(
     return row_key, (UPDATE, ts, offset, 0, cells, former)
 
 
-def _fields(told: dict[str, Any], image: str) -> dict[str, dict[str, Any]]:
+def _fields(stated: dict[str, Any], image: str) -> dict[str, dict[str, Any]]:
     """The fields of an image by the names of their columns."""
-    for found in member(told, "fields", list, []):
+    for found in member(stated, "fields", list, []):
         if isinstance(found, dict) and found.get("field") == image:
             inner = member(found, "fields", list)
             return {one["field"]: one for one in inner if isinstance(one, dict) and "field" in one}

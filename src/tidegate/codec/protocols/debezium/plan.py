@@ -39,8 +39,8 @@ def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> EncodePla
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     bare = options.debezium_disable_schema
     extended = options.enable_tidb_extension
-    told = b"" if bare else schema.of_value(table, extended, options.told_row_ids)
-    value_end = b"}}" + told + b"}"
+    stated = b"" if bare else schema.of_value(table, extended, options.row_id_fields)
+    value_end = b"}}" + stated + b"}"
     write.text(b'{"payload":{')
     # A key's values are those of the row's newest image, whatever the piece says.
     _image(write, table, shapes, schema.key_columns(table), NEW)

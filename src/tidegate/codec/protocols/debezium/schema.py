@@ -348,19 +348,19 @@ def bits_json(column: Column, value: int) -> bytes:
 # --- messages
 
 
-def of_source(told: bytes) -> bytes:
-    """The field of the source; `told`: its members beside Debezium's own."""
-    return SOURCE_HEAD + told + SOURCE_END
+def of_source(stated: bytes) -> bytes:
+    """The field of the source; `stated`: its members beside Debezium's own."""
+    return SOURCE_HEAD + stated + SOURCE_END
 
 
-def of_watermark(told: bytes) -> bytes:
-    """The member `schema` of a watermark's value, with the comma before it; `told`: as of `of_source`."""
-    return _WATERMARK + of_source(told) + BEHIND_SOURCE
+def of_watermark(stated: bytes) -> bytes:
+    """The member `schema` of a watermark's value, with the comma before it; `stated`: as of `of_source`."""
+    return _WATERMARK + of_source(stated) + BEHIND_SOURCE
 
 
-def of_ddl(told: bytes) -> bytes:
+def of_ddl(stated: bytes) -> bytes:
     """The same of a DDL's value."""
-    return _DDL + of_source(told) + _BEHIND_DDL
+    return _DDL + of_source(stated) + _BEHIND_DDL
 
 
 def of_key(table: TableSchema, extended: bool) -> bytes:
@@ -374,10 +374,10 @@ def key_schema(name: bytes, fields: bytes) -> bytes:
     return b',"schema":{"type":"struct","name":"%s.Key","optional":false,"fields":[%s]}' % (name, fields)
 
 
-def of_value(table: TableSchema, extended: bool, told: bytes) -> bytes:
-    """The member `schema` of a row's value, with the comma before it; `told`: as of `of_source`."""
+def of_value(table: TableSchema, extended: bool, stated: bytes) -> bytes:
+    """The member `schema` of a row's value, with the comma before it; `stated`: as of `of_source`."""
     fields = b",".join(of_column(column, extended) for column in (*table.columns, *_virtual(table)))
-    return value_schema(prefix(table.schema, table.table), fields) + told + SOURCE_END + BEHIND_SOURCE
+    return value_schema(prefix(table.schema, table.table), fields) + stated + SOURCE_END + BEHIND_SOURCE
 
 
 def _virtual(table: TableSchema) -> list[Column]:

@@ -36,12 +36,12 @@ def templates(key: RowKey) -> list[Template]:
     """
     n = len(key.columns)
     names = [raw_string(column.name.encode()) for column in key.columns]
-    told = [column.type_name.encode() for column in key.columns]
+    stated = [column.type_name.encode() for column in key.columns]
     prefix = schema.prefix(key.schema, key.table)
-    told_source = b"}}" + schema.value_schema(prefix, b",".join(told))
+    source_end = b"}}" + schema.value_schema(prefix, b",".join(stated))
     end = schema.SOURCE_END + schema.BEHIND_SOURCE + b"}"
     keyed = [i for i, column in enumerate(key.columns) if column.key]
-    key_end = b"}" + schema.key_schema(prefix, b",".join(told[i] for i in keyed)) + b"}"
+    key_end = b"}" + schema.key_schema(prefix, b",".join(stated[i] for i in keyed)) + b"}"
 
     def image(
         opening: bytes, shown: list[int], base: int, close: bytes, form: int = kernels.CELL
@@ -63,9 +63,9 @@ def templates(key: RowKey) -> list[Template]:
         if op == UPDATE:
             cells, opening = image(opening + b'"before":{', list(range(n)), n, b'},"after":{')
             found += cells
-        cells, close = image(opening, list(range(n)), n if op == DELETE else 0, told_source)
-        told_more: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
-        return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *told_more, (end, kernels.END, op)]
+        cells, close = image(opening, list(range(n)), n if op == DELETE else 0, source_end)
+        more_fields: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
+        return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *more_fields, (end, kernels.END, op)]
 
     # The key repeats cells of the value; what it holds goes to the same cells, and the value overwrites it.
     meta, close = image(b'{"payload":{', keyed, 0, key_end, kernels.SEEN)

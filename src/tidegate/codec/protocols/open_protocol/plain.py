@@ -179,8 +179,8 @@ class OpenProtocolEncoder:
         if self._new:
             names = self._string(table.schema.encode()), self._string(table.table.encode())
             partition = b',"ptn":%d' % row.physical_id if table.partitions else b""
-            told = reduced_mark(location) + partition
-            return b'{"ts":%d,"scm":%s,"tbl":%s,"t":1%s}' % (row.commit_ts, *names, told)
+            stated = reduced_mark(location) + partition
+            return b'{"ts":%d,"scm":%s,"tbl":%s,"t":1%s}' % (row.commit_ts, *names, stated)
         parts = [b'{"ts":%d' % row.commit_ts]
         parts += [b',"scm":' + std_string(table.schema.encode())] if table.schema else []
         parts += [b',"tbl":' + std_string(table.table.encode())] if table.table else []

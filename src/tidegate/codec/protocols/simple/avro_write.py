@@ -87,7 +87,7 @@ def row(
         varint(version),
         NULL,  # claimCheckLocation
         NULL,  # handleKeyOnly
-        checksum(change.told_checksum if summed else None),
+        checksum(change.upstream_checksum if summed else None),
     ]
     for cells in (change.new, change.old):
         parts.append(NULL if cells is None else PRESENT + image(table, cells, order, zone, bits))
@@ -162,19 +162,19 @@ def _boolean(value: bool) -> bytes:
     return bytes([value])
 
 
-def _table(told: dict[str, Any]) -> bytes:
+def _table(stated: dict[str, Any]) -> bytes:
     return (
-        sized(_text(told["schema"]))
-        + sized(_text(told["table"]))
-        + varint(told["tableID"])
-        + varint(told["version"])
-        + _array(map(_column, told["columns"]))
-        + _array(map(_index, told["indexes"]))
+        sized(_text(stated["schema"]))
+        + sized(_text(stated["table"]))
+        + varint(stated["tableID"])
+        + varint(stated["version"])
+        + _array(map(_column, stated["columns"]))
+        + _array(map(_index, stated["indexes"]))
     )
 
 
-def _column(told: dict[str, Any]) -> bytes:
-    described, default = told["dataType"], told["default"]
+def _column(stated: dict[str, Any]) -> bytes:
+    described, default = stated["dataType"], stated["default"]
     name = described["mysqlType"]
     numeric = name in _NUMERIC
     if isinstance(default, int):  # of a bit column, whose bytes these are
@@ -182,19 +182,19 @@ def _column(told: dict[str, Any]) -> bytes:
     elements = described.get("elements")
     return b"".join(
         (
-            sized(_text(told["name"])),
+            sized(_text(stated["name"])),
             *(sized(_text(described[member])) for member in ("mysqlType", "charset", "collate")),
             varint(described.get("length", 0)),
             _optional(described.get("decimal", 0) if name == "decimal" else None, varint),
             _optional(elements, lambda found: _array(sized(_text(one)) for one in found)),
             _optional(described.get("unsigned", False) if numeric else None, _boolean),
             _optional(described.get("zerofill", False) if numeric else None, _boolean),
-            _boolean(told["nullable"]),
+            _boolean(stated["nullable"]),
             _optional(default, lambda found: sized(found if isinstance(found, bytes) else _text(found))),
         )
     )
 
 
-def _index(told: dict[str, Any]) -> bytes:
-    flags = bytes([told["unique"], told["primary"], told["nullable"]])
-    return sized(_text(told["name"])) + flags + _array(sized(_text(name)) for name in told["columns"])
+def _index(stated: dict[str, Any]) -> bytes:
+    flags = bytes([stated["unique"], stated["primary"], stated["nullable"]])
+    return sized(_text(stated["name"])) + flags + _array(sized(_text(name)) for name in stated["columns"])

@@ -137,8 +137,8 @@ class SimpleBulkDecoder:
         scales = [-1] * columns
         table = table_of(messages, key, scales, walked, columns)
         taken = np.flatnonzero(walked.result(kernels.R_OP))
-        told = (kernels.R_CURRENT, kernels.R_PREVIOUS)
-        current, previous = (walked.result(word)[taken] for word in told)
+        stated = (kernels.R_CURRENT, kernels.R_PREVIOUS)
+        current, previous = (walked.result(word)[taken] for word in stated)
         sound = sums.matching(table, current, previous, self._plain.time_zone)
         if not sound.all():
             left.append(walked.rows[taken[~sound]])

@@ -37,7 +37,7 @@ def version_of(info: dict[str, Any], otherwise: int) -> int:
     return int(info.get("update_timestamp") or otherwise)
 
 
-def is_told(info: dict[str, Any] | None) -> bool:
+def has_columns(info: dict[str, Any] | None) -> bool:
     """Whether the TableInfo has what a definition needs."""
     return info is not None and "cols" in info and "name" in info
 

@@ -65,7 +65,7 @@ from tidegate.codec.protocols.simple.definition import (
     TIMESTAMP,
     Definition,
     definition,
-    is_told,
+    has_columns,
     of_table,
     table_schema,
     version_of,
@@ -141,8 +141,8 @@ def reduced_mark(location: str | None) -> bytes:
     """What stands before the images, in a message that does not hold the whole row."""
     if location is None:
         return b""
-    told = b',"claimCheckLocation":' + std_string(location.encode()) if location else b""
-    return told + b',"handleKeyOnly":true'
+    stated = b',"claimCheckLocation":' + std_string(location.encode()) if location else b""
+    return stated + b',"handleKeyOnly":true'
 
 
 def checksum_member(found: RowChecksum | None) -> bytes:
@@ -212,7 +212,7 @@ class SimpleEncoder:
         parts = [
             head(table) + b'%d,"type":"%s","commitTs":%d,"buildTs":%d,"schemaVersion":%d' % numbers,
             reduced_mark(location),
-            checksum_member(row.told_checksum if options.has_checksums else None),
+            checksum_member(row.upstream_checksum if options.has_checksums else None),
             *(
                 b',"%s":{%s}' % (name, self._image(table, image, shown))
                 for name, image in ((b"data", row.new), (b"old", row.old))
@@ -245,10 +245,10 @@ class SimpleEncoder:
             "commitTs": event.finished_ts,
             "buildTs": build_ms,
         }
-        told = event.after if is_told(event.after) else event.before
-        sides = ((event.schema, told), (event.old_schema, event.before))
+        stated = event.after if has_columns(event.after) else event.before
+        sides = ((event.schema, stated), (event.old_schema, event.before))
         for name, (schema, info) in zip(_SCHEMA_MEMBERS, sides, strict=True):
-            if info is not None and is_told(info):
+            if info is not None and has_columns(info):
                 body[name] = table_schema(schema, info, event.finished_ts)
         return Message(
             None,
@@ -386,8 +386,8 @@ class SimpleDecoder:
             if summed and cells is not None:
                 sums.check(f"{schema}.{table}", ts, columns, cells, summed, self._zone)
         physical_id = None if table_id == known.table_id else table_id
-        told = TableVersion(known.table_id, version)
-        return RowKey(schema, table, physical_id, columns, told), (op, ts, offset, 0, new, former)
+        stated = TableVersion(known.table_id, version)
+        return RowKey(schema, table, physical_id, columns, stated), (op, ts, offset, 0, new, former)
 
     def row_key(self, value: bytes) -> RowKey:
         """What a row's message in Avro has in common with others; DecodeError or ValueError: it is no row."""

@@ -5,26 +5,26 @@ from __future__ import annotations
 from tests.consumer.test_assembler import segment
 from tidegate.codec.base import BadMessage
 from tidegate.consumer.source import Fetched
-from tidegate.consumer.suspicion import MANY_BAD, PATIENCE_S, STALL_S, Suspicion
+from tidegate.consumer.stall_detector import MANY_BAD, PATIENCE_S, STALL_S, StallDetector
 
 ROWS = (segment(0, 3, 5, 0),)
 
 
-def suspicion(protocol: str = "open-protocol", partitions: int = 2, watermark: int = 0) -> Suspicion:
-    return Suspicion("t", protocol, dict.fromkeys(range(partitions), watermark), None, began=0.0)
+def stall_detector(protocol: str = "open-protocol", partitions: int = 2, watermark: int = 0) -> StallDetector:
+    return StallDetector("t", protocol, dict.fromkeys(range(partitions), watermark), None, began=0.0)
 
 
-def kinds(found: Suspicion, now: float) -> list[str]:
+def kinds(found: StallDetector, now: float) -> list[str]:
     """What is newly told."""
     before = {id(sign) for sign in found.standing.values()}
-    told = found.news(now)
-    assert all(sign.what and sign.where and sign.why and sign.fix for sign in told)
-    assert not before & {id(sign) for sign in told}
-    return [kind for kind, sign in found.standing.items() if sign in told]
+    reported = found.news(now)
+    assert all(sign.what and sign.where and sign.why and sign.fix for sign in reported)
+    assert not before & {id(sign) for sign in reported}
+    return [kind for kind, sign in found.standing.items() if sign in reported]
 
 
 def test_rows_without_a_watermark_are_reported_once_at_the_topic_end() -> None:
-    found = suspicion()
+    found = stall_detector()
     found.saw([Fetched(0, 5, 5, ROWS)], [0, 1], 1.0)
     assert kinds(found, 1.0) == []
     assert kinds(found, 1.0 + PATIENCE_S) == ["no watermark"]
@@ -36,14 +36,14 @@ def test_rows_without_a_watermark_are_reported_once_at_the_topic_end() -> None:
 
 
 def test_a_long_backlog_is_no_sign() -> None:
-    found = suspicion()
+    found = stall_detector()
     for second in range(100):
         found.saw([Fetched(0, second + 1, 10, ROWS)], [], float(second))
         assert kinds(found, float(second)) == []
 
 
 def test_canal_json_without_the_extension_is_told_at_once_and_hopeless() -> None:
-    found = suspicion("canal-json")
+    found = stall_detector("canal-json")
     found.saw([Fetched(0, 5, 5, ROWS, unmarked=True)], [0, 1], 1.0)
     assert kinds(found, 1.0) == ["no extension"]
     assert found.hopeless is not None
@@ -52,7 +52,7 @@ def test_canal_json_without_the_extension_is_told_at_once_and_hopeless() -> None
 
 
 def test_partitions_the_changefeed_does_not_write_are_named_with_the_cure() -> None:
-    found = suspicion(partitions=3)
+    found = stall_detector(partitions=3)
     found.saw([Fetched(0, 5, 5, ROWS, resolved=((6, 5),))], [0, 1, 2], 1.0)
     found.saw([Fetched(1, 5, 5, resolved=((6, 5),))], [0, 1, 2], 1.1)
     assert kinds(found, 2.0) == []
@@ -65,7 +65,7 @@ def test_partitions_the_changefeed_does_not_write_are_named_with_the_cure() -> N
 
 
 def test_a_broadcast_that_is_readable_in_one_partition_first_is_no_sign() -> None:
-    found = suspicion()
+    found = stall_detector()
     found.saw([], [0, 1], 1.0)
     # The feed took long to start; its first Resolved is committed while the ends are asked for.
     found.saw([Fetched(0, 1, 1, resolved=((6, 0),))], [0, 1], 2 * PATIENCE_S)
@@ -75,7 +75,7 @@ def test_a_broadcast_that_is_readable_in_one_partition_first_is_no_sign() -> Non
 
 
 def test_a_stalled_watermark_is_reported_again_only_after_it_has_moved() -> None:
-    found = suspicion(watermark=100)
+    found = stall_detector(watermark=100)
     assert kinds(found, STALL_S - 1) == []
     assert kinds(found, STALL_S) == ["stalled"]
     assert kinds(found, STALL_S * 3) == []
@@ -87,17 +87,17 @@ def test_a_stalled_watermark_is_reported_again_only_after_it_has_moved() -> None
 
 
 def test_time_without_the_broker_does_not_count() -> None:
-    found = suspicion(watermark=100)
+    found = stall_detector(watermark=100)
     found.unreachable(STALL_S)
     assert kinds(found, STALL_S + 1) == []
-    silent = suspicion()
+    silent = stall_detector()
     silent.saw([Fetched(0, 5, 5, ROWS)], [0, 1], 1.0)
     silent.unreachable(PATIENCE_S)
     assert kinds(silent, PATIENCE_S + 2) == []
 
 
 def test_an_empty_topic_is_told() -> None:
-    found = suspicion()
+    found = stall_detector()
     found.saw([], [0, 1], 1.0)
     assert kinds(found, STALL_S) == ["empty"]
 
@@ -107,13 +107,13 @@ def test_only_bad_messages_at_a_fresh_target_mean_another_protocol() -> None:
         messages = tuple(BadMessage(at, None, b"x", "no JSON") for at in range(count))
         return Fetched(0, count, count, bad=messages)
 
-    for watermark, told in ((0, ["unreadable"]), (100, [])):
-        found = suspicion("canal-json", watermark=watermark)
+    for watermark, reported in ((0, ["unreadable"]), (100, [])):
+        found = stall_detector("canal-json", watermark=watermark)
         found.saw([bad(MANY_BAD - 1)], [], 1.0)
         assert kinds(found, 1.0) == []
         found.saw([bad(1)], [], 1.0)
-        assert kinds(found, 1.0) == told
-        assert found.unreadable == bool(told)
-    mixed = suspicion()
+        assert kinds(found, 1.0) == reported
+        assert found.unreadable == bool(reported)
+    mixed = stall_detector()
     mixed.saw([bad(MANY_BAD * 2), Fetched(1, 1, 1, ROWS)], [], 1.0)
     assert kinds(mixed, 1.0) == []

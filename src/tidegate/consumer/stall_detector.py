@@ -56,7 +56,7 @@ class _Counts:
 
 
 @dataclass(slots=True)
-class Suspicion:
+class StallDetector:
     """Watches one topic on its way into one target; times are monotonic seconds given by the caller."""
 
     topic: str
@@ -71,7 +71,7 @@ class Suspicion:
     """A sign that cannot pass by itself."""
     standing: dict[str, InvalidInput] = field(default_factory=dict)
     """The signs that hold now, by kind."""
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     _partitions: dict[int, _Seen] = field(init=False)
     _counts: _Counts = field(default_factory=_Counts)
     _fresh: bool = field(init=False)
@@ -117,14 +117,14 @@ class Suspicion:
         lowest = min(seen.watermark for seen in self._partitions.values())
         if lowest > self._lowest:
             self._lowest, self._moved = lowest, now
-            self._told.discard("stalled")
+            self._reported.discard("stalled")
 
     def lacks(self, numbers: Iterable[int], now: float) -> None:
         """The partitions on which the copy of a DDL is missing now."""
         found = tuple(numbers)
         if found != self._lacking:
             self._lacking, self._lacking_since = found, now
-            self._told.discard("lacking")
+            self._reported.discard("lacking")
 
     def unreachable(self, now: float) -> None:
         """The broker does not answer: what it does not bring is no sign of anything."""
@@ -140,8 +140,8 @@ class Suspicion:
             if found is not None:
                 self.standing[kind] = found
         self.hopeless = next((self.standing[kind] for kind in _HOPELESS if kind in self.standing), None)
-        fresh = [found for kind, found in self.standing.items() if kind not in self._told]
-        self._told |= self.standing.keys()
+        fresh = [found for kind, found in self.standing.items() if kind not in self._reported]
+        self._reported |= self.standing.keys()
         return fresh
 
     @property
@@ -263,16 +263,16 @@ def _listed(numbers: list[int]) -> str:
     return shown if len(numbers) <= 5 else f"{shown} and {len(numbers) - 5} more"
 
 
-_SIGNS: Final[Mapping[str, Callable[[Suspicion, float], InvalidInput | None]]] = {
-    "unreadable": Suspicion._unreadable,
-    "no extension": Suspicion._unmarked,
-    "silent partitions": Suspicion._silent_partitions,
-    "no watermark": Suspicion._no_watermark,
-    "empty": Suspicion._empty,
-    "stalled": Suspicion._stalled,
+_SIGNS: Final[Mapping[str, Callable[[StallDetector, float], InvalidInput | None]]] = {
+    "unreadable": StallDetector._unreadable,
+    "no extension": StallDetector._unmarked,
+    "silent partitions": StallDetector._silent_partitions,
+    "no watermark": StallDetector._no_watermark,
+    "empty": StallDetector._empty,
+    "stalled": StallDetector._stalled,
 }
 _SIGNS_BY_OFFSET: Final = {
-    "unreadable": Suspicion._unreadable,
-    "lacking": Suspicion._lacks_copies,
+    "unreadable": StallDetector._unreadable,
+    "lacking": StallDetector._lacks_copies,
 }
 _HOPELESS: Final = ("unreadable", "no extension", "silent partitions")

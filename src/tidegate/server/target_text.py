@@ -19,7 +19,7 @@ SHOWN: Final = 500
 """Characters of a statement in the log."""
 
 
-def told(ddl: DdlEvent, charset: str, sql_mode: int) -> DdlEvent:
+def for_targets(ddl: DdlEvent, charset: str, sql_mode: int) -> DdlEvent:
     """The event with its statement restored; one that cannot be read stays as it is, with a warning."""
     outgoing = sql.outgoing(ddl.query, charset=charset, sql_mode=sql_mode)
     if outgoing.problem:
