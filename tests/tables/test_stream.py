@@ -24,23 +24,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from tidegate.access import TOKEN_FILE
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.tables import stream
+from tidegate.tables import patience, pieces
+from tidegate.tables.capture_api import Api
+from tidegate.tables.generic_rows import GENERIC, generic, text_of
+from tidegate.tables.pieces import FRAME, between, complete, merged
+from tidegate.tables.position import INITIAL, Position
 from tidegate.tables.source import TidegateTables
-from tidegate.tables.stream import (
-    FRAME,
-    GENERIC,
-    INITIAL,
-    Api,
-    ChangesReader,
-    Piece,
-    Position,
-    StreamOptions,
-    between,
-    complete,
-    generic,
-    merged,
-    text_of,
-)
+from tidegate.tables.stream import ChangesReader, Piece
+from tidegate.tables.stream_options import StreamOptions
 
 Rows = list[dict[str, Any]]
 
@@ -116,7 +107,7 @@ def reader(server: str = "127.0.0.1:8300", columns: pa.Schema = TYPED, **options
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_FILE, raising=False)
-    monkeypatch.setattr(stream, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.001)
 
 
 def test_options_have_defaults_and_tables_an_order_of_their_own() -> None:
@@ -243,7 +234,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again_behind_what_was_read() -> 
 
 
 def test_an_answer_that_never_comes_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Retryable, match="no capture answers"):
@@ -302,9 +293,9 @@ def test_rows_outside_of_the_batch_are_dropped() -> None:
 
 
 def test_small_pieces_are_merged_and_large_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MERGED_BYTES", 3 * changes(1).nbytes)
-    pieces = [changes(n) for n in range(4)] + [changes(*range(10, 20)), changes(30)]
-    assert [batch.num_rows for batch in merged(iter(pieces))] == [3, 11, 1]
+    monkeypatch.setattr(pieces, "MERGED_BYTES", 3 * changes(1).nbytes)
+    small = [changes(n) for n in range(4)] + [changes(*range(10, 20)), changes(30)]
+    assert [batch.num_rows for batch in merged(iter(small))] == [3, 11, 1]
     assert list(merged(iter([]))) == []
 
 

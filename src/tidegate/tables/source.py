@@ -37,7 +37,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.tables.catalogue import SourceTable, hold, tables_at
 from tidegate.tables.reader import Reader, schema_of, spans_of
-from tidegate.tables.stream import STREAM_OPTIONS, ChangesReader, StreamOptions
+from tidegate.tables.stream import ChangesReader, columns_of
+from tidegate.tables.stream_options import STREAM_OPTIONS, StreamOptions
 
 OPTIONS: Final = ("pd", "table", "as_of", "hold")
 HOLD_S: Final = 3600
@@ -65,7 +66,7 @@ class TidegateTables(DataSource):
 
     def schema(self) -> StructType:
         if self._of_stream():
-            return StreamOptions.of(self.options).schema()
+            return columns_of(StreamOptions.of(self.options))
         return from_arrow_schema(schema_of(self._table().parsed()))
 
     def reader(self, schema: StructType) -> DataSourceReader:

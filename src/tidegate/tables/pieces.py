@@ -1,0 +1,102 @@
+"""What a task reads: from the frames of the server's answer to batches for Spark.
+
+A piece comes from `GET /readers/changes` as frames, all numbers big endian:
+
+    8 bytes   n, which grows from frame to frame; 0 ends the answer
+    8 bytes   length of the body
+    length    an Arrow IPC stream
+
+An answer that ends without the frame 0 is broken: the task asks again for what follows the last n it has.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import Fatal, Retryable
+from tidegate.sink.reader.changes import COMMIT_TS
+from tidegate.tables.patience import Patience
+
+MERGED_BYTES: Final = 1 << 20
+"""Small pieces go to Spark together: each batch costs it about a millisecond."""
+
+FRAME: Final = struct.Struct(">QQ")
+FRAME_BYTES_MAX: Final = 1 << 30
+"""A longer body is no frame: the server makes them of 4 MiB, or of one row."""
+
+
+class Readable(Protocol):
+    """Bytes that come from somewhere."""
+
+    def read(self, count: int, /) -> bytes:
+        """The next `count` bytes, fewer only at the end."""
+
+
+def frames(answer: Readable) -> Iterator[tuple[int, bytes]]:
+    """(n, body) of each frame until the one that ends them. Raises Retryable when it is missing."""
+    while True:
+        n, length = FRAME.unpack(_exactly(answer, FRAME.size))
+        if n == 0:
+            return
+        if length > FRAME_BYTES_MAX:
+            raise Fatal("the server's answer cannot be read", why=f"a frame of {length:,} bytes")
+        yield n, _exactly(answer, length)
+
+
+def _exactly(answer: Readable, count: int) -> bytes:
+    found = answer.read(count)
+    if len(found) < count:
+        raise Retryable("the server's answer broke off", why=f"{len(found)} bytes came instead of {count}")
+    return found
+
+
+def complete(ask: Callable[[int], Iterable[tuple[int, bytes]]]) -> Iterator[bytes]:
+    """Bodies of all frames, each once: after a break `ask` is called with the last n there was.
+
+    Raises Retryable after PATIENCE_S without one more frame, Fatal for frames out of order.
+    """
+    past, patience = 0, Patience()
+    while True:
+        try:
+            for n, body in ask(past):
+                if n <= past:
+                    raise Fatal("the server's answer cannot be read", why=f"frame {n} came after {past}")
+                past = n
+                yield body
+                patience.succeeded()
+            return
+        except Retryable as error:
+            patience.failed(error)
+
+
+def unpacked(bodies: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    """The batches of Arrow IPC streams."""
+    for body in bodies:
+        with pa.ipc.open_stream(body) as stream:
+            yield from stream
+
+
+def between(batch: pa.RecordBatch, start: int, end: int) -> pa.RecordBatch:
+    """Rows with start < commit ts <= end."""
+    ts = batch.column(COMMIT_TS)
+    wanted = pc.and_(pc.greater(ts, start), pc.less_equal(ts, end))
+    return batch if pc.all(wanted).as_py() else batch.filter(wanted)
+
+
+def merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at least MERGED_BYTES, except the last."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= MERGED_BYTES:
+            yield pa.concat_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_batches(held)
