@@ -105,7 +105,7 @@ class Broker:
     def read(self, number: int, start: int, end: int) -> Fetched:
         """A range as it is fetched, a segment for each table."""
         log, segments, ddls = self.logs[number], [], []
-        for table in TABLES:
+        for table in sorted({change.table for change in log[start:end]}):
             at = [o for o in range(start, end) if log[o].table == table and log[o].key >= 0]
             if at:
                 newest = max(log[o].ts for o in at)
