@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from tools import kernel_numbers
+from tools import kernel_docs, kernel_numbers
 from tools.reference import layouts
 
 from tidegate.codec.registry import CODECS
@@ -255,6 +255,45 @@ def test_bare_numbers_in_a_kernel_are_found(tmp_path: Path) -> None:
     )
     kinds = sorted(one.kind for one in kernel_numbers.places(tmp_path))
     assert kinds == ["ascii", "ascii", "enum", "offset", "offset", "params"]
+
+
+def test_kernels_say_what_they_read_and_write_their_bound_and_twin() -> None:
+    # Those of the other folders are brought to the rules one by one.
+    later = ("codec/", "eventstore/", "puller/match/", "tidb/")
+    places = [one for one in kernel_docs.places() if not one.file.startswith(later)]
+    assert not [f"{one.file}:{one.line}: {one.rule}: {one.text}" for one in places], (
+        "see tools/kernel_docs.py"
+    )
+
+
+def test_a_kernel_that_does_not_explain_itself_is_found(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text(
+        "@inline\ndef put(out, n):\n    pass\n"
+        "@inline\ndef skip(out):\n    '''Skip.'''\n"
+        "@kernel\ndef bare(rows):\n    '''Walk the rows. Reads them. Bound: a row.'''\n"
+        "@kernel\ndef gone(rows):\n    '''It. Reads and writes rows. Bound: a. Twin: `tests.gone.walk`.'''\n"
+        "@kernel\ndef file(rows):\n    '''Walk. Reads a. Writes b. Bound: c. Twin: `tidy.py`.'''\n"
+        "@kernel\ndef none(rows):\n    '''Walk. Reads and writes rows. Bound: a. Twin: none.'''\n"
+        "@kernel\ndef good(rows):\n    '''Walk. Reads and writes rows. Bound: a row.\n"
+        "    Twins: `tests.test_tidy.tracked` and `tools`. Trick: none.'''\n"
+        "@kernel\ndef alone(rows):\n"
+        "    '''Walk. Reads a. Writes b. Bound: c. Twin: none, because it moves bytes.'''\n"
+    )
+    assert [(one.rule, one.text) for one in kernel_docs.places(tmp_path)] == [
+        ("params", "put: n"),
+        ("sentence", "put: no docstring"),
+        ("sentence", "skip: Skip."),
+        ("contract", "bare: no Writes, Twin"),
+        ("twin", "gone: tests.gone.walk"),
+        ("twin", "file: no dotted path"),
+        ("twin", "none: none, without a reason"),
+    ]
+
+
+def test_a_method_is_a_twin_and_a_module_is_none() -> None:
+    assert kernel_docs.exists("tidegate.puller.frontier.Frontier.advance")
+    assert not kernel_docs.exists("tidegate.puller.frontier")
+    assert not kernel_docs.exists("tidegate.puller.frontier.Frontier.rise")
 
 
 def test_constants_of_a_layout_are_named_after_its_fields() -> None:

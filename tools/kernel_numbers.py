@@ -81,16 +81,25 @@ class Place(NamedTuple):
 
 def places(folder: Path = ROOT) -> Iterator[Place]:
     """All of them in the kernels under a folder."""
-    for file in sorted({*folder.rglob("*kernels.py"), *folder.glob("*/kernels/*.py"), folder / "kernel.py"}):
+    for file in kernel_files(folder):
         name = str(file.relative_to(folder))
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and _is_compiled(node):
+            if isinstance(node, ast.FunctionDef) and compiled_by(node):
                 for found in _in_function(node):
                     yield Place(name, *found)
 
 
-def _is_compiled(node: ast.FunctionDef) -> bool:
-    return any(isinstance(one, ast.Name) and one.id in ("kernel", "inline") for one in node.decorator_list)
+def kernel_files(folder: Path) -> list[Path]:
+    """The files under a folder that hold kernels, or helpers of kernels."""
+    return sorted({*folder.rglob("*kernels.py"), *folder.glob("*/kernels/*.py"), folder / "kernel.py"})
+
+
+def compiled_by(node: ast.AST) -> str:
+    """The decorator that compiles a function: `kernel` or `inline`; empty for all that is not compiled."""
+    for one in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        if isinstance(one, ast.Name) and one.id in ("kernel", "inline"):
+            return one.id
+    return ""
 
 
 def _in_function(node: ast.FunctionDef) -> Iterator[tuple[int, str, str]]:

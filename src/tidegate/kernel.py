@@ -229,43 +229,43 @@ def copy_exact(target: int, source: int, length: int) -> None:
 
 
 @inline
-def compare_bytes(a: int, a_length: int, b: int, b_length: int) -> int:
-    """Negative, zero or positive as the bytes at `a` are below, equal to or above those at `b`."""
-    shorter = min(a_length, b_length)
+def compare_bytes(left: int, left_length: int, right: int, right_length: int) -> int:
+    """Negative, zero or positive as the bytes at `left` are below, equal to or above those at `right`."""
+    shorter = min(left_length, right_length)
     i = 0
     while i + 8 <= shorter:
-        x, y = load_u64(a + i), load_u64(b + i)
+        x, y = load_u64(left + i), load_u64(right + i)
         if x != y:
             return -1 if bswap64(x) < bswap64(y) else 1
         i += 8
     while i < shorter:
-        p, q = load_u8(a + i), load_u8(b + i)
+        p, q = load_u8(left + i), load_u8(right + i)
         if p != q:
             return -1 if p < q else 1
         i += 1
-    return a_length - b_length
+    return left_length - right_length
 
 
 @inline
-def same_bytes(a: int, b: int, length: int) -> bool:
+def same_bytes(left: int, right: int, length: int) -> bool:
     """Whether `length` bytes are the same; words that may overlap, nothing beyond them is read."""
     if length >= 8:
         i = 0
         while i + 8 < length:
-            if load_u64(a + i) != load_u64(b + i):
+            if load_u64(left + i) != load_u64(right + i):
                 return False
             i += 8
-        return load_u64(a + length - 8) == load_u64(b + length - 8)
+        return load_u64(left + length - 8) == load_u64(right + length - 8)
     i = 0
-    while i < length and load_u8(a + i) == load_u8(b + i):
+    while i < length and load_u8(left + i) == load_u8(right + i):
         i += 1
     return i == length
 
 
 @inline
-def load_bounds(offsets: int, i: int) -> tuple[int, int]:
-    """Where value `i` of an Arrow array begins and ends, by its int32 offsets; both int64."""
-    return _int64(load_i32(offsets + 4 * i)), _int64(load_i32(offsets + 4 * i + 4))
+def load_bounds(offsets: int, index: int) -> tuple[int, int]:
+    """Where value `index` of an Arrow array begins and ends, by its int32 offsets; both int64."""
+    return _int64(load_i32(offsets + 4 * index)), _int64(load_i32(offsets + 4 * index + 4))
 
 
 @inline

@@ -125,14 +125,14 @@ def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) ->
 
 
 @kernel
-def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
-    """u32[n] hashes of rows by the columns of `by`.
+def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
+    """u32[row_count] hashes of rows by the columns of `by`; the rows.
 
-    Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
-    time. Twin: `dispatcher/partitions.py`. Trick: the CRC goes on from the register that the column's
-    name left.
+    Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a time
+    in `scratch`, which has room for the longest. Twin: `tidegate.dispatcher.partitions.row_hash`. Trick: the
+    CRC goes on from the register that the column's name left.
     """
-    for row in range(n):
+    for row in range(row_count):
         deleted = load_u8(rows.op + row) == DELETE
         words = (rows.old_words if deleted else rows.new_words) + 8 * row * rows.stride
         sizes = (rows.old_sizes if deleted else rows.new_sizes) + 4 * row * rows.stride
@@ -152,20 +152,22 @@ def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
                 size = end - by.scratch
             state ^= crc_bytes(load_i64(entry + C_REGISTER), start, size) ^ FULL
         store_u32(out + 4 * row, state)
-    return n
+    return row_count
 
 
 @kernel
-def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
-    """u8[n]: whether an update changes any of `count` columns, a KEY_COLUMN each; how many rows do.
+def keys_differ(row_count: int, rows: Rows, columns: int, column_count: int, out: int) -> int:
+    """u8[row_count]: whether an update changes any of `columns`, a KEY_COLUMN each; how many rows do.
 
-    Reads cells and the bytes they point to. Writes `out`.
+    Reads cells and the bytes they point to. Writes `out`. Bound: a byte a row, and as many bytes of each
+    value as both images have. Twin: `tidegate.dispatcher.split.changes_key`. Trick: stored values are
+    compared, not their texts; sizes decide first.
     """
     found = 0
-    for row in range(n):
+    for row in range(row_count):
         differs = 0
         if load_u8(rows.op + row) == UPDATE:
-            for i in range(count):
+            for i in range(column_count):
                 column = columns + _KEY_COLUMN * i
                 cell = row * rows.stride + load_i64(column + K_POSITION)
                 new_size = I64(load_i32(rows.new_sizes + 4 * cell))

@@ -25,7 +25,12 @@ K_FIRST, K_SIZE, K_SPAN, K_NEXT, K_USED = range(CHUNK_WORDS)
 def place_ts(
     ts: U64, chunk_of: I64, chunks: I64, chunk_least: U64, stale: I64, place: int, value: np.uint64
 ) -> None:
-    """Set a place to any ts."""
+    """Set a place to any ts.
+
+    Reads the chunk of the place. Writes `ts`, and its chunk's least and its span's mark in `stale` if the
+    least changed. Bound: the places of one chunk, at most 256. Twin: the dictionary in
+    `tests.puller.test_frontier.test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does`.
+    """
     ts[place] = value
     chunk = chunk_of[place]
     least = FREE
@@ -42,8 +47,10 @@ def advance(
 ) -> None:
     """Raise places; a mark of an older serial, a free place and a lower ts change nothing.
 
-    Reads marks and serials. Writes `ts`, and the least of chunks that rose. Bound: 256 places a mark.
-    Trick: a chunk is looked through only if the mark that rose was its least.
+    Reads marks and serials. Writes `ts`, the least of chunks that rose, and `stale` for their spans. Bound:
+    256 places a mark. Twin: the dictionary in
+    `tests.puller.test_frontier.test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does`. Trick: a chunk
+    is looked through only if the mark that rose was its least.
     """
     for n in range(len(marks)):
         place = marks[n] & 0xFFFFFFFF
@@ -65,7 +72,13 @@ def advance(
 
 @kernel
 def minima(spans: int, heads: I64, chunks: I64, chunk_least: U64, stale: I64, least: U64) -> None:
-    """Bring the least of each span up to date."""
+    """Bring the least of each span up to date.
+
+    Reads the least of chunks. Writes `least`, and clears `stale`. Bound: the chunks of spans that are stale.
+    Twin: the dictionary in
+    `tests.puller.test_frontier.test_the_minimum_of_each_span_is_that_of_a_plain_dictionary`. Trick: a span
+    whose least chunk has not changed is not looked at.
+    """
     for span in range(spans):
         if stale[span] == 0:
             continue

@@ -30,14 +30,16 @@ def is_valid(bits: int, at: int) -> bool:
 
 
 @kernel
-def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int, states: int) -> int:
-    """Fold a column of `width` bytes a value (1, 2, 4, 8, 16) into uint64[n] states.
+def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, column: int, states: int) -> int:
+    """Fold a column of `width` bytes a value (1, 2, 4, 8, 16) into uint64[row_count] states; the rows.
 
     data: the first value. bits, first: the validity bitmap, and the first value's bit in it.
 
-    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`.
+    Reads the values and their bits, and `states`. Writes `states`. Bound: `row_count` states, and `width`
+    bytes of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: the presence of a
+    value is folded with the column's number, as one word.
     """
-    for i in range(n):
+    for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
         if is_valid(bits, first + i):
             state = step(state, U64(2 * column + 1))
@@ -55,21 +57,22 @@ def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int
         else:
             state = step(state, U64(2 * column))
         store_u64(states + 8 * i, state)
-    return n
+    return row_count
 
 
 @kernel
 def fold_bytes(
-    n: int, ends: int, data: int, scale: int, bits: int, first: int, column: int, states: int
+    row_count: int, ends: int, data: int, scale: int, bits: int, first: int, column: int, states: int
 ) -> int:
-    """Fold a column of byte strings into uint64[n] states.
+    """Fold a column of byte strings into uint64[row_count] states; the rows.
 
     ends: int32 offsets from the first value's start on, in units of `scale` bytes of `data`.
 
-    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`. Trick: 8 bytes at a time, the rest
-    as one word.
+    Reads the values, their bits and `states`. Writes `states`. Bound: `row_count` states, and what the
+    offsets span of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: 8 bytes at
+    a time, the rest as one word.
     """
-    for i in range(n):
+    for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
         if is_valid(bits, first + i):
             at = data + scale * load_i32(ends + 4 * i)
@@ -88,7 +91,7 @@ def fold_bytes(
         else:
             state = step(state, U64(2 * column))
         store_u64(states + 8 * i, state)
-    return n
+    return row_count
 
 
 def warm() -> None:
