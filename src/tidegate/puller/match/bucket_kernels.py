@@ -33,9 +33,9 @@ _FULL = np.uint64(255)
 
 
 @inline
-def tag_of(h: Any) -> Any:
+def tag_of(hashed: Any) -> Any:
     """The tag of a hash; never 0."""
-    tag = (h >> np.uint64(48)) & np.uint64(0xFF)
+    tag = (hashed >> np.uint64(48)) & np.uint64(0xFF)
     return tag + np.uint64(tag == np.uint64(0))
 
 
@@ -53,33 +53,33 @@ def has_overflow(tags: Any) -> Any:
 
 
 @inline
-def bucket_of(table: int, h: Any) -> Any:
+def bucket_of(table: int, hashed: Any) -> Any:
     """The address of the bucket where a hash belongs."""
-    return table + BUCKET * (i64(h) & table_mask(table))
+    return table + BUCKET * (i64(hashed) & table_mask(table))
 
 
 @inline
-def first_match(table: int, h: Any) -> Any:
+def first_match(table: int, hashed: Any) -> Any:
     """The first entry in its bucket that may be the one with this hash; 0 when there is none."""
-    bucket = bucket_of(table, h)
-    matches = tag_matches(load_u64(bucket), tag_of(h))
+    bucket = bucket_of(table, hashed)
+    matches = tag_matches(load_u64(bucket), tag_of(hashed))
     if matches == np.uint64(0):
         return np.uint64(0)
     return load_u64(bucket + _WORD + i64(cttz64(matches) & np.uint64(0x38)))
 
 
 @inline
-def add_entry(table: int, h: Any, entry: Any) -> int:
+def add_entry(table: int, hashed: Any, entry: Any) -> int:
     """Put an entry where its hash belongs, or after; its place. There is room."""
     mask = table_mask(table)
-    number = i64(h) & mask
+    number = i64(hashed) & mask
     while True:
         bucket = table + BUCKET * number
         tags = load_u64(bucket)
         free = (tags - _EACH) & ~tags & _TAGS
         if free != np.uint64(0):
             bit = cttz64(free) & np.uint64(0x38)
-            store_u64(bucket, tags | (tag_of(h) << bit))
+            store_u64(bucket, tags | (tag_of(hashed) << bit))
             place: int = 8 * number + 1 + i64(bit >> np.uint64(3))
             put_word(table, place, entry)
             return place
@@ -89,14 +89,14 @@ def add_entry(table: int, h: Any, entry: Any) -> int:
 
 
 @inline
-def remove_entry(table: int, place: int, h: Any) -> None:
+def remove_entry(table: int, place: int, hashed: Any) -> None:
     """Remove the entry with this hash from its place."""
     mask = table_mask(table)
     number = place >> 3
     bit = np.uint64(8 * ((place & 7) - 1))
     bucket = table + BUCKET * number
     store_u64(bucket, load_u64(bucket) & ~(np.uint64(0xFF) << bit))
-    passed = i64(h) & mask
+    passed = i64(hashed) & mask
     while passed != number:
         bucket = table + BUCKET * passed
         tags = load_u64(bucket)

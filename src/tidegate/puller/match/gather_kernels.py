@@ -55,7 +55,11 @@ BLOCK: Final = Layout(
 
 @kernel
 def one_span(out: int, count: int) -> bool:
-    """Whether all changes are of the first one's span."""
+    """Whether all changes are of the first one's span.
+
+    Reads the spans of out[:count], up to the first that differs. Writes nothing. Bound: `count` changes.
+    Twin: `tidegate.puller.match.outcome.Outcome.blocks`, which makes one block a span where this is false.
+    """
     i = 0
     while i < count and out_word(out, i, O_SPAN) == out_word(out, 0, O_SPAN):
         i += 1
@@ -67,6 +71,10 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
     """Changes from out[first] on that fit one block, all of one span: `sizes` becomes three byte sums.
 
     Returns the index after the last; at least one change fits.
+
+    Reads the sizes of changes from `first` on. Writes three words at `sizes`: bytes of keys, values and old
+    values. Bound: `max_rows` changes, `max_bytes` bytes unless the first alone has more. Twin: none, the sums
+    are those of the columns that `gather` fills.
     """
     span = out_word(out, first, O_SPAN)
     keys, values, olds = 0, 0, 0
@@ -90,7 +98,8 @@ def gather(out: int, first: int, end: int, columns: int) -> None:
     """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK.
 
     Reads changes and the bytes they point to. Writes the block's buffers. Bound: what `measure` has
-    counted. Trick: what later changes point to is fetched into the cache.
+    counted. Twin: none, a copy; `tests.puller.match.test_matcher` compares the rows that come out. Trick:
+    what later changes point to is fetched into the cache.
     """
     commits, starts, ops = get_int(columns, G_COMMIT), get_int(columns, G_START), get_int(columns, G_OP)
     key_ends, keys = get_int(columns, G_KEY_ENDS), get_int(columns, G_KEY)

@@ -151,7 +151,7 @@ AHEAD = 8
 
 
 @inline
-def _forget(tables: Tables, place: int, h: Any) -> None:
+def _forget(tables: Tables, place: int, hashed: Any) -> None:
     """Remove an entry."""
     entry = get_word(tables.table, place)
     if entry & IN_MESSAGE:
@@ -159,15 +159,15 @@ def _forget(tables: Tables, place: int, h: Any) -> None:
     else:
         end_record(tables.arena, entry, tables.registrations, tables.counts)
     put_int(tables.counts, C_OPEN_ROWS, get_int(tables.counts, C_OPEN_ROWS) - 1)
-    remove_entry(tables.table, place, h)
+    remove_entry(tables.table, place, hashed)
 
 
 @inline
-def _find(tables: Tables, h: Any, registration: int, row: int) -> int:
+def _find(tables: Tables, hashed: Any, registration: int, row: int) -> int:
     """The place of the open prewrite that a row belongs to, or 0."""
     rows = tables.rows
     start, key, size = row_word(rows, row, START), row_word(rows, row, KEY), row_word(rows, row, KEY_SIZE)
-    return find_open(tables.table, h, registration, start, i64(key), i64(size), rows, tables.arena)
+    return find_open(tables.table, hashed, registration, start, i64(key), i64(size), rows, tables.arena)
 
 
 @inline
@@ -269,6 +269,11 @@ def _replay(tables: Tables, registration: int, wanted: Any) -> None:
 
 @inline
 def _prewrite(tables: Tables, registration: int, row: int) -> None:
+    """Open a prewrite, or replace the one of the same transaction and key.
+
+    A prewrite without a value, or of an earlier generation, replaces nothing: a scan repeats prewrites
+    without their values, and the flushes of a pipelined transaction may arrive out of order.
+    """
     rows, counts, h = tables.rows, tables.counts, row_word(tables.rows, row, HASH)
     found = _find(tables, h, registration, row)
     if found != 0:
@@ -302,6 +307,11 @@ def _is_poor(tables: Tables, ref: Any) -> bool:
 
 @inline
 def _commit(tables: Tables, registration: int, row: int) -> None:
+    """Emit the change of a commit with its open prewrite; without one it waits, or is a violation.
+
+    During a scan the prewrite may follow the commit, so the commit waits for INITIALIZED. After that a commit
+    without a prewrite means that the store left something out: to go on would lose the change.
+    """
     h, commit = row_word(tables.rows, row, HASH), row_word(tables.rows, row, COMMIT)
     found = _find(tables, h, registration, row)
     scanning = registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING)
@@ -321,6 +331,7 @@ def _commit(tables: Tables, registration: int, row: int) -> None:
 
 @inline
 def _rollback(tables: Tables, registration: int, row: int) -> None:
+    """Discard the open prewrite of a rollback; during a scan the rollback waits, as commits do."""
     if registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING):
         _wait(tables, registration, row)
         return
@@ -347,6 +358,7 @@ def _initialize(tables: Tables, registration: int) -> None:
 
 @inline
 def _match_row(tables: Tables, registration: int, row: int) -> None:
+    """Apply one row by its kind. With C_PASSES only rows whose hash falls to C_PASS are applied."""
     registrations, rows, notes, counts = tables.registrations, tables.rows, tables.notes, tables.counts
     kind = row_word(rows, row, KIND)
     passes = get_int(counts, C_PASSES)
@@ -403,8 +415,8 @@ def locate(events: int, event_count: int, rows: int, registrations: int, index: 
     buckets.
 
     Reads events and rows. Writes E_REGISTRATION, HASH, ROW_REGISTRATION and PLACE. Bound: one lookup an
-    event. Twin: `Matcher`, which looks up by a dictionary. Trick: the buckets are fetched into the cache
-    for all rows, before the first is needed.
+    event. Twin: `tidegate.puller.match.matcher.Matcher`, which has one registration and needs no lookup.
+    Trick: the buckets are fetched into the cache for all rows, before the first is needed.
     """
     for e in range(event_count):
         kind = i64(event_word(events, e, E_KIND))
@@ -437,8 +449,9 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     registration may have moved.
 
     Reads events, rows and arenas. Writes `out`, `notes`, `moved`, `kept`, the log and the states of
-    registrations. Twin: `puller/match/matcher.py`, `Matcher`. Trick: a prewrite that meets its commit in the
-    same batch is never copied, and the records of rows to come are fetched into the cache in advance.
+    registrations. Bound: the room that the caller provides, above. Twin:
+    `tidegate.puller.match.matcher.Matcher.push`. Trick: a prewrite that meets its commit in the same batch
+    is never copied, and the records of rows to come are fetched into the cache in advance.
     """
     events, rows, registrations, table, arena = (
         tables.events,

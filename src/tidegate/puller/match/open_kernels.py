@@ -115,10 +115,10 @@ def row_hash(start: Any, key: int, size: int) -> Any:
 
 
 @inline
-def with_registration(h: Any, registration: int) -> Any:
+def with_registration(hashed: Any, registration: int) -> Any:
     """The hash by which the table of open prewrites knows (registration, start_ts, key)."""
-    h = (h + np.uint64(registration)) * MULTIPLIER
-    return h ^ (h >> np.uint64(32))
+    hashed = (hashed + np.uint64(registration)) * MULTIPLIER
+    return hashed ^ (hashed >> np.uint64(32))
 
 
 @inline
@@ -129,6 +129,7 @@ def record_word(arena: int, offset: Any, word: int) -> Any:
 
 @inline
 def _is(entry: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
+    """Whether an entry is of (registration, start, key), be it in the message or in the arena."""
     if entry & IN_MESSAGE:
         row = i64(entry & ~IN_MESSAGE)
         return (
@@ -147,11 +148,11 @@ def _is(entry: Any, registration: int, start: Any, key: int, size: int, rows: in
 
 @inline
 def find_open(
-    table: int, h: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int
+    table: int, hashed: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int
 ) -> int:
     """The place of the open prewrite of (registration, start, key), or 0."""
-    mask, tag = table_mask(table), tag_of(h)
-    number = i64(h) & mask
+    mask, tag = table_mask(table), tag_of(hashed)
+    number = i64(hashed) & mask
     for _ in range(mask + 1):
         tags = load_u64(table + BUCKET * number)
         matches = tag_matches(tags, tag)
@@ -198,7 +199,8 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
     """Move all entries into a larger, empty table.
 
     Reads the old table and the hashes of its entries. Writes the new table, and PLACE of rows in
-    messages. Bound: the new table is larger.
+    messages. Bound: the new table is larger. Twin: none, a dictionary grows by itself
+    (`tidegate.puller.match.matcher.Matcher` has one).
     """
     for number in range(table_mask(old) + 1):
         tags = load_u64(old + BUCKET * number)
@@ -220,7 +222,8 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
     They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
 
     Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
-    for all rows, by `OpenRows.make_room`. Trick: the room of the latest dead record of a size class
+    for all rows, by `OpenRows.make_room`. Twin: none, the plain matcher keeps its rows where they are. Trick:
+    the room of the latest dead record of a size class
     is used first, which is still in the cache.
     """
     for i in range(get_int(counts, C_KEPT)):
@@ -283,7 +286,11 @@ def end_record(arena: int, ref: Any, registrations: int, counts: int) -> None:
 
 @kernel
 def release(arena: int, free: int, counts: int) -> None:
-    """Let the room of records that ended be used again: what came out of them has been copied."""
+    """Let the room of records that ended be used again: what came out of them has been copied.
+
+    Reads the chain of ended records. Writes `free`, the lists by size class, and links in the records. Bound:
+    one step a record that ended since the last call. Twin: none, the plain matcher's rows are Python's.
+    """
     at = get_int(counts, C_ENDED)
     while at != 0:
         then = i64(record_word(arena, at, R_START))
@@ -327,7 +334,8 @@ def compact(work: Compaction) -> None:
     start_ts: it then stays. If such a commit comes after all, the region is registered again.
 
     Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
-    arena is as large as what is live.
+    arena is as large as what is live. Twin: none, it changes no result;
+    `tests.puller.match.match_script` compares both matchers across compactions.
     """
     old, new, registrations, victim, counts = work.old, work.new, work.registrations, work.victim, work.counts
     for registration in range(work.registration_count):
@@ -372,7 +380,7 @@ def compact_waiting(old: int, new: int, registrations: int, registration_count: 
     """Rewrite the waiting arena with the rows of registrations that still scan and are not spilled, in order.
 
     Reads the old arena from end to end. Writes the new arena and the chains of registrations. Bound: the new
-    arena is as large as the old one.
+    arena is as large as the old one. Twin: none, it changes no result.
     """
     for registration in range(registration_count):
         put_registration_word(registrations, registration, REG_HEAD, np.uint64(0))

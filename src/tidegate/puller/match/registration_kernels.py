@@ -61,6 +61,7 @@ _RECORD_MARK = int.from_bytes(b"_r", "little")
 
 @inline
 def _id_hash(region: Any, request: Any) -> Any:
+    """The hash of (region, request), for the index."""
     h = (region ^ (request * MIXER)) * MULTIPLIER
     return h ^ (h >> np.uint64(32))
 
@@ -83,7 +84,11 @@ def find_registration(index: int, registrations: int, region: Any, request: Any)
 
 @kernel
 def index_registration(index: int, registrations: int, registration: int) -> None:
-    """Let lookups of the registration's (request, region) find it, and not an older one of the same ids."""
+    """Let lookups of the registration's (request, region) find it, and not an older one of the same ids.
+
+    Reads the registration's line. Writes one word of the index. Bound: the index is larger than the number of
+    registrations (`Registrations.take_back` doubles it). Twin: none, the plain matcher has one registration.
+    """
     mask = table_mask(index)
     region, request = (
         registration_word(registrations, registration, REG_REGION),
@@ -102,13 +107,13 @@ def index_registration(index: int, registrations: int, registration: int) -> Non
 
 
 @inline
-def note(notes: int, counts: int, kind: int, registration: int, a: Any, b: Any) -> None:
-    """Note an event for the registration's owner; `kind` says what `a` and `b` mean."""
+def note(notes: int, counts: int, kind: int, registration: int, first: Any, second: Any) -> None:
+    """Note an event for the registration's owner; `kind` says what `first` and `second` mean."""
     i = get_int(counts, C_NOTES)
     put_note_word(notes, i, N_KIND, np.uint64(kind))
     put_note_word(notes, i, N_REGISTRATION, np.uint64(registration))
-    put_note_word(notes, i, N_A, a)
-    put_note_word(notes, i, N_B, b)
+    put_note_word(notes, i, N_A, first)
+    put_note_word(notes, i, N_B, second)
     put_int(counts, C_NOTES, i + 1)
 
 
@@ -175,12 +180,12 @@ def resolve(
 
 @inline
 def resolve_many(
-    events: int, e: int, index: int, registrations: int, moved: int, log: int, log_size: int, counts: int
+    events: int, event: int, index: int, registrations: int, moved: int, log: int, log_size: int, counts: int
 ) -> bool:
     """The same for each region of an event; what was done before it returned False changes nothing again."""
-    at = i64(event_word(events, e, E_FIRST))
-    end = at + i64(event_word(events, e, E_SIZE))
-    ts, request = event_word(events, e, E_TS), event_word(events, e, E_REQUEST)
+    at = i64(event_word(events, event, E_FIRST))
+    end = at + i64(event_word(events, event, E_SIZE))
+    ts, request = event_word(events, event, E_TS), event_word(events, event, E_REQUEST)
     while at < end:
         tag, at = read_varint(at, end)
         wire = i64(tag & np.uint64(7))

@@ -170,7 +170,7 @@ def _size(at: int) -> tuple[Any, Any]:
 
 
 @inline
-def _scan_usual_row(at: int, end: int, rows: int, n: int) -> bool:
+def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
     """Event.Row as protobuf writes it, in order, nothing unknown; SLACK bytes after its end may be read.
 
     False: it is something else, or malformed; nothing counts of what was written.
@@ -208,29 +208,29 @@ def _scan_usual_row(at: int, end: int, rows: int, n: int) -> bool:
         at = old + i64(old_size)
     if at != end:
         return False
-    put_row_word(rows, n, START, start)
-    put_row_word(rows, n, COMMIT, commit)
-    put_row_word(rows, n, KEY, np.uint64(key))
-    put_row_word(rows, n, VALUE, np.uint64(value))
-    put_row_word(rows, n, OLD, np.uint64(old))
-    put_row_word(rows, n, KEY_SIZE, key_size)
-    put_row_word(rows, n, VALUE_SIZE, value_size)
-    put_row_word(rows, n, OLD_SIZE, old_size)
-    put_row_word(rows, n, KIND, kind)
-    put_row_word(rows, n, OP, op)
-    put_row_word(rows, n, GENERATION, zero)
-    put_row_word(rows, n, HASH, row_hash(start, key, i64(key_size)))
+    put_row_word(rows, row, START, start)
+    put_row_word(rows, row, COMMIT, commit)
+    put_row_word(rows, row, KEY, np.uint64(key))
+    put_row_word(rows, row, VALUE, np.uint64(value))
+    put_row_word(rows, row, OLD, np.uint64(old))
+    put_row_word(rows, row, KEY_SIZE, key_size)
+    put_row_word(rows, row, VALUE_SIZE, value_size)
+    put_row_word(rows, row, OLD_SIZE, old_size)
+    put_row_word(rows, row, KIND, kind)
+    put_row_word(rows, row, OP, op)
+    put_row_word(rows, row, GENERATION, zero)
+    put_row_word(rows, row, HASH, row_hash(start, key, i64(key_size)))
     return True
 
 
 @inline
-def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
+def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
     """Event.Row: scalars at their fields' numbers, bytes as address and size.
 
     The expiry of a raw row, which has no old value, takes that one's place, as the varint's bytes.
     """
     for word in range(ROW_WORDS):
-        put_row_word(rows, n, word, np.uint64(0))
+        put_row_word(rows, row, word, np.uint64(0))
     while at < end:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
@@ -242,38 +242,38 @@ def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
             if at == 0:
                 return False
             if field == _ROW_START:
-                put_row_word(rows, n, START, value)
+                put_row_word(rows, row, START, value)
             elif field == _ROW_COMMIT:
-                put_row_word(rows, n, COMMIT, value)
+                put_row_word(rows, row, COMMIT, value)
             elif field == _ROW_KIND:
-                put_row_word(rows, n, KIND, value & np.uint64(0xFFFFFFFF))
+                put_row_word(rows, row, KIND, value & np.uint64(0xFFFFFFFF))
             elif field == _ROW_OP:
-                put_row_word(rows, n, OP, value & np.uint64(0xFFFFFFFF))
+                put_row_word(rows, row, OP, value & np.uint64(0xFFFFFFFF))
             elif field == _ROW_GENERATION:
-                put_row_word(rows, n, GENERATION, value)
+                put_row_word(rows, row, GENERATION, value)
             elif field == _ROW_EXPIRY and value != np.uint64(0):
-                put_row_word(rows, n, OLD, np.uint64(first))
-                put_row_word(rows, n, OLD_SIZE, np.uint64(at - first))
+                put_row_word(rows, row, OLD, np.uint64(first))
+                put_row_word(rows, row, OLD_SIZE, np.uint64(at - first))
         elif wire == BYTES:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
                 return False
             if _ROW_KEY <= field <= _ROW_OLD:
-                put_row_word(rows, n, KEY + field - _ROW_KEY, np.uint64(at))
-                put_row_word(rows, n, KEY_SIZE + field - _ROW_KEY, size)
+                put_row_word(rows, row, KEY + field - _ROW_KEY, np.uint64(at))
+                put_row_word(rows, row, KEY_SIZE + field - _ROW_KEY, size)
             at += i64(size)
         else:
             at = skip_field(wire, at, end)
             if at == 0:
                 return False
-    key, size = i64(row_word(rows, n, KEY)), i64(row_word(rows, n, KEY_SIZE))
-    put_row_word(rows, n, HASH, row_hash(row_word(rows, n, START), key, size))
+    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    put_row_word(rows, row, HASH, row_hash(row_word(rows, row, START), key, size))
     return True
 
 
 @inline
-def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, n: int) -> int:
-    """Event.Entries into rows from `n` on. Returns the next n, _MALFORMED or _NO_ROOM.
+def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: int) -> int:
+    """Event.Entries into rows from `row` on. Returns the next row, _MALFORMED or _NO_ROOM.
 
     `last`: the message's end.
     """
@@ -289,26 +289,28 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, n: int
         size, at = read_varint(at, end)
         if at == 0 or size > np.uint64(end - at):
             return _MALFORMED
-        if n >= row_room:
+        if row >= row_room:
             return _NO_ROOM
         stop = at + i64(size)
         for line in range(0, 256, 64):
             prefetch(at + CALLED + line)
-        usual = last - stop >= SLACK and _scan_usual_row(at, stop, rows, n)
-        if not usual and not _scan_row(at, stop, rows, n):
+        usual = last - stop >= SLACK and _scan_usual_row(at, stop, rows, row)
+        if not usual and not _scan_row(at, stop, rows, row):
             return _MALFORMED
-        n += 1
+        row += 1
         at = stop
-    return n
+    return row
 
 
 @inline
-def _scan_event(at: int, end: int, last: int, events: int, e: int, rows: int, row_room: int, n: int) -> int:
-    """One Event into events[e] and its rows. The last member of the oneof wins. Returns as above."""
-    first, start = n, at
+def _scan_event(
+    at: int, end: int, last: int, events: int, event: int, rows: int, row_room: int, row: int
+) -> int:
+    """One Event into events[event] and its rows. The last member of the oneof wins. Returns as above."""
+    first, start = row, at
     for word in range(EVENT_WORDS):
-        put_event_word(events, e, word, np.uint64(0))
-    put_event_word(events, e, E_KIND, np.uint64(OTHER))
+        put_event_word(events, event, word, np.uint64(0))
+    put_event_word(events, event, E_KIND, np.uint64(OTHER))
     while at < end:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
@@ -319,51 +321,51 @@ def _scan_event(at: int, end: int, last: int, events: int, e: int, rows: int, ro
             if at == 0:
                 return _MALFORMED
             if field == _REGION:
-                put_event_word(events, e, E_REGION, value)
+                put_event_word(events, event, E_REGION, value)
             elif field == _REQUEST:
-                put_event_word(events, e, E_REQUEST, value)
+                put_event_word(events, event, E_REQUEST, value)
             elif field == _RESOLVED:
-                put_event_word(events, e, E_KIND, np.uint64(RESOLVED))
-                put_event_word(events, e, E_TS, value)
+                put_event_word(events, event, E_KIND, np.uint64(RESOLVED))
+                put_event_word(events, event, E_TS, value)
         elif wire == BYTES:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
                 return _MALFORMED
             if field == _ENTRIES:
-                if event_word(events, e, E_KIND) != np.uint64(ROWS):
-                    n = first
-                put_event_word(events, e, E_KIND, np.uint64(ROWS))
-                n = _scan_entries(at, at + i64(size), last, rows, row_room, n)
-                if n < 0:
-                    return n
+                if event_word(events, event, E_KIND) != np.uint64(ROWS):
+                    row = first
+                put_event_word(events, event, E_KIND, np.uint64(ROWS))
+                row = _scan_entries(at, at + i64(size), last, rows, row_room, row)
+                if row < 0:
+                    return row
             elif field == _ERROR:
-                put_event_word(events, e, E_KIND, np.uint64(ERROR))
+                put_event_word(events, event, E_KIND, np.uint64(ERROR))
             elif field == _ADMIN or field == _LONG:
-                put_event_word(events, e, E_KIND, np.uint64(OTHER))
+                put_event_word(events, event, E_KIND, np.uint64(OTHER))
             at += i64(size)
         else:
             at = skip_field(wire, at, end)
             if at == 0:
                 return _MALFORMED
-    if event_word(events, e, E_KIND) == np.uint64(ROWS):
-        put_event_word(events, e, E_FIRST, np.uint64(first))
-        put_event_word(events, e, E_END, np.uint64(n))
+    if event_word(events, event, E_KIND) == np.uint64(ROWS):
+        put_event_word(events, event, E_FIRST, np.uint64(first))
+        put_event_word(events, event, E_END, np.uint64(row))
     else:
-        n = first
-        if event_word(events, e, E_KIND) == np.uint64(ERROR):
-            put_event_word(events, e, E_FIRST, np.uint64(start))
-            put_event_word(events, e, E_SIZE, np.uint64(end - start))
-    return n
+        row = first
+        if event_word(events, event, E_KIND) == np.uint64(ERROR):
+            put_event_word(events, event, E_FIRST, np.uint64(start))
+            put_event_word(events, event, E_SIZE, np.uint64(end - start))
+    return row
 
 
 @inline
-def _scan_resolved(at: int, end: int, events: int, e: int) -> bool:
+def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
     """A ResolvedTs message; its region list is walked again by `match`."""
     for word in range(EVENT_WORDS):
-        put_event_word(events, e, word, np.uint64(0))
-    put_event_word(events, e, E_KIND, np.uint64(RESOLVED_MANY))
-    put_event_word(events, e, E_FIRST, np.uint64(at))
-    put_event_word(events, e, E_SIZE, np.uint64(end - at))
+        put_event_word(events, event, word, np.uint64(0))
+    put_event_word(events, event, E_KIND, np.uint64(RESOLVED_MANY))
+    put_event_word(events, event, E_FIRST, np.uint64(at))
+    put_event_word(events, event, E_SIZE, np.uint64(end - at))
     while at < end:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
@@ -374,9 +376,9 @@ def _scan_resolved(at: int, end: int, events: int, e: int) -> bool:
             if at == 0:
                 return False
             if field == _TS:
-                put_event_word(events, e, E_TS, value)
+                put_event_word(events, event, E_TS, value)
             elif field == _RESOLVED_REQUEST:
-                put_event_word(events, e, E_REQUEST, value)
+                put_event_word(events, event, E_REQUEST, value)
         elif wire == BYTES and field == _REGIONS:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):
@@ -401,9 +403,9 @@ def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, 
     BAD or FULL the tables mean nothing.
 
     Reads the messages, and 10 bytes at most at a time inside each. Writes `events`, `rows`, `counts`.
-    Bound: the two tables; with FULL the caller doubles them and calls again. Twin: protobuf's parser
-    (tests/puller/test_scan.py). Trick: a row in protobuf's own order is read without a loop over its
-    fields.
+    Bound: the two tables; with FULL the caller doubles them and calls again. Twin: none of ours, protobuf's
+    parser is it (tests/puller/match/test_scan.py). Trick: a row in protobuf's own order is read without a
+    loop over its fields.
     """
     e, n = 0, 0
     for m in range(messages.shape[0]):

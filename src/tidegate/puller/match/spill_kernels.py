@@ -169,6 +169,10 @@ def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_si
     """Append the open prewrites of spilled registrations in arena[at:end] to the log, as far as it has room.
 
     Returns where to go on; `end` when it is done.
+
+    Reads the arena's records. Writes the log and C_LOG. Bound: `log_size`; the caller empties the log to disk
+    and calls again. Twin: none, the plain matcher never spills; scripts run both and compare
+    (`tests.puller.match.match_script`).
     """
     while at < end:
         size = record_bytes(arena, np.uint64(at))
@@ -198,7 +202,11 @@ def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_si
 def log_waiting(
     waiting: int, at: int, end: int, registrations: int, log: int, log_size: int, counts: int
 ) -> int:
-    """The same for commits and rollbacks that wait for INITIALIZED."""
+    """Append the commits and rollbacks of spilled registrations that wait for INITIALIZED to the log.
+
+    Reads the waiting arena's records. Writes the log, C_LOG and the least waiting commit of a registration.
+    Bound: `log_size`, as `log_open`. Twin: none, as of `log_open`.
+    """
     while at < end:
         record = waiting + at
         k = get_word(record, W_KEY_SIZE)
@@ -223,7 +231,11 @@ def log_waiting(
 
 @kernel
 def sizes_by_registration(log: int, size: int, sizes: int) -> None:
-    """Add each record's size to the word of its registration."""
+    """Add each record's size to the word of its registration.
+
+    Reads the heads of the log's records. Writes `sizes`, a word a registration. Bound: `size` bytes of log.
+    Twin: none, a sum over records.
+    """
     at = 0
     while at < size:
         registration = i64(get_word(log + at, L_REGISTRATION))
@@ -233,7 +245,11 @@ def sizes_by_registration(log: int, size: int, sizes: int) -> None:
 
 @kernel
 def group_by_registration(log: int, size: int, places: int, out: int) -> None:
-    """Copy records to out, those of a registration together; `places`: where each one's begin, moved on."""
+    """Copy records to out, those of a registration together; `places`: where each one's begin, moved on.
+
+    Reads the log's records. Writes `out` and `places`. Bound: `out` is as large as the log, `places` come
+    from `sizes_by_registration`. Twin: none, a stable sort of records by registration.
+    """
     at = 0
     while at < size:
         registration, one = i64(get_word(log + at, L_REGISTRATION)), i64(get_word(log + at, L_SIZE))
@@ -244,7 +260,10 @@ def group_by_registration(log: int, size: int, places: int, out: int) -> None:
 
 @kernel
 def cut(log: int, at: int, end: int, most: int) -> int:
-    """The end of the whole records from `at` on that make up at least `most` bytes, or `end`."""
+    """The end of the whole records from `at` on that make up at least `most` bytes, or `end`.
+
+    Reads the sizes of records. Writes nothing. Bound: `end`. Twin: none, a walk over sizes.
+    """
     first = at
     while at < end and at - first < most:
         at += i64(get_word(log + at, L_SIZE))
@@ -267,7 +286,12 @@ class Played(NamedTuple):
 
 @kernel
 def load(log: int, at: int, end: int, to: Played) -> int:
-    """Make events and rows of the records in log[at:end], as far as there is room; where to continue."""
+    """Make events and rows of the records in log[at:end], as far as there is room; where to continue.
+
+    Reads the log's records. Writes the events and rows of `to`, and their numbers. Bound: `to.room` of each.
+    Twin: none, it undoes `log_open` and `log_waiting`; what `match` then emits is compared
+    (`tests.puller.match.match_script`). Trick: rows point into the log, so no key or value is copied.
+    """
     events, rows, room = to.events, to.rows, to.room
     e, r, open_event = 0, 0, False
     while at < end and e < room and r < room:
