@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import socket
@@ -149,32 +150,58 @@ def test_endpoints_that_will_not_do(text: str) -> None:
     assert "u:p" not in str(raised.value)
 
 
-def test_etcd_is_reached_by_tls_with_the_certificates_of_the_command_line(
-    etcd: str, tmp_path: Path, key: str
-) -> None:
-    """`etcd` is only asked for because it installs the package."""
-    ours, theirs = certified(tmp_path, "one"), certified(tmp_path, "two")
+@contextlib.contextmanager
+def own_etcd(folder: Path, scheme: str, options: list[str]) -> Iterator[str]:
+    """The endpoint of an etcd with other options than the session's."""
     server = shutil.which("etcd")
     assert server is not None
     ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     client, peer = (f"127.0.0.1:{one.getsockname()[1]}" for one in ports)
     for one in ports:
         one.close()
-    command = [server, "--name", "one", "--data-dir", str(tmp_path / "data"), "--log-level", "error"]
-    command += ["--listen-client-urls", f"https://{client}", "--advertise-client-urls", f"https://{client}"]
+    endpoint = f"{scheme}://{client}"
+    command = [server, "--name", "one", "--data-dir", str(folder / "data"), "--log-level", "error"]
+    command += ["--listen-client-urls", endpoint, "--advertise-client-urls", endpoint]
     command += ["--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"]
-    command += ["--initial-cluster", f"one=http://{peer}", "--client-cert-auth"]
-    command += ["--trusted-ca-file", str(ours.ca), "--cert-file", str(ours.cert), "--key-file", str(ours.key)]
+    command += ["--initial-cluster", f"one=http://{peer}", *options]
     running = subprocess.Popen(bound(command, signal.SIGKILL))
     try:
-        store = EtcdMetadata(EtcdClient(f"https://{client}", tls=ours, patience_s=60))
-        assert store.transact([], [Put(key, b"1")]).succeeded
-        with pytest.raises(Retryable, match="does not answer"):
-            EtcdMetadata(EtcdClient(f"https://{client}", tls=theirs, patience_s=0.5)).get(key)
-        store.close()
+        yield endpoint
     finally:
         running.kill()
         running.wait()
+
+
+def test_etcd_is_reached_by_tls_with_the_certificates_of_the_command_line(
+    etcd: str, tmp_path: Path, key: str
+) -> None:
+    """`etcd` is only asked for because it installs the package."""
+    ours, theirs = certified(tmp_path, "one"), certified(tmp_path, "two")
+    options = ["--client-cert-auth", "--trusted-ca-file", str(ours.ca)]
+    options += ["--cert-file", str(ours.cert), "--key-file", str(ours.key)]
+    with own_etcd(tmp_path, "https", options) as endpoint:
+        store = EtcdMetadata(EtcdClient(endpoint, tls=ours, patience_s=60))
+        assert store.transact([], [Put(key, b"1")]).succeeded
+        with pytest.raises(Retryable, match="does not answer"):
+            EtcdMetadata(EtcdClient(endpoint, tls=theirs, patience_s=0.5)).get(key)
+        store.close()
+
+
+def test_a_full_database_is_named_with_what_frees_it(etcd: str, tmp_path: Path, key: str) -> None:
+    """`etcd` is only asked for because it installs the package."""
+    with own_etcd(tmp_path, "http", ["--quota-backend-bytes", str(1 << 20)]) as endpoint:
+        store = EtcdMetadata(EtcdClient(endpoint, patience_s=60))
+        assert store.transact([], [Put(key, b"1")]).succeeded
+        asked = EtcdMetadata(EtcdClient(endpoint, patience_s=0.5))
+        with pytest.raises(Retryable, match="database is full") as raised:
+            for n in range(16):
+                asked.transact([], [Put(f"{key}{n}", bytes(1 << 18))])
+        assert all(word in raised.value.fix for word in ("compact", "defrag", "alarm disarm"))
+        with pytest.raises(Retryable, match="database is full"):
+            asked.client.grant_lease(10)
+        assert store.get(key) is not None, "it still answers reads"
+        store.close()
+        asked.close()
 
 
 def test_tls_without_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,17 @@ ELSEWHERE: Final = frozenset(
 REFUSED: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
+DATABASE_FULL: Final = "database space exceeded"
+"""In the details of an answer (etcd `api/v3rpc/rpctypes/error.go`, `ErrGRPCNoSpace`). The code alone,
+RESOURCE_EXHAUSTED, also means too many requests."""
+
+
 class Unanswered(Exception):
     """An attempt that ended without an answer: what it asked for may have been done all the same."""
+
+
+class DatabaseFull(Unanswered):
+    """etcd has raised its NOSPACE alarm: it refuses writes until a person has freed space and disarmed it."""
 
 
 class EtcdClient:
@@ -160,13 +169,24 @@ class EtcdClient:
                 return attempt()
             except Unanswered as error:
                 if self._closed or time.monotonic() + PAUSE_S >= end:
-                    raise Retryable(
-                        "etcd does not answer.",
-                        where=self.where,
-                        why=str(error),
-                        fix="check that most members of etcd run and can be reached; it is asked again",
-                    ) from error
+                    raise self._gave_up(error) from error
             time.sleep(PAUSE_S)
+
+    def _gave_up(self, error: Unanswered) -> Retryable:
+        if isinstance(error, DatabaseFull):
+            return Retryable(
+                "etcd's database is full, and etcd refuses every write (alarm NOSPACE).",
+                where=self.where,
+                why=str(error),
+                fix="etcdctl compact REVISION, etcdctl defrag --cluster, then etcdctl alarm disarm; set "
+                "--auto-compaction-mode and --auto-compaction-retention, or a greater --quota-backend-bytes",
+            )
+        return Retryable(
+            "etcd does not answer.",
+            where=self.where,
+            why=str(error),
+            fix="check that most members of etcd run and can be reached; it is asked again",
+        )
 
     def _address(self) -> str:
         with self._lock:
@@ -199,7 +219,8 @@ class EtcdClient:
         with self._lock:
             if self.endpoints[self._at % len(self.endpoints)] == address:
                 self._at += 1
-        return Unanswered(f"{address}: {code.name}: {details}")
+        kind = DatabaseFull if DATABASE_FULL in details else Unanswered
+        return kind(f"{address}: {code.name}: {details}")
 
 
 def _first(call: Any) -> Any:

@@ -195,7 +195,7 @@ class Node:
         It is read again when the capture is elected again.
         """
         why = f"{error.what} {error.why}"
-        fix = "nothing to do: the capture stands for election again by itself"
+        fix = "; ".join(filter(None, (error.fix, "the capture stands for election again by itself")))
         self.lost(Fenced("It is not known what etcd has stored.", where=self.shared, why=why, fix=fix))
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
