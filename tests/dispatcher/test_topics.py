@@ -87,10 +87,10 @@ def test_a_ddl_goes_to_the_recorded_topic() -> None:
     for case in DDL_CASES:
         store = SchemaStore()
         for job, _ in finished(case):
-            for reported in store.apply(job).reported:
-                wanted = recorded.get((case, job.id, reported.event.seq))
+            for emitted in store.apply(job).emitted:
+                wanted = recorded.get((case, job.id, emitted.event.seq))
                 if wanted is not None:
-                    assert rules.topic_of_ddl(reported.event) == wanted["topic"], wanted
+                    assert rules.topic_of_ddl(emitted.event) == wanted["topic"], wanted
                     count("partitions", "topics of DDL")
 
 

@@ -193,9 +193,13 @@ def test_a_full_database_is_named_with_what_frees_it(etcd: str, tmp_path: Path, 
         store = EtcdMetadata(EtcdClient(endpoint, patience_s=60))
         assert store.transact([], [Put(key, b"1")]).succeeded
         asked = EtcdMetadata(EtcdClient(endpoint, patience_s=0.5))
-        with pytest.raises(Retryable, match="database is full") as raised:
+
+        def fill() -> None:
             for n in range(16):
                 asked.transact([], [Put(f"{key}{n}", bytes(1 << 18))])
+
+        with pytest.raises(Retryable, match="database is full") as raised:
+            fill()
         assert all(word in raised.value.fix for word in ("compact", "defrag", "alarm disarm"))
         with pytest.raises(Retryable, match="database is full"):
             asked.client.grant_lease(10)

@@ -59,7 +59,7 @@ class Recorded:
         self._stamps = {r[name] for r in writes for name in ("commit_ts", "start_ts")}
         self._puts: dict[int, list[LogMutation]] = {}
         self.rows: list[Row] = []
-        self.status: list[tuple[int, str]] = []
+        self.emitted: list[tuple[int, str]] = []
         """(FinishedTS, query) of every event, as TiCDC sends it; where a job takes effect early, that ts."""
         self.base = fresh_cluster(min(self._stamps) - 10)
         done = sorted((r for r in found if r["kind"] == "ddl_done"), key=lambda r: r["finished_ts"])
@@ -87,7 +87,7 @@ class Recorded:
                 self._copies(self._free(step - 1, -1), here, left)
             self._before(job, self._free(ts - 1, -1), here, left, took_effect=step < ts)
             self._after(self._free(ts + 1, 1), here, left)
-            self.status += [(step, event["query"]) for event in job["events"] or []]
+            self.emitted += [(step, event["query"]) for event in job["events"] or []]
             before = after
             held: dict[int, Tables] = {}
             for table in snapshot:

@@ -82,7 +82,7 @@ class Alone:
             for one in applied:
                 if one.refusal is not None and self._filter.stopped_by(one.refusal):
                     raise one.refusal.error()
-                events = (self._filter.sent(status) for status in one.status)
+                events = (self._filter.sent(emitted) for emitted in one.emitted)
                 sent += [
                     target_text.for_targets(e, one.charset, one.sql_mode) for e in events if e is not None
                 ]

@@ -34,7 +34,7 @@ class Script:
     def __init__(self) -> None:
         self.ts = BASE_TS
         self.txns: list[Txn] = []
-        self.status: list[tuple[int, str]] = []
+        self.emitted: list[tuple[int, str]] = []
         self.rows: dict[str, str] = {}
         """Key of each row that counts, and its table."""
         done = [job.meta for job in written("basic") if job.is_done]
@@ -42,9 +42,9 @@ class Script:
         self._jobs = 5000
 
     def job(
-        self, action: int, query: str = "", *, status: str = "", history: bool = False, **more: Any
+        self, action: int, query: str = "", *, emitted: str = "", history: bool = False, **more: Any
     ) -> int:
-        """Write a job; `status`: the statement that targets are told. The ts."""
+        """Write a job; `emitted`: the statement that targets are told. The ts."""
         self.ts, self._jobs = self.ts + 10, self._jobs + 1
         model = self._schema if action in (1, 2, 26) else self._table
         binlog = model["binlog"] | {"SchemaVersion": self._jobs} | more.pop("binlog", {})
@@ -52,7 +52,7 @@ class Script:
         table_id = keys.DDL_HISTORY_TABLE_ID if history else keys.DDL_JOB_TABLE_ID
         cells: list[tuple[int, Kind, row.Stored]] = [(2 if history else 5, Kind.BYTES, orjson.dumps(job))]
         self._put(keys.int_record(table_id, self._jobs), row.encode_v1(cells))
-        self.status += [(self.ts, status)] if status else []
+        self.emitted += [(self.ts, emitted)] if emitted else []
         return self.ts
 
     def row(self, physical_id: int, table: str = "") -> None:
@@ -87,23 +87,23 @@ def capture(manual_upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Runni
 def script() -> tuple[Script, int]:
     """Every kind that is ignored, those told that are not recorded, and in the end a refusal; its ts."""
     made = Script()
-    made.job(1, "create database d1", status="create database d1")
-    made.job(3, "create table t1", status="create table t1")
+    made.job(1, "create database d1", emitted="create database d1")
+    made.job(3, "create table t1", emitted="create table t1")
     made.row(made.table_id, "d1.t1")
     for action, rule in RULES.items():
         if rule.handling.outcome is Outcome.IGNORED:
             made.job(action, f"{rule.name}, which is nothing to targets")
             made.row(made.table_id, "d1.t1")
     for action in (9, 10, 37, 38, 48):
-        made.job(action, f"alter {action}", status=f"alter {action}")
+        made.job(action, f"alter {action}", emitted=f"alter {action}")
         made.row(made.table_id, "d1.t1")
     many = {"TableInfo": None, "MultipleTableInfos": [made.info(901, "a"), made.info(902, "b")]}
     ts = made.job(60, "create table a (id int); create table b (id int);", table_id=0, binlog=many)
-    made.status += [(ts, "create table a (id int);"), (ts, "create table b (id int);")]
+    made.emitted += [(ts, "create table a (id int);"), (ts, "create table b (id int);")]
     made.row(901, "d1.a")
     made.row(902, "d1.b")
     fast: dict[str, Any] = {"table_id": 903, "state": SYNCED, "binlog": {"TableInfo": made.info(903, "fast")}}
-    made.job(3, "create table fast", status="create table fast", history=True, **fast)
+    made.job(3, "create table fast", emitted="create table fast", history=True, **fast)
     made.row(903, "d1.fast")
     made.job(3, "create table t1", history=True, state=SYNCED)  # t1 is known
     made.job(29, "admin repair table x", schema_id=77, schema_name="elsewhere", table_name="x")
@@ -129,6 +129,6 @@ def test_kinds_that_no_recording_holds(capture: Running, manual_pd: PdClient) ->
     assert shown["checkpoint_ts"] == refused_at - 1
     delivered = capture.lines("one")
     check_order(delivered)
-    status = [(ts, sql.outgoing(query).text) for ts, query in made.status]
-    assert [(line["ddl"], line["query"]) for line in delivered if "ddl" in line] == status
+    emitted = [(ts, sql.outgoing(query).text) for ts, query in made.emitted]
+    assert [(line["ddl"], line["query"]) for line in delivered if "ddl" in line] == emitted
     assert {line["key"]: line["table"] for line in delivered if "row" in line} == made.rows

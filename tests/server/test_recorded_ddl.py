@@ -67,11 +67,11 @@ def test_events_spans_and_rows_of_every_recorded_job(
             delivered = again.lines(name)
             check_order(delivered)
             check_rows(log, delivered)
-            status = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
-            beyond = [query for ts, query in status if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
+            emitted = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
+            beyond = [query for ts, query in emitted if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
             assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
-            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.status]
-            assert [item for item in status if item[1] not in beyond] == expected
+            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.emitted]
+            assert [item for item in emitted if item[1] not in beyond] == expected
         check_spans(again)
         # The progress of spans that have ended goes; of a stripe it is needed when a table comes to it.
         wait_for(lambda: any("forgotten" in line for line in again.lines("one")), "progress forgotten")
