@@ -83,12 +83,12 @@ class Clock:
 
 def wrap_worker(clock: Clock) -> None:
     """What a Spark task does with its range."""
-    from tidegate.consumer import source
+    from tidegate.consumer import fetch, topic_decoder
 
-    clock.wrap(source, "_take", "read", lambda taken: len(taken.messages))
-    clock.wrap_iterator(source.TopicDecoder, "pieces", "decode")
-    clock.wrap(source, "stage", "stage")
-    clock.wrap(source, "batch_of", "unpack")
+    clock.wrap(fetch, "_take", "read", lambda taken: len(taken.messages))
+    clock.wrap_iterator(topic_decoder.TopicDecoder, "pieces", "decode")
+    clock.wrap(fetch, "stage", "stage")
+    clock.wrap(fetch, "batch_of", "unpack")
 
 
 def wrap_driver(clock: Clock) -> None:
@@ -124,7 +124,7 @@ def main() -> None:
 def daemon() -> None:
     """Spark's worker daemon: `tidegate.consumer.daemon` with clocks."""
     wrap_worker(Clock())
-    serve(("tidegate.consumer.source",))
+    serve(("tidegate.consumer.fetch",))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from tests.consumer.test_assembler import segment
 from tests.scripts import Command
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Segment
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Ddls, Flow
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Mode
 
 

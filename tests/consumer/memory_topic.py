@@ -15,13 +15,15 @@ from tidegate.codec.registry import reader_of
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.changes import sides_of
 from tidegate.consumer.commit import Committer
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.mark_headers import layouts, mark_headers, split_resolved
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.row_clock import Clock, clock_of
 from tidegate.consumer.soft_delete import SoftDelete
-from tidegate.consumer.source import Clock, Fetched, clock_of, stage
+from tidegate.consumer.staging import stage
 from tidegate.consumer.watermark import Mode
 from tidegate.model.message import Message
 

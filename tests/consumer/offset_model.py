@@ -16,10 +16,10 @@ import numpy as np
 
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Segment
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Rows
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 
 TABLES, KEYS = ("a", "b"), 4
 

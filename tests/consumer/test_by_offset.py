@@ -22,10 +22,11 @@ from tidegate.codec.protocols.maxwell.plain import MaxwellOptions
 from tidegate.codec.registry import codec_of, codec_options, encoder
 from tidegate.codec.schema_book import SchemaBook, register_missing
 from tidegate.consumer.checks import check_no_ddls, check_one_topic
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.job import Listener, Progress, Settings, run
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.consumer.sql_text import sql_rows
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, InvalidInput

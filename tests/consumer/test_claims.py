@@ -23,7 +23,9 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, location_name
 from tidegate.codec.opening import opening
 from tidegate.consumer.claims import ClaimReader
-from tidegate.consumer.source import Fetched, Range, Topic, _drop, _staged, fetch
+from tidegate.consumer.fetch import _drop, _staged, fetch
+from tidegate.consumer.fetched import Fetched, Range
+from tidegate.consumer.source import Topic
 from tidegate.errors import Retryable, TidegateError
 from tidegate.model.row import RowChange
 
@@ -80,7 +82,7 @@ def batch_of(rows: list[RowChange], options: Any) -> Batch:
 
 
 def read(batch: Batch, options: Any, storage: Memory) -> Decoded:
-    """As `source.TopicDecoder` does."""
+    """As `TopicDecoder` does."""
     large = registry.codec_of(options).large
     assert large is not None
     inner = decoder(replace(options, large_message_handle_compression=NONE))

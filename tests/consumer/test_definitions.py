@@ -17,9 +17,12 @@ from tidegate.codec.compression import LZ4, compressed
 from tidegate.codec.decode import decoder
 from tidegate.codec.opening import Opening
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
-from tidegate.consumer import source
+from tidegate.consumer import fetch as fetching
+from tidegate.consumer.fetch import fetch
+from tidegate.consumer.fetched import Range
 from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Range, Topic, fetch, read_staged
+from tidegate.consumer.source import Topic
+from tidegate.consumer.staging import read_staged
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
@@ -53,8 +56,8 @@ def topic(
 ) -> Topic:
     """Definition, 150 rows, another version's definition, 150 rows of it; a reader that knows nothing."""
     encoder = SimpleEncoder(SimpleOptions(large_message_handle_compression=request.param))
-    monkeypatch.setattr(source, "LOOK_BACK_MESSAGES", 8)
-    monkeypatch.setattr(source, "_readers", {})
+    monkeypatch.setattr(fetching, "LOOK_BACK_MESSAGES", 8)
+    monkeypatch.setattr(fetching, "_readers", {})
     name = new_topic(1)
     sent = [encoder.encode_definition(NUMBERS), *rows(NUMBERS, 100, 150, encoder)]
     sent += [encoder.encode_definition(TEXTS), *rows(TEXTS, 300, 150, encoder)]

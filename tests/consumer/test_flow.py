@@ -9,9 +9,9 @@ import pytest
 from tests.consumer.engine_script import EngineScript
 from tests.scripts import run_script, scripts
 from tidegate.codec.base import DdlMessage
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Ddls, Flow
 from tidegate.consumer.position import Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Mode
 
 

@@ -26,11 +26,14 @@ from tidegate.codec.alignment import ALIGN_HEADER, header
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import marks
 from tidegate.consumer.checks import check_marks_read
+from tidegate.consumer.fetch import _staged
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_MEETINGS, Flow, Rows
 from tidegate.consumer.mark_headers import mark_headers
 from tidegate.consumer.places import number_of
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Topic, TopicDecoder, _staged
+from tidegate.consumer.source import Topic
+from tidegate.consumer.topic_decoder import TopicDecoder
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT

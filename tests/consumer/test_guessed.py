@@ -17,7 +17,7 @@ from tidegate.codec.base import Decoded, DecodedTable, WireColumn
 from tidegate.consumer.assembler import Piece
 from tidegate.consumer.definition import from_json, grown, guess
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import stage
+from tidegate.consumer.staging import stage
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE, INSERT
 

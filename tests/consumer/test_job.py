@@ -29,9 +29,10 @@ from tests.fixtures.kafka import Broker
 from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.checks import check_complete, check_retained
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.job import Listener, Progress, Settings, run
 from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.model.message import Message
 from tidegate.sink import quarantine

@@ -14,10 +14,10 @@ from tests.scripts import run_script, scripts
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import offset_flow
 from tidegate.consumer.assembler import Assembler
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Rows
 from tidegate.consumer.offset_flow import MAX_DONE, Group, OffsetFlow
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.stall_detector import STALL_S, StallDetector
 
 SEEDS = 80

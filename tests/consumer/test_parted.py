@@ -17,11 +17,11 @@ from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories,
 from tidegate.consumer.apply import Sizes
 from tidegate.consumer.assembler import STEP_BYTES, Assembler, Segment
 from tidegate.consumer.definition import guess
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_WAITING_BYTES, Flow
 from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.parted import PartedTable, parts_of
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Mode
 
 KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))

@@ -27,11 +27,12 @@ from tidegate.consumer.checks import (
     check_there,
     without_added,
 )
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Flow, Rows
 from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.mark_headers import layouts
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.layout import Layout

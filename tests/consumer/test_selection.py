@@ -34,6 +34,7 @@ from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.ddl_plan import EXCHANGE, Create
 from tidegate.consumer.definition import guess
 from tidegate.consumer.delta.target import DeltaTarget
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.job import Settings, run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
@@ -41,7 +42,6 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import Rules
 from tidegate.consumer.selection import Selection, check_same_rules
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.workload.changelog import SnapshotLine, SnapshotTable

@@ -15,10 +15,11 @@ from tidegate.codec.base import DdlMessage
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.config.settings import DispatchRule
 from tidegate.consumer.checks import check_followed, check_joining, check_same
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Ddls, Flow, Rows
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.consumer.watermark import Mode
 from tidegate.dispatcher.router import Router
 from tidegate.errors import Fatal, InvalidInput, Retryable

@@ -23,6 +23,7 @@ from tidegate.cli.consumer_status import PARTITIONS_SHOWN, as_dict, summary, tab
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.directory_lock import lock_holder
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.gauges import Gauges
 from tidegate.consumer.lag import (
@@ -36,7 +37,7 @@ from tidegate.consumer.lag import (
     span,
 )
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.consumer.status import STATUS, STUCK_S, Diary, Said, Seen, received, status_of
 from tidegate.consumer.target import Looked
 from tidegate.consumer.targets import DatabaseSettings

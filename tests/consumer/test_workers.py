@@ -24,9 +24,11 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks, carried, landed
 from tidegate.consumer.fetch_workers import _Raised, workers
+from tidegate.consumer.fetched import Fetched, Range
 from tidegate.consumer.fetcher import workers_of
 from tidegate.consumer.job import Listener, Settings, run
-from tidegate.consumer.source import Fetched, Range, Topic, read_staged, stage
+from tidegate.consumer.source import Topic
+from tidegate.consumer.staging import read_staged, stage
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 pytestmark = pytest.mark.integration

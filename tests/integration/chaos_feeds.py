@@ -148,12 +148,12 @@ def _disk_full(*given: Any) -> None:
 
 
 def _kill_puller(running: Running, *, with_store: bool) -> None:
-    puller = running.capture._pullers["tidb"]
+    puller = running.capture.pullers.processes["tidb"]
     os.kill(puller.pid, signal.SIGSTOP)
     if with_store:
         shutil.rmtree(store_dir(running.data_dir, running.capture.cluster), ignore_errors=True)
     os.kill(puller.pid, signal.SIGKILL)
-    wait_for(lambda: running.capture._pullers["tidb"].pid != puller.pid, "another puller")
+    wait_for(lambda: running.capture.pullers.processes["tidb"].pid != puller.pid, "another puller")
 
 
 def _compare(running: Running, pd: PdClient, outcome: Outcome) -> None:

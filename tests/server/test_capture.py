@@ -219,7 +219,7 @@ def test_rows_and_ddl_arrive_in_order_once_through_kills_and_a_restart(
     os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
     work(bank, 400)
     capture.wait_checkpoint("one", pd.tso())
-    os.kill(capture.capture._pullers["tidb"].pid, signal.SIGKILL)
+    os.kill(capture.capture.pullers.processes["tidb"].pid, signal.SIGKILL)
     work(bank, 400)
     capture.wait_checkpoint("one", pd.tso())
     capture.wait_state("one", "normal")

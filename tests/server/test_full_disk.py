@@ -116,11 +116,13 @@ def test_a_full_disk_is_a_warning_and_everything_resumes_with_free_space(
         health = httpx.get(f"http://{running.address}/api/v2/health", trust_env=False, timeout=120)
         assert health.status_code == 503
         assert "is full" in health.text
-        before = running.capture._pullers["tidb"].pid
+        before = running.capture.pullers.processes["tidb"].pid
         os.kill(before, signal.SIGKILL)
         os.kill(running.pipeline_pid("one"), signal.SIGKILL)
         work(bank, 100)
-        wait_for(lambda before=before: running.capture._pullers["tidb"].pid != before, "another puller")
+        wait_for(
+            lambda before=before: running.capture.pullers.processes["tidb"].pid != before, "another puller"
+        )
         assert running.feed("one")["state"] == "warning"
         filler.unlink()
         running.wait_checkpoint("one", pd.tso())

@@ -111,7 +111,7 @@ def test_each_hung_part_is_named_and_the_feed_recovers_by_itself(
     recovers()
     assert not runs(pipeline)
 
-    puller = stopped(lambda: capture.capture._pullers["tidb"].pid)
+    puller = stopped(lambda: capture.capture.pullers.processes["tidb"].pid)
     work(bank, 200)
     wait_error(capture, "CDC:ErrPullerHung", f"({puller})")
     recovers()

@@ -33,11 +33,11 @@ def collect(upstream: EmbeddedUpstream, pd: PdClient) -> int:
 
 def lose_store(running: Running) -> None:
     """As if the disk of the event store had been replaced."""
-    puller = running.capture._pullers["tidb"]
+    puller = running.capture.pullers.processes["tidb"]
     os.kill(puller.pid, signal.SIGSTOP)
     shutil.rmtree(store_dir(running.data_dir, running.capture.cluster))
     os.kill(puller.pid, signal.SIGKILL)
-    wait_for(lambda: running.capture._pullers["tidb"].pid != puller.pid, "another puller")
+    wait_for(lambda: running.capture.pullers.processes["tidb"].pid != puller.pid, "another puller")
 
 
 def delivered(running: Running, name: str) -> set[Any]:

@@ -7,8 +7,9 @@ import pytest
 
 from tidegate.control.metadata import SELECT_VALUE, Compare, Put
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.server.capture import identity_of, lock_folder, take_ownership
+from tidegate.server.data_folder import lock_folder
 from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.ownership import identity_of, take_ownership
 
 
 def test_what_is_committed_survives_kill_and_is_seen_by_other_processes(tmp_path: Path) -> None:

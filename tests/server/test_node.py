@@ -31,10 +31,10 @@ from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.model.span import Span
 from tidegate.server import held_history
-from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import WRITE_MAX, Node
+from tidegate.server.ownership import check_format, take_ownership
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")

@@ -84,9 +84,9 @@ def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     passed = pd.tso()
     capture.wait_checkpoint("two", passed)
     wait_for(lambda: dropped(capture, passed), "the segments to go")
-    died = capture.capture._pullers["tidb"].pid
+    died = capture.capture.pullers.processes["tidb"].pid
     os.kill(died, signal.SIGKILL)
-    wait_for(lambda: capture.capture._pullers["tidb"].pid != died, "another puller")
+    wait_for(lambda: capture.capture.pullers.processes["tidb"].pid != died, "another puller")
     work(bank, 20)
     capture.wait_checkpoint("two", pd.tso())
     wait_for(lambda: sum(line["rows"] for line in capture.capture.spans.status) < 100, "its status")

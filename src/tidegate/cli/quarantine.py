@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tidegate.consumer.replay import Replayed, Tables
-    from tidegate.consumer.source import TopicDecoder
     from tidegate.consumer.target import Address
+    from tidegate.consumer.topic_decoder import TopicDecoder
     from tidegate.sink.quarantine import Kept, Outcome
 
 app = typer.Typer(help="Look into what could not be decoded.", no_args_is_help=True)
@@ -423,7 +423,8 @@ def _of_consumer(place: Place, source: str, time_zone: str) -> Callable[[Kept], 
 def _decoder(source: str, time_zone: str) -> TopicDecoder | None:
     if not source:
         return None
-    from tidegate.consumer.source import Topic, TopicDecoder
+    from tidegate.consumer.source import Topic
+    from tidegate.consumer.topic_decoder import TopicDecoder
 
     return TopicDecoder(Topic(source, time_zone))
 

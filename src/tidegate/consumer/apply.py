@@ -35,8 +35,8 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.position import Position, Source
+from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.selection import Chosen, Selection
-from tidegate.consumer.source import Clock
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent

@@ -15,7 +15,8 @@ from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.convert import TargetColumn, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
-from tidegate.consumer.source import META, SAID_TS, Clock, read_staged
+from tidegate.consumer.row_clock import Clock
+from tidegate.consumer.staging import META, SAID_TS, read_staged
 from tidegate.errors import Fatal
 from tidegate.model.cells import DELETE
 from tidegate.model.timestamp import LOGICAL_BITS

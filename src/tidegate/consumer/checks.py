@@ -13,9 +13,10 @@ from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
 from tidegate.codec.registry import reader_of
 from tidegate.consumer.changes import WHOLE_DELETES
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import Position
-from tidegate.consumer.source import Fetched, Topic
+from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
 ROW_MODE: Final = "use --mode row, which applies changes as it reads them, not by transaction"

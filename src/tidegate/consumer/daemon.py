@@ -3,4 +3,4 @@
 from tidegate.spark.daemon import serve
 
 if __name__ == "__main__":
-    serve(("tidegate.consumer.source",))
+    serve(("tidegate.consumer.fetch",))

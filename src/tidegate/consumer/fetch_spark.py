@@ -21,7 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from tidegate.consumer.source import Fetched, Range, Topic, fetch
+from tidegate.consumer.fetch import fetch
+from tidegate.consumer.fetched import Fetched, Range
+from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, TidegateError
 
 if TYPE_CHECKING:

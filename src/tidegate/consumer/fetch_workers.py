@@ -28,7 +28,9 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any, Final
 
-from tidegate.consumer.source import Fetched, Range, Topic, fetch
+from tidegate.consumer.fetch import fetch
+from tidegate.consumer.fetched import Fetched, Range
+from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.launcher import bound
 

@@ -3,7 +3,7 @@
     fetch_spark    ranges of any number of partitions on any number of executors
     fetch_workers  a few processes on this machine, which start in a second: `--master workers[N]`
 
-Both run `source.fetch`: from a range to staged rows and descriptors. A process that dies loses what it was
+Both run `fetch.fetch`: from a range to staged rows and descriptors. A process that dies loses what it was
 fetching; the range is asked for again.
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from tidegate.consumer.source import Fetched, Range, Topic
+from tidegate.consumer.fetched import Fetched, Range
+from tidegate.consumer.source import Topic
 from tidegate.errors import InvalidInput, TidegateError
 
 WORKERS: Final = re.compile(r"workers(?:\[(\d{1,2})\])?")

@@ -36,9 +36,9 @@ import orjson
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Assembler
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.places import topic_index
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
 
 MAX_WAITING_ROWS: Final = 20_000_000

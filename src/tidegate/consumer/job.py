@@ -66,6 +66,7 @@ from tidegate.consumer.checks import (
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.fetch_spark import JVM_LOG, ClusterSettings, SparkTasks, spark_tasks
 from tidegate.consumer.fetch_workers import LOG, workers
+from tidegate.consumer.fetched import Fetched, Range
 from tidegate.consumer.fetcher import Fetcher, workers_of
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.group_offsets import GroupOffsets
@@ -76,7 +77,7 @@ from tidegate.consumer.places import place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import NO_RULES, Rules
 from tidegate.consumer.selection import Selection, check_same_rules
-from tidegate.consumer.source import Fetched, Range, Topic
+from tidegate.consumer.source import Topic
 from tidegate.consumer.stall_detector import StallDetector
 from tidegate.consumer.status import Diary
 from tidegate.consumer.target import Address, Target

@@ -34,9 +34,9 @@ from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan
 from tidegate.consumer.assembler import Assembler, Segment
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows, identity
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Mode, Watermarks
 
 MAX_DONE: Final = 64

@@ -25,8 +25,9 @@ from tidegate.consumer.changes import BadRow, Staged, Values, staged_changes
 from tidegate.consumer.convert import TIMESTAMP
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
-from tidegate.consumer.source import META, TopicDecoder, staged_batch
+from tidegate.consumer.staging import META, staged_batch
 from tidegate.consumer.target import Name, TableChanges
+from tidegate.consumer.topic_decoder import TopicDecoder
 from tidegate.errors import TidegateError
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.sink.quarantine import Outcome, still_bad

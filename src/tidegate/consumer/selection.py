@@ -20,9 +20,9 @@ from tidegate.codec.base import DdlMessage, WireColumn
 from tidegate.consumer import soft_delete, sql_columns, sql_replay
 from tidegate.consumer.assembler import Piece
 from tidegate.consumer.ddl_plan import DROP_SCHEMA, EXCHANGE, REPARTITION, renamed_columns
+from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.position import Position, Source
 from tidegate.consumer.rules import NO_RULES, Name, Rules, routed, routed_schemas
-from tidegate.consumer.source import Fetched
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.codec import registry
-from tidegate.consumer.source import Fetched
+from tidegate.consumer.fetched import Fetched
 from tidegate.errors import InvalidInput
 from tidegate.model.timestamp import readable
 

@@ -15,9 +15,11 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tidegate.codec import registry
 from tidegate.codec.entry import Loss
 from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
+from tidegate.consumer.fetch import batch_of
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Topic, TopicDecoder, batch_of
+from tidegate.consumer.source import Topic
+from tidegate.consumer.topic_decoder import TopicDecoder
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.timestamp import compose

@@ -28,7 +28,7 @@ from tidegate.consumer.assembler import Piece
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import stage
+from tidegate.consumer.staging import stage
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput

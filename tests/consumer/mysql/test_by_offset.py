@@ -18,7 +18,7 @@ from tests.consumer.topics import Event
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
-from tidegate.consumer.source import Clock
+from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal

@@ -1,0 +1,102 @@
+"""Staged rows: what a task writes for the driver's targets, in a file of Arrow IPC streams.
+
+A stream is a `Segment`: one table's rows with one set of columns. First `META`, of topics that are read by
+offset `SAID_TS`, then `n.NAME` of the after image and `o.NAME` of the before image. The files are disposable:
+what is lost with them is read again from the offsets kept with the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.codec.base import Decoded, DecodedTable
+from tidegate.consumer.assembler import Segment
+from tidegate.consumer.row_clock import Clock
+from tidegate.consumer.soft_delete import SoftDelete, column_for
+
+META: Final = ("_op", "_commit_ts", "_offset", "_seq")
+SAID_TS: Final = "_said_ts"
+"""Of topics read by offset, behind `META`: the commit ts that the rows say, 0 where they do not. Their
+`_commit_ts` is the offset + 1."""
+
+
+def stage(
+    decoded: Decoded,
+    partition: int,
+    file: Path,
+    clock: Clock | None = None,
+    soft_deletes: Sequence[SoftDelete] = (),
+) -> Iterable[Segment]:
+    """Write the decoded rows, one Arrow IPC stream per table and column set; yields their descriptors.
+
+    `clock`: of a topic that is read by offset. `soft_deletes`: of which tables deleted rows are kept.
+    """
+    if not decoded.rows:
+        return []
+    with file.open("wb") as sink:
+        return [_stage_table(table, partition, file, sink, clock, soft_deletes) for table in decoded.rows]
+
+
+def _stage_table(
+    table: DecodedTable,
+    partition: int,
+    file: Path,
+    sink: IO[bytes],
+    clock: Clock | None,
+    soft_deletes: Sequence[SoftDelete],
+) -> Segment:
+    said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
+    if clock is not None:
+        table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
+    batch = staged_batch(table, whole=bool(column_for(table.schema, table.table, soft_deletes)))
+    if clock is not None:
+        batch = batch.add_column(len(META), SAID_TS, pa.array(said))
+    start = sink.tell()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return Segment(
+        partition=partition,
+        schema=table.schema,
+        table=table.table,
+        columns=table.columns,
+        file=str(file),
+        start=start,
+        length=sink.tell() - start,
+        rows=len(table),
+        min_ts=int(table.commit_ts.min()),
+        max_ts=int(table.commit_ts.max()),
+        first_offset=int(table.offset.min()),
+        commit_ts=int(said.max()) if clock is not None else 0,
+    )
+
+
+def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
+    """One table's rows in the staged form; of the before image only the key when there is one.
+
+    `whole`: the before image with all its columns, because deleted rows are kept.
+    """
+    arrays = [pa.array(column) for column in (table.op, table.commit_ts, table.offset, table.seq)]
+    names = list(META)
+    if table.new is not None:
+        arrays += table.new.columns
+        names += [f"n.{column.name}" for column in table.columns]
+    if table.old is not None:
+        keyed = any(column.key for column in table.columns)
+        for column, array in zip(table.columns, table.old.columns, strict=True):
+            if whole or column.key or not keyed:
+                arrays.append(array)
+                names.append(f"o.{column.name}")
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def read_staged(segment: Segment) -> pa.RecordBatch:
+    """The rows of a segment, memory-mapped."""
+    with pa.memory_map(segment.file) as mapped:
+        mapped.seek(segment.start)
+        return pa.ipc.open_stream(pa.BufferReader(mapped.read_buffer(segment.length))).read_next_batch()

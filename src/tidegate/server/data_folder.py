@@ -1,0 +1,46 @@
+"""A capture's claim on its data folder: the lock that keeps others out, and the way the folder is used."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from tidegate.disk import lock_file
+from tidegate.errors import InvalidInput
+from tidegate.server.feed_plan import Paths
+from tidegate.server.membership import NAME_FILE
+
+
+def lock_folder(data_dir: Path) -> int:
+    """Make the data folder ours; the descriptor holds the lock. Raises InvalidInput when another has it."""
+    try:
+        data_dir.mkdir(0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # another's folder: its files are ours alone all the same
+            data_dir.chmod(0o700)
+        return lock_file(data_dir / "lock", 0o600)
+    except BlockingIOError as error:
+        raise InvalidInput(
+            "Another capture uses this data folder.",
+            where=str(data_dir),
+            fix="stop it, or choose another --data-dir",
+        ) from error
+    except OSError as error:
+        raise InvalidInput(
+            "The data folder cannot be used.",
+            where=str(data_dir),
+            why=error.strerror or str(error),
+            fix="choose a --data-dir that can be made and written",
+        ) from error
+
+
+def check_mode(paths: Paths, *, shared: bool) -> None:
+    """Raises InvalidInput when the changefeeds of this data folder are kept elsewhere than we would look."""
+    other = paths.metadata if shared else paths.data_dir / NAME_FILE
+    if other.exists():
+        kept = "in the folder itself" if shared else "in an etcd"
+        raise InvalidInput(
+            "The data folder was used in another way.",
+            where=str(paths.data_dir),
+            why=f"its changefeeds are kept {kept}; started so they would be gone, or run twice",
+            fix="start with a new --data-dir" + ("" if shared else ", or with the --etcd it was used with"),
+        )

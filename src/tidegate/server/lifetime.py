@@ -1,0 +1,55 @@
+"""A capture between its start and its end: what it waits for, and why it cannot go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from tidegate.errors import Retryable, TidegateError
+
+WAITS_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Pauses between the attempts at the start; the last one repeats."""
+
+T = TypeVar("T")
+
+
+class Lifetime:
+    """Made in the capture's loop, and used in it alone. The first reason to end is the one that counts."""
+
+    def __init__(self) -> None:
+        self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
+        """Resolves when the capture cannot go on."""
+        self.waiting_for = ""
+        """What the start waits for, in words; empty once that is over."""
+
+    def lose(self, error: TidegateError) -> None:
+        """The capture cannot go on."""
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    def raise_if_lost(self) -> None:
+        """Raises the reason why the capture cannot go on."""
+        if self.lost.done():
+            raise self.lost.result()
+
+    async def until(self, work: Callable[[], T], what: str, on_wait: Callable[[Retryable], None]) -> T:
+        """Repeat `work`, which blocks, until it does not raise Retryable, however long that takes.
+
+        `what` it waits for, in words. `on_wait` is called with the first Retryable. Raises other errors of
+        `work`, and why the capture cannot go on if it is lost meanwhile.
+        """
+        failures = 0
+        while True:
+            self.raise_if_lost()
+            try:
+                found = await asyncio.to_thread(work)
+            except Retryable as error:
+                if failures == 0:
+                    self.waiting_for = what
+                    on_wait(error)
+                await asyncio.sleep(WAITS_S[min(failures, len(WAITS_S) - 1)])
+                failures += 1
+                continue
+            self.waiting_for = ""
+            return found

@@ -1,0 +1,64 @@
+"""What a capture looks at, and writes, in the metadata store before it owns the changefeeds.
+
+    check_format    the store is of this version, or empty
+    identity_of     the store's own word, which no other store has
+    take_ownership  the cluster's owner key, of a capture that is alone: its revision guards all later writes
+
+All of it blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+
+from tidegate.control.metadata import (
+    FORMAT,
+    Compare,
+    MetadataStore,
+    Put,
+    format_key,
+    identity_key,
+    owner_key,
+)
+from tidegate.errors import Fatal, InvalidInput
+
+
+def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
+    """Raises InvalidInput when another version, to which the grants say something else, has written here."""
+    found, owned = metadata.get(format_key(cluster)), metadata.get(owner_key(cluster))
+    if (found.value if found is not None else b"") == FORMAT:
+        return
+    if found is not None or owned is not None:
+        raise InvalidInput(
+            "The data folder was written by another version of Tidegate.",
+            where=str(where),
+            why=f"its metadata has the form {found.value.decode() if found else '1'}, not {FORMAT.decode()}",
+            fix="start with another --data-dir and create the changefeeds again, or use that version",
+        )
+    metadata.transact((Compare(format_key(cluster), mod_revision=0),), (Put(format_key(cluster), FORMAT),))
+
+
+def identified(metadata: MetadataStore, cluster: int, where: str) -> str:
+    """The store's word, once its form was looked at. Raises InvalidInput."""
+    check_format(metadata, cluster, where)
+    return identity_of(metadata, cluster)
+
+
+def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
+    """Become the owner of a cluster's feeds: the new owner_rev. Whoever was it before can write no more."""
+    value = json.dumps({"capture": capture, "pid": os.getpid()}).encode()
+    outcome = metadata.transact((), (Put(owner_key(cluster), value),))
+    if not outcome.succeeded:
+        raise Fatal("The metadata store refused an unguarded write.", where=owner_key(cluster))
+    return outcome.revision
+
+
+def identity_of(metadata: MetadataStore, cluster: int) -> str:
+    """The metadata store's own word, made when it is first asked for."""
+    key = identity_key(cluster)
+    metadata.transact((Compare(key, mod_revision=0),), (Put(key, uuid.uuid4().hex[:12].encode()),))
+    found = metadata.get(key)
+    assert found is not None
+    return found.value.decode()
