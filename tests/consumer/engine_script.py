@@ -1,16 +1,21 @@
 """Scripts of the consumer's engine: `testdata/engine/*.txt`. Commands are what partitions bring, and steps.
 
     topic partitions=2 mode=row [until=9]   a fresh target; `begun=0:6,1:6`: a write up to there was cut off
+    topic partitions=a0,b0,b1 mode=row      of several topics; `ddls=a0/b0,b1`: each DDL is on one such group
     read partition=0 next=10                what one fetch brings, in its body
       rows 3..5 at=0                        rows with these commit ts, from this offset on
       resolved 6 at=2
       ddl 6 at=1 create table t(a int)
       align 10 at=5                         an alignment mark
+      layout 10 epoch=1 old=2 new=3         its Resolved name a change of the number of partitions
     step [rows=100]                         the next step; it is applied
     run                                     steps until nothing moves
     meet                                    row mode: a snapshot is due
     position ts=6                           what is kept with the snapshot
-    restart                                 go on from the position that was shown last
+    restart [with=b0]                       go on from the position that was shown last, with a topic more
+    join b0 b1 [ddls=a0/b0,b1]              partitions of a topic that comes into being, or that are added
+    asked                                   the partitions that may leave if nothing is on them
+    leave 2                                 they do
     snapshot after=0                        at which ts the target's state can be named
 
 A step shows the bound of each partition, and of each piece of rows which ts are in it.
@@ -18,6 +23,7 @@ A step shows the bound of each partition, and of each piece of rows which ts are
 
 from __future__ import annotations
 
+from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.consumer.test_assembler import segment
 from tests.scripts import Command
 from tidegate.codec.base import DdlMessage
@@ -26,6 +32,7 @@ from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Ddls, Flow
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.watermark import Mode
+from tidegate.model.layout import Layout
 
 
 class EngineScript:
@@ -35,18 +42,22 @@ class EngineScript:
         self._flow: Flow | None = None
         self._position: Position | None = None
         self._until: int | None = None
+        self._labels = Labels("1")
+        self._ddl_places: tuple[tuple[int, ...], ...] = ()
 
     def run(self, command: Command) -> str:
         """Do one command; what it shows."""
         if command.name == "topic":
-            numbers = range(command.number("partitions"))
+            numbers = partitions_of(command.options["partitions"])
+            self._labels = Labels(command.options["partitions"])
+            self._ddl_places = _groups(command)
             mode, until = Mode(command.options["mode"]), command.options.get("until")
             fresh = {number: PartitionPosition(0, 0, 0) for number in numbers}
-            self._position = Position(0, "t", "open-protocol", mode.value, fresh)
+            self._position = Position(0, self._labels.topics, "open-protocol", mode.value, fresh)
             self._until = int(until) if until else None
             begun = [pair.split(":") for pair in command.options.get("begun", "").split(",") if pair]
-            held = {int(number): int(ts) for number, ts in begun}
-            self._flow = Flow(self._position, mode, (), self._until, held or None)
+            held = {partition_of(number): int(ts) for number, ts in begun}
+            self._flow = Flow(self._position, mode, self._ddl_places, self._until, held or None)
             return ""
         assert self._flow is not None, "a scenario begins with 'topic'"
         flow = self._flow
@@ -55,9 +66,9 @@ class EngineScript:
                 flow.take([_fetched(command)])
                 return ""
             case "step", ():
-                return _step(flow, command.number("rows", 100)) or "nothing moves"
+                return self._step(flow, command.number("rows", 100)) or "nothing moves"
             case "run", ():
-                return "\n".join(iter(lambda: _step(flow, 100), "")) or "nothing moves"
+                return "\n".join(iter(lambda: self._step(flow, 100), "")) or "nothing moves"
             case "meet", ():
                 flow.meet()
                 return ""
@@ -67,21 +78,68 @@ class EngineScript:
                 position = flow.position(command.number("ts"))
                 self._position = Position.from_json(position.to_json())
                 assert self._position == position
-                return _places(position)
+                return self._shown(position)
             case "restart", ():
                 assert self._position is not None
-                self._flow = Flow(self._position, flow.mode, (), self._until)
+                if joining := command.options.get("with"):
+                    self._position = self._position.over(self._position.topics, [partition_of(joining)])
+                self._flow = Flow(self._position, flow.mode, self._ddl_places, self._until)
+                return ""
+            case "join", names:
+                self._ddl_places = _groups(command)
+                flow.join([*map(partition_of, names)], self._ddl_places, {})
+                return ""
+            case "asked", ():
+                return f"may leave: {' '.join(map(self._labels.of, flow.asked())) or 'none'}"
+            case "leave", names:
+                flow.leave(map(partition_of, names), self._ddl_places)
                 return ""
         raise ValueError(f"{command.where}: the engine does not know '{command.name}'")
 
+    def _step(self, flow: Flow, rows: int) -> str:
+        match flow.next_step(rows):
+            case None:
+                return ""
+            case Ddls(ts, messages):
+                return f"ddl at {ts}: {'; '.join(message.query for message in messages)}"
+            case step:
+                taken = [piece for pieces in flow.assembler.take(step.bounds).values() for piece in pieces]
+                found = [f"{self._labels.of(p.segment.partition)} has ({p.after}, {p.upto}]" for p in taken]
+                return f"apply {self._labels.bounds(step.bounds.items())}: {', '.join(found) or 'no rows'}"
+
+    def _shown(self, position: Position) -> str:
+        lines = [
+            f"{name}: read from offset {p.offset}, applied {p.applied}, resolved {p.watermark}"
+            for name, p in zip(
+                map(self._labels.of, position.partitions), position.partitions.values(), strict=True
+            )
+        ]
+        if position.ddl_ts:
+            lines.append(f"ddl: all below {position.ddl_ts} ran, and {len(position.ddls)} at it")
+        if position.epoch:
+            waits = ", ".join(map(str, position.switches))
+            lines.append(f"partitions changed {position.epoch} times; still to be reached: {waits or 'none'}")
+        return "\n".join(lines)
+
+
+def _groups(command: Command) -> tuple[tuple[int, ...], ...]:
+    groups = [one for one in command.options.get("ddls", "").split("/") if one]
+    return tuple(tuple(map(partition_of, one.split(","))) for one in groups)
+
 
 def _fetched(command: Command) -> Fetched:
-    partition = command.number("partition")
+    partition = partition_of(command.options["partition"])
     rows: list[Segment] = []
     resolved, aligns = [], []
     ddls: list[DdlMessage] = []
+    changes: list[Layout] = []
     for line in command.body:
-        what, ts, at, *text = line.split()
+        what, ts, *text = line.split()
+        if what == "layout":
+            epoch, old, new = (int(word.partition("=")[2]) for word in text)
+            changes.append(Layout(epoch, int(ts), old, new, max(old, new)))
+            continue
+        at = text.pop(0)
         offset = int(at.removeprefix("at="))
         match what:
             case "rows":
@@ -102,27 +160,5 @@ def _fetched(command: Command) -> Fetched:
         resolved=tuple(resolved),
         ddls=tuple(ddls),
         aligns=tuple(aligns),
+        layouts=tuple(changes),
     )
-
-
-def _step(flow: Flow, rows: int) -> str:
-    match flow.next_step(rows):
-        case None:
-            return ""
-        case Ddls(ts, messages):
-            return f"ddl at {ts}: {'; '.join(message.query for message in messages)}"
-        case step:
-            taken = [piece for pieces in flow.assembler.take(step.bounds).values() for piece in pieces]
-            found = [f"{p.segment.partition} has ({p.after}, {p.upto}]" for p in taken]
-            ends = " ".join(f"{number} to {ts}" for number, ts in step.bounds.items())
-            return f"apply {ends}: {', '.join(found) or 'no rows'}"
-
-
-def _places(position: Position) -> str:
-    lines = [
-        f"{number}: read from offset {p.offset}, applied {p.applied}, resolved {p.watermark}"
-        for number, p in position.partitions.items()
-    ]
-    if position.ddl_ts:
-        lines.append(f"ddl: all below {position.ddl_ts} ran, and {len(position.ddls)} at it")
-    return "\n".join(lines)

@@ -11,7 +11,7 @@
     named                                       it is named
     position ts=6                               what is kept with the snapshot
     restart                                     go on from the position that was shown last
-    join b0,b1 [ddls-on=b0]                     partitions of a topic that comes into being
+    join b0 b1 [ddls-on=b0]                     partitions of a topic that comes into being
 
 A step shows up to which offset each partition goes, and the changes in it. Before a round the broker says
 where its partitions end.
@@ -72,8 +72,8 @@ class OffsetScript:
                 assert self._position is not None
                 self._flow = self._started(Position.from_json(self._position.to_json()), None)
                 return ""
-            case "join", (names,):
-                self._join(flow, partitions_of(names), command.options.get("ddls-on"))
+            case "join", names:
+                self._join(flow, [*map(partition_of, names)], command.options.get("ddls-on"))
                 return ""
         raise ValueError(f"{command.where}: the engine does not know '{command.name}'")
 

@@ -30,7 +30,6 @@ from tidegate.consumer.fetch import _staged
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_MEETINGS, Flow, Rows
 from tidegate.consumer.mark_headers import mark_headers
-from tidegate.consumer.places import number_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
 from tidegate.consumer.topic_decoder import TopicDecoder
@@ -120,28 +119,6 @@ def stepped(flow: Flow) -> dict[int, int] | None:
     return dict(step.bounds)
 
 
-def test_marks_that_all_partitions_may_pass_cost_one_step() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    aligns = tuple((ts, ts) for ts in range(10, 60, 5))
-    flow.take([Fetched(0, 99, resolved=((70, 98),), aligns=aligns)])
-    flow.take([Fetched(1, 99, resolved=((52, 98),), aligns=aligns[:-1])])
-    assert stepped(flow) == {0: 52, 1: 52}
-    assert flow.position(52).partitions[0].offset == 55, "the mark of 55 is still to be met"
-    assert stepped(flow) == {0: 54, 1: 52}
-    assert stepped(flow) is None
-
-
-def test_a_step_that_is_cut_short_keeps_partitions_together_at_a_mark() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    rows = tuple(segment(0, ts, ts, ts) for ts in (5, 12, 15))
-    flow.take([Fetched(0, 20, segments=rows, resolved=((9, 19),), aligns=((10, 11),))])
-    assert stepped(flow) == {0: 9, 1: 0}
-    flow.take([Fetched(p, 30, resolved=((20, 29),), aligns=((10, 11),)) for p in (0, 1)])
-    step = flow.next_step(1)
-    assert isinstance(step, Rows)
-    assert set(step.bounds.values()) == {12}
-
-
 def test_a_topic_without_marks_costs_nothing() -> None:
     flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
     flow.take([Fetched(p, 9, resolved=((20, 8),)) for p in (0, 1)])
@@ -149,33 +126,6 @@ def test_a_topic_without_marks_costs_nothing() -> None:
     flow.take([Fetched(p, 12, resolved=((30, 11),), aligns=((25, 10),)) for p in (0, 1)])
     assert [stepped(flow), stepped(flow)] == [{0: 30, 1: 30}, None]
     assert flow._meetings == {}
-
-
-def test_partitions_of_another_topic_do_not_wait() -> None:
-    names = ("a", "b")
-    first, second, other = (number_of(names, *one) for one in (("a", 0), ("a", 1), ("b", 0)))
-    flow = Flow(fresh((first, second, other)), Mode.ROW, (), None)
-    flow.take([Fetched(number, 9, resolved=((20, 8),)) for number in (second, other)])
-    flow.take([Fetched(first, 9, resolved=((9, 8),), aligns=((10, 5),))])
-    assert stepped(flow) == {first: 9, second: 9, other: 20}
-
-
-def test_partitions_of_a_topic_that_joins_meet_at_its_marks() -> None:
-    names = ("a", "b")
-    known, first, second = (number_of(names, *one) for one in (("a", 0), ("b", 0), ("b", 1)))
-    flow = Flow(fresh((known,)), Mode.ROW, (), None)
-    flow.join((first, second), (), {})
-    flow.take([Fetched(known, 9, resolved=((20, 8),)), Fetched(second, 9, resolved=((9, 8),))])
-    flow.take([Fetched(first, 9, resolved=((20, 8),), aligns=((10, 5),))])
-    assert stepped(flow) == {known: 20, first: 9, second: 9}
-    assert stepped(flow) is None
-
-
-def test_marks_of_two_tables_may_be_in_another_order_on_another_partition() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    orders = [((10, 5), (12, 6)), ((12, 5), (10, 6))]
-    flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=aligns) for p, aligns in enumerate(orders)])
-    assert [stepped(flow), stepped(flow)] == [{0: 20, 1: 20}, None]
 
 
 def test_with_many_marks_ahead_only_the_partitions_that_lag_are_read_on() -> None:

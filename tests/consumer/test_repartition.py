@@ -59,31 +59,6 @@ def applied(flow: Flow) -> dict[int, int]:
     return {number: flow.assembler.applied(number) for number in flow.next_offsets()}
 
 
-def test_row_mode_holds_each_partition_at_the_change_until_all_reach_it() -> None:
-    flow = Flow(held(), Mode.ROW, (), None)
-    flow.take(
-        [Fetched(0, 9, resolved=((100, 5), (130, 8)), layouts=(GROWN,)), Fetched(1, 4, resolved=((90, 3),))]
-    )
-    flow.join([2], (), {})
-    flow.take([Fetched(2, 4, resolved=((100, 0), (150, 3)), layouts=(GROWN,))])
-    assert applied(flow) == {0: 100, 1: 90, 2: 100}
-    flow.take([Fetched(1, 9, resolved=((100, 5), (110, 8)), layouts=(GROWN,))])
-    assert applied(flow) == {0: 130, 1: 110, 2: 150}
-
-
-def test_a_restart_before_the_change_is_reached_still_waits_for_it() -> None:
-    flow = Flow(held(), Mode.ROW, (), None)
-    row = segment(0, 120, 120, 7)
-    flow.take([Fetched(0, 9, segments=(row,), resolved=((100, 5), (130, 8)), layouts=(GROWN,))])
-    flow.take([Fetched(1, 4, resolved=((90, 3),))])
-    assert applied(flow) == {0: 100, 1: 90}
-    position = Position.from_json(flow.position(0).to_json())
-    assert (position.epoch, position.partitions[0].offset) == (1, 7)
-    again = Flow(position, Mode.ROW, (), None)
-    again.take([Fetched(0, 9, segments=(row,), resolved=((130, 8),), layouts=(GROWN,))])
-    assert applied(again) == {0: 100, 1: 90}
-
-
 def test_a_restart_between_two_changes_still_waits_for_the_first() -> None:
     """Marks read from there on name the second alone."""
     flow, second = Flow(held(), Mode.ROW, (), None), GROWN.changed(120, 2)
@@ -103,17 +78,6 @@ def test_a_restart_between_two_changes_still_waits_for_the_first() -> None:
     assert "switches" not in again.position(130).to_json(), (
         "as earlier releases wrote it, which are still read"
     )
-
-
-def test_a_write_cut_off_after_partitions_joined_is_repeated_with_them() -> None:
-    flow = Flow(held(), Mode.ROW, (), None, begun={0: 100, 1: 100, 2: 100})
-    known = [Fetched(number, 9, resolved=((130, 8),), layouts=(GROWN,)) for number in (0, 1)]
-    flow.take(known)
-    assert flow.next_step(100) is None
-    flow.join([2], (), {})
-    assert flow.next_step(100) is None
-    flow.take([Fetched(2, 4, resolved=((130, 3),), layouts=(GROWN,))])
-    assert flow.next_step(100) == Rows({0: 100, 1: 100, 2: 100})
 
 
 @pytest.mark.parametrize(
@@ -181,22 +145,6 @@ def test_a_topic_read_by_offset_that_was_repartitioned_stops_the_consumer() -> N
     with pytest.raises(Fatal, match="changed the topic from 2 to 3 partitions") as caught:
         check_not_repartitioned(topic, [Fetched(0, 5, layouts=(GROWN,))])
     assert "add enable-tidb-extension=true" in caught.value.fix
-
-
-def test_only_an_empty_partition_leaves_and_only_at_the_second_resolved() -> None:
-    """The first may be seen before what was written with it is seen elsewhere."""
-    flow = Flow(held(Mode.TRANSACTION, (0, 1, 2)), Mode.TRANSACTION, (), None)
-    flow.take([Fetched(0, 4, resolved=((90, 3),))])
-    assert flow.asked() == []
-    flow.take([Fetched(0, 9, resolved=((100, 8),)), Fetched(1, 4, resolved=((100, 3),))])
-    assert flow.asked() == [2]
-    assert applied(flow) == {0: 0, 1: 0, 2: 0}
-    flow.leave([2], ())
-    assert applied(flow) == {0: 100, 1: 100}
-    assert set(flow.position(100).partitions) == {0, 1}
-    flow.join([2], (), {})
-    flow.take([Fetched(2, 4, resolved=((110, 3),))])
-    assert (flow.asked(), flow.watermarks.lowest) == ([], 100)
 
 
 # --- on a broker -----------------------------------------------------------------------------------------

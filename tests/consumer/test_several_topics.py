@@ -11,12 +11,9 @@ from tests.consumer.logs import BANK, differences, snapshots
 from tests.consumer.memory_topic import MemoryTopic, consume
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import Places, events_of, messages_to
-from tidegate.codec.base import DdlMessage
 from tidegate.codec.registry import CODECS, codec_options
 from tidegate.config.settings import DispatchRule
 from tidegate.consumer.checks import check_followed, check_joining, check_same
-from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import Ddls, Flow, Rows
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
@@ -72,68 +69,6 @@ def test_a_target_that_holds_some_topics_goes_on_with_more(tmp_path: Path) -> No
     found = consume(whole, target, until=line.ts, size=300, rows=3000)
     assert (found.ts, found.topics) == (line.ts, whole.names)
     assert differences(target, line) == {}
-
-
-def test_no_row_is_applied_beyond_the_least_resolved_of_all_topics() -> None:
-    names = ("a", "b")
-    numbers = [number_of(names, "a", 0), number_of(names, "b", 0), number_of(names, "b", 1)]
-    begin = {number: PartitionPosition(0, 0, 0) for number in numbers}
-    flow = Flow(Position(0, "a,b", "open-protocol", "transaction", begin), Mode.TRANSACTION, (), None)
-    for number, ts in zip(numbers, (50, 70, 20), strict=True):
-        flow.take([Fetched(number, 10, resolved=((ts, 9),))])
-    assert flow.next_step(100) == Rows(dict.fromkeys(numbers, 20))
-
-
-def test_a_new_topic_holds_the_others_back_until_its_first_resolved() -> None:
-    names = ("a", "b")
-    a, b = number_of(names, "a", 0), number_of(names, "b", 0)
-    begin = {a: PartitionPosition(0, 0, 0)}
-    flow = Flow(Position(0, "a,b", "open-protocol", "transaction", begin), Mode.TRANSACTION, (), None)
-    flow.take([Fetched(a, 10, resolved=((20, 9),))])
-    assert flow.next_step(100) == Rows({a: 20})
-    flow.assembler.take({a: 20})
-    flow.join([b], ((a,), (b,)), {"a": "1", "b": "2"})
-    flow.take([Fetched(a, 20, resolved=((50, 19),))])
-    assert flow.next_step(100) is None
-    made = DdlMessage(40, "create table s.t(id int primary key)", None, "s", "t", None, 0)
-    flow.take([Fetched(b, 5, resolved=((50, 4),), ddls=(made,))])
-    assert flow.next_step(100) == Rows({a: 40, b: 40})
-    flow.assembler.take({a: 40, b: 40})
-    assert flow.next_step(100) == Ddls(40, (made,))
-    assert flow.position(40).topics == names
-
-
-def test_an_old_ddl_of_a_joining_topic_is_executed_but_no_other_again() -> None:
-    names = ("a", "b")
-    a, b = number_of(names, "a", 0), number_of(names, "b", 0)
-    held = Position(
-        100, "a", "open-protocol", "transaction", {a: PartitionPosition(10, 100, 100)}, 90, ("x",)
-    )
-    flow = Flow(held.over(names, [b]), Mode.TRANSACTION, (), None)
-    made = DdlMessage(40, "create table s.t(id int primary key)", None, "s", "t", None, 0)
-    again = DdlMessage(60, "create table s.u(id int primary key)", None, "s", "u", None, 10)
-    marks = ((110, 19),)
-    flow.take([Fetched(a, 20, resolved=marks, ddls=(again,)), Fetched(b, 20, resolved=marks, ddls=(made,))])
-    steps = []
-    while (step := flow.next_step(100)) is not None:
-        steps.append(step)
-        if isinstance(step, Rows):
-            flow.assembler.take(step.bounds)
-    assert steps == [Rows({a: 40, b: 40}), Ddls(40, (made,)), Rows({a: 110, b: 110})]
-    assert (flow.position(110).ddl_ts, flow.position(110).ddls) == (90, ("x",))
-
-
-def test_row_mode_waits_for_the_ddl_that_other_topics_may_have() -> None:
-    """Else rows behind a rename would be applied before it: it is in the old table's topic alone."""
-    names = ("new", "old")
-    new, old = number_of(names, "new", 0), number_of(names, "old", 0)
-    begin = {number: PartitionPosition(0, 0, 0) for number in (new, old)}
-    flow = Flow(Position(0, "new,old", "open-protocol", "row", begin), Mode.ROW, ((new,), (old,)), None)
-    flow.take([Fetched(new, 10, resolved=((50, 9),)), Fetched(old, 10, resolved=((20, 9),))])
-    assert flow.next_step(100) == Rows({new: 20, old: 20})
-    rename = DdlMessage(30, "rename table s.old to s.new", None, "s", "new", None, 11)
-    flow.take([Fetched(old, 20, resolved=((60, 19),), ddls=(rename,))])
-    assert flow.next_step(100) == Rows({new: 30, old: 30})
 
 
 def test_a_position_names_its_topics_and_an_earlier_format_is_read() -> None:

@@ -31,12 +31,12 @@ from tidegate.codec.base import Batch, CodecOptions, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import marks, options_of
 from tidegate.consumer.contract import Rule, TopicCheck
+from tidegate.consumer.fetch import fetch
+from tidegate.consumer.fetched import Range as Fetch
 from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.mark_headers import mark_headers, split_resolved
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Range as Fetch
 from tidegate.consumer.source import Topic as Source
-from tidegate.consumer.source import fetch
 from tidegate.consumer.topic_check import check_topic
 from tidegate.consumer.watermark import Mode
 from tidegate.control.metadata import FeedId

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tidegate.model.ddl import DdlEvent
-from tidegate.server.target_text import status
+from tidegate.server.target_text import for_targets
 from tidegate.tidb.sql import lexer
 
 
@@ -16,14 +16,14 @@ def event(query: str) -> DdlEvent:
 
 
 def test_a_statement_goes_out_restored(caplog: pytest.LogCaptureFixture) -> None:
-    sent = status(event("create table t (id int primary key clustered)"), "", 0)
+    sent = for_targets(event("create table t (id int primary key clustered)"), "", 0)
     assert sent.query == "CREATE TABLE `t` (`id` INT PRIMARY KEY /*T![clustered_index] CLUSTERED */)"
     assert sent == event(sent.query)
     assert caplog.records == []
 
 
 def test_a_statement_is_read_as_its_session_did() -> None:
-    sent = status(event("create table \"t\" (a char default 'x')"), "latin1", lexer.ANSI_QUOTES)
+    sent = for_targets(event("create table \"t\" (a char default 'x')"), "latin1", lexer.ANSI_QUOTES)
     assert sent.query == "CREATE TABLE `t` (`a` CHAR DEFAULT _LATIN1'x')"
 
 
@@ -31,7 +31,7 @@ def test_an_unreadable_ddl_is_sent_as_written_and_a_warning_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     query = "create table t (a frob)" + " " * 1000
-    assert status(event(query), "", 0) == event(query)
+    assert for_targets(event(query), "", 0) == event(query)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.message == "a DDL goes out as it was written"
