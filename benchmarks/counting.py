@@ -18,7 +18,7 @@ from tidegate.eventstore import reader
 from tidegate.model.span import Span
 from tidegate.pipeline import deliver, kept, stages
 from tidegate.pipeline.access import Access
-from tidegate.pipeline.feed import Barrier
+from tidegate.pipeline.feed import Bounds
 from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Report, Tell
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
@@ -85,7 +85,7 @@ def encode_and_count(piece: Deliver, tell: Tell) -> list[Report]:
 
 def begin_without_broker(piece: Begin) -> Begun:
     """Nothing is fenced, and nothing durable."""
-    return Begun(Barrier.load(Path(piece.spec).parent / "barrier.json").spans)
+    return Begun(Bounds.load(Path(piece.spec).parent / "bounds.json").spans)
 
 
 def deliver_timed(piece: Deliver, tell: Tell) -> list[Report]:

@@ -26,7 +26,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.workload.changelog import Txn, read_log
@@ -124,7 +124,7 @@ class Many(Product):
         (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
         spec = FeedSpec.load(path)
         frontier = store_view.read_frontier(spec.store_dir)
-        spans = Barrier.load(spec.feed_dir / "barrier.json").spans
+        spans = Bounds.load(spec.feed_dir / "bounds.json").spans
         backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans})
         took = 0.0
         for number in range(-LOOKS, LOOKS):

@@ -25,7 +25,7 @@ from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 
 LOOK_S: Final = 0.05
 FIND_S: Final = 0.5
@@ -36,7 +36,7 @@ class Played:
 
     def __init__(self, path: Path) -> None:
         self.spec = spec = FeedSpec.load(path)
-        starts = Barrier.load(spec.feed_dir / "barrier.json").spans
+        starts = Bounds.load(spec.feed_dir / "bounds.json").spans
         self._backlog = Backlog(spec, starts)
         self._worker = Worker(LocalAccess(spec), lambda _: PARTITIONS, NoBroker())
         hello = PipelineHello(spec.changefeed, spec.incarnation, os.getpid())

@@ -1,7 +1,7 @@
 """A capture without its control process: feed server, puller process and pipeline process over one folder.
 
 The control process's part is small and constant here (one table, no DDL, no barrier), so the rig plays it:
-it writes the catalogue, the barrier file, the grant and the spec, tells the puller what to watch, and sums up
+it writes the catalogue, the bounds file, the grant and the spec, tells the puller what to watch, and sums up
 what the pipeline reports. The table is watched only once the pipeline has run some batches over other
 rows, so that the start of JVM, workers and kernels is not measured with it.
 """
@@ -57,7 +57,7 @@ NAME: Final = "bench"
 CAPTURE: Final = "rig"
 SLOTS: Final = 4
 FAR: Final = 1 << 62
-"""A barrier beyond every ts."""
+"""A bound beyond every ts."""
 WARM_BATCHES: Final = 80
 WARM_SMOKE: Final = 4
 """Where nothing is to be measured."""
@@ -290,22 +290,22 @@ class Rig:
     def _warm_up(self) -> None:
         """Let the pipeline deliver the stored rows in some batches, so that all of it is warm."""
         for number, ts in enumerate(self._warm_ts[1:], 1):
-            self._write_barrier(ts)
+            self._write_bounds(ts)
             self.wait_rows(number * WARM_ROWS, READY_S, lambda rows: None)
-        self._write_barrier(FAR)
+        self._write_bounds(FAR)
         self.control.forget()
 
-    def _write_barrier(self, ts: int) -> None:
+    def _write_bounds(self, ts: int) -> None:
         known = {"start": "", "end": "", "physical_id": 0, "start_ts": self.start_ts}
         spans = {span_id(span): known for span in (self._span, self._warm_span)}
         ddl_span = span_id(keys.ddl_span())
-        partial = self.feed_dir / "barrier.tmp"
-        barrier = {"token": [1, 1], "barrier_ts": ts, "ddl_span": ddl_span, "spans": spans}
-        partial.write_text(json.dumps(barrier))
-        partial.replace(self.feed_dir / "barrier.json")
+        partial = self.feed_dir / "bounds.tmp"
+        bounds = {"token": [1, 1], "bound": ts, "ddl_span": ddl_span, "spans": spans}
+        partial.write_text(json.dumps(bounds))
+        partial.replace(self.feed_dir / "bounds.json")
 
     def _write_files(self, cluster: int) -> Path:
-        self._write_barrier(self.start_ts)
+        self._write_bounds(self.start_ts)
         metadata = self.folder / "metadata.db"
         with sqlite3.connect(metadata) as connection:
             connection.execute("CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB)")
@@ -322,7 +322,7 @@ class Rig:
             "token": [1, 1],
             "instance": "rig",
             "incarnation": 1,
-            "slots": SLOTS,
+            "numbers": SLOTS,
             "capture": CAPTURE,
             "ranges": [["", ""]],
             "givers": {},

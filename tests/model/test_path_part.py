@@ -64,10 +64,10 @@ def test_lower_case_names_are_as_before_and_capitals_stay_readable() -> None:
 def test_folders_of_feeds_made_by_an_earlier_release_are_found(tmp_path: Path) -> None:
     for name in ("Team/Orders", "default/orders", "default/Big-One"):
         (tmp_path / "feeds" / name).mkdir(parents=True)
-        (tmp_path / "feeds" / name / "barrier.json").write_text(name)
+        (tmp_path / "feeds" / name / "bounds.json").write_text(name)
     paths = Paths(tmp_path, tmp_path / "events")
     for _ in range(2):
         paths.rename_earlier()
         for feed in (FeedId("Team", "Orders"), FeedId("default", "orders"), FeedId("default", "Big-One")):
-            assert (paths.feed(feed) / "barrier.json").read_text() == f"{feed.namespace}/{feed.name}"
+            assert (paths.feed(feed) / "bounds.json").read_text() == f"{feed.namespace}/{feed.name}"
     assert paths.feed(FeedId("default", "orders")) == tmp_path / "feeds/default/orders"

@@ -89,8 +89,8 @@ class RecordedFeed:
         folder.mkdir(exist_ok=True)
         (folder / Base(self.start_ts, self.start_ts).name).write_bytes(self.schemas.dump())
         ddl_span = span_id(keys.ddl_span())
-        barrier = {"token": [1, 1], "barrier_ts": self.last_ts, "ddl_span": ddl_span, "spans": spans}
-        (self.feed_dir / "barrier.json").write_text(json.dumps(barrier))
+        bounds = {"token": [1, 1], "bound": self.last_ts, "ddl_span": ddl_span, "spans": spans}
+        (self.feed_dir / "bounds.json").write_text(json.dumps(bounds))
         self.grant(incarnation, slots)
         uri = parse_sink_uri(self.sink_uri)
         spec = {
@@ -117,7 +117,7 @@ class RecordedFeed:
         return path
 
     def _fill(self) -> dict[str, dict[str, Any]]:
-        """Every table's rows in the event store; the spans of user tables as barrier.json names them."""
+        """Every table's rows in the event store; the spans of user tables as bounds.json names them."""
         users = {span_id(keys.record_span(table)): table for table in self.rows if table < 1 << 40}
         spans = {
             name: {"start": "", "end": "", "physical_id": table, "start_ts": self.start_ts}

@@ -12,7 +12,7 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.floors import FloorPage
 from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.glance import Glance
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.ranges import Range
@@ -26,25 +26,25 @@ NEVER = float("inf")
 
 
 class Waiting:
-    """A feed's incarnation over the recorded log, held at the start by the barrier file."""
+    """A feed's incarnation over the recorded log, held at the start by the bounds file."""
 
     def __init__(self, folder: Path) -> None:
         path = RecordedFeed(folder, BANK, URI, UPTO).write()
-        self.barrier = path.parent / "barrier.json"
-        self.reported = json.loads(self.barrier.read_text())
+        self.bounds = path.parent / "bounds.json"
+        self.reported = json.loads(self.bounds.read_text())
         self.bound(1)
         self.spec = FeedSpec.load(path)
         none: Any = None
         self.one = Incarnation(self.spec, str(path), none, none)
-        self.backlog = self.one.backlog = Backlog(self.spec, Barrier.load(self.barrier).spans)
+        self.backlog = self.one.backlog = Backlog(self.spec, Bounds.load(self.bounds).spans)
         self.one.looks_at = NEVER
         self.glance = Glance()
 
     def bound(self, ts: int | None = None) -> None:
         """Let spans go so far; None: to the end."""
-        partial = self.barrier.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.reported | ({} if ts is None else {"barrier_ts": ts})))
-        partial.replace(self.barrier)
+        partial = self.bounds.with_suffix(".tmp")
+        partial.write_text(json.dumps(self.reported | ({} if ts is None else {"bound": ts})))
+        partial.replace(self.bounds)
 
     def take(self) -> list[Range]:
         return [one for share in self.backlog.take(2) for one in share.ranges]
@@ -69,7 +69,7 @@ def test_an_incarnation_is_looked_at_first_of_all(tmp_path: Path) -> None:
     assert Waiting(tmp_path).is_stirred()
 
 
-def test_a_barrier_that_is_raised_is_seen(waiting: Waiting) -> None:
+def test_a_bound_that_is_raised_is_seen(waiting: Waiting) -> None:
     waiting.bound()
     assert waiting.is_stirred()
     assert waiting.take()

@@ -120,9 +120,9 @@ def test_what_is_asked_by_the_network_is_what_the_files_say(here: Here) -> None:
     far: Access = here.access()
     hidden = {"feed_dir": Path("x")}
     assert replace(far.spec, **hidden) == replace(near.spec, **hidden)
-    assert far.barrier() == near.barrier()
+    assert far.bounds() == near.bounds()
     assert far.durable() == near.durable() == DurableBefore()
-    for span in [*near.barrier().spans, near.barrier().ddl_span]:
+    for span in [*near.bounds().spans, near.bounds().ddl_span]:
         assert far.span(span) == near.span(span)
     assert far.granted(NO_LEASE) == near.granted(NO_LEASE) == (Span(b"", b""),)
     assert far.catalogue(here.feed.start_ts).dump() == near.catalogue(here.feed.start_ts).dump()
@@ -138,7 +138,7 @@ def test_events_come_in_the_same_order_whatever_an_answer_holds(
     monkeypatch.setattr(service_module, "READ_BYTES", size)
     near: Access = LocalAccess(here.spec)
     far: Access = here.access()
-    spans = [(span, ts, here.feed.last_ts) for span, ts in near.barrier().spans.items()]
+    spans = [(span, ts, here.feed.last_ts) for span, ts in near.bounds().spans.items()]
     tables = [table for table in here.feed.rows if table < 1 << 40][:1]
     (middle, *_) = near.read(spans)
     place = seek.place_of(middle, middle.num_rows // 2)
@@ -151,7 +151,7 @@ def test_events_come_in_the_same_order_whatever_an_answer_holds(
 
 def test_what_cannot_be_read_here_is_the_same_error_there(here: Here) -> None:
     ahead = [
-        (span, ts, here.feed.last_ts + 100) for span, ts in LocalAccess(here.spec).barrier().spans.items()
+        (span, ts, here.feed.last_ts + 100) for span, ts in LocalAccess(here.spec).bounds().spans.items()
     ]
     for access in (LocalAccess(here.spec), here.access()):
         with pytest.raises(Retryable, match="not") as caught:
@@ -178,7 +178,7 @@ def test_only_the_word_of_an_incarnation_that_goes_on_opens_anything(here: Here)
             here.access(secret)
     here.host.end(here.one.key)
     assert here.over.wait(WAIT_S)
-    for ask in (access.barrier, lambda: access.granted(NO_LEASE), lambda: access.set_aside([{"why": "x"}])):
+    for ask in (access.bounds, lambda: access.granted(NO_LEASE), lambda: access.set_aside([{"why": "x"}])):
         with pytest.raises(Fenced, match="is over"):
             ask()
     with pytest.raises(Fenced, match="is over"):
@@ -206,12 +206,12 @@ def test_a_proof_says_what_is_granted_now_and_to_whom_the_slot_is_leased(here: H
 def test_no_events_but_those_of_its_ranges_and_ddl_are_given(tmp_path: Path) -> None:
     here = Here(tmp_path)
     try:
-        mine, *others = sorted(LocalAccess(here.spec).barrier().spans)
+        mine, *others = sorted(LocalAccess(here.spec).bounds().spans)
         held = read_manifest(here.spec.store_dir, mine).span
         here.one.spec = replace(here.spec, ranges=(held,))
         access = here.access()
         assert access.span(mine).span == held
-        assert access.span(access.barrier().ddl_span)
+        assert access.span(access.bounds().ddl_span)
         for ask in (access.span, lambda span: list(access.read([(span, 0, 1)]))):
             with pytest.raises(Fenced, match="not the changefeed's"):
                 ask(others[0])
@@ -244,7 +244,7 @@ def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> Non
     jobs.start()
     line = here.come()
     assert received(line) == Begin(here.one.secret)
-    line.say(to_json(Begun(LocalAccess(here.spec).barrier().spans)))
+    line.say(to_json(Begun(LocalAccess(here.spec).bounds().spans)))
     piece = received(line)
     assert isinstance(piece, Deliver)
     assert (piece.spec, piece.lease.number) == (here.one.secret, 1)
@@ -325,7 +325,7 @@ def test_a_worker_that_never_ends_is_fenced_before_its_feeds_end_is_known(
 def test_who_is_done_in_time_needs_no_fence(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Fences(here.spec.sink.describe(), here.over)
     monkeypatch.setattr(FeedSpec, "sink", sink)
-    monkeypatch.setattr("tidegate.pipeline.host.GRACE_S", WAIT_S)
+    monkeypatch.setattr("tidegate.pipeline.incarnations.GRACE_S", WAIT_S)
     threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
     line = here.come()
     assert isinstance(received(line), Begin)

@@ -24,10 +24,13 @@ from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateErro
 from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable, Failed, Started, Working
 from tidegate.pipeline import connected_worker as worker_module
-from tidegate.pipeline import host as host_module
+from tidegate.pipeline import incarnation as incarnation_module
+from tidegate.pipeline import incarnations as incarnations_module
+from tidegate.pipeline import signs_of_life, supply
 from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.host import Host, failure
+from tidegate.pipeline.failures import failure
+from tidegate.pipeline.feed import Bounds, FeedSpec
+from tidegate.pipeline.host import Host
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.jobs import LocalJobs
 from tidegate.pipeline.processes import Process
@@ -111,12 +114,12 @@ class Feed:
     def __init__(self, folder: Path, name: str, **settings: float) -> None:
         # Deeper than the 107 bytes that the path of a socket may have.
         path = RecordedFeed(folder / name / ("deep" * 30), BANK, URI, UPTO).write()
-        self.barrier = path.parent / "barrier.json"
+        self.bounds = path.parent / "bounds.json"
         spec = FeedSpec.load(path)
         own = replace(spec.config.tidegate, **settings)
         self.spec = replace(spec, name=name, config=replace(spec.config, tidegate=own))
         self.path = str(path)
-        self.starts = Barrier.load(self.barrier).spans
+        self.starts = Bounds.load(self.bounds).spans
         self.messages: list[Any] = []
         self.over = threading.Event()
         self.received = threading.Condition()
@@ -127,10 +130,10 @@ class Feed:
         return [each for each in self.messages if isinstance(each, Durable)]
 
     def bound(self, ts: int) -> None:
-        reported = json.loads(self.barrier.read_text())
-        partial = self.barrier.with_suffix(".tmp")
-        partial.write_text(json.dumps(reported | {"barrier_ts": ts}))
-        partial.replace(self.barrier)
+        reported = json.loads(self.bounds.read_text())
+        partial = self.bounds.with_suffix(".tmp")
+        partial.write_text(json.dumps(reported | {"bound": ts}))
+        partial.replace(self.bounds)
 
     def _receive(self, message: Any) -> None:
         with self.received:
@@ -227,7 +230,7 @@ class Hosted:
 
 @pytest.fixture
 def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosted:
-    monkeypatch.setattr(host_module, "WATCH_S", 0.05)
+    monkeypatch.setattr(signs_of_life, "WATCH_S", 0.05)
     return Hosted(tmp_path, monkeypatch)
 
 
@@ -266,7 +269,7 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
     hosted.start(work)
     hosted.host.begin(feed.one)
     feed.wait_begun()
-    while len(hosted.host._idle) < 2:
+    while hosted.host._workforce.free < 2:
         time.sleep(0.001)
     feed.bound(MIDDLE)
     feed.wait(lambda reported: sum(bool(one.stats) for one in reported) >= 1)
@@ -464,7 +467,7 @@ def test_only_one_of_several_silent_workers_makes_room_for_a_waiting_feed(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "SLOW_FIRST_S", 0.3)
-    monkeypatch.setattr(host_module, "ROOM_S", 0.0)
+    monkeypatch.setattr(signs_of_life, "ROOM_S", 0.0)
     silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four")
     over, slow = threading.Event(), threading.Semaphore(0)
 
@@ -532,7 +535,7 @@ def test_a_spare_worker_that_does_not_come_never_ends_the_application(
 ) -> None:
     """While it may come nobody is killed; if it has not come, the slow one is, and the application lives."""
     for constant, seconds in {"SPARE_S": 2.5, "STARTS_AGAIN_S": 1.0}.items():
-        monkeypatch.setattr(host_module, constant, seconds)
+        monkeypatch.setattr(supply, constant, seconds)
     for constant in ("STUCK_S", "SLOW_S"):
         monkeypatch.setattr(worker_module, constant, 0.3)
     stuck, waits = hosted.feed("one"), hosted.feed("two")
@@ -628,7 +631,7 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
         hosted.spark.sleep(WAIT_S)
         raise AssertionError("it was not killed")
 
-    monkeypatch.setattr(host_module, "InitialLoad", Waits)
+    monkeypatch.setattr(incarnations_module, "InitialLoad", Waits)
     hosted.start(done, load=never)
     hosted.host.begin(one.one)
     assert asked.wait(WAIT_S)
@@ -636,12 +639,12 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
     assert one.wait_end() is None
     assert ended.is_set(), "its thread may read the changefeed's files until then"
     with pytest.raises(Fenced, match="is over"):
-        hosted.host._ask(one.one, Load(one.path, "pd", 1, (), 0, 0))
+        hosted.host._requests.ask(one.one, Load(one.path, "pd", 1, (), 0, 0))
 
 
 def test_what_cannot_be_seen_of_one_changefeed_ends_it_alone(hosted: Hosted) -> None:
     one, two = hosted.feed("one"), hosted.feed("two")
-    one.barrier.write_text("{")
+    one.bounds.write_text("{")
     hosted.start(done)
     hosted.host.begin(one.one)
     hosted.host.begin(two.one)
@@ -659,7 +662,7 @@ def test_a_thread_of_the_application_that_fails_ends_the_host(
     def broken(folder: Path) -> dict[str, int]:
         raise PermissionError(folder)
 
-    monkeypatch.setattr(host_module, "read_beats", broken)
+    monkeypatch.setattr(signs_of_life, "read_beats", broken)
     one = hosted.feed("one")
     hosted.start(lambda _, ranges, tell: [hosted.spark.sleep(0.5) or report for report in all_of(ranges)])
     hosted.host.begin(one.one)
@@ -680,7 +683,7 @@ def test_spark_that_starts_no_workers_ends_the_host(hosted: Hosted, monkeypatch:
 
 
 def test_a_worker_that_does_not_come_ends_the_host(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "STARTS_S", 0.5)
+    monkeypatch.setattr(supply, "STARTS_S", 0.5)
     monkeypatch.setattr(hosted.spark, "foreachPartition", lambda work: time.sleep(WAIT_S))
     hosted.start(done)
     error = hosted.ended_by()
@@ -730,10 +733,10 @@ def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_nothing(hosted: Hos
     hosted.start(done, workers=0)
     ends = hosted.connected()
     ends.sendall(HELLO)
-    while not hosted.host._idle:
+    while not hosted.host._workforce.free:
         time.sleep(0.001)
     ends.close()
-    while hosted.host._workers:
+    while len(hosted.host._workforce):
         time.sleep(0.001)
     hosted.host.begin(feed.one)
     with pytest.raises(AssertionError, match="it goes on"):
@@ -744,11 +747,11 @@ def test_with_others_beside_it_a_changefeed_has_short_pieces(hosted: Hosted) -> 
     """So that nobody waits long for a worker. Alone it has pieces as large as the settings say."""
     one, two = hosted.feed("one"), hosted.feed("two")
     hosted.host.begin(one.one)
-    assert hosted.host._piece_bytes(one.one) == 0
+    assert hosted.host._placement.piece_bytes(one.one) == 0
     hosted.host.begin(two.one)
-    assert hosted.host._piece_bytes(one.one) == host_module.PIECE_BYTES_MIN
+    assert hosted.host._placement.piece_bytes(one.one) == incarnation_module.PIECE_BYTES_MIN
     one.one.bytes_per_s = 50e6
-    assert hosted.host._piece_bytes(one.one) == 50_000_000 * host_module.PIECE_S
+    assert hosted.host._placement.piece_bytes(one.one) == 50_000_000 * incarnation_module.PIECE_S
 
 
 @pytest.mark.parametrize("frame", [b"", framed({"type": "reached", "spans": {}}), b"\xff" * 8])

@@ -28,7 +28,7 @@ from tidegate.model.message import MessageBlock
 from tidegate.model.span import Span
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import Report
 from tidegate.sink import quarantine
@@ -82,7 +82,7 @@ class SealedFeed(RecordedFeed):
         return Worker(LocalAccess(spec), lambda _: 3, keeper), keeper
 
     def ranges(self, after: int = 0, upto: int = 1 << 62) -> list[Range]:
-        spans = Barrier.load(self.feed_dir / "barrier.json").spans
+        spans = Bounds.load(self.feed_dir / "bounds.json").spans
         return [Range(span, max(ts, after), min(self.last_ts, upto)) for span, ts in spans.items()]
 
 

@@ -57,8 +57,8 @@ class KeyFeed:
         tracker = KeyTracker(KeyRange.of(self._config).span, TXN_MODE, ts)
         tracker.begin(ts, ts)
         spans = {task.id: {"start_ts": ts} for task in tracker.initial}
-        barrier = {"barrier_ts": ts, "ddl_span": tracker.initial[0].id, "spans": spans}
-        (self.feed_dir / "barrier.json").write_text(json.dumps(barrier))
+        bounds = {"bound": ts, "ddl_span": tracker.initial[0].id, "spans": spans}
+        (self.feed_dir / "bounds.json").write_text(json.dumps(bounds))
         return plan_load(pd, ts, tracker.initial, self.feed_dir)
 
     def incarnation(self, number: int) -> tuple[FeedSpec, str]:

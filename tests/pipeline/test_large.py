@@ -22,7 +22,7 @@ from tidegate.model.position import Position, Rank
 from tidegate.model.progress import RULES_PREFIX, SpanProgress
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.sink.kafka.sink import KafkaSink
 
@@ -208,10 +208,10 @@ def test_a_worker_is_bounded_however_large_a_transaction_is(
 
 
 def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
-    """Another start than the record's ts comes from the barrier, and is beyond it."""
+    """Another start than the record's ts comes from the bounds, and is beyond the record's."""
     feed = LargeFeed(tmp_path, "kafka://127.0.0.1:1/none?protocol=open-protocol", [4])
     spec = FeedSpec.load(feed.write())
-    span = next(iter(Barrier.load(spec.feed_dir / "barrier.json").spans))
+    span = next(iter(Bounds.load(spec.feed_dir / "bounds.json").spans))
     position = Position(feed.last_ts, 7, Rank.INSERTS, b"\0")
     spec.durable_file.write_text(json.dumps(DurableBefore({span: position}).to_json()))
 

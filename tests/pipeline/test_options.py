@@ -14,7 +14,7 @@ from tests.pipeline.test_topics import Sorter
 from tidegate.model.timestamp import physical_ms
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.tidb import keys
 
@@ -24,7 +24,7 @@ def delivered(folder: Path, options: str) -> list[bytes]:
     feed = RecordedFeed(folder, BANK, f"kafka://127.0.0.1:1/own?{options}", UPTO)
     spec = FeedSpec.load(feed.write(settings={"tidegate": {"flavour": "new"}}))
     sorter = Sorter()
-    spans = Barrier.load(feed.feed_dir / "barrier.json").spans
+    spans = Bounds.load(feed.feed_dir / "bounds.json").spans
     Worker(LocalAccess(spec), lambda topic: 2, sorter).deliver(
         [Range(span, ts, feed.last_ts) for span, ts in spans.items()]
     )

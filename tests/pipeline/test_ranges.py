@@ -5,30 +5,30 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.pipeline.feed import Barrier
-from tidegate.pipeline.ranges import HEAVY_BYTES, HEAVY_S, Range, bound, due, share, waits
+from tidegate.pipeline.feed import Bounds
+from tidegate.pipeline.ranges import HEAVY_BYTES, HEAVY_S, Range, deliverable, due, share, waits
 
 
 def everything(span: str, after: int, upto: int) -> int:
     return upto
 
 
-def test_a_span_stops_at_the_least_of_resolved_barrier_and_ddl_resolved() -> None:
-    barrier = Barrier(barrier_ts=50, ddl_span="ddl", spans={"a": 0})
-    assert bound(barrier, {"a": 40, "ddl": 60}, "a") == 40
-    assert bound(barrier, {"a": 70, "ddl": 60}, "a") == 50
-    assert bound(barrier, {"a": 70, "ddl": 45}, "a") == 45
-    assert bound(barrier, {"ddl": 45}, "a") == 0
+def test_a_span_stops_at_the_least_of_resolved_bound_and_ddl_resolved() -> None:
+    bounds = Bounds(bound=50, ddl_span="ddl", spans={"a": 0})
+    assert deliverable(bounds, {"a": 40, "ddl": 60}, "a") == 40
+    assert deliverable(bounds, {"a": 70, "ddl": 60}, "a") == 50
+    assert deliverable(bounds, {"a": 70, "ddl": 45}, "a") == 45
+    assert deliverable(bounds, {"ddl": 45}, "a") == 0
 
 
 def test_where_no_rows_are_nothing_is_due() -> None:
-    barrier = Barrier(100, "ddl", {"a": 5, "b": 5})
+    bounds = Bounds(100, "ddl", {"a": 5, "b": 5})
     frontier = {"a": 90, "b": 90, "ddl": 90}
-    assert due({"a": 10, "b": 20}, barrier, frontier, lambda span, after, upto: after) == []
+    assert due({"a": 10, "b": 20}, bounds, frontier, lambda span, after, upto: after) == []
 
 
 def test_a_new_span_begins_after_its_start_and_a_removed_one_is_forgotten() -> None:
-    found = due({"gone": 10}, Barrier(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
+    found = due({"gone": 10}, Bounds(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
     assert found == [Range("new", 30, 80)]
 
 
@@ -50,13 +50,13 @@ names = st.text("abcdef", min_size=1, max_size=2)
     st.integers(0, 100),
 )
 def test_no_range_passes_a_bound_or_goes_back(
-    begun: dict[str, int], spans: dict[str, int], resolved: dict[str, int], barrier_ts: int
+    begun: dict[str, int], spans: dict[str, int], resolved: dict[str, int], bound: int
 ) -> None:
-    barrier = Barrier(barrier_ts, "ddl", spans)
+    bounds = Bounds(bound, "ddl", spans)
     frontier = resolved | {"ddl": 70}
-    for one in due(begun, barrier, frontier, everything):
+    for one in due(begun, bounds, frontier, everything):
         assert one.after == max(begun.get(one.span, 0), spans[one.span])
-        assert one.after < one.upto <= min(resolved[one.span], barrier_ts, 70)
+        assert one.after < one.upto <= min(resolved[one.span], bound, 70)
 
 
 @given(st.dictionaries(names, st.integers(0, 1000), min_size=1), st.integers(1, 4))

@@ -24,7 +24,7 @@ from tidegate.model.timestamp import compose
 from tidegate.pipeline.access import LocalAccess, local
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import Report
 from tidegate.server.stripes import Stripes, spans_json, table_task
@@ -76,7 +76,7 @@ class StripedFeed(RecordedFeed):
         return self.reported([table for table in self.rows if table < 1 << 40])
 
     def reported(self, tables: Sequence[int]) -> dict[str, Any]:
-        """What `barrier.json` says of the stripe when these tables are wanted."""
+        """What `bounds.json` says of the stripe when these tables are wanted."""
         return spans_json(Stripes(WIDTH).begin(table_task(table, self.start_ts) for table in tables))
 
 
@@ -124,7 +124,7 @@ def delivered(feed: RecordedFeed, *rules: str, width: int = 1) -> tuple[Keeper, 
     spec = FeedSpec.load(feed.write(settings=settings(*rules, width=width)))
     keeper = Keeper()
     worker = Worker(LocalAccess(spec), lambda _: 1, keeper)  # type: ignore[arg-type]
-    spans = Barrier.load(feed.feed_dir / "barrier.json").spans
+    spans = Bounds.load(feed.feed_dir / "bounds.json").spans
     reports = worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
     assert not (feed.feed_dir / "quarantine.jsonl").exists()
     return keeper, reports, spec
@@ -211,15 +211,15 @@ def test_a_feed_passes_a_lagging_table_that_it_does_not_want(tmp_path: Path) -> 
     names = {table: schemas.upto(feed.last_ts).version_at(table, feed.last_ts) for table in tables}
     (feed.behind,) = (t for t, v in names.items() if v is not None and v.name == "bank.accounts")
     path = feed.write(settings=settings("bank.*", "!bank.accounts", width=WIDTH))
-    file = feed.feed_dir / "barrier.json"
-    barrier = json.loads(file.read_text())
+    file = feed.feed_dir / "bounds.json"
+    bounds = json.loads(file.read_text())
     store = EventStore(feed.store_dir)
     store.open_span(keys.ddl_span()).seal(feed.last_ts + compose(60_000))
     store.publish()
     store.close()
 
     def due(*tables: int) -> list[Range]:
-        file.write_text(json.dumps(barrier | {"spans": feed.reported(tables)}))
+        file.write_text(json.dumps(bounds | {"spans": feed.reported(tables)}))
         backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.reported(tables), feed.start_ts))
         return backlog.look()[0]
 
@@ -240,13 +240,13 @@ def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> No
     feed = StripedFeed(tmp_path, BANK, URI, UPTO)
     path = feed.write(settings=settings(width=WIDTH))
     spec = FeedSpec.load(path)
-    barrier = json.loads((feed.feed_dir / "barrier.json").read_text())
+    bounds = json.loads((feed.feed_dir / "bounds.json").read_text())
 
     def due(*tables: int) -> list[Range]:
-        (feed.feed_dir / "barrier.json").write_text(json.dumps(barrier | {"spans": feed.reported(tables)}))
+        (feed.feed_dir / "bounds.json").write_text(json.dumps(bounds | {"spans": feed.reported(tables)}))
         return Backlog(spec, dict.fromkeys(feed.reported(tables), feed.start_ts)).look()[0]
 
-    stripe = next(iter(barrier["spans"]))
+    stripe = next(iter(bounds["spans"]))
     tables = sorted(table for table in feed.rows if table < 1 << 40)
     everything = [Range(stripe, feed.start_ts, feed.last_ts)]
     assert due(*tables) == everything

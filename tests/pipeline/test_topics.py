@@ -23,7 +23,7 @@ from tidegate.model.progress import TOPICS_KEY, Topics
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.begin import resume
 from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.stages import stage_context
 from tidegate.sink.base import Content
@@ -56,7 +56,7 @@ def delivered(
     spec = FeedSpec.load(feed.write(settings={"sink": {"dispatchers": rules}}))
     sorter = Sorter()
     worker = Worker(LocalAccess(spec), counts.__getitem__, sorter)
-    spans = Barrier.load(feed.feed_dir / "barrier.json").spans
+    spans = Bounds.load(feed.feed_dir / "bounds.json").spans
     worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
     return sorter.places, spec
 

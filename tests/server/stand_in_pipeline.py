@@ -1,6 +1,6 @@
 """A pipeline process without Spark and Kafka: rows of the event store into one file of JSON lines.
 
-It keeps the real one's promises to the control process: barrier and frontier bound what it delivers, its
+It keeps the real one's promises to the control process: bounds and frontier bound what it delivers, its
 progress is written with the rows, and a new incarnation starts from it. The owner's stand-in sink appends to
 the same file, so that one file is the topic, in the order of delivery.
 """
@@ -25,7 +25,7 @@ from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.tidb.keys import parse_record
@@ -147,10 +147,10 @@ def main(out: Path, spec_path: Path) -> None:
     hello = PipelineHello(f"{spec['namespace']}/{spec['id']}", spec["incarnation"], os.getpid())
     control = ControlClient(Path(spec["socket_path"]), hello)
     path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
-    store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
+    store, bounds_path = Path(spec["store_dir"]), spec_path.parent / "bounds.json"
     feed = FeedSpec.load(spec_path)
     schemas = SchemaReader(LocalAccess(feed))
-    done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
+    done = {name: span["start_ts"] for name, span in json.loads(bounds_path.read_text())["spans"].items()}
     mine = [
         line
         for line in lines_of(path)
@@ -164,15 +164,15 @@ def main(out: Path, spec_path: Path) -> None:
     control.send(Started(done))
     while True:
         floors = store_view.read_frontier(store)
-        barrier = json.loads(barrier_path.read_text())
+        bounds = json.loads(bounds_path.read_text())
         rows: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
-        stripes = Barrier.load(barrier_path).wanted
-        ddl = floors.get(barrier["ddl_span"], 0)
+        stripes = Bounds.load(bounds_path).wanted
+        ddl = floors.get(bounds["ddl_span"], 0)
         frontier = store_view.lifted(floors, stripes, ddl, partial(store_view.read_manifest, store))
-        for name, span in barrier["spans"].items():
+        for name, span in bounds["spans"].items():
             after = max(done.get(name, 0), span["start_ts"])
-            upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
+            upto = min(frontier.get(name, 0), frontier.get(bounds["ddl_span"], 0), bounds["bound"])
             if upto <= after:
                 continue
             manifest = store_view.read_manifest(store, name)

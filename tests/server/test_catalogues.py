@@ -630,8 +630,8 @@ def test_a_worker_finds_a_base_during_renames_writes_and_removals(plain: History
 def test_a_worker_that_was_idle_begins_with_a_later_base(plain: History, tmp_path: Path) -> None:
     """The jobs it has not read are gone from the DDL span."""
     catalogues, end = plain.catalogues(), plain.stamps[-1]
-    (tmp_path / "barrier.json").write_text(
-        json.dumps({"barrier_ts": 1, "ddl_span": DDL_SPAN_ID, "spans": {"a": {"start_ts": 1}}})
+    (tmp_path / "bounds.json").write_text(
+        json.dumps({"bound": 1, "ddl_span": DDL_SPAN_ID, "spans": {"a": {"start_ts": 1}}})
     )
     spec: Any = SimpleNamespace(store_dir=plain.span.folder, feed_dir=tmp_path, path=tmp_path)
     idle = SchemaReader(LocalAccess(spec, lambda: None))
@@ -640,8 +640,8 @@ def test_a_worker_that_was_idle_begins_with_a_later_base(plain: History, tmp_pat
     catalogues.keep([end])
     plain.span._span.drop_below(catalogues.base_ts(end) or 0)
     plain.span._store.publish()
-    (tmp_path / "barrier.json").write_text(
-        json.dumps({"barrier_ts": end, "ddl_span": DDL_SPAN_ID, "spans": {"a": {"start_ts": end}}})
+    (tmp_path / "bounds.json").write_text(
+        json.dumps({"bound": end, "ddl_span": DDL_SPAN_ID, "spans": {"a": {"start_ts": end}}})
     )
     names = {table.name for table in idle.upto(end).entries(end)}
     assert names == {table.name for table in plain.at(end).entries(end)}

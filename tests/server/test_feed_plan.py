@@ -11,9 +11,9 @@ from tidegate.control.metadata import FeedId, Grant, GrantedRange, Put, grant_ke
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.model.span import Span
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.server.catalogues import DDL_SPAN_ID
-from tidegate.server.feed_plan import BarrierFile, FeedPlan, Paths, write_spec
+from tidegate.server.feed_plan import BoundsFile, FeedPlan, Paths, write_spec
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.stripes import Stripes, table_task
 
@@ -81,34 +81,34 @@ def test_what_an_incarnation_is_told_goes_when_the_next_is_told(tmp_path: Path) 
 def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "barrier.json"
-    barrier = BarrierFile(path, (1, 1))
+    path = tmp_path / "bounds.json"
+    bounds = BoundsFile(path, (1, 1))
     (task,) = Stripes(64).begin([table_task(70, 100)])
 
-    def status(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Barrier:
-        barrier.write(
+    def status(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Bounds:
+        bounds.write(
             bound,
             {task.id: replace(task, start_ts=start_ts, wanted=wanted)},
             raise_starts=raise_starts,
         )
-        return Barrier.load(path)
+        return Bounds.load(path)
 
-    assert status(200, 100, 1 << 6) == Barrier(200, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
-    assert status(300, 250, 1 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
-    assert status(300, 280, 3 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
+    assert status(200, 100, 1 << 6) == Bounds(200, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert status(300, 250, 1 << 6) == Bounds(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert status(300, 280, 3 << 6) == Bounds(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
     raised = status(300, 290, 3 << 6, raise_starts=True)
-    assert raised == Barrier(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
+    assert raised == Bounds(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
 
 
 def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -> None:
-    path = tmp_path / "barrier.json"
-    barrier = BarrierFile(path, (1, 1))
+    path = tmp_path / "bounds.json"
+    bounds = BoundsFile(path, (1, 1))
     one, two = (table_task(table, 100) for table in (70, 71))
 
     def status(bound: int, *tasks: SpanTask, **how: bool) -> tuple[int, int]:
-        barrier.write(bound, {task.id: task for task in tasks}, **how)
-        found = Barrier.load(path)
-        return found.barrier_ts, len(found.spans)
+        bounds.write(bound, {task.id: task for task in tasks}, **how)
+        found = Bounds.load(path)
+        return found.bound, len(found.spans)
 
     assert status(200, one, idle=True) == (200, 1), "there was none"
     assert status(300, one, idle=True) == (200, 1)
@@ -121,10 +121,10 @@ def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -
 def test_what_could_not_be_told_on_a_full_disk_is_told_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "barrier.json"
-    barrier = BarrierFile(path, (1, 1))
+    path = tmp_path / "bounds.json"
+    bounds = BoundsFile(path, (1, 1))
     one, two = (table_task(table, 100) for table in (70, 71))
-    barrier.write(200, {one.id: one})
+    bounds.write(200, {one.id: one})
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -132,6 +132,6 @@ def test_what_could_not_be_told_on_a_full_disk_is_told_later(
     with monkeypatch.context() as disk:
         disk.setattr(Path, "write_text", full)
         with pytest.raises(DiskFull):
-            barrier.write(300, {one.id: one, two.id: two}, idle=True)
-    barrier.write(400, {one.id: one, two.id: two}, idle=True)
-    assert Barrier.load(path) == Barrier(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})
+            bounds.write(300, {one.id: one, two.id: two}, idle=True)
+    bounds.write(400, {one.id: one, two.id: two}, idle=True)
+    assert Bounds.load(path) == Bounds(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})

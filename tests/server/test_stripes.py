@@ -192,7 +192,7 @@ def test_a_bound_that_no_row_waits_for_is_not_written_down(
     monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 3600.0)
     capture.create("one")
     capture.wait_checkpoint("one", pd.tso())
-    file = capture.data_dir / "feeds" / "default" / "one" / "barrier.json"
+    file = capture.data_dir / "feeds" / "default" / "one" / "bounds.json"
     status = file.read_text()
     for _ in range(3):
         capture.wait_checkpoint("one", pd.tso())

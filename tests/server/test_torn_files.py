@@ -11,7 +11,7 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 from tidegate.errors import Fenced, Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.mounter import bases
-from tidegate.pipeline.feed import LOAD_FILE, Barrier, FeedSpec
+from tidegate.pipeline.feed import LOAD_FILE, Bounds, FeedSpec
 from tidegate.server.initial_load import plan_load
 from tidegate.server.schema_tracker import table_task
 from tidegate.tikv.server import EmbeddedUpstream
@@ -39,7 +39,7 @@ def test_a_feed_goes_on_after_its_files_were_cut(
     (spec,) = folder.glob("spec-*.json")
     for base in bases.folder_of(capture.capture.node.paths.store).iterdir():
         cut(base, 0.5)
-    for path, share in ((folder / "barrier.json", 0.9), (spec, 0.0)):
+    for path, share in ((folder / "bounds.json", 0.9), (spec, 0.0)):
         cut(path, share)
     work(bank, 200)
     running = Running(upstream.pd_addr, capture.data_dir, capture.out)
@@ -70,10 +70,10 @@ def test_a_plan_of_an_initial_load_that_was_cut_is_made_again(pd: PdClient, tmp_
 def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
     tmp_path: Path,
 ) -> None:
-    spec, barrier = tmp_path / "spec-1-f00d.json", tmp_path / "barrier.json"
+    spec, bounds = tmp_path / "spec-1-f00d.json", tmp_path / "bounds.json"
     spec.write_text(json.dumps({"cluster_id": 1})[:-3])
-    barrier.write_text('{"barrier_ts": 5, "spa')
-    for load in (lambda: FeedSpec.load(spec), lambda: Barrier.load(barrier)):
+    bounds.write_text('{"bound": 5, "spa')
+    for load in (lambda: FeedSpec.load(spec), lambda: Bounds.load(bounds)):
         with pytest.raises(Retryable, match="The pipeline's orders file is damaged") as caught:
             load()
         assert str(tmp_path) in caught.value.where

@@ -22,7 +22,7 @@ from tidegate.mounter import bases
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.begin import begun
-from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.work import Begun, Lease
 from tidegate.sink.quarantine import Quarantine
 
@@ -63,7 +63,7 @@ class Access(Protocol):
         """What earlier incarnations have delivered beyond the starts of this one; None: it is not known."""
         ...
 
-    def barrier(self) -> Barrier:
+    def bounds(self) -> Bounds:
         """How far each span may go now, and which tables are wanted."""
         ...
 
@@ -112,7 +112,7 @@ class LocalAccess:
         self.spec = spec
         self.beat = beat or Beats(spec.beats_dir).beat
         self._path = spec.path
-        self._barrier = spec.feed_dir / "barrier.json"
+        self._bounds = spec.feed_dir / "bounds.json"
         self._quarantine = Quarantine(spec.feed_dir / QUARANTINE)
 
     @property
@@ -122,8 +122,8 @@ class LocalAccess:
     def durable(self) -> DurableBefore | None:
         return self.spec.durable()
 
-    def barrier(self) -> Barrier:
-        return Barrier.load(self._barrier)
+    def bounds(self) -> Bounds:
+        return Bounds.load(self._bounds)
 
     def span(self, name: str) -> SpanState:
         manifest = store_view.read_manifest(self.spec.store_dir, name)
@@ -140,7 +140,7 @@ class LocalAccess:
         """What is wanted of a stripe: while a task runs that cannot change, since no DDL is passed before
         all rows up to it are durable.
         """
-        return self.barrier().wanted.get(span)
+        return self.bounds().wanted.get(span)
 
     def catalogue(self, ts: Timestamp) -> SchemaStore:
         return bases.load_for(bases.folder_of(self.spec.store_dir), ts)

@@ -37,13 +37,15 @@ from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
 from tidegate.pipeline.cluster import ClusterJobs, cluster_session
+from tidegate.pipeline.failures import failure, known
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.host import STARTS_S, Host, failure, known
+from tidegate.pipeline.host import Host
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.jobs import Jobs, LocalJobs
 from tidegate.pipeline.kept import begin, deliver, rest
 from tidegate.pipeline.load_task import load
 from tidegate.pipeline.service import Service
+from tidegate.pipeline.supply import STARTS_S
 from tidegate.pipeline.timetable import spares_for, workers_for
 from tidegate.pipeline.work import Tasks
 from tidegate.spark.session import open_session

@@ -1,6 +1,6 @@
 """What of a feed waits in the event store, handed out as workers become free.
 
-    floors, manifests, barrier.json  ->  Backlog.take  ->  shares of (span, after, upto), one a worker
+    floors, manifests, bounds.json  ->  Backlog.take  ->  shares of (span, after, upto), one a worker
                                          Backlog.done  <-  those that are durable
 
 Lives in the application. It reads no rows and opens no segment: whoever gets a range does. With the puller
@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from tidegate.eventstore import store_view
 from tidegate.eventstore.manifest import Manifest, ManifestReader
-from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.ranges import Range, bound, due, share, waits
+from tidegate.pipeline.feed import Bounds, FeedSpec
+from tidegate.pipeline.ranges import Range, deliverable, due, share, waits
 
 SMALL_BYTES: Final = 1 << 20
 """As much as one worker delivers in a moment."""
@@ -40,14 +40,14 @@ class Backlog:
     def __init__(self, spec: FeedSpec, begun: Mapping[str, int]) -> None:
         """`begun`: up to where each span is durable."""
         self._spec = spec
-        self._barrier_file = str(spec.feed_dir / "barrier.json")
+        self._bounds_file = str(spec.feed_dir / "bounds.json")
         self._begun = dict(begun)
         """How far each span was taken."""
         self._out: set[str] = set()
         """Spans of which a worker has a range."""
         self._taken_at = float("-inf")
         self.spans: Set[str] = frozenset()
-        """Those that the barrier file named at the last look."""
+        """Those that the bounds file named at the last look."""
         self.gathers = False
         """Whether the last look found rows, and left them to be more."""
         self._manifests: dict[str, ManifestReader] = {}
@@ -56,7 +56,7 @@ class Backlog:
     def take(self, workers: int, at_most: int = 0) -> list[Share]:
         """What is due now, shared among so many workers; empty if nothing is, or too little under heavy load
         (`gathers`). Not much more than `at_most` bytes in all, since others wait, too; 0: as many as the
-        settings say. A look costs a reading of the barrier file and a pass over the spans.
+        settings say. A look costs a reading of the bounds file and a pass over the spans.
         """
         own = self._spec.config.tidegate.max_batch_bytes
         budget = min(own, at_most) if at_most else own
@@ -83,24 +83,24 @@ class Backlog:
             self._begun[one.span] = one.after
             self._out.discard(one.span)
 
-    def barrier_mark(self) -> object:
+    def bounds_mark(self) -> object:
         """Another one, whenever the control process has told another bound or other spans."""
-        barrier = os.stat(self._barrier_file)  # noqa: PTH116 - half the price, and a hundred a second
-        return barrier.st_ino, barrier.st_mtime_ns
+        found = os.stat(self._bounds_file)  # noqa: PTH116 - half the price, and a hundred a second
+        return found.st_ino, found.st_mtime_ns
 
     def look(self, at_most: int = 0) -> tuple[list[Range], dict[str, int], int]:
         """The ranges that are due now, about how many bytes each has, and how many wait in all."""
-        barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
-        self.spans = frozenset(barrier.spans)
+        bounds = Bounds.load(self._spec.feed_dir / "bounds.json")
+        self.spans = frozenset(bounds.spans)
         # The frontier first: every row below it is in a manifest by then.
         floors = store_view.read_frontier(self._spec.store_dir)
-        ddl = floors.get(barrier.ddl_span, 0)
-        frontier = store_view.lifted(floors, barrier.wanted, ddl, self._manifest)
-        if len(self._manifests) > KEPT * len(barrier.spans):
+        ddl = floors.get(bounds.ddl_span, 0)
+        frontier = store_view.lifted(floors, bounds.wanted, ddl, self._manifest)
+        if len(self._manifests) > KEPT * len(bounds.spans):
             self._manifests.clear()  # tables come and go
-        if len(self._begun) > KEPT * len(barrier.spans):
-            self._begun = {span: ts for span, ts in self._begun.items() if span in barrier.spans}
-        sizes = self._sizes(barrier, frontier)
+        if len(self._begun) > KEPT * len(bounds.spans):
+            self._begun = {span: ts for span, ts in self._begun.items() if span in bounds.spans}
+        sizes = self._sizes(bounds, frontier)
         budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
 
         def cut(span: str, since: int, upto: int) -> int:
@@ -108,17 +108,17 @@ class Backlog:
                 return since
             return store_view.cut(self._manifest(span), since, upto, budget)
 
-        found = due(self._begun, barrier, frontier, cut)
+        found = due(self._begun, bounds, frontier, cut)
         return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
 
-    def _sizes(self, barrier: Barrier, frontier: Mapping[str, int]) -> dict[str, int]:
+    def _sizes(self, bounds: Bounds, frontier: Mapping[str, int]) -> dict[str, int]:
         """Bytes that wait per span, of the spans that have rows to deliver and are with nobody."""
         found = {}
-        for span, start_ts in barrier.spans.items():
+        for span, start_ts in bounds.spans.items():
             if span in self._out:
                 continue
-            after, upto = max(self._begun.get(span, 0), start_ts), bound(barrier, frontier, span)
-            size = self._pending(span, after, upto, barrier) if upto > after else 0
+            after, upto = max(self._begun.get(span, 0), start_ts), deliverable(bounds, frontier, span)
+            size = self._pending(span, after, upto, bounds) if upto > after else 0
             if size:
                 found[span] = size
         return found
@@ -129,13 +129,13 @@ class Backlog:
             known = self._manifests[span] = ManifestReader(self._spec.store_dir / span)
         return store_view.read_manifest(self._spec.store_dir, span, known)
 
-    def _pending(self, span: str, after: int, upto: int, barrier: Barrier) -> int:
+    def _pending(self, span: str, after: int, upto: int, bounds: Bounds) -> int:
         """Bytes in (after, upto]; 0: no row there is of a table that is wanted."""
         manifest = self._manifest(span)
         if manifest.dropped_to > after:
             return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
         rows, size, _, _ = store_view.pending(manifest, after, upto)
-        if rows and span in barrier.wanted:
+        if rows and span in bounds.wanted:
             folder = self._spec.store_dir / span
-            rows = store_view.has_any(folder, manifest, after, upto, *barrier.wanted[span])
+            rows = store_view.has_any(folder, manifest, after, upto, *bounds.wanted[span])
         return max(size, 1) if rows else 0

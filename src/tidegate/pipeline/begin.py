@@ -14,7 +14,7 @@ from tidegate.control.load import LoadPlan
 from tidegate.disk import replace_file
 from tidegate.model.progress import load_progress, outlived, span_key, span_progress, topics
 from tidegate.pipeline.ahead import Ahead
-from tidegate.pipeline.feed import LOAD_FILE, Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.feed import LOAD_FILE, Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.work import Begun, LoadedRange
 
 
@@ -43,7 +43,7 @@ def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
     """Where to go on, by what is durable; what of it lies beyond is noted for the workers
     (`FeedSpec.durable_file`).
     """
-    starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
+    starts = dict(Bounds.load(spec.feed_dir / "bounds.json").spans)
     own = {span_key(span, spec.rules) for span in starts}
     ahead = Ahead.of(records, spec.instance, own, min(starts.values(), default=0))
     ours = span_progress(records, spec.instance, spec.rules)

@@ -62,6 +62,15 @@ class Work:
     def shown(self) -> str:
         return f"deliver {self.words}" if self.kind is Kind.DELIVER else self.words
 
+    def answered(self, found: Sequence[LoadReport] | TidegateError) -> None:
+        """Give the result, or the error, to the thread that waits for it. A second call does nothing."""
+        if self.answer is None or self.answer.done():
+            return
+        if isinstance(found, TidegateError):
+            self.answer.set_exception(found)
+        else:
+            self.answer.set_result(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Silence:
@@ -123,6 +132,14 @@ class ConnectedWorker:
         self.work, self.silent_s, self.is_stuck, self._dog = work, 0.0, False, Watchdog()
         self.given_at = now
         self.pieces.put(work)
+
+    def finished(self, one: Incarnation, *, well: bool) -> None:
+        """Its piece has ended. `well`: what it has open for the incarnation can be used again."""
+        self.done += 1
+        if well:
+            self.served[one.key] = self.done
+        else:
+            self.served.pop(one.key, None)
 
     def kill(self, why: TidegateError | None = None) -> None:
         """Under the host's lock, so that it still has the piece for which it is killed."""

@@ -176,7 +176,7 @@ class Worker:
         self.positions, self._ahead = before.positions, before.ahead
         self._ahead_follows = followers(self._ahead.rules, count(1))  # 0 is `_follows`
         self._spans: dict[str, Span] = {}
-        """The bounds of the spans that were delivered."""
+        """The keys of the spans that were delivered."""
         self._growth = GROWTH
         by_conflict = self.plan.form is Form.MESSAGES and self.plan.router.has_conflicts
         self._conflicts = Conflicts() if by_conflict else None
@@ -209,7 +209,7 @@ class Worker:
         granted = self.slot.granted
         if granted == self.spec.ranges:
             return True
-        return all(any(held.covers(self.bounds(one.span)) for held in granted) for one in stretch.ranges)
+        return all(any(held.covers(self.keys_of(one.span)) for held in granted) for one in stretch.ranges)
 
     def _begun(self, ranges: Sequence[Range]) -> Position | None:
         """How much of the commit ts after that of a range an earlier incarnation has delivered."""
@@ -240,7 +240,7 @@ class Worker:
         if schemas is not None and self._follows is not None:
             stretch.tables = self._wanted(stretch, schemas, self._follows)
         splits = self.schemas is not None and self.plan.split_updates
-        ahead = AheadOf(self._ahead, [self.bounds(one.span) for one in stretch.ranges], self._ahead_follows)
+        ahead = AheadOf(self._ahead, [self.keys_of(one.span) for one in stretch.ranges], self._ahead_follows)
         if self._conflicts is not None:
             after = stretch.ranges[0].after
             stretch.conflicts = self._conflicts.begin(stretch.name, after, ahead.last_ts)
@@ -286,13 +286,13 @@ class Worker:
         wanted: list[int] = []
         alone = True
         for one in stretch.ranges:
-            ids = stripe_ids(self.bounds(one.span))
+            ids = stripe_ids(self.keys_of(one.span))
             found, none_else = schemas.among(ids, one.after, one.upto, follows)
             wanted += found
             alone = alone and none_else
         return None if alone else wanted
 
-    def bounds(self, span: str) -> Span:
+    def keys_of(self, span: str) -> Span:
         """The keys of a span that was pulled."""
         found = self._spans.get(span)
         if found is None:
@@ -474,8 +474,8 @@ class Transaction:
         """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
         report.ts = ts
         worker, spec = self._worker, self._worker.spec
-        bounds = worker.bounds(report.span)
-        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, worker.rules, bounds)
+        keys = worker.keys_of(report.span)
+        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, worker.rules, keys)
         self.note(span_key(report.span, worker.rules), record.to_bytes())
 
     def note(self, key: str, record: bytes) -> None:

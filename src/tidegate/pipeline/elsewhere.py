@@ -39,7 +39,7 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline import kept
 from tidegate.pipeline.access import Ranges, SpanState
 from tidegate.pipeline.beats import INTERVAL_S
-from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.lines import StreamLine
 from tidegate.pipeline.load_task import load
 from tidegate.pipeline.service import ERROR, MORE, NAME, OPTIONS, SECRET
@@ -135,8 +135,8 @@ class RemoteAccess:
         found = self._ask("durable")
         return None if found is None else DurableBefore.from_json(found)
 
-    def barrier(self) -> Barrier:
-        return Barrier.from_json(self._ask("barrier"))
+    def bounds(self) -> Bounds:
+        return Bounds.from_json(self._ask("bounds"))
 
     def span(self, name: str) -> SpanState:
         start, end, dropped_to = self._ask("span", span=name)

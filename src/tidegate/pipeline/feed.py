@@ -2,7 +2,7 @@
 
 `spec-N-INSTANCE.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one
 file for all, a process that had been stopped and replaced would wake up as its successor. What N leaves for
-itself is named like this, too: `start-durable-*.json`, `spark-*/`. `barrier.json` is replaced when spans
+itself is named like this, too: `start-durable-*.json`, `spark-*/`. `bounds.json` is replaced when spans
 change, and while rows wait for the bound in it; without any, the bound there may be old. The grant lies in
 the metadata store and is read from there, never from a file, since a fence must not be stale.
 """
@@ -239,10 +239,14 @@ def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant
 
 
 @dataclass(frozen=True, slots=True)
-class Barrier:
-    """How far each span may go, and which spans there are."""
+class Bounds:
+    """How far each span may be delivered, and which spans there are, as the control process has decided it.
 
-    barrier_ts: int
+    The owner's barrier (`control/barrier.py`) is the reason for `bound`; a worker knows only the result.
+    """
+
+    bound: int
+    """No span goes past this ts."""
     ddl_span: str
     spans: dict[str, int]
     """Span id to the ts its rows begin after."""
@@ -250,8 +254,8 @@ class Barrier:
     """By stripe (`SpanTask.wanted`)."""
 
     @classmethod
-    def load(cls, path: Path) -> Barrier:
-        """Read `barrier.json`."""
+    def load(cls, path: Path) -> Bounds:
+        """Read `bounds.json`."""
         try:
             found = json.loads(path.read_text())
         except ValueError as error:
@@ -259,7 +263,7 @@ class Barrier:
         return cls.from_json(found)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Barrier:
+    def from_json(cls, found: Mapping[str, Any]) -> Bounds:
         """As the control process wrote it."""
         spans = {name: span["start_ts"] for name, span in found["spans"].items()}
         wanted = {
@@ -267,7 +271,7 @@ class Barrier:
             for name, one in found["spans"].items()
             if (bits := int(one.get("wanted", "0"), 16))
         }
-        return cls(found["barrier_ts"], found["ddl_span"], spans, wanted)
+        return cls(found["bound"], found["ddl_span"], spans, wanted)
 
 
 def _damaged(path: Path, error: ValueError) -> Retryable:

@@ -1,7 +1,7 @@
 """What has changed since the last glance, for all incarnations at once: cheap enough for a hundred a second.
 
 Rows of a changefeed may have become due when the manifest of one of its spans is another one, which the
-store's page of floors says (one comparison of a few kilobytes for all changefeeds), or when its barrier file
+store's page of floors says (one comparison of a few kilobytes for all changefeeds), or when its bounds file
 is another one. Floors that rise with time alone make nothing due.
 """
 
@@ -42,8 +42,8 @@ class Glance:
 
     def _is_stirred(self, one: Incarnation, turned: frozenset[str] | None, now: float) -> bool:
         assert one.backlog is not None
-        barrier = one.barrier
+        mark = one.bounds_mark
         with suppress(OSError):  # what is wrong with it the look will say
-            barrier = one.backlog.barrier_mark()
-        reported, one.barrier = barrier != one.barrier, barrier
+            mark = one.backlog.bounds_mark()
+        reported, one.bounds_mark = mark != one.bounds_mark, mark
         return reported or now >= one.looks_at or turned is None or not turned.isdisjoint(one.backlog.spans)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from tidegate.config.values import Secret
-from tidegate.errors import TidegateError
+from tidegate.errors import Fenced, TidegateError
 from tidegate.log import redact
 from tidegate.model.reports import Report
 from tidegate.pipeline.access import LocalAccess
@@ -27,6 +27,10 @@ from tidegate.pipeline.leases import Leases
 
 Key: TypeAlias = tuple[str, int]
 """Changefeed and incarnation."""
+PIECE_S: Final = 1.0
+"""What a piece may take, by what the last ones took, while there are other changefeeds."""
+PIECE_BYTES_MIN: Final = 1 << 20
+"""But a piece may have so many bytes in any case, also while the pace of its changefeed is not known."""
 LOG_MAX: Final = 4 << 20
 """Bytes of a changefeed's log; then it is begun anew, and the one before is kept."""
 
@@ -60,6 +64,8 @@ class Incarnation:
     """Whether a worker elsewhere had a piece of it of which nobody knows the end."""
     leases: Leases[Any] = field(init=False)
     """Which worker has which of its slots."""
+    stirred: bool = False
+    """Whether something of it may be due."""
     looks_at: float = 0.0
     """When it is looked at in any case (monotonic)."""
     bytes_per_s: float = 0.0
@@ -68,8 +74,8 @@ class Incarnation:
     """Sees to its initial load."""
     store: str = field(init=False)
     """The folder of its store of events."""
-    barrier: object = None
-    """Mark of the barrier file at the last glance."""
+    bounds_mark: object = None
+    """Mark of the bounds file at the last glance."""
     beats: Beats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +87,20 @@ class Incarnation:
     def limit_writers(self, workers: int) -> None:
         """Of so many workers no more write at once than its sink and its slots allow."""
         self.at_once = min(self.spec.sink.describe().at_once(workers), self.spec.slots)
+
+    def note_pace(self, size: int, seconds: float) -> None:
+        """A piece with so many bytes of entries took this long. A small one says nothing about the pace."""
+        if size >= PIECE_BYTES_MIN:
+            self.bytes_per_s = size / seconds
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large its next piece may be, so that nobody waits long for the worker."""
+        return max(PIECE_BYTES_MIN, round(self.bytes_per_s * PIECE_S))
+
+    def fenced(self) -> Fenced:
+        """The error of work for it once it is over."""
+        return Fenced("This incarnation of the changefeed is over.", where=self.spec.changefeed)
 
     @property
     def key(self) -> Key:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.pipeline.feed import Barrier
+from tidegate.pipeline.feed import Bounds
 
 HEAVY_BYTES: Final = 16 << 20
 """A batch of so much means a backlog, or hundreds of thousands of rows a second."""
@@ -27,17 +27,17 @@ class Range:
     upto: int
 
 
-def bound(barrier: Barrier, frontier: Mapping[str, int], span: str) -> int:
-    """How far a span may be delivered: received, not past the barrier, and not past the schema we know.
+def deliverable(bounds: Bounds, frontier: Mapping[str, int], span: str) -> int:
+    """How far a span may be delivered: received, not past the bound, and not past the schema we know.
 
     A span ahead of the DDL puller would be decoded with an old schema.
     """
-    return min(frontier.get(span, 0), frontier.get(barrier.ddl_span, 0), barrier.barrier_ts)
+    return min(frontier.get(span, 0), frontier.get(bounds.ddl_span, 0), bounds.bound)
 
 
 def due(
     begun: Mapping[str, int],
-    barrier: Barrier,
+    bounds: Bounds,
     frontier: Mapping[str, int],
     cut: Callable[[str, int, int], int],
 ) -> list[Range]:
@@ -46,9 +46,9 @@ def due(
     `cut(span, after, upto)` is how far rows go within the budget, `after` if there are none.
     """
     found = []
-    for span, start_ts in barrier.spans.items():
+    for span, start_ts in bounds.spans.items():
         after = max(begun.get(span, 0), start_ts)
-        upto = bound(barrier, frontier, span)
+        upto = deliverable(bounds, frontier, span)
         end = cut(span, after, upto) if upto > after else after
         if end > after:
             found.append(Range(span, after, end))

@@ -22,7 +22,7 @@ class SchemaReader:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._ddl_span = access.barrier().ddl_span
+        self._ddl_span = access.bounds().ddl_span
         self._store = self._load()
         self._read_to = self._store.resolved_ts
         self._jobs = 0
@@ -50,7 +50,7 @@ class SchemaReader:
             self._forget()
 
     def _forget(self) -> None:
-        """Tasks to come begin where the spans in the barrier file do, or later."""
+        """Tasks to come begin where the spans in the bounds file do, or later."""
         self._store.forget(self._least_start())
         self._jobs = 0
 
@@ -58,4 +58,4 @@ class SchemaReader:
         return self._access.catalogue(self._least_start())
 
     def _least_start(self) -> int:
-        return min(self._access.barrier().spans.values(), default=0)
+        return min(self._access.bounds().spans.values(), default=0)

@@ -1,7 +1,7 @@
 """What the application offers to workers on other machines: their work, and all they need of the capture.
 
     tidegate.Capture/Work       a stream: the worker's line to the host (`pipeline.work`), JSON each way
-    tidegate.Capture/Ask        JSON in, JSON out: spec, barrier, span, proof, quarantine, ...
+    tidegate.Capture/Ask        JSON in, JSON out: spec, bounds, span, proof, quarantine, ...
     tidegate.Capture/Read       JSON in, events out, some MiB at a time
     tidegate.Capture/Catalogue  JSON in, a piece of a base file out
 
@@ -257,7 +257,7 @@ class Service:
                 raise Fenced("This is no span.", where=f"{span!r:.80}")
             keys = one.access.span(span).span
             granted = any(held.covers(keys) for held in one.spec.ranges)
-            if not granted and span != one.access.barrier().ddl_span:
+            if not granted and span != one.access.bounds().ddl_span:
                 raise Fenced("This span is not the changefeed's.", where=span)
 
     # --- what is asked ------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ class Service:
         found = one.access.durable()
         return None if found is None else found.to_json()
 
-    def _barrier(self, one: Incarnation) -> Any:
-        return json.loads((one.spec.feed_dir / "barrier.json").read_bytes())
+    def _bounds(self, one: Incarnation) -> Any:
+        return json.loads((one.spec.feed_dir / "bounds.json").read_bytes())
 
     def _span(self, one: Incarnation, span: str) -> Any:
         self._check_spans(one, [span])
@@ -295,7 +295,7 @@ class Service:
     _answers: Final[dict[str, Callable[..., Any]]] = {
         "spec": _spec,
         "durable": _durable,
-        "barrier": _barrier,
+        "bounds": _bounds,
         "span": _span,
         "base": _base,
         "set-aside": _set_aside,

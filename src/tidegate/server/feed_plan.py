@@ -1,6 +1,6 @@
 """What a changefeed's incarnations have in common, and the files that tell the application what to do.
 
-`spec-*.json` says who it is, and goes when the next incarnation is told; `barrier.json` how far it may go,
+`spec-*.json` says who it is, and goes when the next incarnation is told; `bounds.json` how far it may go,
 and is replaced whenever that changes (`pipeline.feed` reads both).
 """
 
@@ -72,8 +72,8 @@ def _rename_plain(folder: Path) -> None:
         folder.rename(wanted)
 
 
-class BarrierFile:
-    """`barrier.json`: how far each span may go. Replaced atomically, only when a reader can do with it.
+class BoundsFile:
+    """`bounds.json`: how far each span may go. Replaced atomically, only when a reader can do with it.
 
     Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second.
     """
@@ -100,7 +100,7 @@ class BarrierFile:
         if idle and self._spans_text == self._sent_spans:
             return
         text = (
-            f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{self._ddl_span}",'
+            f'{{"token":[{self._token[0]},{self._token[1]}],"bound":{bound},"ddl_span":"{self._ddl_span}",'
             f'"spans":{self._spans_text}}}'
         )
         if text != self._sent:

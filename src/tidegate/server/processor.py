@@ -51,7 +51,7 @@ from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import to_its_end, unexpected
-from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
+from tidegate.server.feed_plan import BoundsFile, FeedPlan, write_spec
 from tidegate.server.feed_watch import PipelineWatch
 from tidegate.server.node import Node
 from tidegate.server.post import Box
@@ -106,7 +106,7 @@ class FeedProcessor:
         self._ranges: tuple[Span, ...] = ()
         """Those for which it is open."""
         self._ddl: FeedDdl | None = None
-        self._barrier: BarrierFile | None = None
+        self._bounds: BoundsFile | None = None
         self._pipeline: Pipeline | None = None
         self._load = LoadState()
         self._loaded = False
@@ -353,7 +353,7 @@ class FeedProcessor:
     def _shut(self) -> None:
         """Forget what is known, to open it anew; the spans stay held."""
         self.machine.close()
-        self._ddl = self._barrier = None
+        self._ddl = self._bounds = None
         self._arrivals = self._coming = None
         self._behind = False
         self._concerned = None
@@ -421,8 +421,8 @@ class FeedProcessor:
             )
         assert self._ddl is not None
         plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have made the changefeed
-        self._barrier = BarrierFile(plan.folder / "barrier.json", grant.token, self._ddl.span_id)
-        self._write_barrier()
+        self._bounds = BoundsFile(plan.folder / "bounds.json", grant.token, self._ddl.span_id)
+        self._write_bounds()
         if dispatch.load:
             self.waits = "regions from PD"
             tables = filter(self.machine.holds, self._ddl.tracker.initial)
@@ -441,7 +441,7 @@ class FeedProcessor:
 
     async def _end_pipeline(self) -> None:
         pipeline, self._pipeline = self._pipeline, None
-        self._barrier = None
+        self._bounds = None
         if pipeline is not None:
             await self.node.application.end(pipeline.running)
 
@@ -567,19 +567,19 @@ class FeedProcessor:
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
-            self._write_barrier()
+            self._write_bounds()
         self._look_out()
 
     @property
     def _has_undelivered(self) -> bool:
         return self._arrivals is not None and bool(self._arrivals.undelivered)
 
-    def _write_barrier(self, *, raise_starts: bool = False) -> None:
-        barrier, machine = self._barrier, self.machine
-        if barrier is not None:
+    def _write_bounds(self, *, raise_starts: bool = False) -> None:
+        bounds, machine = self._bounds, self.machine
+        if bounds is not None:
             bound, spans = machine.reach, machine.spans
             idle = self._arrivals is not None and self._arrivals.all_idle
-            self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts, idle=idle))
+            self.node.ballast.small(lambda: bounds.write(bound, spans, raise_starts=raise_starts, idle=idle))
 
     def _pass_ddl(self, batch: DdlBatch) -> None:
         """Spans have ended, and others begin; a DDL that waits may bring one back (a recovered table)."""
@@ -671,10 +671,10 @@ class FeedProcessor:
         now, dispatch, ddl = self.node.clock.monotonic(), self.machine.dispatch, self._ddl
         assert dispatch is not None
         assert ddl is not None
-        if self._barrier is None or not self._floor.is_due(now):
+        if self._bounds is None or not self._floor.is_due(now):
             return
         try:
-            self._write_barrier(raise_starts=True)
+            self._write_bounds(raise_starts=True)
         except DiskFull:
             return  # readers may still start from below: nothing is let go
         self._floor.move(now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint))

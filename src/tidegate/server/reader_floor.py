@@ -1,8 +1,8 @@
 """Up to where a changefeed needs nothing of this capture's event store any more.
 
-    the barrier file's start ts moves up --DROP_AFTER_S--> segments below it may go
+    the bounds file's start ts moves up --DROP_AFTER_S--> segments below it may go
 
-The order is the promise. A worker starts at the start ts of the barrier file, and it may have read the file a
+The order is the promise. A worker starts at the start ts of the bounds file, and it may have read the file a
 moment before the file was replaced. Therefore a ts counts only after every batch that was planned by an
 earlier file has ended.
 """
@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Final
 
 FLOOR_S: Final = 10.0
-"""How often the barrier file's start ts follows the checkpoint, so that segments can go."""
+"""How often the bounds file's start ts follows the checkpoint, so that segments can go."""
 DROP_AFTER_S: Final = 60.0
-"""Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
+"""Segments go this long after the bounds file has moved past them: no batch planned before still runs."""
 
 
 class ReaderFloor:
@@ -23,18 +23,18 @@ class ReaderFloor:
     def __init__(self) -> None:
         self._moved_at = float("-inf")
         self._moves: list[tuple[float, int, int]] = []
-        """When the barrier file moved, to which checkpoint, and from where DDL is read for that."""
+        """When the bounds file moved, to which checkpoint, and from where DDL is read for that."""
         self._passed = 0, 0
 
     def is_due(self, now: float) -> bool:
-        """Whether the barrier file's start ts is to move now; if so, it is not for `FLOOR_S`."""
+        """Whether the bounds file's start ts is to move now; if so, it is not for `FLOOR_S`."""
         if now - self._moved_at < FLOOR_S:
             return False
         self._moved_at = now
         return True
 
     def move(self, now: float, rows_ts: int, ddl_ts: int) -> None:
-        """The barrier file is written: readers start at `rows_ts`, with DDL from `ddl_ts` on."""
+        """The bounds file is written: readers start at `rows_ts`, with DDL from `ddl_ts` on."""
         self._moves.append((now, rows_ts, ddl_ts))
         while self._moves and now - self._moves[0][0] >= DROP_AFTER_S:
             _, *passed = self._moves.pop(0)

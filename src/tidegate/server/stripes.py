@@ -176,7 +176,7 @@ def _lowest(bits: int) -> int:
 
 
 def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
-    """Spans as `barrier.json` holds them; numbers of more than 64 bits are in hex."""
+    """Spans as `bounds.json` holds them; numbers of more than 64 bits are in hex."""
     return {
         t.id: {
             "start": t.span.start.hex(),

@@ -1,6 +1,6 @@
 """A processor's task: what `server.processor` does around the machine `control.processor`, in virtual time.
 
-mail, reports, what has been received --> Processor --> messages to the owner, the barrier file, a worker
+mail, reports, what has been received --> Processor --> messages to the owner, the bounds file, a worker
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.server.post import Box
 from tidegate.simulator.virtual_time import Signal, Steps, Task
-from tidegate.simulator.worker import BarrierFile, Report, Worker
+from tidegate.simulator.worker import BoundsFile, Report, Worker
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ProcessorTask:
         self._opened_at: Timestamp = 0
         self._coming: tuple[Span, ...] = ()
         self._worker: Worker | None = None
-        self._barrier = BarrierFile()
+        self._bounds = BoundsFile()
         self._weighed_at = float("-inf")
         self._rows = 0
 
@@ -150,15 +150,15 @@ class ProcessorTask:
         grant = Grant.from_bytes(found.value) if found is not None else None
         if grant is None or (grant.instance, grant.incarnation) != (INSTANCE, dispatch.incarnation):
             raise Retryable("The changefeed's grant is not the dispatched one.", where=control.capture)
-        self._barrier = BarrierFile()
-        self._write_barrier()
+        self._bounds = BoundsFile()
+        self._write_bounds()
         machine = control.machine
         self._worker = Worker(
             world,
             control.capture,
             self._view,
             grant,
-            self._barrier,
+            self._bounds,
             machine.reported(control),
             machine.in_transaction,
         )
@@ -224,7 +224,7 @@ class ProcessorTask:
         machine.resolve(frontier, machine.span_ids - frontier.keys())
         if self._coming:
             machine.received = min((frontier.get(name, 0) for name in coming), default=machine.known)
-        self._write_barrier()
+        self._write_bounds()
         if undelivered and self._worker is not None:
             self._worker.wake.set()
 
@@ -247,8 +247,8 @@ class ProcessorTask:
             return []
         return self._ddl(dispatch.checkpoint, self.machine.known)
 
-    def _write_barrier(self) -> None:
-        self._barrier.bound, self._barrier.spans = self.machine.reach, self.machine.spans
+    def _write_bounds(self) -> None:
+        self._bounds.bound, self._bounds.spans = self.machine.reach, self.machine.spans
 
     def _weigh(self) -> None:
         now = self._time.now

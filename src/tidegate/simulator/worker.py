@@ -3,7 +3,7 @@
     fence earlier writers -> prove -> read progress -> take the slot -> prove -> [deliver, commit, report] ...
                                                           ^-- fenced before a commit, and proven again --+
 
-A worker knows how far it may go by the barrier file of its incarnation. If its capture's control process dies
+A worker knows how far it may go by the bounds file of its incarnation. If its capture's control process dies
 it may go on, up to what that file says, until it is fenced.
 """
 
@@ -39,7 +39,7 @@ Report = Started | Durable | Failed
 
 
 @dataclass(slots=True)
-class BarrierFile:
+class BoundsFile:
     """How far an incarnation may go, as its control process has written it last."""
 
     bound: Timestamp = 0
@@ -56,14 +56,14 @@ class Worker:
         capture: str,
         view: View,
         grant: Grant,
-        barrier: BarrierFile,
+        bounds: BoundsFile,
         say: Callable[[int, Report], None],
         in_transaction: Callable[[], None],
     ) -> None:
         """`say` reports to the control process, if that is there. `in_transaction` is called between the rows
         of a transaction and its commit.
         """
-        self.capture, self.grant, self.barrier = capture, grant, barrier
+        self.capture, self.grant, self.bounds = capture, grant, bounds
         self.process = Process(f"{capture}'s worker")
         self.epoch = 0
         """Of its writer at the sink."""
@@ -167,11 +167,11 @@ class Worker:
         """The next rows of every table that it may write."""
         upstream, view, found = self._world.upstream, self._view, list[Record]()
         stored = "stored" not in self._world.off
-        for name, task in self.barrier.spans.items():
+        for name, task in self.bounds.spans.items():
             if not any(one.id.covers(task.span) for one in self._ranges):
                 continue
             after = max(self._at.get(name, 0), task.start_ts if stored else 0)
-            upto = min(self.barrier.bound, view.reach(name)) if name in view.ready_at else 0
+            upto = min(self.bounds.bound, view.reach(name)) if name in view.ready_at else 0
             rows = upstream.tables[name].between(after, upto)[: BATCH_ROWS - len(found)]
             found += (Record(Kind.ROW, name, ts) for ts in rows)
         return found

@@ -1,0 +1,127 @@
+"""The host's side of the conversation with a worker, in a thread of each worker.
+
+    a free worker <-- its piece
+                  --> Reached, Alive ...      passed on, or counted as signs of life
+                  --> Begun | Delivered | LoadDone | Failed, or its connection ends
+                      what became of the piece, passed on; then the worker is free again, or gone
+
+The messages are those of `work`; `worker` is the other side.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tidegate.errors import Retryable, TidegateError
+from tidegate.model.reports import Durable, Failed
+from tidegate.pipeline.connected_worker import ConnectedWorker, Dead, Work
+from tidegate.pipeline.failures import known
+from tidegate.pipeline.incarnation import Key
+from tidegate.pipeline.incarnations import Incarnations
+from tidegate.pipeline.threads import Threads
+from tidegate.pipeline.timetable import Timetable
+from tidegate.pipeline.work import Alive, Begin, Begun, Deliver, Delivered, Load, LoadDone, Reached
+from tidegate.pipeline.workforce import Workforce
+
+
+class Conversation:
+    """Sees each worker's pieces through, and passes on what became of them. `attend` by many threads."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        timetable: Timetable[Key],
+        workforce: Workforce,
+        incarnations: Incarnations,
+    ) -> None:
+        self._changed, self._timetable = threads.changed, timetable
+        self._workforce, self._incarnations = workforce, incarnations
+
+    def attend(self, worker: ConnectedWorker) -> None:
+        """Hand one worker piece after piece, until its connection has ended or it was killed."""
+        with self._changed:
+            self._workforce.join(worker, time.monotonic())
+        try:
+            while True:
+                with self._changed:
+                    self._workforce.release(worker)
+                    self._changed.notify_all()
+                work = worker.pieces.get()
+                if work is None or not self._see_through(worker, work):
+                    return
+        finally:
+            with self._changed:
+                self._workforce.leave(worker)
+                self._incarnations.end_leases(worker)
+            worker.line.close()
+            worker.process.close()
+
+    def _see_through(self, worker: ConnectedWorker, work: Work) -> bool:
+        """See one piece through; returns whether the worker lives.
+
+        `back` comes last: it lets the incarnation end (`Incarnations`). A process that was killed may write
+        until it is gone, so it is waited for before. The failure is reported before that wait, so that
+        nothing new is given out for the incarnation meanwhile.
+        """
+        one = work.of
+        error: TidegateError | None = None
+        try:
+            self._speak(worker, work)
+        except Dead as dead:
+            with self._changed:
+                worker.kill()
+            error = worker.killed_for or Retryable(
+                "A worker of the pipeline has died.", where=f"{worker.who}, with {work.words}", why=str(dead)
+            )
+        except Exception as raised:
+            error = known(raised, "A piece of work failed.", one.spec.changefeed)
+        with self._changed:
+            killed = worker.killed
+            one.given_up |= killed and bool(worker.machine)
+            if not killed:
+                self._timetable.answered(one.key, well=not isinstance(error, Retryable))
+            worker.work = None
+        if error is not None:
+            work.answered(error)
+            self._incarnations.fail(one, error)
+        if killed:
+            worker.process.wait()
+        with self._changed:
+            worker.finished(one, well=error is None and not one.over)
+            if error is None and one.backlog is not None:
+                one.stirred = not one.over
+            self._timetable.back(one.key, work.kind)
+            self._changed.notify_all()
+        return not killed
+
+    def _speak(self, worker: ConnectedWorker, work: Work) -> None:
+        """Send the piece, and pass on what the worker says of it, to the end.
+
+        Raises what the worker raised, and Dead when it did not say what became of the piece.
+        """
+        one, began = work.of, time.monotonic()
+        worker.say(work.piece)
+        while True:
+            match (work.piece, worker.received()):
+                case (Deliver(), Reached(spans)):
+                    self._incarnations.durable(one, Durable(one.spec.token, spans))
+                case (Deliver(_, ranges), Delivered(spans, stats)):
+                    assert one.backlog is not None
+                    seconds = time.monotonic() - began
+                    took = {"batch_ms": round(seconds * 1000)}
+                    one.note_pace(work.bytes, seconds)
+                    one.backlog.done(ranges)
+                    self._incarnations.durable(one, Durable(one.spec.token, spans, {**stats, **took}))
+                    return
+                case (Begin(), Begun() as begun):
+                    self._incarnations.started(one, begun)
+                    return
+                case (Load(), LoadDone(reports)):
+                    work.answered(reports)
+                    return
+                case (_, Alive()):
+                    one.beats.beat()
+                case (_, Failed() as failed):
+                    raise failed.error()
+                case (_, message):
+                    raise Dead(f"it said what it must not: {message!r:.200}")

@@ -1,0 +1,245 @@
+"""The lives of all incarnations in the application, from `begin` to the promise that nobody works for them.
+
+    begin --> started --> [load] --> delivers --> end or fail --> last pieces end, or their workers are killed
+                                                                  --> on_over
+
+What fails in a piece ends the incarnation that it is of, and no other. An incarnation that ends takes along
+what its workers are doing: those that have not finished within `GRACE_S` are killed, and waited for. Only
+then `on_over` is called. The control process takes it for the promise that nothing of this incarnation is
+written any more, and begins the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+
+from tidegate.errors import Fatal, Fenced, TidegateError
+from tidegate.model.reports import Durable, Failed, Started
+from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.connected_worker import ConnectedWorker
+from tidegate.pipeline.failures import failure, known
+from tidegate.pipeline.incarnation import Incarnation, Key
+from tidegate.pipeline.load import InitialLoad
+from tidegate.pipeline.load_requests import LoadRequests
+from tidegate.pipeline.threads import Threads
+from tidegate.pipeline.timetable import Timetable
+from tidegate.pipeline.work import Begun, Lease
+from tidegate.pipeline.workforce import Workforce
+from tidegate.sink.base import Description
+
+GRACE_S: Final = 0.3
+"""How long a worker may go on with a piece of an incarnation that is over."""
+FENCE_S: Final = 8.0
+"""How long the end of an incarnation waits until a worker that was given up is fenced."""
+FAILED_MAX: Final = 10_000
+"""Changefeeds whose failures are counted. Beyond that the counts start again at 0."""
+
+Over: TypeAlias = Callable[[Incarnation], None]
+
+
+class Incarnations:
+    """Those that have begun and whose end is not complete. Iterate under the host's lock.
+
+    An incarnation's first error is what it ends with. After `end` or `fail`, nothing more of it is reported
+    to the control process except that error.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        timetable: Timetable[Key],
+        workforce: Workforce,
+        requests: LoadRequests,
+        cores: int,
+        on_over: Over,
+        *,
+        elsewhere: bool,
+    ) -> None:
+        """`on_over`: called for each incarnation that has ended, once nobody works for it. `elsewhere`:
+        whether the workers are on other machines.
+        """
+        self._threads, self._changed = threads, threads.changed
+        self._timetable, self._workforce, self._requests = timetable, workforce, requests
+        self._cores, self._on_over, self._elsewhere = cores, on_over, elsewhere
+        self._there: dict[Key, Incarnation] = {}
+        self._failed: dict[str, int] = {}
+        """How often in a row changefeeds have failed."""
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def __iter__(self) -> Iterator[Incarnation]:
+        return iter(self._there.values())
+
+    def get(self, key: Key) -> Incarnation | None:
+        """The one with this key, also while it ends."""
+        return self._there.get(key)
+
+    def resize(self, cores: int) -> None:
+        """The cluster has another number of cores."""
+        with self._changed:
+            self._cores = cores
+            self._timetable.resize(cores)
+            for one in self._there.values():
+                one.limit_writers(cores)
+
+    # --- its life
+
+    def begin(self, one: Incarnation) -> None:
+        """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
+        with self._changed:
+            one.failures = self._failed.get(one.spec.changefeed, 0)
+            one.limit_writers(self._cores)
+            self._there[one.key] = one
+            self._timetable.ask_begin(one.key, one.address, one.failures)
+            self._changed.notify_all()
+            described = one.spec.sink.describe()
+            if self._elsewhere and (described.here or not described.fenced_by):
+                self.fail(one, _not_elsewhere(one, described))
+
+    def started(self, one: Incarnation, begun: Begun) -> None:
+        """A worker has fenced earlier writers, and read what they have delivered: load, or deliver."""
+        if one.over:
+            return
+        self._report(one, Started(begun.spans, begun.outlived))
+        if one.spec.loads:
+            one.loading = self._threads.start(
+                f"load of {one.spec.changefeed}", partial(self._load, one, begun)
+            )
+        else:
+            self._stream(one, begun)
+
+    def durable(self, one: Incarnation, report: Durable) -> None:
+        """Rows of it are durable: its changefeed does not fail in a row any more."""
+        if not one.over:
+            self._failed.pop(one.spec.changefeed, None)
+            self._report(one, report)
+
+    def end(self, key: Key) -> None:
+        """End an incarnation; `on_over` is called when that is done. One that is not there has ended."""
+        with self._changed:
+            one = self._there.get(key)
+        if one is not None:
+            self._end(one)
+
+    def fail(self, one: Incarnation, error: TidegateError) -> None:
+        """An incarnation has failed. Later errors of it are ignored."""
+        with self._changed:
+            if one.over:
+                return
+            one.error = error
+            name = one.spec.changefeed
+            if len(self._failed) >= FAILED_MAX:
+                self._failed.clear()
+            self._failed[name] = self._failed.get(name, 0) + 1
+        one.log(error.render())
+        self._end(one)
+
+    # --- for workers
+
+    def with_secret(self, secret: str) -> Incarnation:
+        """The one with this secret, for a worker elsewhere. Raises Fenced when it is over."""
+        with self._changed:
+            for one in self._there.values():
+                if one.secret == secret and not one.over:
+                    return one
+        raise Fenced("This incarnation of the changefeed is over.")
+
+    def holds(self, one: Incarnation, lease: Lease) -> bool:
+        """Whether that lease is the last one of its slot."""
+        with self._changed:
+            return one.leases.stands(lease)
+
+    def end_leases(self, worker: ConnectedWorker) -> None:
+        """A worker has gone: its slots are free. Under the lock."""
+        for one in self._there.values():
+            one.leases.end(worker)
+
+    # --- the load, then the stream
+
+    def _load(self, one: Incarnation, begun: Begun) -> None:
+        """A thread of its own, for as long as the load takes."""
+        try:
+            ask, send = partial(self._requests.ask, one), cast(Callable[[Any], None], one.send)
+            InitialLoad(one.spec, self._cores, ask, send).run(begun.loaded)
+            self._stream(one, begun)
+        except Exception as error:
+            self.fail(one, known(error, "The initial load failed.", one.spec.changefeed))
+
+    def _stream(self, one: Incarnation, begun: Begun) -> None:
+        with self._changed:
+            one.backlog = Backlog(one.spec, begun.spans)
+            self._changed.notify_all()
+
+    # --- its end
+
+    def _end(self, one: Incarnation) -> None:
+        with self._changed:
+            if one.over:
+                return
+            one.over, one.stirred = True, False
+            self._timetable.over(one.key)
+            self._changed.notify_all()
+        self._requests.drop(one)
+        if one.error is not None:
+            self._report(one, failure(one.error))
+        self._threads.start(f"end of {one.spec.changefeed}", partial(self._see_off, one))
+
+    def _see_off(self, one: Incarnation) -> None:
+        """Wait until no worker has a piece of it; kill those that do not end by themselves.
+
+        `on_over` comes last. Killing keeps its promise for a process of this machine. A worker elsewhere may
+        still commit, so its sink is fenced as well.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
+            for each in self._workforce.busy_with(one):
+                each.kill()
+            self._changed.wait_for(lambda: not self._timetable.has_out(one.key))
+        if one.loading is not None:
+            one.loading.join()
+        if one.given_up:
+            self._fence(one)
+        with self._changed:
+            self._timetable.forget(one.key)
+            self._there.pop(one.key, None)
+            if one.error is None:
+                self._failed.pop(one.spec.changefeed, None)
+            self._workforce.forget(one.key)
+        self._on_over(one)
+
+    def _fence(self, one: Incarnation) -> None:
+        """Stop what a worker elsewhere may still commit: there may be no later incarnation to do so."""
+
+        def fence() -> None:
+            try:
+                one.spec.sink.fence({one.spec.capture: one.spec.slots}, lambda: None)
+            except Exception as error:
+                why = known(error, "The sink cannot be fenced.", one.spec.changefeed).render()
+                one.log(f"a worker that was given up could not be fenced: {why}")
+
+        thread = self._threads.start(f"fence of {one.spec.changefeed}", fence)
+        thread.join(FENCE_S)
+        if thread.is_alive():
+            one.log(f"a worker that was given up could not be fenced within {FENCE_S:.0f} s")
+
+    def _report(self, one: Incarnation, report: Durable | Started | Failed) -> None:
+        """To the control process. When that is gone, this process ends in a moment, too."""
+        try:
+            one.send(report)
+        except (TidegateError, ValueError) as error:  # ValueError: too long a message
+            if not isinstance(report, Failed):
+                self.fail(
+                    one, known(error, "What became of a piece of work cannot be told.", one.spec.changefeed)
+                )
+
+
+def _not_elsewhere(one: Incarnation, sink: Description) -> Fatal:
+    return Fatal(
+        "This changefeed cannot be delivered by a Spark cluster.",
+        where=one.spec.changefeed,
+        why="it writes to the capture's own disk" if sink.here else "nothing stops a writer of its sink",
+        fix="run it on a capture with --spark-master local[*]",
+    )

@@ -1,0 +1,54 @@
+"""Shares of initial loads that wait for a worker: asked for by a load's threads, answered by a worker's.
+
+    a load's thread: ask -----------------------------------------> blocks until its answer
+    placement:       next --> a worker does it --> Work.answered --^
+    incarnations:    drop --> Work.answered with Fenced ----------^
+
+Bound: a load asks from as many threads as it may have workers (`load.InitialLoad`), so no more shares wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from tidegate.pipeline.connected_worker import Work
+from tidegate.pipeline.incarnation import Incarnation, Key
+from tidegate.pipeline.threads import Threads
+from tidegate.pipeline.timetable import Kind, Timetable
+from tidegate.pipeline.work import Load, LoadReport
+
+
+class LoadRequests:
+    """Of all incarnations. Each share that is asked for is answered once: by a worker, or by `drop`."""
+
+    def __init__(self, threads: Threads, timetable: Timetable[Key]) -> None:
+        self._changed, self._timetable = threads.changed, timetable
+        self._waiting: dict[Key, deque[Work]] = {}
+
+    def ask(self, one: Incarnation, piece: Load) -> Sequence[LoadReport]:
+        """Have a worker do a share, and wait for that. Raises what the worker raised, and Fenced when the
+        incarnation is over.
+        """
+        answer: Future[Sequence[LoadReport]] = Future()
+        words = f"{len(piece.share)} ranges of the initial load"
+        with self._changed:
+            if one.over:
+                raise one.fenced()
+            work = Work(one, piece, Kind.LOAD, words, answer=answer)
+            self._waiting.setdefault(one.key, deque()).append(work)
+            self._timetable.ask_load(one.key)
+            self._changed.notify_all()
+        return answer.result()
+
+    def next(self, key: Key) -> Work:
+        """The oldest share of an incarnation that waits, by the timetable there is one. Under the lock."""
+        return self._waiting[key].popleft()
+
+    def drop(self, one: Incarnation) -> None:
+        """An incarnation is over: what waits of it is answered with Fenced."""
+        with self._changed:
+            waiting = self._waiting.pop(one.key, ())
+        for work in waiting:
+            work.answered(one.fenced())

@@ -1,0 +1,193 @@
+"""Where workers come from: Spark jobs that are kept running, and the socket at which their processes arrive.
+
+    Jobs.run (a thread for each) --> a process --> socket --> ConnectedWorker --> `attend`
+         ^-------- again, whenever it has ended
+
+On this machine there are as many workers as `Jobs.size` says, and a spare one for each whose sink does not
+answer, up to `Jobs.spares`. On a cluster their number follows its size, and they arrive by `service`.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tidegate.errors import Retryable
+from tidegate.ipc import FramedSocket, socket_name
+from tidegate.pipeline.connected_worker import ConnectedWorker
+from tidegate.pipeline.failures import known
+from tidegate.pipeline.jobs import Elsewhere, Jobs, WorkerProcess
+from tidegate.pipeline.lines import Line
+from tidegate.pipeline.threads import Threads
+from tidegate.pipeline.work import ElsewhereHello, WorkerHello, parse
+from tidegate.pipeline.workforce import Workforce
+
+SPARE_S: Final = 2.0
+"""After a spare worker was asked for, no slow one is killed for this time: the spare may be enough."""
+PAUSE_MAX_S: Final = 5.0
+"""Between two jobs that fail at once, at most."""
+SHORT_S: Final = 5.0
+"""A job that ends sooner, without a worker, has failed."""
+FAILURES_MAX: Final = 3
+"""After so many in a row the application ends."""
+SIZE_S: Final = 5.0
+"""Between two looks at how many workers a cluster has room for."""
+LISTEN_MAX: Final = 128
+"""Connections of local workers that wait to be accepted: of `2 * cores + 2` workers, and as many spares."""
+STARTS_S: Final = 600.0
+"""Patience with the first worker: kernels may have to be compiled."""
+STARTS_AGAIN_S: Final = 60.0
+"""With one that takes the place of another: Spark's JVM or its daemon hangs, if none comes."""
+
+
+class Supply:
+    """Keeps a host supplied with workers. `open` once; the rest may be called by any thread."""
+
+    def __init__(
+        self,
+        threads: Threads,
+        workforce: Workforce,
+        address: Path,
+        opened: Callable[[int], WorkerProcess],
+        attend: Callable[[ConnectedWorker], None],
+        resize: Callable[[int], None],
+        *,
+        elsewhere: bool,
+    ) -> None:
+        """`address`: the socket where workers of this machine connect. `opened`: a handle of the process with
+        a pid. `attend`: hands a worker pieces until it is gone. `resize`: called with the number of cores of
+        a cluster, at first and whenever it has changed.
+        """
+        self._threads, self._changed, self._workforce = threads, threads.changed, workforce
+        self._address, self._opened = address, opened
+        self._attend, self._resize, self._elsewhere = attend, resize, elsewhere
+        self._jobs: Jobs | None = None
+        self._kept = 0
+        """How many jobs are kept running."""
+        self._least = 0
+        """How many workers there must be, on this machine."""
+        self._spare_at = float("-inf")
+        """When a spare worker was asked for (monotonic)."""
+        self._complete_at = 0.0
+        """When no worker was missing that must be there (monotonic)."""
+
+    def open(self, jobs: Jobs) -> None:
+        """Start the workers of these jobs, each again whenever it has ended."""
+        self._jobs = jobs
+        self._complete_at = time.monotonic()
+        if self._elsewhere:
+            self._threads.start("size", partial(self._keep_size, jobs))
+        else:
+            self._listen()
+            self._least = jobs.size()
+            self._grow(jobs, self._least)
+
+    def check(self) -> None:
+        """Raise Retryable when Spark has not started a worker that must be there for too long."""
+        with self._changed:
+            now = time.monotonic()
+            if len(self._workforce) and not self._is_one_missing():
+                self._complete_at = now
+            silent = now - max(self._complete_at, self._workforce.came_at)
+            patience = STARTS_AGAIN_S if self._workforce.came else STARTS_S
+        if silent > patience:
+            trouble = "" if self._jobs is None else self._jobs.trouble()
+            raise Retryable(
+                "Spark does not start a worker.", why=trouble or f"none has come for {silent:.0f} s"
+            )
+
+    def replace_stuck(self) -> None:
+        """Start a spare worker for each that is stuck. It stays, so the next time it is there already."""
+        jobs = self._jobs
+        assert jobs is not None, "it is open"
+        with self._changed:
+            stuck = self._workforce.stuck()
+        wanted = self._least + min(stuck, jobs.spares())
+        if not self._elsewhere and wanted > self._kept:
+            self._spare_at = time.monotonic()
+            self._grow(jobs, wanted)
+
+    def is_one_coming(self, now: float) -> bool:
+        """Whether a worker may come in a moment: one is missing, or a spare one was asked for. Under the
+        lock.
+        """
+        return self._is_one_missing() or now - self._spare_at < SPARE_S
+
+    def come_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
+        """Attend a worker on another machine until it has ended or was given up."""
+        process = Elsewhere(hello.pid, line, end_job)
+        try:
+            self._attend(ConnectedWorker(line, process, machine=hello.machine or "?"))
+        except Exception as error:  # as in threads of our own: its part would stay undone
+            self._threads.fail(known(error, "A worker was lost.", hello.machine))
+
+    def _is_one_missing(self) -> bool:
+        """Whether a worker is missing that must come. On a cluster that has lost machines none must; nor must
+        a spare one, or a machine without memory for one more would end the application.
+        """
+        return len(self._workforce) < self._least and not self._elsewhere
+
+    def _keep_size(self, jobs: Jobs) -> None:
+        """A cluster grows and shrinks; as much as it has cores for is done at once."""
+        before: int | None = None
+        while True:
+            size = jobs.size()
+            if size != before or not self._kept:
+                before = size
+                self._resize(size)
+                self._grow(jobs, size)
+            time.sleep(SIZE_S)
+
+    def _grow(self, jobs: Jobs, size: int) -> None:
+        for number in range(self._kept, size):
+            self._threads.start(f"spark-{number}", partial(self._keep_job, jobs))
+        self._kept = max(self._kept, size)
+
+    def _keep_job(self, jobs: Jobs) -> None:
+        """A worker: a job of one task. When it has ended, another takes its place."""
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                jobs.run()
+                why = "its task ended"
+            except Exception as error:  # Py4J's, with the worker's trace as text
+                why = _without_frames(str(error))
+            failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
+            if failures >= FAILURES_MAX and not len(self._workforce):
+                raise Retryable("Spark starts no workers.", why=jobs.trouble() or why)
+            if failures:
+                time.sleep(min(PAUSE_MAX_S, 0.1 * 2**failures))
+
+    def _listen(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket_name(self._address) as name:
+            listener.bind(name)
+        self._address.chmod(0o600)  # before `listen`: no other user may connect
+        listener.listen(LISTEN_MAX)
+        self._threads.start("accept", partial(self._accept, listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connected, _ = listener.accept()
+            self._threads.start("worker", partial(self._come, FramedSocket(connected)))
+
+    def _come(self, line: FramedSocket) -> None:
+        try:
+            hello = parse(line.receive() or {}, [WorkerHello])
+            worker = ConnectedWorker(line, self._opened(hello.pid))
+        except (ValueError, OSError):
+            line.close()  # if it was a worker, its job ends with it, and is begun again
+            return
+        self._attend(worker)
+
+
+def _without_frames(text: str) -> str:
+    """What Java says, without where it says it, which is most of it."""
+    kept = [line for line in text.splitlines() if not re.match(r"\s+at \S|\s+\.\.\. \d+ more", line)]
+    return "\n".join(kept)[-1500:]
