@@ -4,12 +4,16 @@
 
 The owner moves a range only when its taker has received it, because otherwise the checkpoint would stand
 while upstream scans. What is held for ranges that no longer come is dropped, unless it is delivered here.
+
+A taker may have opened the changefeed long before. So the tables that DDL has added since then are prepared,
+too, and those that it has dropped are waited for only until the checkpoint has passed the drop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.messages import Dispatch
 from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
@@ -39,39 +43,79 @@ class ComingRanges:
         self._ranges: tuple[Span, ...] = ()
         self._since_ts = 0
         """The checkpoint from which on spans are held for them."""
-        self._span_ids: frozenset[str] = frozenset()
+        self._starts: dict[str, int] = {}
+        """The spans that are held for them, each with the ts from which on."""
+        self._tasks: dict[str, SpanTask] = {}
+        """What is wanted of the changefeed at the last checkpoint or later, as far as DDL is known."""
+        self._ended: dict[str, int] = {}
+        """Those that DDL has removed and not added again since; the ts of each, in ascending order."""
+        self._has_new = False
+        """Whether there are more tasks than when spans were held last."""
 
     @property
     def since_ts(self) -> int | None:
         """From where on their history is needed; None: no range is coming."""
         return self._since_ts if self._ranges else None
 
+    def open(self, initial: Iterable[SpanTask], batches: Iterable[DdlBatch]) -> None:
+        """What is wanted at the checkpoint of the opening, and the DDL above it as far as it is known."""
+        self._tasks = {task.id: task for task in initial}
+        self.learn(batches)
+
+    def learn(self, batches: Iterable[DdlBatch]) -> None:
+        """More DDL, in order."""
+        for batch in batches:
+            self._ended |= dict.fromkeys(batch.removed, batch.finished_ts)
+            for task in batch.added:
+                # One that is added again, such as a stripe with more tables, is needed from its first start.
+                self._ended.pop(task.id, None)
+                self._has_new = task.id not in self._tasks or self._has_new
+                self._tasks.setdefault(task.id, task)
+
     def take(self, dispatch: Dispatch) -> bool:
         """Hold the spans of the ranges that a Dispatch names, and no others. True: they have changed."""
         ranges, machine = tuple(dispatch.coming), self._machine
-        if ranges == self._ranges:
+        has_ended = self._pass(dispatch.checkpoint)
+        if ranges == self._ranges and not (ranges and (self._has_new or has_ended)):
             return False
-        before, self._ranges, self._since_ts = self._ranges, ranges, dispatch.checkpoint
-        kept = self._spans.within(self._feed, (self._ddl.span, *self._delivered, *ranges))
-        for name in self._spans.within(self._feed, before) - kept:
-            self._spans.drop(self._feed, name)
+        if ranges != self._ranges:
+            before, self._ranges, self._since_ts = self._ranges, ranges, dispatch.checkpoint
+            kept = self._spans.within(self._feed, (self._ddl.span, *self._delivered, *ranges))
+            for name in self._spans.within(self._feed, before) - kept:
+                self._spans.drop(self._feed, name)
+            machine.received, machine.coming, self._starts = 0, ranges, {}
+        self._has_new = False
         wanted = [
             task
-            for task in self._ddl.initial
+            for task in self._tasks.values()
             if not machine.holds(task) and any(one.intersect(task.span) is not None for one in ranges)
         ]
-        self._span_ids = frozenset(task.id for task in wanted)
+        held = self._starts
+        self._starts = {
+            task.id: held.get(task.id, max(task.start_ts, dispatch.checkpoint)) for task in wanted
+        }
+        for name in held.keys() - self._starts.keys() - machine.span_ids:
+            self._spans.drop(self._feed, name)
         for task in wanted:
-            start_ts = max(task.start_ts, dispatch.checkpoint)
-            self._spans.hold(self._feed, task.span, start_ts, guarded=self._guarded)
-        machine.received, machine.coming = 0, ranges
+            self._spans.hold(self._feed, task.span, self._starts[task.id], guarded=self._guarded)
         return True
 
     def look(self, frontier: Mapping[str, int], checkpoint: int) -> None:
         """Say in the next Sync how far their spans are received."""
         if self._ranges:
-            received = (self._received(name, frontier, checkpoint) for name in self._span_ids)
+            received = (self._received(name, frontier, checkpoint) for name in self._starts)
             self._machine.received = min(received, default=self._machine.known)
+
+    def _pass(self, checkpoint: int) -> bool:
+        """Forget what has ended at the stored checkpoint. True: something of what is held here has."""
+        found = False
+        for name, ts in list(self._ended.items()):
+            if ts > checkpoint:
+                break
+            del self._ended[name]
+            self._tasks.pop(name, None)
+            found = name in self._starts or found
+        return found
 
     def have_begun(self, checkpoint: int) -> None:
         """Each of their spans now holds upstream's history by itself: it is needed from here on."""
@@ -80,5 +124,6 @@ class ComingRanges:
     def _received(self, span: str, frontier: Mapping[str, int], checkpoint: int) -> int:
         """Up to where a span is there from where it is wanted on; 0: its beginning is missing."""
         manifest = self._arrivals.manifest(span)
-        begins_late = manifest is None or manifest.dropped_to > max(self._since_ts, checkpoint)
+        begins = max(self._since_ts, checkpoint, self._starts[span])
+        begins_late = manifest is None or manifest.dropped_to > begins
         return 0 if begins_late else frontier.get(span, 0)

@@ -308,6 +308,7 @@ class FeedProcessor:
             self.waits = what
 
         batches, known = await ddl.open(dispatch.checkpoint, waits)
+        self._coming.open(ddl.initial, batches)
         self.machine.open(dispatch.checkpoint, ddl.initial, batches, known)
         tasks = [*ddl.initial, *(task for batch in batches for task in batch.added)]
         self._hold(tasks)
@@ -543,6 +544,8 @@ class FeedProcessor:
         if resolved > machine.known:
             batches, known = ddl.look(resolved, machine.waiting)
             machine.learn(batches, known)
+            if self.node.shared:
+                coming.learn(batches)
             # Pulled from now on, delivered from the DDL on.
             self._hold(task for batch in batches for task in batch.added)
         self._behind = resolved > machine.known
