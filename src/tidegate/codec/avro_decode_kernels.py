@@ -153,9 +153,9 @@ class MessageCells(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """One cell of the walked messages numbered in i64[n]."""
+    """One cell of the walked messages numbered in i64[row_count] `rows`."""
 
-    n: int
+    row_count: int
     rows: int
     starts: int
     lengths: int
@@ -408,14 +408,18 @@ def is_headed(at: int, size: int) -> bool:
 
 
 @kernel
-def read_heads(n: int, spans: int, groups: int, found: int) -> int:
-    """The group of each message: i32[n], -1 if it is left; how many there are.
+def read_heads(message_count: int, spans: int, groups: int, found: int) -> int:
+    """The group of each message: i32[message_count], -1 if it is left; how many groups there are.
 
     spans: a MESSAGE each. found: a GROUP for each of MAX_GROUPS.
+
+    Reads the first bytes of keys and values. Writes `groups` and `found`. Bound: MAX_GROUPS groups; the
+    messages of more are left. Twin: `tidegate.codec.protocols.avro.plain.schema_id`. Trick: the group of the
+    message before is tried first.
     """
     count = 0
     last = 0
-    for i in range(n):
+    for i in range(message_count):
         span = spans + MESSAGE_BYTES * i
         key = load_i64(span + MESSAGE_KEY)
         key_size = load_i64(span + MESSAGE_KEY_SIZE)
@@ -453,7 +457,7 @@ def read_heads(n: int, spans: int, groups: int, found: int) -> int:
 
 @kernel
 def walk_records(
-    n: int,
+    row_count: int,
     rows: int,
     spans: int,
     of_key: Fields,
@@ -462,17 +466,17 @@ def walk_records(
     cells: MessageCells,
     spare: int,
 ) -> int:
-    """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
+    """The messages numbered in i64[row_count] `rows`, all of one group; how many were walked.
 
     spans: a MESSAGE each. cells: those of the i-th row come i-th; with room for two images the old one has
-    its cells behind `columns`. spare: cells of a key beside a value, which nobody needs.
+    its cells behind `columns`. spare: cells of a key whose message has a value; nobody reads them.
 
-    Reads the messages. Writes cells and results. Bound: `stride` cells a message. Twin:
-    `codec/protocols/avro/plain.py`.
+    Reads the messages. Writes cells and results, and `spare`. Bound: `stride` cells a message. Twin:
+    `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`.
     """
     stride = cells.stride
     walked = 0
-    for i in range(n):
+    for i in range(row_count):
         span = spans + MESSAGE_BYTES * load_i64(rows + 8 * i)
         key = load_i64(span + MESSAGE_KEY)
         key_end = key + load_i64(span + MESSAGE_KEY_SIZE)
@@ -582,7 +586,11 @@ def hash_name(at: int, size: int) -> Any:
 
 @kernel
 def name_hash(at: int, size: int) -> int:
-    """`hash_name` for who fills the table of a plan."""
+    """`hash_name` as Python fills the table of a plan with it.
+
+    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be filled with the
+    very hash by which `find_column` searches it.
+    """
     return I64(hash_name(at, size) >> U64(32))
 
 
@@ -760,14 +768,18 @@ def is_row(value: int) -> bool:
 
 
 @kernel
-def read_rows(n: int, spans: int, heads: int, firsts: int) -> int:
-    """The heads of messages: HEAD_BYTES each; how many groups there are.
+def read_rows(message_count: int, spans: int, heads: int, firsts: int) -> int:
+    """The heads of messages, HEAD_BYTES each; how many groups there are.
 
-    spans: as in `read_heads`. firsts: i64[MAX_GROUPS], the first message of each group.
+    spans: a MESSAGE each. firsts: i64[MAX_GROUPS], the first message of each group.
+
+    Reads the messages up to their images. Writes `heads` and `firsts`. Bound: MAX_GROUPS groups; the messages
+    of more are left. Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.row_key`. Trick: the group of
+    the message before is tried first.
     """
     count = 0
     last = 0
-    for i in range(n):
+    for i in range(message_count):
         span = spans + MESSAGE_BYTES * i
         value = load_i64(span + MESSAGE_VALUE)
         end = value + load_i64(span + MESSAGE_VALUE_SIZE)
@@ -806,19 +818,19 @@ def fill_missing(columns: int, starts: int, lengths: int) -> bool:
 
 @kernel
 def walk_rows(
-    n: int, rows: int, spans: int, heads: int, plan: ColumnTable, zone: Zone, cells: MessageCells
+    row_count: int, rows: int, spans: int, heads: int, plan: ColumnTable, zone: Zone, cells: MessageCells
 ) -> int:
-    """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
+    """The messages numbered in i64[row_count] `rows`, all of one group; how many were walked.
 
     A message must have all the columns of the plan and no other; `cells` has twice as many cells, and one.
 
-    Reads the messages. Writes cells and results. Bound: `stride` cells a message. Twin:
-    `codec/protocols/simple/plain.py`. Trick: the n-th column is looked for where the n-th name of our own
-    messages is.
+    Reads the messages from where their heads end. Writes cells and results. Bound: `stride` cells a message.
+    Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.decode`. Trick: the n-th column is looked for
+    where the n-th name of our own messages is.
     """
     walked = 0
     columns, stride = plan.column_count, cells.stride
-    for i in range(n):
+    for i in range(row_count):
         row = load_i64(rows + 8 * i)
         head = heads + HEAD_BYTES * row
         span = spans + MESSAGE_BYTES * row
@@ -859,9 +871,14 @@ def walk_rows(
 
 @kernel
 def take_words(of: Taken, out: int, valid: int) -> int:
-    """A column of numbers: i64[n] and u8[n] validity; the nulls."""
+    """A column of numbers: i64[row_count] and u8[row_count] validity; the nulls.
+
+    Reads one cell of each row. Writes `out` and `valid`. Bound: a word and a byte a row. Twin:
+    `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`, whose values
+    `tests.contracts.test_codecs.test_golden_rows_decode_alike_and_to_what_was_encoded` compares.
+    """
     nulls = 0
-    for i in range(of.n):
+    for i in range(of.row_count):
         cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         present = I64(load_i32(of.lengths + 4 * cell)) >= 0
         store_u8(valid + i, 1 if present else 0)
@@ -872,9 +889,13 @@ def take_words(of: Taken, out: int, valid: int) -> int:
 
 @kernel
 def measure_spans(of: Taken) -> int:
-    """The bytes of a column of text or bytes."""
+    """The bytes of a column of text or bytes.
+
+    Reads the length of one cell of each row. Writes nothing. Bound: `row_count` cells. Twin: none, because it
+    adds up what `take_spans` copies from the same cells.
+    """
     total = 0
-    for i in range(of.n):
+    for i in range(of.row_count):
         size = I64(load_i32(of.lengths + 4 * (load_i64(of.rows + 8 * i) * of.stride + of.cell)))
         total += max(size, 0)
     return total
@@ -882,13 +903,15 @@ def measure_spans(of: Taken) -> int:
 
 @kernel
 def take_spans(of: Taken, out: int, ends: int, valid: int) -> int:
-    """A column of text or bytes: the bytes, i32[n] ends of each and u8[n] validity; the nulls.
+    """A column of text or bytes: its bytes, i32[row_count] ends and u8[row_count] validity; the nulls.
 
-    `out` has what `measure_spans` says.
+    Reads one cell of each row, and the bytes it points to. Writes `out`, `ends` and `valid`. Bound: what
+    `measure_spans` says, in `out`. Twin: `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`, whose
+    values `tests.contracts.test_codecs.test_golden_rows_decode_alike_and_to_what_was_encoded` compares.
     """
     nulls = 0
     data = out
-    for i in range(of.n):
+    for i in range(of.row_count):
         cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)
@@ -954,13 +977,17 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
 
 @kernel
 def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, valid: int) -> int:
-    """A column of decimals in bytes, as text: as `take_spans`.
+    """A column of decimals in bytes, as text: bytes, ends and validity as in `take_spans`; the nulls.
 
-    `out` has three bytes for each of `measure_spans` and `scale` + 4 a row. scratch: 512 bytes.
+    Reads one cell of each row, and the bytes it points to. Writes `out`, `ends` and `valid`, and 512 bytes of
+    `scratch` on the way. Bound: three bytes for each of `measure_spans` and `scale` + 4 a row, in `out`.
+    Twin: `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`;
+    `tests.codec.test_avro.test_decimals_of_any_size_come_back` compares the texts. Trick: up to 8 bytes are
+    one number in a register.
     """
     nulls = 0
     data = out
-    for i in range(of.n):
+    for i in range(of.row_count):
         cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
         size = I64(load_i32(of.lengths + 4 * cell))
         store_u8(valid + i, 1 if size >= 0 else 0)

@@ -434,9 +434,10 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
 def encode_avro(job: int) -> int:
     """One message a row, its key before its value: DONE, or why not. J_AT is then the row.
 
-    Reads and writes as `kernels.encode_single` does, with the same bound. Twins:
-    `codec/protocols/avro/plain.py` and `codec/protocols/simple/avro_write.py`. Trick: digits of at most
-    64 bits stay in a register.
+    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM, compared
+    with the worst case of each row before it is written. Twins:
+    `tidegate.codec.protocols.avro.plain.AvroEncoder.encode_rows` and
+    `tidegate.codec.protocols.simple.avro_write.row`. Trick: digits of at most 64 bits stay in a register.
     """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)

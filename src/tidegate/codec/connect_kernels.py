@@ -360,6 +360,9 @@ def put_connected(out: int, form: int, param: int, word: int, size: int, scratch
     """The text of one value that is not NULL, in one of the forms above.
 
     It is called, not inlined: inlined it would double the code of the kernels of all other protocols.
+
+    Reads the bytes of the value. Writes `out`, and `scratch` on the way. Bound: FACTORS and SIZES. Twin:
+    `tidegate.codec.protocols.debezium.plain.value_json`.
     """
     if form == RAW_TEXT:
         return put_raw_text(out, word, size)
@@ -429,13 +432,18 @@ def put_moment(out: int, number: int, form: int) -> int:
 
 
 @kernel
-def moment_texts(n: int, numbers: int, valid: int, form: int, out: int, ends: int, bad: int) -> int:
-    """The texts of n numbers (i64) of dates, datetimes or times; the bytes written, at most 32 each.
+def moment_texts(count: int, numbers: int, valid: int, form: int, out: int, ends: int, bad: int) -> int:
+    """The texts of `count` numbers (i64) of dates, datetimes or times; the bytes written.
 
-    valid: u8[n]; ends: i32[n]; rows whose number is out of range are marked in `bad` (u8).
+    valid: u8[count]; ends: i32[count]; rows whose number is out of range are marked in `bad` (u8).
+
+    Reads the numbers that are valid. Writes `out`, `ends` and `bad`. Bound: 32 bytes a text. Twins:
+    `tidegate.codec.protocols.debezium.moments.date_of`,
+    `tidegate.codec.protocols.debezium.moments.datetime_of` and
+    `tidegate.codec.protocols.debezium.moments.time_of`.
     """
     base = out
-    for i in range(n):
+    for i in range(count):
         if load_u8(valid + i):
             end = put_moment(out, load_i64(numbers + 8 * i), form)
             if end == 0:
@@ -447,10 +455,16 @@ def moment_texts(n: int, numbers: int, valid: int, form: int, out: int, ends: in
 
 
 @kernel
-def decimal_texts(n: int, doubles: int, valid: int, out: int, ends: int) -> int:
-    """The texts of n doubles without exponents; the bytes written, at most 352 each."""
+def decimal_texts(count: int, doubles: int, valid: int, out: int, ends: int) -> int:
+    """The texts of `count` doubles without exponents; the bytes written.
+
+    valid: u8[count]; ends: i32[count].
+
+    Reads the doubles that are valid. Writes `out` and `ends`. Bound: 352 bytes a text. Twin:
+    `tidegate.codec.protocols.debezium.fields.decimal_text`.
+    """
     base = out
-    for i in range(n):
+    for i in range(count):
         if load_u8(valid + i):
             out = put_double_fixed(out, load_i64(doubles + 8 * i))
         store_u32(ends + 4 * i, out - base)
@@ -458,12 +472,16 @@ def decimal_texts(n: int, doubles: int, valid: int, out: int, ends: int) -> int:
 
 
 @kernel
-def bits_numbers(n: int, ends: int, data: int, size: int, out: int, bad: int) -> None:
-    """The numbers (u64) of n runs of `size` little-endian bytes; runs of another length, and NULLs, are bad.
+def bits_numbers(count: int, ends: int, data: int, size: int, out: int, bad: int) -> None:
+    """The numbers (u64) of `count` runs of `size` little-endian bytes.
 
-    ends: i32[n + 1]; bad: u8[n].
+    ends: i32[count + 1]. bad: u8[count], 1 for a run of another length, and for a NULL that is not `size`
+    bytes.
+
+    Reads the runs. Writes `out`, and `bad` for those that are. Bound: a word a run. Twin:
+    `tidegate.codec.protocols.debezium.fields.value_of`.
     """
-    for i in range(n):
+    for i in range(count):
         start, end = load_bounds(ends, i)
         length = end - start
         value = 0

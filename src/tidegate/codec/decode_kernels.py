@@ -402,39 +402,49 @@ def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int
 
 
 @kernel
-def measure(n: int, order: int, results: int, lengths: int, cells: int, sums: int) -> int:
-    """Bytes of the cells of n rows: i64[2 * cells], new images before old. order: each row's item."""
-    for row in range(n):
+def measure(row_count: int, order: int, results: int, lengths: int, cells: int, sums: int) -> int:
+    """Add the bytes of the cells of rows to i64[2 * cells], new images before old; the rows.
+
+    order: each row's item.
+
+    Reads results and lengths. Writes `sums`. Bound: two images of `cells` lengths a row. Twin: none, because
+    it adds up what `gather` copies from the same spans.
+    """
+    for row in range(row_count):
         result = results + RESULT_BYTES * load_i64(order + 8 * row)
         op = load_i64(result + RESULT_OP)
         span = lengths + 4 * load_i64(result + RESULT_SPAN)
         # The spans of an image that the row has not were never written.
         for cell in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
             store_u64(sums + 8 * cell, load_i64(sums + 8 * cell) + max(0, I64(load_i32(span + 4 * cell))))
-    return n
+    return row_count
 
 
 @kernel
-def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: int, bad: int) -> int:
-    """Write `count` columns of n rows; rows without the column's image have no value. How many are bad.
+def gather(
+    row_count: int, order: int, spans: Spans, columns: int, column_count: int, bases: int, bad: int
+) -> int:
+    """Write columns of rows; rows without the column's image have no value. How many values are bad.
 
-    order: i64[n], each row's item; columns: a COLUMN each; bases: i64[2 * CHUNK] of scratch memory; bad:
-    u8, by item. A column of texts has room for the sum of its lengths.
+    order: i64[row_count], each row's item; columns: a COLUMN each; bases: i64[2 * CHUNK] of scratch memory;
+    bad: u8, by item.
 
-    Reads the spans and the bytes they point to. Writes the columns and `bad`. Twin: the plain decoders.
-    Trick: 64 rows at a time, so that their messages stay in the cache while column after column is taken.
+    Reads the spans and the bytes they point to. Writes the columns and `bad`. Bound: the sum of its lengths
+    in a column of texts, as `measure` gives it; a word a row in the others. Twin: the plain decoder of each
+    protocol; `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: 64 rows
+    at a time, so that their messages stay in the cache while column after column is taken.
     """
     results, starts, lengths = spans.results, spans.starts, spans.lengths
     wrong = 0
-    for first in range(0, n, CHUNK):
-        rows = min(CHUNK, n - first)
+    for first in range(0, row_count, CHUNK):
+        rows = min(CHUNK, row_count - first)
         for i in range(rows):
             result = results + RESULT_BYTES * load_i64(order + 8 * (first + i))
             op = load_i64(result + RESULT_OP)
             span = load_i64(result + RESULT_SPAN)
             store_u64(bases + 8 * i, -1 if op == DELETE else span)
             store_u64(bases + 8 * (CHUNK + i), -1 if op == INSERT else span)
-        for number in range(count):
+        for number in range(column_count):
             column = columns + COLUMN_BYTES * number
             mode = load_i64(column + C_MODE)
             in_quotes = load_i64(column + C_IN_QUOTES) != 0

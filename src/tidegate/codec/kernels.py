@@ -259,31 +259,40 @@ def put_value(
 
 
 @kernel
-def same_text(form: int, param: int, word: int, a_size: int, b: int, b_size: int, job: int) -> bool:
-    """Whether two values print alike although their cells differ: decimals, times, JSON."""
+def same_text(
+    form: int, param: int, left: int, left_size: int, right: int, right_size: int, job: int
+) -> bool:
+    """Whether two values print alike although their cells differ: decimals, times, JSON.
+
+    Reads both values. Writes their texts to the scratch memory of the job. Bound: three times eight bytes for
+    each byte of the larger value, and 512 more: JSON's raw text, then both texts. Twin: the encoder of each
+    protocol; `tests.contracts.test_codecs.test_any_row_keeps_the_contract` compares them.
+    """
     stack = load_i64(job + J_STACK)
     printable = load_i64(job + J_PRINTABLE)
     scratch = load_i64(job + J_SCRATCH)
-    room = 8 * max(a_size, b_size, 64) + 512
+    room = 8 * max(left_size, right_size, 64) + 512
     first = scratch + room
-    middle = put_value(first, form, param, word, a_size, scratch, stack, printable)
-    last = put_value(middle, form, param, b, b_size, scratch, stack, printable)
+    middle = put_value(first, form, param, left, left_size, scratch, stack, printable)
+    last = put_value(middle, form, param, right, right_size, scratch, stack, printable)
     size = middle - first
     return last - middle == size and same_bytes(first, middle, size)
 
 
 @inline
-def same_value(form: int, param: int, word: int, a_size: int, b: int, b_size: int, job: int) -> bool:
+def same_value(
+    form: int, param: int, left: int, left_size: int, right: int, right_size: int, job: int
+) -> bool:
     """Whether TiCDC takes two values of a column for equal: it compares what it would print."""
-    if a_size < 0 or b_size < 0:
-        return a_size == b_size
+    if left_size < 0 or right_size < 0:
+        return left_size == right_size
     if form in (INT, UINT):
-        return word == b
+        return left == right
     if form in (TEXT, BASE64, QUOTED, LATIN1):
-        return a_size == b_size and same_bytes(word, b, a_size)
+        return left_size == right_size and same_bytes(left, right, left_size)
     if FLOAT_JSON <= form <= DOUBLE_FIXED:
-        return word == b or (word | b) & 0x7FFFFFFFFFFFFFFF == 0
-    return same_text(form, param, word, a_size, b, b_size, job)
+        return left == right or (left | right) & 0x7FFFFFFFFFFFFFFF == 0
+    return same_text(form, param, left, left_size, right, right_size, job)
 
 
 @inline
@@ -307,7 +316,12 @@ def put_null(out: int, piece: int) -> int:
 def put_apart(
     out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int, printable: int
 ) -> int:
-    """`put_value`, once more for keys: inlined there it would double the code of every kernel here."""
+    """`put_value`, once more for keys: inlined there it would double the code of every kernel here.
+
+    Reads the bytes of the value. Writes `out`, and `scratch` on the way. Bound: VALUE_FACTOR and FIXED_SIZE.
+    Twin: the encoder of each protocol;
+    `tests.contracts.test_codecs.test_a_key_of_text_is_counted_with_its_escapes` compares keys.
+    """
     return put_value(out, form, param, word, size, scratch, stack, printable)
 
 
@@ -522,9 +536,10 @@ def encode_single(job: int) -> int:
 
     J_AT is then the row.
 
-    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM,
-    compared with the worst case of each row before it is written. Twin: `plain` in each protocol's
-    folder. Trick: constants are copied 32 bytes at a time, over what the next write replaces.
+    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM, compared
+    with the worst case of each row before it is written. Twin: `encode_rows` of each protocol's `plain`;
+    `tests.contracts.test_codecs.test_golden_rows_give_the_same_bytes_compiled_and_plain` compares them.
+    Trick: constants are copied 32 bytes at a time, over what the next write replaces.
     """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
@@ -571,11 +586,12 @@ def encode_framed(job: int) -> int:
     """Batches of rows as lengths and bytes, partition after partition: DONE, or why not.
 
     A batch's key begins with a version of 1 (u64, big-endian); each key and value has a length before it.
-
     Messages are noted when the next one begins; the last one when all rows are done.
 
-    Reads and writes as `encode_single` does; bound, twin and trick are the same. The keys of all messages
-    come first in data, so that a row's key and value are written once.
+    Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM, compared
+    with the worst case of each row before it is written. Twin:
+    `tidegate.codec.protocols.open_protocol.plain.OpenProtocolEncoder.encode_rows`. Trick: the keys of all
+    messages come first in data, so that a row's key and value are written once.
     """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
@@ -660,7 +676,11 @@ def encode_framed(job: int) -> int:
 
 @kernel
 def measure(job: int) -> int:
-    """The bytes of all values of variable size; the largest one comes in J_NEED."""
+    """The bytes of all values of variable size; the largest one comes in J_NEED.
+
+    Reads the sizes of cells. Writes J_NEED. Bound: the columns of variable size of each row. Twin: none,
+    because it adds up the sizes that the cells have, by which memory is allocated.
+    """
     ops = load_i64(job + J_OP)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)

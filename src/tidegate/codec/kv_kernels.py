@@ -100,7 +100,7 @@ def _put_size(at: int, size: int) -> None:
 
 @inline
 def _put_text(at: int, text: int, size: int) -> int:
-    """A constant."""
+    """Copy a constant; the end."""
     for i in range(size):
         store_u8(at + i, load_u8(text + i))
     return at + size
@@ -211,7 +211,7 @@ def encode(rows: int, strip: int, partitions: int, entries: Entries, texts: int,
     `strip`: bytes left out at the front of each key. `texts`: as TEXTS says.
 
     Reads the entries. Writes as `Output` says. Bound: `room_for`. Twin:
-    `codec/protocols/kv_json/plain.py`.
+    `tidegate.codec.protocols.kv_json.plain.encode`.
     """
     out, at = output.out, output.out
     for i in range(rows):

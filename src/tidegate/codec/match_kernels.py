@@ -306,7 +306,11 @@ def hash_text(at: int, size: int, end: int) -> Any:
 
 @kernel
 def hash_name(at: int, size: int) -> int:
-    """`hash_text` of a text that a hash table is built of."""
+    """`hash_text` of a name, as Python fills the hash table of a set with it.
+
+    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be filled with the
+    very hash by which `find_member` searches it.
+    """
     return I64(hash_text(at, size, at + size))
 
 
@@ -338,7 +342,11 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
 
 @kernel
 def route_of(at: int, size: int, pieces: int, count: int) -> int:
-    """`route` of a text: how the table of routes is built."""
+    """`route` of a text, as Python fills the table of routes with it.
+
+    Reads the text and the pieces. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be
+    filled with the very hash by which `match_items` searches it.
+    """
     return I64(route(at, at + size, pieces, count))
 
 
@@ -550,16 +558,17 @@ def fits_template(item: int, lists: int, starts: int, lengths: int, result: int)
 
 
 @kernel
-def match_items(n: int, items: int, known: Templates, spans: Spans) -> int:
-    """Match n items, a MESSAGE each; how many matched.
+def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> int:
+    """Match items, a MESSAGE each, with the templates of all tables; how many matched.
 
-    Reads items and templates. Writes spans, and the order in which templates are tried. Bound: as many
-    spans as the widest template has, for each item. Twin: the plain decoders. Trick: constants are
+    Reads items and templates. Writes spans, and the order in which templates are tried. Bound: as many spans
+    as the widest template has, for each item. Twin: the plain decoder of each protocol;
+    `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: constants are
     compared 8 bytes at a time, and only what stands between them is scanned.
     """
     matched = 0
     span = 0
-    for i in range(n):
+    for i in range(item_count):
         item = items + MESSAGE_BYTES * i
         result = spans.results + RESULT_BYTES * i
         store_u64(result + RESULT_TEMPLATE, -1)
@@ -596,22 +605,27 @@ def match_items(n: int, items: int, known: Templates, spans: Spans) -> int:
 
 
 @kernel
-def order_items(n: int, results: int, owner: int, missed: int, by: Ranks, order: int) -> int:
+def order_items(item_count: int, results: int, owner: int, missed: int, by: Ranks, order: int) -> int:
     """Items of whole messages by their template's rank, in their order within one; how many.
 
     owner: i32, an item's message; missed: u8, messages to be left out.
+
+    Reads results. Writes `order`, and the counts and operations of `by`. Bound: an entry of `order` an item.
+    Twin: none, because the order of tables is its own; rows of one table must come as the plain decoder gives
+    them, which `tests.codec.test_decode.test_a_thousand_tables_in_turns_are_taken_by_the_kernel` compares.
+    Trick: a counting sort, in two passes over the items.
     """
-    counts, count = by.counts, by.rank_count
-    for i in range(n):
+    counts, rank_count = by.counts, by.rank_count
+    for i in range(item_count):
         template = load_i64(results + RESULT_BYTES * i + RESULT_TEMPLATE)
         if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
             rank = load_i64(by.ranks + 8 * template)
             store_u64(counts + 8 * (rank + 1), load_i64(counts + 8 * (rank + 1)) + 1)
             op = load_i64(results + RESULT_BYTES * i + RESULT_OP)
             store_u8(by.ops + rank, I64(load_u8(by.ops + rank)) | (1 << op))
-    for rank in range(count):
+    for rank in range(rank_count):
         store_u64(counts + 8 * (rank + 1), load_i64(counts + 8 * (rank + 1)) + load_i64(counts + 8 * rank))
-    for i in range(n):
+    for i in range(item_count):
         template = load_i64(results + RESULT_BYTES * i + RESULT_TEMPLATE)
         if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
             rank = load_i64(by.ranks + 8 * template)
@@ -619,22 +633,25 @@ def order_items(n: int, results: int, owner: int, missed: int, by: Ranks, order:
             store_u64(order + 8 * place, i)
             store_u64(counts + 8 * rank, place + 1)
     # Each rank's beginning has become its end, which is the beginning of the next.
-    total = load_i64(counts + 8 * count)
-    for rank in range(count, 0, -1):
+    total = load_i64(counts + 8 * rank_count)
+    for rank in range(rank_count, 0, -1):
         store_u64(counts + 8 * rank, load_i64(counts + 8 * (rank - 1)))
     store_u64(counts, 0)
     return total
 
 
 @kernel
-def split_batches(n: int, messages: int, items: int, owner: int, room: int) -> int:
-    """Items of n messages that are batches, a MESSAGE each; how many items in all.
+def split_batches(message_count: int, messages: int, items: int, owner: int, room: int) -> int:
+    """Items of messages that are batches, a MESSAGE each; how many items in all.
 
     owner: i32 per item, its message; after `room` of them i32 per item, its number within the message. A
-    message that is not whole gets no item. With room 0 it only counts.
+    message that is not whole gets no item.
+
+    Reads the lengths in keys and values. Writes `items` and `owner`, unless `room` is 0: then it only counts.
+    Bound: `room` items. Twin: `tidegate.codec.protocols.open_protocol.plain.split_items`.
     """
     total = 0
-    for i in range(n):
+    for i in range(message_count):
         message = messages + MESSAGE_BYTES * i
         key = load_i64(message + MESSAGE_KEY)
         key_end = key + load_i64(message + MESSAGE_KEY_SIZE)

@@ -75,35 +75,38 @@ _INSERTION: Final = 24
 
 @inline
 def _size(table: I64, ref: int, at: int) -> int:
+    """The bytes of a row's key, value or old value; `at` is the word of its offsets in a block line."""
     begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
     return end - begin
 
 
 @inline
 def _class(table: I64, ref: int) -> int:
+    """The class by which operations of one transaction are ordered: deletes, updates, inserts."""
     if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == OP_DELETE:
         return 0
     return 1 if _size(table, ref, OLD_AT) > 0 else 2
 
 
 @inline
-def _compare_in_ts(table: I64, a: int, b: int) -> int:
+def _compare_in_ts(table: I64, left: int, right: int) -> int:
     """Compare two rows of one commit_ts: start_ts, class of operation, key."""
-    x = load_u64(table[a >> BLOCK_SHIFT, START] + 8 * (a & ROW_MASK))
-    y = load_u64(table[b >> BLOCK_SHIFT, START] + 8 * (b & ROW_MASK))
+    x = load_u64(table[left >> BLOCK_SHIFT, START] + 8 * (left & ROW_MASK))
+    y = load_u64(table[right >> BLOCK_SHIFT, START] + 8 * (right & ROW_MASK))
     if x != y:
         return -1 if x < y else 1
-    p, q = _class(table, a), _class(table, b)
+    p, q = _class(table, left), _class(table, right)
     if p != q:
         return p - q
-    i, i_end = load_bounds(table[a >> BLOCK_SHIFT, KEY_AT], a & ROW_MASK)
-    j, j_end = load_bounds(table[b >> BLOCK_SHIFT, KEY_AT], b & ROW_MASK)
-    keys, other_keys = table[a >> BLOCK_SHIFT, KEY], table[b >> BLOCK_SHIFT, KEY]
+    i, i_end = load_bounds(table[left >> BLOCK_SHIFT, KEY_AT], left & ROW_MASK)
+    j, j_end = load_bounds(table[right >> BLOCK_SHIFT, KEY_AT], right & ROW_MASK)
+    keys, other_keys = table[left >> BLOCK_SHIFT, KEY], table[right >> BLOCK_SHIFT, KEY]
     return compare_bytes(keys + i, i_end - i, other_keys + j, j_end - j)
 
 
 @inline
 def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, taken: I64) -> int:
+    """Write timestamps and references of the rows of a range to `ts` and `refs`; how many there are."""
     count = 0
     for block in range(table.shape[0]):
         first = count
@@ -151,6 +154,7 @@ def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> No
 
 @inline
 def _insertion(table: I64, refs: I64, first: int, end: int) -> None:
+    """Order refs[first:end] by insertion; the rows have one commit_ts."""
     for i in range(first + 1, end):
         moving = refs[i]
         j = i
@@ -162,6 +166,7 @@ def _insertion(table: I64, refs: I64, first: int, end: int) -> None:
 
 @inline
 def _merge_runs(table: I64, source: I64, target: I64, first: int, middle: int, end: int) -> None:
+    """Merge source[first:middle] and source[middle:end], which are in order, into `target`."""
     i, j, k = first, middle, first
     while i < middle and j < end:
         if _compare_in_ts(table, source[i], source[j]) <= 0:
@@ -209,14 +214,14 @@ def sort(
     spare_refs: I64,
     taken: I64,
 ) -> int:
-    """References of the rows with after < commit_ts <= upto, in order, each change once.
+    """References of the rows with after < commit_ts <= upto, in order, each change once; how many there are.
 
     `ts`, `refs` and the spares hold as many elements as the blocks have rows; `taken[b]` becomes the number
-    of rows of block b in the range, duplicates included. Returns how many references there are.
+    of rows of block b in the range, duplicates included.
 
     Reads the columns of the blocks. Writes `ts`, `refs`, the spares and `taken`. Bound: the rows of all
-    blocks. Twin: `eventstore/order.py`. Trick: a radix sort over the bits of commit_ts that differ, then
-    each transaction in full.
+    blocks. Twin: `tidegate.eventstore.order.sort_entries`. Trick: a radix sort over the bits of commit_ts
+    that differ, then each transaction in full.
     """
     count = _collect(table, after, upto, ts, refs, taken)
     if count == 0:
@@ -240,13 +245,13 @@ def sort(
 
 
 @inline
-def _before(table: I64, a: int, b: int) -> int:
-    """Negative, zero or positive as row `a` sorts before, with or after row `b`."""
-    x = load_u64(table[a >> BLOCK_SHIFT, COMMIT] + 8 * (a & ROW_MASK))
-    y = load_u64(table[b >> BLOCK_SHIFT, COMMIT] + 8 * (b & ROW_MASK))
+def _before(table: I64, left: int, right: int) -> int:
+    """Negative, zero or positive as row `left` sorts before, with or after row `right`."""
+    x = load_u64(table[left >> BLOCK_SHIFT, COMMIT] + 8 * (left & ROW_MASK))
+    y = load_u64(table[right >> BLOCK_SHIFT, COMMIT] + 8 * (right & ROW_MASK))
     if x != y:
         return -1 if x < y else 1
-    return _compare_in_ts(table, a, b)
+    return _compare_in_ts(table, left, right)
 
 
 @kernel
@@ -255,7 +260,11 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
 
     `cursors[b]` is the next row of block b and is advanced; rows from `ends[b]` on are not taken. A block
     whose cursor stands at its end must be refilled or removed by the caller before the next call. A change
-    that several blocks hold comes out once. Linear in the number of blocks per row: meant for a few blocks.
+    that several blocks hold comes out once.
+
+    Reads the columns of the blocks. Writes `refs` and `cursors`. Bound: the places of `refs`; each costs a
+    comparison with every block, which is meant for a few blocks. Twin:
+    `tidegate.eventstore.order.sort_entries`.
     """
     count = 0
     while count < refs.shape[0]:
@@ -286,9 +295,12 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
 
 @kernel
 def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes: I64) -> int:
-    """How many references from `first` fit in a block of `limit_bytes` (at least one); their byte sums.
+    """The end of the run of references from `first` on that fit in `limit_bytes`; it has at least one.
 
-    `sizes` becomes the bytes of keys, values and old values. Returns the end of the run.
+    `sizes` becomes the bytes of its keys, values and old values.
+
+    Reads the offsets of the rows. Writes `sizes`. Bound: refs[first:end]. Twin: none, because it adds up the
+    sizes of what `gather` copies.
     """
     keys, values, olds = 0, 0, 0
     i = first
@@ -307,11 +319,14 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
 
 
 @inline
-def _gather_bytes(table: I64, ref: int, at: int, data: int, out_at: int, out: int, used: int, i: int) -> int:
+def _gather_bytes(
+    table: I64, ref: int, at: int, data: int, out_at: int, out: int, used: int, row: int
+) -> int:
+    """Copy one value behind the `used` bytes of a column, and the offset of its end; the bytes used then."""
     begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
     length = end - begin
     copy_exact(out + used, table[ref >> BLOCK_SHIFT, data] + begin, length)
-    store_u32(out_at + 4 * (i + 1), np.uint32(used + length))
+    store_u32(out_at + 4 * (row + 1), np.uint32(used + length))
     return used + length
 
 
@@ -320,6 +335,9 @@ def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
     """Copy the rows refs[first:end] into the columns that `line` (a table line) points to.
 
     Reads the rows behind the references. Writes the columns of `line`. Bound: what `measure` has counted.
+    Twin: `tidegate.eventstore.order.entries_of`, by which
+    `tests.eventstore.test_kernels.test_blocks_are_sorted_and_deduplicated_as_the_plain_order_says` compares
+    the rows. Trick: values are copied by wide words that may overlap.
     """
     keys, values, olds = 0, 0, 0
     store_u32(line[KEY_AT], np.uint32(0))
@@ -373,7 +391,11 @@ def _table_of(key: int, kind: int) -> int:
 
 @kernel
 def one_table(line: I64) -> bool:
-    """Whether all rows of a block are of one table and class. Reads the front of each key."""
+    """Whether all rows of a block are of one table and class.
+
+    Reads the front of each key. Writes nothing. Bound: the rows of the block, the first of which exists.
+    Twin: `tidegate.eventstore.order.rows_by_table`.
+    """
     offsets, keys = line[KEY_AT], line[KEY]
     begin, end = load_bounds(offsets, 0)
     first_kind = _kind_of(keys + begin, end - begin)
@@ -393,8 +415,11 @@ def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U
 
     Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
     as many places as the block has rows (65,536 at most). `buckets`, all -1, is a hash table whose size is a
-    power of two, and twice the rows at least; a row of the same table as the one before it does not look
-    there.
+    power of two, and twice the rows at least.
+
+    Reads the front of each key. Writes `buckets`, `ids`, `kinds`, `counts` and `entry_of`. Bound: an entry a
+    row. Twin: `tidegate.eventstore.order.rows_by_table`. Trick: a row of the same table as the one before it
+    does not look into the hash table.
     """
     offsets, keys = line[KEY_AT], line[KEY]
     mask = buckets.shape[0] - 1
@@ -472,7 +497,11 @@ def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> No
     """Put each row's number where its entry's numbers are, and add the row to the entry's sum.
 
     `cursors` has the place of each entry's first number, and is advanced; `numbers` has a place for each row,
-    `sums` starts as 0. Twins: `order.rows_by_table`, `order.sum_of`.
+    `sums` starts as 0.
+
+    Reads the rows of the block in full. Writes `numbers`, `cursors` and `sums`. Bound: a number a row. Twins:
+    `tidegate.eventstore.order.rows_by_table` and `tidegate.eventstore.order.sum_of`. Trick: the sum of a row
+    has six chains that do not wait for each other.
     """
     for row in range(line[ROWS]):
         entry = entry_of[row]
@@ -505,8 +534,12 @@ def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool,
 
     -1: a row is not what was written: its number is no row of the block or out of order, its bytes lie
     outside their column (`limits`: bytes of keys, values, old values), its key is of another table, or the
-    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be. `refs` has a
-    place for each number of the entries.
+    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be.
+
+    Reads the rows of the entries. Writes `refs`. Bound: a place of `refs` for each number of the entries;
+    each offset is compared with `limits` before it is followed. Twin: none, because the plain way is to
+    filter all rows; `tests.eventstore.test_directory.test_reading_some_tables_is_filtering_all_rows` compares
+    the two.
     """
     count = 0
     for entry in entries:

@@ -173,9 +173,9 @@ def present(rows: int, ops: int, lacking: int) -> Any:
 
 
 @inline
-def filled(valid: Any, i: int) -> int:
-    """-1 if row i of the tile has a value, else 0."""
-    return I64(_NONE - ((valid >> U64(i)) & _ONE))
+def filled(valid: Any, row: int) -> int:
+    """-1 if that row of the tile has a value, else 0."""
+    return I64(_NONE - ((valid >> U64(row)) & _ONE))
 
 
 @inline
@@ -277,15 +277,20 @@ def aligned(at: int) -> int:
 
 
 @kernel
-def measure(n: int, lines: int, columns: int, all_sizes: int, stride: int, ops: int, lacking: int) -> int:
+def measure(
+    row_count: int, lines: int, columns: int, all_sizes: int, stride: int, ops: int, lacking: int
+) -> int:
     """Give each column its places in the body of a message; returns the body's bytes.
 
-    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; all_sizes: the cells' sizes;
-    ops: uint8[n], rows of operation `lacking` do not have the image. Text is given the room it needs at
-    most, by the sizes of its cells.
+    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; all_sizes: the cells' sizes; ops:
+    uint8[row_count], rows of operation `lacking` do not have the image.
+
+    Reads operations and the sizes of cells. Writes VALID, DATA and TEXT of lines, and USED on the way. Bound:
+    a line a column. Twin: none, because a place is not part of any value. Trick: text is given the room it
+    needs at most, by the sizes of its cells, so that no value is read twice.
     """
-    for first in range(0, n, TILE):
-        rows = min(TILE, n - first)
+    for first in range(0, row_count, TILE):
+        rows = min(TILE, row_count - first)
         held = present(rows, ops + first, lacking)
         for c in range(columns):
             line = lines + c * _LINE
@@ -300,14 +305,14 @@ def measure(n: int, lines: int, columns: int, all_sizes: int, stride: int, ops: 
     for c in range(columns):
         line = lines + c * _LINE
         store_u64(line + _VALID, at)
-        at = aligned(at + (n + TILE - 1) // TILE * (TILE // 8))
+        at = aligned(at + (row_count + TILE - 1) // TILE * (TILE // 8))
         store_u64(line + _DATA, at)
         if load_i64(line) < BYTES:
-            at = aligned(at + load_i64(line + _WIDTH) * n)
+            at = aligned(at + load_i64(line + _WIDTH) * row_count)
         else:
-            at = aligned(at + 4 * (n + 1))
+            at = aligned(at + 4 * (row_count + 1))
             store_u64(line + _TEXT, at)
-            text = load_i64(line + _USED) * load_i64(line + _GROWTH) + load_i64(line + _LONGEST) * n
+            text = load_i64(line + _USED) * load_i64(line + _GROWTH) + load_i64(line + _LONGEST) * row_count
             at = aligned(at + text + _SPARE)
             store_u64(line + _USED, 0)
     return at
@@ -475,11 +480,11 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
 
 
 @kernel
-def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
-    """Write every column of n rows into the body, at the places that `measure` has given it.
+def fill(row_count: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
+    """Write every column of the rows into the body, at the places that `measure` has given it.
 
-    Reads cells and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
-    Bound: the places that `measure` has given. Twin: `mounter/rows.py`. Trick: tiles of rows, whose
+    Reads cells and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines. Bound:
+    the places that `measure` has given. Twin: `tidegate.mounter.rows.rows_of`. Trick: tiles of rows, whose
     validity is one word.
     """
     body, ops, lacking = memory.body, source.ops, source.lacking
@@ -487,8 +492,8 @@ def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> No
     for c in range(columns):
         if load_i64(lines + c * _LINE) >= BYTES:
             store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
-    for first in range(0, n, TILE):
-        rows = min(TILE, n - first)
+    for first in range(0, row_count, TILE):
+        rows = min(TILE, row_count - first)
         held = present(rows, ops + first, lacking)
         for c in range(columns):
             line = lines + c * _LINE
@@ -516,16 +521,21 @@ def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> No
 
 
 @kernel
-def seal(n: int, lines: int, columns: int, nodes: int, buffers: int) -> None:
-    """Write the nodes (length, NULLs) and buffers (offset, length) of a message's head, after `fill`."""
+def seal(row_count: int, lines: int, columns: int, nodes: int, buffers: int) -> None:
+    """Write the nodes (length, NULLs) and buffers (offset, length) of a message's head, after `fill`.
+
+    Reads lines. Writes `nodes` and `buffers`. Bound: two nodes and five buffers a column. Twin: none, because
+    Arrow itself reads the head; `tests.mounter.test_columns.test_arrow_columns_hold_what_the_plain_rows_do`
+    compares what it finds there.
+    """
     for c in range(columns):
         line = lines + c * _LINE
         kind = load_i64(line)
         text = load_i64(line + _TEXT)
         used = load_i64(line + _USED)
-        nodes = put_pair(nodes, n, load_i64(line + _NULLS))
-        buffers = put_pair(buffers, load_i64(line + _VALID), (n + 7) // 8)
-        size = load_i64(line + _WIDTH) * n if kind < BYTES else 4 * (n + 1)
+        nodes = put_pair(nodes, row_count, load_i64(line + _NULLS))
+        buffers = put_pair(buffers, load_i64(line + _VALID), (row_count + 7) // 8)
+        size = load_i64(line + _WIDTH) * row_count if kind < BYTES else 4 * (row_count + 1)
         buffers = put_pair(buffers, load_i64(line + _DATA), size)
         if kind == VECTOR:
             nodes = put_pair(nodes, used // 4, 0)

@@ -190,16 +190,16 @@ def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) ->
 
 @kernel
 def column_sums(
-    n: int, rows: int, image: CellWords, plan: int, columns: int, scratch: int, stack: int, out: int
+    row_count: int, rows: int, image: CellWords, plan: int, columns: int, scratch: int, stack: int, out: int
 ) -> int:
-    """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's cells.
+    """uint32[row_count]: the columns' sums of the rows numbered in int64[row_count] `rows`, of one image.
 
     plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
 
     Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
-    time, in `scratch`. Twin: `tidb/checksum.py`.
+    time, in `scratch`. Twin: `tidegate.tidb.checksum.column_sum`.
     """
-    for i in range(n):
+    for i in range(row_count):
         first = load_i64(rows + 8 * i) * image.stride
         register = FULL
         for c in range(columns):
@@ -220,23 +220,31 @@ def column_sums(
                 end = put_text(scratch, form, fsp, word, size, stack)
                 register = crc_prefixed(register, scratch, end - scratch)
         store_u32(out + 4 * i, register ^ FULL)
-    return n
+    return row_count
 
 
 @kernel
-def fold_words(n: int, words: int, valid: int, registers: int) -> int:
-    """Add a column of int64[n] to uint32[n] registers where uint8[n] `valid` is not 0."""
-    for i in range(n):
+def fold_words(row_count: int, words: int, valid: int, registers: int) -> int:
+    """Add a column of words to uint32[row_count] registers where uint8[row_count] `valid` is not 0; the rows.
+
+    Reads int64[row_count] `words` and `valid`. Writes `registers`. Bound: a register a row. Twin:
+    `tidegate.tidb.checksum.column_bytes`.
+    """
+    for i in range(row_count):
         if load_u8(valid + i) != 0:
             register = crc_word(I64(load_u32(registers + 4 * i)), U64(load_i64(words + 8 * i)))
             store_u32(registers + 4 * i, register)
-    return n
+    return row_count
 
 
 @kernel
-def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, registers: int) -> int:
-    """The same for a column of bytes with int64[n + 1] offsets, each with its length first if `prefixed`."""
-    for i in range(n):
+def fold_bytes(row_count: int, ends: int, data: int, valid: int, prefixed: int, registers: int) -> int:
+    """Add a column of bytes as `fold_words` adds words, each with its length first if `prefixed`; the rows.
+
+    Reads int64[row_count + 1] offsets `ends`, `valid` and the bytes. Writes `registers`. Bound: a register a
+    row, and the bytes between a value's offsets. Twin: `tidegate.tidb.checksum.column_bytes`.
+    """
+    for i in range(row_count):
         if load_u8(valid + i) != 0:
             start = load_i64(ends + 8 * i)
             size = load_i64(ends + 8 * (i + 1)) - start
@@ -246,7 +254,7 @@ def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, register
             else:
                 register = crc_bytes(register, data + start, size)
             store_u32(registers + 4 * i, register)
-    return n
+    return row_count
 
 
 def warm() -> None:

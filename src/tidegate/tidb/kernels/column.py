@@ -129,15 +129,18 @@ class Column(NamedTuple):
 
 
 @kernel
-def texts(what: int, fsp: int, n: int, cells: CellWords, column: Column, stack: int, zone: int) -> int:
-    """The texts of n cells, one after the other; returns their bytes.
+def texts(what: int, fsp: int, count: int, cells: CellWords, column: Column, stack: int, zone: int) -> int:
+    """The texts of `count` cells, one after the other; returns their bytes.
 
     stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
+
+    Reads cells and the bytes they point to. Writes `column`. Bound: WIDTH, for each text. Twin:
+    `tidegate.tidb.text.value_text`.
     """
     out, ends, step = column.out, column.ends, cells.stride
     base = out
     store_u32(ends, 0)
-    for i in range(n):
+    for i in range(count):
         size = I64(load_i32(cells.sizes + 4 * i * step))
         word = load_i64(cells.words + 8 * i * step)
         store_u8(column.valid + i, 1 if size >= 0 else 0)
@@ -223,13 +226,17 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
 
 
 @kernel
-def decimals(n: int, words: int, sizes: int, scale: int, out: int, valid: int) -> int:
+def decimals(count: int, words: int, sizes: int, scale: int, out: int, valid: int) -> int:
     """Decimals as Arrow's decimal128 (16 bytes each, little-endian) of that scale.
 
     Returns how many have more digits than the scale or 127 bits hold: those are null in `valid`.
+
+    Reads cells and the bytes they point to. Writes `out` and `valid`. Bound: 16 bytes a cell in `out`, one in
+    `valid`. Twin: `tidegate.tidb.types.decimal.decode`. Trick: nine digits are shifted in at a time, as a
+    decimal stores them.
     """
     lost = 0
-    for i in range(n):
+    for i in range(count):
         filled = load_i32(sizes + 4 * i) >= 0
         if filled and not unscaled(load_i64(words + 8 * i), scale, out + 16 * i):
             filled = False
@@ -239,10 +246,14 @@ def decimals(n: int, words: int, sizes: int, scale: int, out: int, valid: int) -
 
 
 @kernel
-def check_json(n: int, words: int, sizes: int, ok: int, stack: int) -> int:
-    """Whether each of n JSON cells is whole (uint8[n]); returns how many are. For tests."""
+def check_json(count: int, words: int, sizes: int, ok: int, stack: int) -> int:
+    """Whether `json_ok` takes each of `count` JSON cells (uint8[count]); returns how many. For tests.
+
+    Reads cells and the bytes they point to. Writes `ok`, and `stack` on the way. Bound: the size of each
+    cell. Twin: `tidegate.tidb.types.json.decode`.
+    """
     good = 0
-    for i in range(n):
+    for i in range(count):
         passed = json_ok(load_i64(words + 8 * i), I64(load_i32(sizes + 4 * i)), stack)
         store_u8(ok + i, 1 if passed else 0)
         good += 1 if passed else 0

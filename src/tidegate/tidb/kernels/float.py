@@ -233,7 +233,7 @@ def put_padded(out: int, value: int, width: int) -> int:
 
 @inline
 def put_zeros(out: int, count: int) -> int:
-    """`count` zeros."""
+    """Write `count` zeros; the end."""
     for i in range(count):
         store_u8(out + i, ZERO)
     return out + max(count, 0)

@@ -210,7 +210,12 @@ def push(stack: int, depth: int, base: int, members: int) -> None:
 
 @kernel
 def json_ok(addr: int, size: int, stack: int) -> bool:
-    """Whether `size` bytes are a type code and a whole binary JSON value."""
+    """Whether `size` bytes are a type code and a whole binary JSON value.
+
+    Reads the bytes. Writes `stack`. Bound: `size`, which the sizes of all parts together may not exceed, and
+    the depth of `stack`. Twin: `tidegate.tidb.types.json.decode`. Trick: parts are counted instead of marked,
+    so that a value whose parts overlap is refused in linear time.
+    """
     if size < 1:
         return False
     left = size
@@ -456,7 +461,11 @@ def put_scalar(out: int, code: int, addr: int) -> int:
 
 @kernel
 def put_json(out: int, addr: int, size: int, stack: int) -> int:
-    """A cell of kind JSON as TiDB's text; the value must have passed `json_ok`."""
+    """A cell of kind JSON as TiDB's text; the end.
+
+    Reads the value, which must have passed `json_ok`. Writes `out`, and `stack` on the way. Bound:
+    JSON_GROWTH * size + SLACK bytes. Twin: `tidegate.tidb.types.json.decode`.
+    """
     depth = 0
     code = I64(load_u8(addr))
     at = 1

@@ -134,17 +134,18 @@ def fault(code: int, offset: int) -> int:
 
 
 @kernel
-def parse_keys(n: int, ends: int, keys: int, tables: int, handles: int, lengths: int) -> int:
-    """Split n record keys; returns how many are not record keys.
+def parse_keys(key_count: int, ends: int, keys: int, tables: int, handles: int, lengths: int) -> int:
+    """Split record keys; returns how many are not record keys.
 
-    ends: int32[n + 1], Arrow's offsets; keys: the bytes. Writes per key the table id to `tables`, the int
-    handle to `handles` (0 for a common handle) and the handle's length in bytes to `lengths` (int32; 8:
+    ends: int32[key_count + 1], Arrow's offsets; keys: the bytes. Per key `tables` becomes the table id,
+    `handles` the int handle (0 for a common handle), and `lengths` (int32) the handle's length in bytes (8:
     may be an int handle; NO_ROW: an index entry; NO_RECORD: neither).
 
-    Twin: `tidb/keys.py`.
+    Reads the front of each key, and 8 bytes of a handle. Writes `tables`, `handles` and `lengths`. Bound:
+    three words a key; a key is measured before it is read. Twin: `tidegate.tidb.keys.parse_record`.
     """
     strangers = 0
-    for i in range(n):
+    for i in range(key_count):
         start, end = load_bounds(ends, i)
         size = end - start
         key = keys + start
@@ -167,19 +168,19 @@ def parse_keys(n: int, ends: int, keys: int, tables: int, handles: int, lengths:
 
 
 @inline
-def row_id(ids: int, i: int, large: int) -> int:
-    """The i-th column id of a row's id list."""
+def row_id(ids: int, index: int, large: int) -> int:
+    """The column id at `index` of a row's id list."""
     if large:
-        return I64(load_u32(ids + 4 * i))
-    return I64(load_u8(ids + i))
+        return I64(load_u32(ids + 4 * index))
+    return I64(load_u8(ids + index))
 
 
 @inline
-def row_end(ends: int, i: int, large: int) -> int:
-    """The i-th end offset of a row."""
+def row_end(ends: int, index: int, large: int) -> int:
+    """The end offset at `index` of a row."""
     if large:
-        return I64(load_u32(ends + 4 * i))
-    return I64(load_u16(ends + 2 * i))
+        return I64(load_u32(ends + 4 * index))
+    return I64(load_u16(ends + 2 * index))
 
 
 @inline
@@ -224,7 +225,12 @@ _NO_LINES: Final = U64(0xFFFFFFFFFFFFFFFF)
 
 @kernel
 def decode_handle(plan: int, columns: int, context: int) -> bool:
-    """The common handle of a row's key into the context's handle cells, once a row."""
+    """The common handle of a row's key into the context's handle cells, once a row; False: it is none.
+
+    Reads the handle in the key. Writes the handle cells and the free bytes of the context. Bound: the datums
+    of the table's handle; strings take no more bytes than the key has. Twin:
+    `tidegate.tidb.record.key_values`.
+    """
     key = load_i64(context + _KEY)
     size = load_i64(context + _KEY_SIZE)
     datums = load_i64(context + _DATUMS)
@@ -485,7 +491,11 @@ def decode_v1(
     words: int,
     sizes: int,
 ) -> int:
-    """A row value of format v1 into the cells of one row; 0 or a fault."""
+    """A row value of format v1 into the cells of one row; 0 or a fault.
+
+    Reads the value, and the key for columns that only it has. Writes `words` and `sizes`. Bound: `length`
+    bytes, and a cell for each line of the plan. Twin: `tidegate.tidb.row.split`.
+    """
     stack = context + _STACK
     for c in range(columns):
         store_u32(sizes + 4 * load_i64(plan + c * _LINE + PLAN_CELL), ABSENT)
@@ -564,22 +574,24 @@ class Decoded(NamedTuple):
 
 
 @kernel
-def decode_rows(n: int, rows: int, block: Block, table: Table, out: Decoded, free: int, context: int) -> int:
-    """Decode n rows of one table version; returns how many have a fault or no image at all.
+def decode_rows(
+    row_count: int, rows: int, block: Block, table: Table, out: Decoded, free: int, context: int
+) -> int:
+    """Decode rows of one table version; returns how many have a fault or no image at all.
 
-    rows: int64[n], positions in the block. free: at least as many bytes as the keys of these rows have, and
-    the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
+    rows: int64[row_count], positions in the block. free: at least as many bytes as the keys of these rows
+    have, and the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
 
-    Reads the block's keys and values. Writes as `Decoded` says, and `free`. Bound: each load is preceded
-    by a proof of its bounds. Twin: `tidb/row.py`. Trick: rows with small column ids find their columns by
-    a table of 256 bytes, without a branch that differs from row to row.
+    Reads the block's keys and values. Writes as `Decoded` says, and `free`. Bound: each load is preceded by a
+    proof of its bounds. Twin: `tidegate.tidb.record.decode`. Trick: rows with small column ids find their
+    columns by a table of 256 bytes, without a branch that differs from row to row.
     """
     odd = 0
     store_u64(context + _DATUMS, table.datums)
     store_u64(context + _FREE, free)
     plan, columns = table.plan, table.columns
     note_lines(plan, columns, context)
-    for i in range(n):
+    for i in range(row_count):
         row = load_i64(rows + 8 * i)
         start, end = load_bounds(block.value_ends, row)
         old_start, old_end = load_bounds(block.old_ends, row)
