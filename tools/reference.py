@@ -34,8 +34,8 @@ from tidegate.config.fields import duration_text, kebab
 from tidegate.config.sink_uri import READER, SCHEMES, URI_OPTIONS
 from tidegate.config.ticdc import TO_COME, TUNING, URI_TO_COME, URI_TUNING
 from tidegate.consumer.gauges import Gauges
-from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition
+from tidegate.consumer.progress import Progress
 from tidegate.errors import CODES, TidegateError
 from tidegate.kernel_layout import Layout
 

@@ -24,7 +24,7 @@ from tidegate.cli import consistency, consumer_snapshot, consumer_status
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.consumer.job import Progress
+    from tidegate.consumer.progress import Progress
     from tidegate.dispatcher.consistency import Setting
 
 app = typer.Typer(help="Read a topic back into a transactionally consistent target.", no_args_is_help=True)

@@ -12,8 +12,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition, seconds_behind
+from tidegate.consumer.progress import Progress
 from tidegate.model.timestamp import physical_ms
 
 PLACE: Final = ("topic", "partition")

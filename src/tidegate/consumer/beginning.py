@@ -1,0 +1,97 @@
+"""Where a run of the consumer begins: at the target's own position, or at the topic's first offsets.
+
+What the target keeps is compared with what the broker has and with what the user gives. Whatever does not
+fit ends the run before anything is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tidegate.consumer.apply import Applier
+from tidegate.consumer.attempts import Attempts
+from tidegate.consumer.checks import (
+    check_begun,
+    check_ids,
+    check_joining,
+    check_retained,
+    check_same,
+    check_uncompacted,
+    without_added,
+)
+from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.places import place_of
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.selection import check_same_rules
+from tidegate.consumer.settings import Settings
+from tidegate.consumer.source import Topic
+from tidegate.consumer.target import Address, Target
+
+
+@dataclass(slots=True)
+class Beginning:
+    """Finds the position of one run; the applier and `offsets` go on from what it holds."""
+
+    settings: Settings
+    topic: Topic
+    address: Address
+    target: Target
+    applier: Applier
+    offsets: Offsets
+    attempts: Attempts
+    listener: Listener
+    ids: dict[str, str] = field(default_factory=dict)
+    """By topic, Kafka's id of the one that is read; known with the position."""
+
+    def position(self) -> Position:
+        """Recover the target, and ask the broker.
+
+        Raises InvalidInput when the target was filled otherwise; Retryable when the broker does not answer;
+        Fatal when the topic does not have what the target needs next.
+        """
+        held, rules = self.target.recover(), self.settings.rules.given
+        for kept in filter(None, (held, self.target.begun)):
+            check_same_rules(kept, rules, str(self.address))
+            self.applier.selection.know(kept.sources)
+        if held is not None:
+            self.applier.know_barriers(held.barriers)
+        if held is not None and held.epoch:
+            for name in held.topics:
+                self.offsets.written[name] = sum(place_of(held.topics, p)[0] == name for p in held.partitions)
+        partitions = self.attempts.patiently(self.offsets.partitions)
+        if held is not None and not self.topic.by_offset:
+            partitions = without_added(held, self.topic, partitions)
+        first = self.attempts.patiently(lambda: self.offsets.first(partitions))
+        there = self.topic.names_of(partitions)
+        self.ids = self.attempts.patiently(lambda: self.offsets.ids(there))
+        check_uncompacted(self.topic, self.attempts.patiently(lambda: self.offsets.compacted(there)))
+        if missing := [name for name in self.topic.names if name not in there]:
+            self.listener.note(f"not there yet, read as soon as they are: topic {', '.join(missing)}")
+        if held is None:
+            begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
+            name, protocol = self.topic.name, self.topic.options.protocol
+            fresh = Position(0, name, protocol, self.settings.mode.value, begin)
+            zone, by_offset = self.topic.given_zone, self.topic.by_offset
+            return replace(fresh, ids=self.ids, time_zone=zone, by_offset=by_offset, rules=rules)
+        check_ids(held.ids, self.ids, str(self.address))
+        check_same(held, self.topic, partitions, str(self.address), self.settings.until)
+        held = held.over(self.topic.names)
+        known = self.topic.names_of(held.partitions)
+        joining = [p for p in partitions if self.topic.place(p)[0] not in known]
+        check_joining(self.topic, {p: first[p] for p in joining}, str(self.address))
+        held = held.over(self.topic.names, joining)
+        check_retained(self.topic, {p: held.partitions[p].offset for p in partitions}, first)
+        zone = held.zone_from(self.topic.given_zone)
+        return replace(held, ids={**held.ids, **self.ids}, time_zone=zone)
+
+
+def bounds_begun(
+    begun: Position | None, topic: Topic, address: Address, until: int | None
+) -> dict[int, int] | None:
+    """By partition, up to where a write went that was interrupted; None when none was."""
+    if begun is None:
+        return None
+    found = {number: part.applied for number, part in begun.over(topic.names).partitions.items()}
+    check_begun(found, str(address), until)
+    return found

@@ -1,0 +1,87 @@
+"""What at the target differs from the source: kept where it is a message, and said once of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tidegate.consumer.bad_rows import row_place
+from tidegate.consumer.fetched import Fetched
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.source import Topic
+from tidegate.consumer.stats import Stats
+from tidegate.errors import Undecodable
+from tidegate.sink import quarantine
+from tidegate.sink.quarantine import Quarantine
+
+GUESSES_SHOWN: Final = 5
+"""How many guessed tables a commit names; the others are counted."""
+
+
+class Notices:
+    """Sets messages aside, and speaks of what is inexact."""
+
+    def __init__(self, topic: Topic, file: Path, listener: Listener) -> None:
+        """`file`: where messages and rows are set aside."""
+        self._topic, self._bad_file, self._listener = topic, file, listener
+        self._quarantine = Quarantine(file)
+        self._known_bad = {row_place(entry) for entry in quarantine.sound_entries(file)}
+        """Topic, partition, offset and number of what is in quarantine."""
+        self._reported_bad = self._reported_bad_row = False
+        self._reported_guesses: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def quarantined(self) -> int:
+        """Messages that were set aside, and rows by earlier runs."""
+        return len(self._known_bad)
+
+    def set_aside(self, part: Fetched) -> None:
+        """Keep messages that nobody can decode, with their bytes and where they stood."""
+        name, partition = self._topic.place(part.partition)
+        bad = [
+            message
+            for message in part.bad
+            if message.reduced_ts is None and (name, partition, message.offset, -1) not in self._known_bad
+        ]
+        self._known_bad |= {(name, partition, message.offset, -1) for message in bad}
+        where = {"topic": name, "partition": partition}
+        self._quarantine.append(
+            {
+                "where": where | {"offset": message.offset},
+                "why": message.why,
+                "key": message.key,
+                "value": message.value,
+            }
+            for message in bad
+        )
+        if bad and not self._reported_bad:
+            self._reported_bad = True
+            self._listener.warn(
+                Undecodable(
+                    "a message cannot be decoded and is set aside; the rest goes on",
+                    where=f"{self._topic.where(part.partition)}, offset {bad[0].offset}",
+                    why=bad[0].why,
+                    fix=f"its bytes, and those of any further one, are in {self._bad_file}",
+                )
+            )
+
+    def tell_what_is_inexact(self, stats: Stats) -> None:
+        """Say what newly differs from the source, each kind once; `progress` counts it."""
+        if stats.bad_rows and not self._reported_bad_row:
+            self._reported_bad_row = True
+            self._listener.warn(
+                Undecodable(
+                    "a row holds an enum or set element that its table does not have, and is set aside",
+                    where=f"topic {self._topic.name}",
+                    why="the target keeps what it held under that key before, if anything",
+                    fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
+                )
+            )
+        fresh = [name for name, notes in stats.guessed.items() if self._reported_guesses.get(name) != notes]
+        for name in fresh[:GUESSES_SHOWN]:
+            known = self._reported_guesses.get(name, ())
+            notes = [note for note in stats.guessed[name] if note not in known]
+            self._listener.note(f"table {name} is guessed from its rows: {'; '.join(notes)}")
+        if len(fresh) > GUESSES_SHOWN:
+            self._listener.note(f"and {len(fresh) - GUESSES_SHOWN} more tables are guessed from their rows")
+        self._reported_guesses |= {name: stats.guessed[name] for name in fresh}
