@@ -46,7 +46,7 @@ from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal
 from tidegate.eventstore.order import Entry
 from tidegate.model.block import OP_DELETE, OP_PUT
-from tidegate.model.cells import INSERT, UPDATE
+from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Delivered
 from tidegate.model.span import Span
@@ -102,7 +102,7 @@ class SwapFeed(RecordedFeed):
 
 def entries(transaction: list[ModelChange]) -> list[Entry]:
     """A transaction as TiKV has it: one entry a row, with its old value."""
-    old = {one.id: one.u for one in transaction if one.op in (OP_DELETE, UPDATE)}
+    old = {one.id: one.u for one in transaction if one.op in (DELETE, UPDATE)}
     new = {one.id: one.u for one in transaction if one.op in (INSERT, UPDATE)}
     found = []
     for row in sorted(old.keys() | new.keys()):
@@ -190,7 +190,7 @@ def changes_and_marks(topic: dict[int, Batch], options: CodecOptions) -> Topic:
         for item in describe(decoded):
             if item["kind"] != "resolved":
                 image = item["new"] or item["old"]
-                op = {"insert": INSERT, "update": UPDATE, "delete": OP_DELETE}[item["kind"]]
+                op = {"insert": INSERT, "update": UPDATE, "delete": DELETE}[item["kind"]]
                 change = ModelChange(item["commit_ts"] - START_TS, op, image["id"], image["u"])
                 some.append((item["offset"], change))
         found.append([one for _, one in sorted(some, key=lambda one: one[0])])
@@ -243,7 +243,7 @@ def test_without_its_marks_the_same_topic_breaks_readers(tmp_path: Path) -> None
 def test_a_worker_that_goes_on_marks_conflicts_alone(tmp_path: Path) -> None:
     """What it knows outlives a range; only the first row of all needs a mark for its own sake."""
     log = [[ModelChange(ts, INSERT, ts, ts)] for ts in range(1, 41)]
-    log += [[ModelChange(ts, OP_DELETE, ts - 40, ts - 40)] for ts in range(41, 51)]
+    log += [[ModelChange(ts, DELETE, ts - 40, ts - 40)] for ts in range(41, 51)]
     log += [[ModelChange(ts, INSERT, ts - 50, ts)] for ts in range(51, 61)]
     for workers, expected in ((1, 1), (2, None)):
         feed = SwapFeed(tmp_path / str(workers), "kafka://127.0.0.1:1/own?protocol=open-protocol", log)
@@ -262,7 +262,7 @@ def test_a_delete_that_is_out_already_has_a_mark_behind_it(tmp_path: Path) -> No
     """Another incarnation, with other spans, has sent row 1 up to its delete."""
     log = [
         [ModelChange(1, INSERT, 1, 1), ModelChange(1, INSERT, 9, 9)],
-        [ModelChange(2, OP_DELETE, 1, 1)],
+        [ModelChange(2, DELETE, 1, 1)],
         [ModelChange(3, INSERT, 2, 1)],
     ]
     feed = SwapFeed(tmp_path, "kafka://127.0.0.1:1/own?protocol=open-protocol", log)
