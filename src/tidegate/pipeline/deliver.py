@@ -14,38 +14,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.codec.readback import Misencoded
 from tidegate.config.settings import ReplicaConfig
 from tidegate.dispatcher.conflict import Conflicts, SpanConflicts
 from tidegate.dispatcher.split import Part
-from tidegate.errors import Fatal, Fenced
+from tidegate.errors import Fenced
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.verdicts import Verdicts
-from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.key_range import KeyRange
 from tidegate.model.position import Place, Position
-from tidegate.model.progress import SpanProgress, rules_key, span_key
 from tidegate.model.span import Span
-from tidegate.model.timestamp import physical_ms
-from tidegate.mounter.decode import Quarantined
-from tidegate.mounter.integrity import Mismatch
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline import stages
-from tidegate.pipeline.access import QUARANTINE, Access
+from tidegate.pipeline.access import Access
 from tidegate.pipeline.ahead import AheadOf, followers
+from tidegate.pipeline.damage import keep_damaged, keep_misencoded
 from tidegate.pipeline.feed import DurableBefore
 from tidegate.pipeline.pieces import Cutter, slices, weight
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
+from tidegate.pipeline.stretch import Stretch
+from tidegate.pipeline.transaction import ProgressRecords, Transaction
 from tidegate.pipeline.work import Lease, Report, Tell
 from tidegate.sink.base import Description, Domain, Form, SlotTaken, Writer
 from tidegate.tidb.keys import stripe_ids
@@ -60,65 +56,6 @@ TELL_S: Final = 0.5
 """Between two words of what is durable in the midst of a piece of work."""
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
-
-
-@dataclass(slots=True)
-class Stretch:
-    """Ranges that are merged, mostly one: what of them went into transactions, and how much is durable."""
-
-    ranges: tuple[Range, ...]
-    past: Position | None
-    """Everything up to here was written; None: nothing of the commit ts after that of the reports."""
-    reports: list[Report]
-    """One a range; the first also counts what was done for all."""
-    durable: tuple[Position | None, list[Report]]
-    """Both as of the last commit."""
-    tables: list[int] | None = None
-    """Only their rows are read; None: all that the spans hold."""
-    conflicts: SpanConflicts | None = None
-    """Of the rows that were written; None: no rule is by conflict, or nothing was written yet."""
-
-    @classmethod
-    def of(cls, ranges: Sequence[Range], past: Position | None) -> Stretch:
-        """Ranges of which everything up to `past` is durable."""
-        reports = [Report(one.span, one.after) for one in ranges]
-        return cls(tuple(ranges), past, reports, (past, [replace(one) for one in reports]))
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left."""
-        return all(report.ts == one.upto for one, report in zip(self.ranges, self.reports, strict=True))
-
-    @property
-    def upto(self) -> int:
-        """The last commit ts of all."""
-        return max(one.upto for one in self.ranges)
-
-    @property
-    def name(self) -> str:
-        """Where its entries come from, for people."""
-        more = len(self.ranges) - 1
-        return self.ranges[0].span + (f" and {more} more" if more else "")
-
-    def spans(self, past: Place | None) -> list[tuple[str, int, int]]:
-        """(id, after, upto) of what is left behind a place, as the event store is asked for it."""
-        written = 0 if past is None else past[0] - 1
-        since = (max(report.ts, written) for report in self.reports)
-        left = zip(self.ranges, since, strict=True)
-        return [(one.span, after, one.upto) for one, after in left if after < one.upto]
-
-    def progress(self, ts: int) -> Iterator[tuple[Report, int]]:
-        """How far each range is when everything up to a ts is written."""
-        for one, report in zip(self.ranges, self.reports, strict=True):
-            yield report, min(max(report.ts, ts), one.upto)
-
-    def keep(self) -> None:
-        """What was written is durable."""
-        self.durable = self.past, [replace(one) for one in self.reports]
-
-    def take_back(self) -> None:
-        """What was written since the last commit is lost."""
-        self.past, self.reports = self.durable[0], [replace(one) for one in self.durable[1]]
 
 
 class WriterSource(Protocol):
@@ -165,9 +102,7 @@ class Worker:
             spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
         )
         self.schemas = SchemaReader(access) if spec.config.has_tables else None
-        self.rules = spec.rules
-        self.unnamed = spec.table_rules
-        """What `rules` stands for, until this process has written it; None in a feed of keys."""
+        self._records = ProgressRecords(spec, self.keys_of)
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
         """Which rows of stripes are wanted."""
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
@@ -195,7 +130,7 @@ class Worker:
             try:
                 with self.slot.writer() as writer:
                     ours = [one for one in stretches if self._is_granted(one)]
-                    self._deliver(ours, Transaction(self, writer), tell)
+                    self._deliver(ours, self.transaction(writer), tell)
                 return [report for one in stretches for report in one.reports]
             except SlotTaken:
                 misses = misses + 1 if [one.durable for one in stretches] == before else 1
@@ -266,9 +201,9 @@ class Worker:
                 encoded = self.encode(block, schemas, part=piece.part, conflicts=stretch.conflicts)
                 cutter.met += encoded.split
                 self._note_growth(block, encoded)
-                self.judge(stretch.name, encoded)
+                keep_misencoded(self.access, stretch.name, encoded)
                 if not piece.again:
-                    self.set_aside(stretch.name, encoded)
+                    keep_damaged(self.access, stretch.name, encoded)
                 batch.add(encoded, stretch.reports[0], again=piece.again)
             stretch.past = piece.end
             if self._pieces:
@@ -306,6 +241,10 @@ class Worker:
     def _note_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
         self._growth = max(encoded.size / weight(block), GROWTH_MIN)
 
+    def transaction(self, writer: Writer) -> Transaction:
+        """An empty one, which goes to a writer of the worker's slot."""
+        return Transaction(writer, self._records, self.clock.now_ms, self.access.beat)
+
     def slices(self, block: pa.RecordBatch, batch: Transaction) -> Iterator[pa.RecordBatch]:
         """The rows of a block in pieces of which each may be encoded and produced at once."""
         return slices(block, lambda: self._budget(batch.room))
@@ -338,47 +277,6 @@ class Worker:
         self.access.beat()
         return encoded
 
-    def set_aside(self, span: str, encoded: stages.Encoded) -> None:
-        """Keep damaged entries with their bytes, durably, before anything after them goes out.
-
-        Raises Fatal when the feed is to stop at damage: nothing of this block has been sent then.
-        """
-        aside = [_undecodable(span, one) for one in encoded.bad]
-        aside += [_mismatched(span, one) for one in encoded.damaged]
-        if aside:
-            self.access.set_aside(aside)
-        if self.spec.config.integrity.stops:
-            reasons = [one.render() for one in encoded.damaged]
-            reasons += [f"{one.table}: {one.why.splitlines()[0]}" for one in encoded.bad if one.table]
-            if reasons:
-                raise Fatal(
-                    f"[CDC:ErrCorruptedDataMutation]changefeed {self.spec.changefeed} stopped due to "
-                    "corrupted data mutation received",
-                    where=f"span {span}; the rows' bytes are in {QUARANTINE}",
-                    why=reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
-                    fix="repair the rows upstream, or pause the changefeed and set "
-                    "corruption-handle-level = 'warn' to let them pass",
-                )
-
-    def judge(self, span: str, encoded: stages.Encoded) -> None:
-        """Keep messages that do not say what their rows are, durably, before they go out.
-
-        Raises Fatal when the feed is to stop at them: nothing of this block has been sent then.
-        """
-        if not encoded.misencoded:
-            return
-        self.access.set_aside([_misencoded(span, one) for one in encoded.misencoded])
-        if self.spec.config.integrity.stops_at_misencoded:
-            others = len(encoded.misencoded) - 1
-            raise Fatal(
-                f"changefeed {self.spec.changefeed} stopped: a message does not say what its row is",
-                where=f"span {span}; the messages' bytes are in {QUARANTINE}",
-                why=encoded.misencoded[0].render() + (f" (and {others} more)" if others else ""),
-                fix="nothing of it was sent. It is a defect of Tidegate, or of this machine's memory: report "
-                "it with that file. To let such messages pass, pause the changefeed and set "
-                "corruption-handle-level = 'warn'",
-            )
-
 
 def _seldom(tell: Tell) -> Tell:
     reported = time.monotonic()
@@ -396,104 +294,6 @@ def _follows(config: ReplicaConfig) -> Follows:
     """The verdicts of the feed's rules; each is noted in the version that it is about."""
     rules = FeedFilter.of(config)
     return Verdicts(rules.tables, 0, force_replicate=rules.force_replicate).follows
-
-
-def _undecodable(span: str, bad: Quarantined) -> dict[str, Any]:
-    where = {"span": span, "commit_ts": bad.commit_ts} | ({"table": bad.table} if bad.table else {})
-    return {
-        "where": where,
-        "why": bad.why,
-        "key": bad.key,
-        "value": bad.value,
-        "old_value": bad.old_value,
-    }
-
-
-def _misencoded(span: str, bad: Misencoded) -> dict[str, Any]:
-    where = {"span": span, "commit_ts": bad.commit_ts, "table": bad.table}
-    where |= {name: text for name, text in (("row", bad.row), ("column", bad.column)) if text}
-    return {"where": where, "why": f"encoded otherwise: {bad.why}", "key": bad.key, "value": bad.value}
-
-
-def _mismatched(span: str, bad: Mismatch) -> dict[str, Any]:
-    return {
-        "where": {
-            "span": span,
-            "commit_ts": bad.commit_ts,
-            "table": bad.table,
-            "handle": bad.handle,
-            "image": bad.image,
-        },
-        "why": bad.render(),
-        "checksum": {
-            "version": bad.check.version,
-            "expected": bad.check.expected,
-            "found": bad.check.found,
-        },
-        "key": bad.key,
-        "value": bad.value,
-        "old_value": bad.old_value,
-    }
-
-
-class Transaction:
-    """Rows and progress that become durable together; the next one begins where it was committed."""
-
-    def __init__(self, worker: Worker, writer: Writer) -> None:
-        self._worker, self._writer = worker, writer
-        self._reached: dict[str, bytes] = {}
-        """Records of progress by their keys."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time to commit."""
-        return self._writer.is_due
-
-    @property
-    def room(self) -> int:
-        """Bytes that may be added before `is_due` is asked again."""
-        return self._writer.room
-
-    def add(self, encoded: stages.Encoded, report: Report, *, again: bool = False) -> None:
-        """Rows of one piece. `again`: only its messages count, not its entries."""
-        if encoded.content:
-            self._writer.write(encoded.content)
-        report.bytes += encoded.bytes
-        report.messages += encoded.messages
-        report.misencoded += len(encoded.misencoded)
-        report.alignments += encoded.alignments
-        report.lag_ms = self._worker.clock.now_ms() - physical_ms(encoded.last_ts)
-        if again:
-            return
-        report.rows += encoded.rows
-        report.quarantined += len(encoded.bad)
-        for name in INTEGRITY_OUTCOMES:
-            setattr(report, name, getattr(report, name) + getattr(encoded.tally, name))
-
-    def progress(self, report: Report, ts: int, position: Position | None = None) -> None:
-        """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
-        report.ts = ts
-        worker, spec = self._worker, self._worker.spec
-        keys = worker.keys_of(report.span)
-        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, worker.rules, keys)
-        self.note(span_key(report.span, worker.rules), record.to_bytes())
-
-    def note(self, key: str, record: bytes) -> None:
-        """A record of what is in this transaction or an earlier one; a later one of the key replaces it."""
-        self._reached[key] = record
-
-    def commit(self) -> None:
-        """Make it durable; an empty one costs nothing."""
-        if not self._reached:
-            return
-        worker = self._worker
-        if worker.unnamed is not None:
-            # Records that name rules say nothing without them, so the first of a process brings them along.
-            self.note(rules_key(worker.rules), worker.unnamed.to_bytes())
-        self._writer.commit(self._reached)
-        worker.unnamed = None
-        worker.access.beat()
-        self._reached = {}
 
 
 def open_worker(access: Access) -> Worker:

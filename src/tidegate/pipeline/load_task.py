@@ -25,9 +25,11 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.progress import LoadProgress, load_key
 from tidegate.model.span import Span
-from tidegate.pipeline.deliver import Transaction, Worker
+from tidegate.pipeline.damage import keep_damaged, keep_misencoded
+from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.kept import with_worker
 from tidegate.pipeline.pieces import weight
+from tidegate.pipeline.transaction import Transaction
 from tidegate.pipeline.work import Load, LoadReport, Report
 from tidegate.sink.base import SlotTaken
 
@@ -51,7 +53,7 @@ def _load(task: Load, worker: Worker) -> list[LoadReport]:
     try:
         with worker.slot.writer() as writer:
             _check_granted(task.share, worker.slot.granted)
-            loader = Loader(worker, Transaction(worker, writer), client, task)
+            loader = Loader(worker, worker.transaction(writer), client, task)
             loader.run(task.share)
     except SlotTaken:
         if loader is None:
@@ -100,8 +102,8 @@ class Loader:
         for page in pages(self._pd, snapshot, one.span):
             for some in self._worker.slices(entries(page, self._task.ts), self._batch):
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
-                self._worker.judge(one.id, encoded)
-                self._worker.set_aside(one.id, encoded)
+                keep_misencoded(self._worker.access, one.id, encoded)
+                keep_damaged(self._worker.access, one.id, encoded)
                 self._batch.add(encoded, reported.report)
                 reported.rows += some.num_rows
                 reported.read_rows += some.num_rows
