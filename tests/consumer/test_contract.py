@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tidegate.codec.base import BadMessage, Batch, DdlMessage, Decoded, DecodedTable, WireColumn
 from tidegate.codec.entry import DdlTo
 from tidegate.config.settings import DispatchRule
-from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Verdict
+from tidegate.consumer.contract.check import Producer, TopicCheck
+from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.places import number_of
 from tidegate.dispatcher.router import Router
@@ -350,8 +351,8 @@ def test_memory_is_bounded_and_what_was_forgotten_is_said() -> None:
     check = TopicCheck([0], remember=1_000)
     for at in range(0, len(topic.partitions[0]), 10):
         check.take(0, decoded(topic.partitions[0][at : at + 10], at))
-        assert len(check._homes) <= 1_000 + 10
-        assert len(check._newest) <= 1_000 + 10
+        assert len(check._changes._homes) <= 1_000 + 10
+        assert len(check._changes._newest) <= 1_000 + 10
     verdict = check.finish()
     assert verdict.holds
     assert verdict.unjudged == {Unjudged.FORGOTTEN: 1}

@@ -23,6 +23,7 @@ from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
 from tidegate.consumer.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
 from tidegate.consumer.job import Listener, Settings
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.position import PartitionPosition, Position
@@ -145,14 +146,14 @@ def test_a_broker_that_does_not_answer_is_part_of_the_status(tmp_path: Path) -> 
 def test_a_source_that_is_not_the_targets_is_refused(
     kafka: str, new_topic: Callable[..., str], mariadb: MySqlServer
 ) -> None:
-    progress = Progress(mariadb, "other-topic")
+    progress = Progress(Hold(mariadb, "other-topic"))
     progress.take_over()
     position = Position(7, "elsewhere", "open-protocol", "transaction", {0: PartitionPosition(1, 7, 7)})
     progress.move(position.to_json())
     options = ["--source", source_of(kafka, new_topic(1)), "--name", "other-topic"]
     options += ["--target", f"mysql://root@127.0.0.1:{mariadb.port}/"]
     done = CliRunner().invoke(app, ["status", *options])
-    progress.close()
+    progress.hold.close()
     assert done.exit_code == 2
     assert "its position is in topic elsewhere" in done.stderr
 

@@ -30,7 +30,8 @@ from tidegate.codec.alignment import ALIGN_HEADER
 from tidegate.codec.base import Batch, CodecOptions, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import marks, options_of
-from tidegate.consumer.contract import Rule, TopicCheck
+from tidegate.consumer.contract.check import TopicCheck
+from tidegate.consumer.contract.verdict import Rule
 from tidegate.consumer.fetch import fetch
 from tidegate.consumer.fetched import Range as Fetch
 from tidegate.consumer.job import Listener, Settings, run

@@ -15,7 +15,7 @@ import typer
 from tidegate.errors import InvalidInput, TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.consumer.contract import Verdict
+    from tidegate.consumer.contract.verdict import Verdict
 
 app = typer.Typer(
     help="Check a topic against its contract, whichever program writes it.", no_args_is_help=True
@@ -64,7 +64,7 @@ def check(
     """
     from tidegate.codec import registry
     from tidegate.config.reading import load_config
-    from tidegate.consumer.contract import Producer
+    from tidegate.consumer.contract.check import Producer
     from tidegate.consumer.source import Topic
     from tidegate.consumer.topic_check import check_topic
     from tidegate.dispatcher.router import Router

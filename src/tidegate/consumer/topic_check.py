@@ -14,7 +14,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tidegate.codec import registry
 from tidegate.codec.entry import Loss
-from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
+from tidegate.consumer.contract.check import REMEMBER, Producer, TopicCheck
+from tidegate.consumer.contract.verdict import Verdict
 from tidegate.consumer.fetch import batch_of
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.offsets import Offsets

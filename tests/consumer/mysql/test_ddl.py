@@ -73,8 +73,8 @@ class Life:
         self.target.recover()
         self.applier = Applier(self.target, folder)
         self._steps, self._dies_at = itertools.count(), dies_at
-        for step in ("run_ddl", "note_ddl"):
-            setattr(self.target._progress, step, self._mortal(getattr(self.target._progress, step)))
+        for owner, step in ((self.target._hold, "run_ddl"), (self.target._progress, "note_ddl")):
+            setattr(owner, step, self._mortal(getattr(owner, step)))
 
     def _mortal(self, whole: Any) -> Any:
         def step(*arguments: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.consumer.mysql.ddl import begun_in
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
@@ -23,10 +24,10 @@ NEXT = replace(POSITION, ts=9, partitions={0: PartitionPosition(5, 9, 9)})
 @pytest.fixture
 def held(mariadb: MySqlServer, request: pytest.FixtureRequest) -> Iterator[Progress]:
     """A consumer of the test's name that has the target."""
-    progress = Progress(mariadb, request.node.name)
+    progress = Progress(Hold(mariadb, request.node.name))
     progress.take_over()
     yield progress
-    progress.close()
+    progress.hold.close()
 
 
 def look(server: MySqlServer, name: str) -> Looked:
@@ -52,7 +53,7 @@ def test_who_writes_how_far_and_what_was_begun(
     name = request.node.name
     found = look(mariadb, name)
     assert found.position is None
-    number = held.control.thread_id()
+    number = held.hold.control.thread_id()
     assert found.holder.startswith(f"connection {number} of {mariadb} from ")
     held.move(POSITION.to_json())
     held.begin(NEXT.to_json(), {0: "a"})
@@ -84,7 +85,7 @@ def test_a_dead_consumer_has_no_holder_and_a_position(
     mariadb: MySqlServer, held: Progress, request: pytest.FixtureRequest
 ) -> None:
     held.move(POSITION.to_json())
-    held.close()
+    held.hold.close()
     assert look(mariadb, request.node.name) == Looked(POSITION)
 
 
@@ -92,7 +93,7 @@ def test_looking_takes_nothing_over(
     mariadb: MySqlServer, held: Progress, request: pytest.FixtureRequest
 ) -> None:
     look(mariadb, request.node.name)
-    held.check_lock()
+    held.hold.check_lock()
     held.move(POSITION.to_json())  # Fenced if the token were another's
 
 

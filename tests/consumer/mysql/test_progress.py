@@ -11,6 +11,7 @@ import pymysql
 import pytest
 import trustme
 
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Held, Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
@@ -36,7 +37,7 @@ def rows(mariadb: MySqlServer, name: str) -> Iterator[Connection]:
 
 
 def taken(server: MySqlServer, name: str) -> tuple[Progress, Held]:
-    progress = Progress(server, name)
+    progress = Progress(Hold(server, name))
     return progress, progress.take_over()
 
 
@@ -66,7 +67,7 @@ def test_a_batch_moves_the_position_when_all_its_lanes_are_through(
     assert held == Held(None, None, None, {})
     assert first.begin("p1", {0: "a", 1: "b"}) == [0, 1]
     for lane in (0, 1):
-        write(first.lane_connection(lane), first, name, lane, lane)
+        write(first.hold.lane_connection(lane), first, name, lane, lane)
     first.end("p1")
     first.move("p2")
     _, held = taken(mariadb, name)
@@ -79,11 +80,11 @@ def test_a_restart_writes_the_lanes_that_are_missing_and_no_other(
 ) -> None:
     first, _ = taken(mariadb, name)
     first.begin("p1", {0: "a", 1: "b"})
-    write(first.lane_connection(1), first, name, 1, 1)
+    write(first.hold.lane_connection(1), first, name, 1, 1)
     second, held = taken(mariadb, name)
     assert held == Held(None, "p1", None, {})
     assert second.begin("p1", {0: "a", 1: "b"}) == [0]
-    write(second.lane_connection(0), second, name, 0, 0)
+    write(second.hold.lane_connection(0), second, name, 0, 0)
     second.end("p1")
     assert ids(rows, name) == [0, 1]
     assert second.begin("p2", {1: "c"}) == [1], "the next batch is a new one"
@@ -106,7 +107,7 @@ def test_an_open_transaction_of_a_replaced_consumer_is_never_committed(
 ) -> None:
     old, _ = taken(mariadb, name)
     old.begin("p1", {0: "a"})
-    connection = old.lane_connection(0)
+    connection = old.hold.lane_connection(0)
     connection.begin()
     old.lane(0, connection)
     insert(connection, name, 7)
@@ -133,16 +134,16 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
         lambda: old.end("p1"),
         lambda: old.move("p9"),
         lambda: old.note_ddl("ddl", {(name, "t"): "{}"}),
-        old.check_lock,
+        old.hold.check_lock,
     ):
-        old._control = mariadb.connect()
+        old.hold._control = mariadb.connect()
         with pytest.raises(Fenced):
             step()
     third, held = taken(mariadb, name)
     assert held == Held(None, "p1", None, {})
     third.begin("p1", {0: "a"})
     third.end("p1")
-    old._control = mariadb.connect()
+    old.hold._control = mariadb.connect()
     old._begun = False
     with pytest.raises(Fenced):
         old.begin("p2", {0: "a"})
@@ -158,7 +159,7 @@ def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
 
     def slow_ddl() -> None:
         try:
-            with old.control.cursor() as cursor:
+            with old.hold.control.cursor() as cursor:
                 cursor.execute(f"CREATE TABLE {name}.copy AS SELECT a.id, SLEEP(0.005) s FROM {name}.t a")
         except pymysql.err.MySQLError as error:
             errors.append(error)
@@ -171,7 +172,7 @@ def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
     assert not running(rows, "SLEEP"), "the taker has the lock, and the statement goes on"
     thread.join()
     assert errors
-    new.check_lock()
+    new.hold.check_lock()
 
 
 def running(rows: Connection, text: str) -> bool:
@@ -188,9 +189,9 @@ def test_a_lost_connection_is_no_proof_of_anything_and_is_taken_over(
 ) -> None:
     first, _ = taken(mariadb, name)
     first.begin("p1", {0: "a"})
-    write(first.lane_connection(0), first, name, 0, 5)
+    write(first.hold.lane_connection(0), first, name, 0, 5)
     with rows.cursor() as cursor:
-        cursor.execute(f"KILL {first.control.thread_id()}")
+        cursor.execute(f"KILL {first.hold.control.thread_id()}")
     with pytest.raises(Retryable):
         first.end("p1")
     held = first.take_again()
@@ -219,7 +220,7 @@ def test_definitions_move_with_the_ddl_that_made_them(
     first.note_ddl("d2", {(name, "u"): "three"}, gone=[(name, "t")])
     _, held = taken(mariadb, name)
     assert held == Held(None, None, "d2", {(name, "u"): "three"})
-    other = Progress(mariadb, f"{name}-other")
+    other = Progress(Hold(mariadb, f"{name}-other"))
     other.take_over()
     with pytest.raises(InvalidInput, match="two consumers"):
         other.note_ddl("d1", {(name, "u"): "four"})
@@ -261,8 +262,8 @@ def test_a_position_whose_commit_lost_its_answer_is_moved_once(
     first, _ = taken(mariadb, name)
     first.begin("p1", {0: "a"})
     number = first.number
-    write(first.lane_connection(0), first, name, 0, 5)
-    lose_answer(first.control, effective=effective)
+    write(first.hold.lane_connection(0), first, name, 0, 5)
+    lose_answer(first.hold.control, effective=effective)
     with pytest.raises(Retryable):
         first.end("p1")
     held = first.take_again()
@@ -279,12 +280,12 @@ def test_a_batch_whose_begin_lost_its_answer_is_begun_once(
     mariadb: MySqlServer, rows: Connection, name: str, effective: bool
 ) -> None:
     first, _ = taken(mariadb, name)
-    lose_answer(first.control, effective=effective)
+    lose_answer(first.hold.control, effective=effective)
     with pytest.raises(Retryable):
         first.begin("p1", {0: "a"})
     first.take_again()
     assert first.begin("p1", {0: "a"}) == [0]
-    write(first.lane_connection(0), first, name, 0, 5)
+    write(first.hold.lane_connection(0), first, name, 0, 5)
     first.end("p1")
     assert taken(mariadb, name)[1] == Held("p1", None, None, {})
 
@@ -294,7 +295,7 @@ def test_a_lane_whose_commit_lost_its_answer_is_seen_to_be_through(
 ) -> None:
     first, _ = taken(mariadb, name)
     first.begin("p1", {0: "a", 1: "b"})
-    connection = first.lane_connection(1)
+    connection = first.hold.lane_connection(1)
     lose_answer(connection, effective=True)
     with pytest.raises(pymysql.err.OperationalError):
         write(connection, first, name, 1, 5)
@@ -315,7 +316,7 @@ def test_a_consumer_that_was_ended_does_not_end_the_one_that_took_over(
         with pytest.raises(Fenced):
             old.take_again()
     assert new.begin("p1", {0: "a"}) == [0]
-    write(new.lane_connection(0), new, name, 0, 5)
+    write(new.hold.lane_connection(0), new, name, 0, 5)
     new.end("p1")
     with pytest.raises(Fenced):
         old.take_again()
@@ -332,7 +333,7 @@ def test_a_takeover_whose_commit_is_lost_shares_no_token_with_another(
         with pytest.raises(Retryable):
             first.take_again()
     other, _ = taken(mariadb, name)
-    other.close()  # nobody holds the lock: the token alone tells
+    other.hold.close()  # nobody holds the lock: the token alone tells
     with pytest.raises(Fenced):
         first.take_again()
 
@@ -341,9 +342,9 @@ def test_a_taker_that_holds_the_lock_and_has_no_token_yet_is_left_alone(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.close()
+    first.hold.close()
     with rows.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 5)", (first._lock_name,))
+        cursor.execute("SELECT GET_LOCK(%s, 5)", (first.hold._lock_name,))
     with pytest.raises(Fenced):
         first.take_again()
     rows.ping(reconnect=False)
@@ -354,19 +355,19 @@ def test_one_that_slept_while_it_took_over_again_is_fenced(
 ) -> None:
     """All looked as it had left it; before it took the lock, another came and wrote a batch."""
     old, _ = taken(mariadb, name)
-    old.close()
-    wait = Progress._take_lock
+    old.hold.close()
+    wait = Hold.take_lock
     others: list[Progress] = []
 
-    def sleeping(progress: Progress, *arguments: object) -> None:
-        if progress is old and not others:
+    def sleeping(hold: Hold, *, again: bool = False) -> None:
+        if hold is old.hold and not others:
             others.append(taken(mariadb, name)[0])
             others[0].begin("p1", {0: "a"})
-            write(others[0].lane_connection(0), others[0], name, 0, 5)
+            write(others[0].hold.lane_connection(0), others[0], name, 0, 5)
             others[0].end("p1")
-        wait(progress, *arguments)
+        wait(hold, again=again)
 
-    monkeypatch.setattr(Progress, "_take_lock", sleeping)
+    monkeypatch.setattr(Hold, "take_lock", sleeping)
     with pytest.raises(Fenced):
         old.take_again()
     others[0].move("p2")
@@ -380,11 +381,11 @@ def test_our_own_connection_that_the_server_holds_open_is_ended(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    stale, first._control = first.control, None  # the network has swallowed its end
+    stale, first.hold._control = first.hold.control, None  # the network has swallowed its end
     first.take_again()
     with pytest.raises(pymysql.err.MySQLError):
         stale.ping(reconnect=False)
-    first.check_lock()
+    first.hold.check_lock()
 
 
 def test_a_transaction_that_nobody_can_end_is_waited_for_and_seen(
@@ -417,7 +418,7 @@ def test_after_a_deadlock_the_lane_that_lost_is_written_again(
     insert(rows, name, 1, 2)
     first, _ = taken(mariadb, name)
     first.begin("p1", {0: "a", 1: "b"})
-    lanes = [first.lane_connection(0), first.lane_connection(1)]
+    lanes = [first.hold.lane_connection(0), first.hold.lane_connection(1)]
     for lane, connection in enumerate(lanes):
         connection.begin()
         first.lane(lane, connection)
@@ -441,7 +442,7 @@ def test_after_a_deadlock_the_lane_that_lost_is_written_again(
     assert isinstance(translated(error, mariadb), Retryable)
     first.take_again()
     (again,) = first.begin("p1", {0: "a", 1: "b"})
-    write(first.lane_connection(again), first, name, again, 9)
+    write(first.hold.lane_connection(again), first, name, again, 9)
     first.end("p1")
     assert ids(rows, name) == [9, 101, 102]
 
@@ -513,7 +514,7 @@ def test_a_server_that_would_change_what_is_written_is_refused(
         cursor.execute(f"SET GLOBAL {variable}={harmful}")
         try:
             with pytest.raises(InvalidInput, match=variable):
-                Progress(mariadb, name).take_over()
+                Progress(Hold(mariadb, name)).take_over()
         finally:
             cursor.execute(f"SET GLOBAL {variable}={usual}")
     taken(mariadb, name)
@@ -524,15 +525,15 @@ def test_connections_that_come_to_two_servers_are_refused(
 ) -> None:
     """A server that takes another number between two connections looks like two behind a proxy."""
     progress, _ = taken(mariadb, name)
-    progress.lane_connection(0).close()
+    progress.hold.lane_connection(0).close()
     with rows.cursor() as cursor:
         cursor.execute("SELECT @@server_id")
         (usual,) = cursor.fetchone()
         cursor.execute(f"SET GLOBAL server_id={usual + 1}")
         try:
             with pytest.raises(InvalidInput, match="come to several servers") as caught:
-                progress.lane_connection(1)
+                progress.hold.lane_connection(1)
         finally:
             cursor.execute(f"SET GLOBAL server_id={usual}")
     assert f"server_id {usual + 1}" in caught.value.why
-    progress.lane_connection(1).close()
+    progress.hold.lane_connection(1).close()

@@ -227,7 +227,7 @@ def test_a_default_is_the_moment_of_the_ddl_in_the_feeds_zone(
             ]
         )
         life.run([reported("create table u (ts timestamp)", (1_700_000_000_000 << 18) + 11)])
-        (zone,) = life.target._progress.rows(
+        (zone,) = life.target._hold.rows(
             "SELECT @@time_zone, ABS(UNIX_TIMESTAMP() - UNIX_TIMESTAMP(SYSDATE())) < 5"
         )
     cursor.execute("SELECT CAST(d AS CHAR), CAST(ts AS CHAR) FROM d_sql.t")

@@ -152,7 +152,7 @@ class DdlRun:
         `adopting`: tables that are there already become this consumer's. `skipped`: the ts of DDLs that
         somebody has run in other words.
         """
-        self._progress, self._definitions = progress, definitions
+        self._progress, self._hold, self._definitions = progress, progress.hold, definitions
         self._tables, self._skipped = Tables(progress, adopting=adopting), skipped
         self._done: list[str] = []
         self._begun: dict[str, Any] | None = None
@@ -214,7 +214,7 @@ class DdlRun:
             name = step.definition.schema, step.definition.table
             held = [one for one in _named(message, name) if one not in known and self._tables.there(one)]
             if name in held and not (skipped or self._tables.adopting):
-                self._progress.check_owner(*name)
+                self._progress.definitions.check_owner(*name)
                 raise _there_already(name)
             if held and self._tables.adopting and not (skipped or _only_makes(message)):
                 raise _changed_before(held[0], message)
@@ -293,22 +293,22 @@ class DdlRun:
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         self._progress.note_ddl(_note(self._done, note))
-        self._progress.check_lock()
+        self._hold.check_lock()
         if isinstance(statement, DeleteRows):
-            prune(self._progress, statement.name, statement.members)
+            prune(self._hold, statement.name, statement.members)
         elif isinstance(statement, Recast):
-            recast(self._progress, statement.name, statement.old, statement.new, statement.change)
+            recast(self._hold, statement.name, statement.old, statement.new, statement.change)
         else:
             self._run(text_of(statement), session)
 
     def _run(self, text: str, session: str) -> None:
         """`session`: for SQL of the topic, which the server may refuse for its words."""
         if not session:
-            self._progress.run_ddl(text)
+            self._hold.run_ddl(text)
             return
-        self._progress.run_ddl(session)
+        self._hold.run_ddl(session)
         try:
-            self._progress.run_ddl(text)
+            self._hold.run_ddl(text)
         except Fatal as error:
             raise Fatal(
                 "the target refuses a DDL of the topic",
@@ -317,7 +317,7 @@ class DdlRun:
                 fix="run it at the target in words that it knows, and start again with --skip-ddl "
                 f"{self._version}; or leave the table out with a [filter] rule of a new changefeed",
             ) from error
-        self._progress.run_ddl(USUAL)
+        self._hold.run_ddl(USUAL)
 
     def _evidence(self, statement: Statement, session: str) -> list[str]:
         match statement:
@@ -350,17 +350,17 @@ class DdlRun:
 
     def _foreseen(self, name: Name, text: str, session: str) -> str:
         """What the table will look like: an empty copy of it is altered."""
-        scratch = (SCHEMA, self._progress.scratch)
+        scratch = (SCHEMA, self._hold.scratch)
         place = qualified(*scratch)
-        self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
-        self._progress.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
+        self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
+        self._hold.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
         self._run(f"ALTER TABLE {place} {text}", session)
         found = self._look(scratch)
-        self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
+        self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
         return found or ""
 
     def _look(self, name: Name) -> str | None:
-        return self._progress.look(*name)
+        return self._hold.look(*name)
 
 
 def begun_in(noted: str | None) -> str | None:

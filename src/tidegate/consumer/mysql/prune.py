@@ -7,15 +7,15 @@ from typing import Final
 import pyarrow as pa
 
 from tidegate.consumer.convert import STRINGS, Losses, TargetColumn, to_target
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, matching_deletes, quoted
-from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.partitioning import Members
 
 READ_ROWS: Final = 50_000
 
 
-def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
+def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
     """Delete a table's rows that lie in `members`.
 
     The table itself has no partitions. Each combination of values is read once and judged as at any target;
@@ -25,7 +25,7 @@ def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
     names = [column.name for column in columns]
     shown = ", ".join(map(_shown, columns))
     found = []
-    for rows in progress.batches(f"SELECT DISTINCT {shown} FROM {qualified(*table)}", READ_ROWS):
+    for rows in hold.batches(f"SELECT DISTINCT {shown} FROM {qualified(*table)}", READ_ROWS):
         texts = [pa.array(texts, pa.binary()).cast(pa.string()) for texts in zip(*rows, strict=True)]
         pairs = list(zip(texts, columns, strict=True))
         kept = [text.cast(values.type_of(column)) for text, column in pairs]
@@ -37,7 +37,7 @@ def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
         found.append(pa.Table.from_arrays(kept, names).filter(mask))
     if found:
         for statement in matching_deletes(columns, pa.concat_tables(found), qualified(*table)):
-            progress.run_ddl(statement)
+            hold.run_ddl(statement)
 
 
 def _shown(column: TargetColumn) -> str:

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from tidegate.consumer.definition import target_column
 from tidegate.consumer.modify import WIRE_TYPES, Change
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
-from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import SCHEMA
 from tidegate.consumer.mysql.tables import qualified, type_text
 from tidegate.model.row import Value
@@ -36,38 +36,38 @@ PAGE_BYTES: Final = 1 << 20
 _NUMBERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT)
 
 
-def recast(progress: Progress, table: tuple[str, str], old: str, new: str, change: Change) -> None:
+def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Change) -> None:
     """Fill column `new` with the values of `old`. NULL becomes what TiDB makes of it.
 
     Undecodable for a value that no rule converts; nothing that anybody sees has changed then.
     """
-    place, known = qualified(*table), qualified(SCHEMA, progress.scratch)
+    place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     before, after = change.before, change.after
     digest = f"UNHEX(SHA2({_digested(before, quoted(old))}, 256))"
-    progress.run_ddl(f"DROP TABLE IF EXISTS {known}")
-    progress.run_ddl(
+    hold.run_ddl(f"DROP TABLE IF EXISTS {known}")
+    hold.run_ddl(
         f"CREATE TABLE {known} (digest BINARY(32) PRIMARY KEY,"
         f" old {type_text(before)} NULL, new {type_text(after)} NULL) ENGINE=InnoDB"
     )
-    progress.run_ddl(
+    hold.run_ddl(
         f"INSERT INTO {known} (digest, old) SELECT {digest}, {quoted(old)} FROM {place}"
         f" WHERE {quoted(old)} IS NOT NULL ON DUPLICATE KEY UPDATE new=NULL"
     )
     last = b""
     read = f"SELECT digest, {_read(before, 'old')} FROM {known}"
-    while rows := progress.rows(f"{read} WHERE digest>X'{last.hex()}' ORDER BY digest LIMIT {PAGE}"):
+    while rows := hold.rows(f"{read} WHERE digest>X'{last.hex()}' ORDER BY digest LIMIT {PAGE}"):
         last = rows[-1][0]
-        _convert(progress, known, rows, change)
-    progress.run_ddl(f"UPDATE {place} t JOIN {known} k ON k.digest={digest} SET t.{quoted(new)}=k.new")
-    without = progress.rows(f"SELECT 1 FROM {place} WHERE {quoted(old)} IS NULL LIMIT 1")
+        _convert(hold, known, rows, change)
+    hold.run_ddl(f"UPDATE {place} t JOIN {known} k ON k.digest={digest} SET t.{quoted(new)}=k.new")
+    without = hold.rows(f"SELECT 1 FROM {place} WHERE {quoted(old)} IS NULL LIMIT 1")
     nothing = cast(None, before, after, change.time_zone or UTC) if without else None
     if nothing is not None:
         (text,) = _literals([nothing], after)
-        progress.run_ddl(f"UPDATE {place} SET {quoted(new)}={text} WHERE {quoted(old)} IS NULL")
-    progress.run_ddl(f"DROP TABLE {known}")
+        hold.run_ddl(f"UPDATE {place} SET {quoted(new)}={text} WHERE {quoted(old)} IS NULL")
+    hold.run_ddl(f"DROP TABLE {known}")
 
 
-def _convert(progress: Progress, known: str, rows: Sequence[tuple[Any, ...]], change: Change) -> None:
+def _convert(hold: Hold, known: str, rows: Sequence[tuple[Any, ...]], change: Change) -> None:
     plain, zone = _plain(change.before), change.time_zone or UTC
     converted = [cast(plain(value), change.before, change.after, zone) for _, value in rows]
     pairs = [
@@ -80,7 +80,7 @@ def _convert(progress: Progress, known: str, rows: Sequence[tuple[Any, ...]], ch
         while end < len(pairs) and (end == begun or size < PAGE_BYTES):
             size += len(pairs[end])
             end += 1
-        progress.run_ddl(
+        hold.run_ddl(
             f"INSERT INTO {known} (digest, new) VALUES {','.join(pairs[begun:end])}"
             " ON DUPLICATE KEY UPDATE new=VALUES(new)"
         )

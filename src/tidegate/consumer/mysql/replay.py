@@ -56,11 +56,11 @@ class Tables:
     """The target's tables as its server says, this consumer's and others."""
 
     def __init__(self, progress: Progress, *, adopting: bool) -> None:
-        self._progress, self.adopting = progress, adopting
+        self._hold, self._kept, self.adopting = progress.hold, progress.definitions, adopting
 
     def there(self, name: Name) -> bool:
         """Whether anything bears this name."""
-        return found.there(self._progress.rows, name)
+        return found.there(self._hold.rows, name)
 
     def adopt(self, name: Name, version: int, keys: tuple[str, ...] = ()) -> Definition:
         """The definition of a table that is there and not ours; Fatal when it may not be written."""
@@ -107,19 +107,19 @@ class Tables:
         Without --adopt those are all that are not ours, else only other consumers'.
         """
         if self.adopting:
-            return [(schema, table) for table in self._progress.tables_of_others(schema)]
+            return [(schema, table) for table in self._kept.of_others(schema)]
         return [name for name in self.all(schema) if name not in set(known)]
 
     def all(self, schema: str) -> list[Name]:
         """All tables and views of a schema."""
-        rows = self._progress.rows(
+        rows = self._hold.rows(
             "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA=%s ORDER BY 1", schema
         )
         return [(schema, table) for (table,) in rows]
 
     def droppable(self, name: Name) -> bool:
         """Whether a table that is not ours goes with a DROP TABLE: adopted later, it would have old rows."""
-        return self.adopting and not self._progress.owner(*name)
+        return self.adopting and not self._kept.owner(*name)
 
     def _check(self, name: Name) -> None:
         if not self.adopting:
@@ -129,10 +129,10 @@ class Tables:
                 why="it is none of this consumer's: it was there before, or somebody has made it since",
                 fix=COPY,
             )
-        self._progress.check_owner(*name)
+        self._kept.check_owner(*name)
 
     def _look(self, name: Name) -> Found:
-        seen = found.look(self._progress.rows, name)
+        seen = found.look(self._hold.rows, name)
         if seen is None:
             raise missing(name)
         return seen

@@ -34,6 +34,7 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
+from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
 from tidegate.consumer.mysql.progress import Held, Progress
@@ -79,7 +80,8 @@ class MySqlTarget:
         self._by_offset = by_offset
         self._only_keyed: dict[Name, Definition] = {}
         """Tables that have no other unique index than their key, as they were when that was asked."""
-        self._progress = Progress(server, consumer)
+        self._hold = Hold(server, consumer)
+        self._progress = Progress(self._hold)
         self._definitions: dict[Name, Definition] = {}
         self._held = Held(None, None, None, {})
         """What the last taking over found."""
@@ -113,7 +115,7 @@ class MySqlTarget:
     def recover(self) -> Position | None:
         """Take the target over and read."""
         self._held = held = self._progress.take_over()
-        ((self._packet,),) = self._progress.rows("SELECT @@max_allowed_packet")
+        ((self._packet,),) = self._hold.rows("SELECT @@max_allowed_packet")
         self._definitions = {
             name: definition.from_json(text.encode()) for name, text in held.definitions.items()
         }
@@ -241,7 +243,7 @@ class MySqlTarget:
             return
 
         def ask(attempt: int) -> None:
-            seen = found.look(self._progress.rows, name)
+            seen = found.look(self._hold.rows, name)
             others = [one.name for one in seen.uniques if set(one.columns) != set(table.keys)] if seen else []
             if others:
                 raise Fatal(
@@ -314,7 +316,7 @@ class MySqlTarget:
         try:
             connection = self._connections.get(number)
             if connection is None:
-                connection = self._connections[number] = self._progress.lane_connection(number)
+                connection = self._connections[number] = self._hold.lane_connection(number)
             yield connection
         except BaseException as error:
             if (broken := self._connections.pop(number, None)) is not None:
@@ -332,7 +334,7 @@ class MySqlTarget:
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
         """Render all of the DDL; each statement is noted before it runs."""
-        self._patiently(lambda attempt: self._progress.check_lock())  # an idle connection may have been ended
+        self._patiently(lambda attempt: self._hold.check_lock())  # an idle connection may have been ended
         self._run.intend(message, steps)
 
     def execute(self, step: ddl_plan.Step) -> None:
@@ -381,7 +383,7 @@ class MySqlTarget:
         self._settlers.shutdown()
         self._writers.shutdown()
         self._close_lanes()
-        self._progress.close()
+        self._hold.close()
 
     def _close_lanes(self) -> None:
         for connection in self._connections.values():
@@ -463,7 +465,7 @@ class MySqlAddress:
 
     def look(self) -> Looked:
         """What the row of this consumer says, and whose connection has its lock."""
-        held, holder = Progress(self.server, self.consumer).look_on()
+        held, holder = Progress(Hold(self.server, self.consumer)).look_on()
         doing = ""
         if held.begun is not None:
             upto = max(part.applied for part in Position.from_json(held.begun).partitions.values())
@@ -474,7 +476,7 @@ class MySqlAddress:
 
     def definitions(self) -> Mapping[Name, Definition]:
         """As the consumer's own tables say."""
-        kept = Progress(self.server, self.consumer).definitions_kept()
+        kept = Progress(Hold(self.server, self.consumer)).definitions_kept()
         return {name: definition.from_json(text.encode()) for name, text in kept.items()}
 
     def by_hand(self) -> MySqlByHand:

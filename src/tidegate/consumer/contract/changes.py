@@ -1,0 +1,140 @@
+"""The changes of rows: where each has appeared, and in which order."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final
+
+from tidegate.consumer.contract.partition import Partition
+from tidegate.consumer.contract.places import Places
+from tidegate.consumer.contract.rows import Rows
+from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
+from tidegate.consumer.layouts import Layouts
+
+HOME_BITS: Final = 32
+"""A ts and a partition in one number, the partition (with its topic) in so many bits."""
+HOME_MASK: Final = (1 << HOME_BITS) - 1
+
+
+class Changes:
+    """Judges what is promised of each change of a row. Remembers about `remember` changes."""
+
+    def __init__(
+        self,
+        partitions: Mapping[int, Partition],
+        layouts: Layouts,
+        places: Places,
+        verdict: Verdict,
+        remember: int,
+        *,
+        strict: bool,
+    ) -> None:
+        """`strict`: as `Producer.TIDEGATE` promises."""
+        self._partitions, self._layouts, self._places = partitions, layouts, places
+        self._verdict, self._remember, self._strict = verdict, remember, strict
+        self._has_topics = len({one.topic for one in partitions.values()}) > 1
+        self._homes: dict[int, int] = {}
+        """By change (row, ts, operation): its ts and the partition where it appeared."""
+        self._newest: dict[int, int] = {}
+        """By row: the greatest ts that has appeared, and where."""
+        self._forgotten = 0
+        """Changes at or below it may be forgotten."""
+
+    @property
+    def pressed(self) -> bool:
+        """Whether much of what may be remembered is."""
+        return len(self._homes) > self._remember // 2
+
+    def take(self, state: Partition, rows: Rows, first: int, end: int) -> None:
+        """Rows between two marks of a partition.
+
+        A change that is known comes again, and only its partition is judged: a producer that restarts repeats
+        whole stretches, so neither order nor Resolved binds it. TiCDC may send a row of exactly R after
+        Resolved R, hence its limit of one less.
+        """
+        homes, newest, found = self._homes, self._newest, self._verdict
+        here, began, forgotten = state.number, state.began, self._forgotten
+        limit = state.resolved if self._strict else state.resolved - 1
+        unsure = max(forgotten, began)
+        found.rows += end - first
+        for i in range(first, end):
+            ts, row = rows.ts[i], rows.row[i]
+            if row is None or not ts:
+                found.unjudged[Unjudged.KEYLESS if ts else Unjudged.UNTIMED] += 1
+                continue
+            change = hash((row, ts, rows.op[i]))
+            home = homes.get(change)
+            if home is not None:
+                found.again += 1
+                if home & HOME_MASK != here and not self._places.moves:
+                    why = f"it appeared on {self._at(home & HOME_MASK)} before"
+                    self._verdict.violated(Rule.MOVED, state, rows.offset[i], ts, why, rows.table[i])
+                continue
+            place = homes[change] = ts << HOME_BITS | here
+            epoch = self._layouts.epoch(state.topic, ts)
+            row = hash((row, epoch)) if epoch else row  # its place and order are promised within an epoch
+            known = newest.get(row, 0)
+            if ts >= known >> HOME_BITS:
+                newest[row] = place
+            if known and known & HOME_MASK != here:
+                self._judge_move(state, rows, i, known)
+            if ts <= unsure:
+                if ts <= limit or ts < known >> HOME_BITS:
+                    why_not = Unjudged.FORGOTTEN if ts <= forgotten else Unjudged.BEGINNING
+                    found.unjudged[why_not] += 1
+            else:
+                self._judge_order(state, rows, i, known >> HOME_BITS, limit)
+            state.highest = max(state.highest, ts)
+            if not self._strict:
+                table = rows.table[i]
+                state.table_highest[table] = max(state.table_highest.get(table, 0), ts)
+
+    def _judge_move(self, state: Partition, rows: Rows, i: int, known: int) -> None:
+        """A row that was on another partition before."""
+        places = state.partition, self._partitions[known & HOME_MASK].partition
+        if not self._places.may_move(state.topic, rows.table[i], places):
+            why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
+            self._verdict.violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
+
+    def _at(self, number: int) -> str:
+        """A partition in words; with its topic where there are several."""
+        one = self._partitions[number]
+        return f"partition {one.partition}" + (f" of {one.topic}" if self._has_topics else "")
+
+    def _judge_order(self, state: Partition, rows: Rows, i: int, known: int, limit: int) -> None:
+        """A change that appears for the first time; `known`: the greatest ts of its row so far."""
+        ts, offset, table = rows.ts[i], rows.offset[i], rows.table[i]
+        if ts <= limit:
+            why = f"Resolved {state.resolved} came before it"
+            self._verdict.violated(Rule.AFTER_RESOLVED, state, offset, ts, why, table)
+        if ts < known:
+            why = f"the row's change of {known} appeared before it"
+            self._verdict.violated(Rule.ORDER, state, offset, ts, why, table)
+        if ts < state.epochs.get(table, 0):
+            why = f"the table's alignment mark of {state.epochs[table]} came before it"
+            self._verdict.violated(Rule.ALIGNED, state, offset, ts, why, table)
+        ddl = state.ddl if self._strict else state.table_ddl.get(table, 0)
+        if ts < ddl or (self._strict and ts == ddl):
+            why = f"a DDL of {ddl} came before it"
+            self._verdict.violated(Rule.AFTER_DDL, state, offset, ts, why, table)
+
+    def forget(self, low: int) -> None:
+        """Make room if more is remembered than may be. `low`: the lowest Resolved of all partitions.
+
+        At least a quarter is forgotten: what is below `low` if that is so much, otherwise the oldest half.
+        Above the lowest Resolved changes may still appear for the first time, so what is remembered there
+        decides between a violation and a repetition. Below it only repetitions may come. The order is by ts
+        across all partitions, so that one number says what is forgotten.
+        """
+        if len(self._homes) <= self._remember:
+            return
+        ordered = sorted(self._homes.values())
+        upto = ordered[len(ordered) // 2] >> HOME_BITS
+        below = bisect_left(ordered, (low + 1) << HOME_BITS)
+        if below > len(ordered) // 4:
+            upto = min(upto, low)
+        self._forgotten = max(self._forgotten, upto)
+        end = (upto + 1) << HOME_BITS
+        self._homes = {change: home for change, home in self._homes.items() if home >= end}
+        self._newest = {row: known for row, known in self._newest.items() if known >= end}

@@ -1,0 +1,120 @@
+"""Whether rows are where their dispatcher puts them, while the number of partitions may change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tidegate.codec.base import DecodedTable
+from tidegate.consumer.contract.partition import Partition
+from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
+from tidegate.consumer.layouts import Layouts, Placements
+from tidegate.dispatcher.router import Router
+from tidegate.model.layout import Layout
+
+
+class Places:
+    """Judges `Rule.PLACED` and `Rule.LAYOUT`."""
+
+    def __init__(
+        self,
+        partitions: Mapping[int, Partition],
+        layouts: Layouts,
+        router: Router | None,
+        verdict: Verdict,
+        *,
+        strict_null: bool,
+    ) -> None:
+        """`layouts`: those that are known beforehand; others are added as they are learned."""
+        self._partitions, self._layouts, self._router = partitions, layouts, router
+        self._placements = Placements(layouts, router, strict_null=strict_null)
+        self._verdict = verdict
+        self.moves = False
+        """Whether rows may have moved, since the producer changes the number of partitions."""
+        self._compared: Counter[str] = Counter()
+        """By topic, how many rows were compared with their dispatcher."""
+        self._misplaced: Counter[str] = Counter()
+        """And how many of them were elsewhere."""
+        self._epochs: set[int] = set()
+        """What Resolved say of how often the number of partitions has changed; 0: nothing."""
+
+    def learn(self, state: Partition, layout: Layout) -> None:
+        """A change of the number of partitions, as one Resolved tells it."""
+        before = list(self._layouts.of(state.topic))
+        if not self._layouts.learn(state.topic, layout):
+            why = f"it says {layout}, and another one said {before[-1]}"
+            self._verdict.violated(Rule.LAYOUT, state, -1, layout.ts, why)
+        elif not before and layout.old != sum(one.topic == state.topic for one in self._partitions.values()):
+            self._unplace(state.topic)
+
+    def _unplace(self, topic: str) -> None:
+        """What was compared with the dispatcher so far was not by the number there was."""
+        found, wrong = self._verdict, self._misplaced.pop(topic, 0)
+        found.counts = +(found.counts - Counter({Rule.PLACED: wrong}))
+        found.violations = [one for one in found.violations if (one.rule, one.topic) != (Rule.PLACED, topic)]
+        found.unjudged[Unjudged.REPARTITIONED] += self._compared.pop(topic, 0)
+        self._placements.forget(topic)
+
+    def repartitioned(self) -> None:
+        """The producer has changed the number of partitions, and nothing says from which ts on."""
+        self.moves = True
+
+    def take_epoch(self, state: Partition, epoch: int) -> None:
+        """What a Resolved says of how often the number of partitions has changed; 0: nothing.
+
+        A row is on one partition within an epoch: with a second one, of which nothing more is said, rows may
+        have moved.
+        """
+        if epoch or not self._layouts.of(state.topic):
+            self._epochs.add(epoch)
+            self.moves |= len(self._epochs) > 1
+
+    def take(self, state: Partition, tables: Sequence[DecodedTable]) -> None:
+        """Compare where rows are with what their dispatcher computes."""
+        if self.moves:
+            self._verdict.unjudged[Unjudged.REPARTITIONED] += sum(map(len, tables))
+            return
+        for table in tables:
+            if self._router is not None and self._router.rule_of(table.schema, table.table).topic:
+                self._judge_topic(state, table, self._router.topic_of(table.schema, table.table))
+            for epoch, rows in self._layouts.parts(state.topic, table):
+                self._place_rows(state, rows, epoch)
+
+    def _place_rows(self, state: Partition, table: DecodedTable, epoch: int) -> None:
+        """Rows of a table and of one epoch."""
+        partitions = self._layouts.rows_on(state.topic, epoch)
+        if not partitions:
+            self._verdict.unjudged[Unjudged.REPARTITIONED] += len(table)
+            return
+        self._compared[state.topic] += len(table)
+        if state.partition >= partitions:
+            why = f"rows of its time are on the first {partitions} partitions"
+            for i in range(len(table)):
+                self._misplace(state, table, i, why)
+            return
+        placement = self._placements.of(state.topic, epoch, partitions)
+        wrong, unknown, rule = placement.look(table, state.partition)
+        if unknown:
+            self._verdict.unjudged[Unjudged.PLACE] += unknown
+        for i, expected in wrong:
+            self._misplace(state, table, i, f"dispatcher '{rule}' puts it on partition {expected}")
+
+    def _misplace(self, state: Partition, table: DecodedTable, i: int, why: str) -> None:
+        self._misplaced[state.topic] += 1
+        name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[i])
+        self._verdict.violated(Rule.PLACED, state, int(table.offset[i]), ts, why, name)
+
+    def _judge_topic(self, state: Partition, table: DecodedTable, expected: str) -> None:
+        """Rows of a table whose rule names a topic."""
+        if expected != state.topic:
+            why = f"its {len(table)} rows there belong into topic {expected}"
+            name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[0])
+            self._verdict.violated(Rule.PLACED, state, int(table.offset[0]), ts, why, name)
+
+    def may_move(self, topic: str, table: str, places: tuple[int, int]) -> bool:
+        """Whether a row of a table may be on one of two partitions and then on the other."""
+        return self.moves or self._placements.may_move(topic, table, places)
+
+    def dispatchers(self) -> dict[str, str]:
+        """What the places of each table's rows say of its dispatcher, in words."""
+        return self._placements.words()

@@ -1,0 +1,68 @@
+"""What a server must be for a consumer to write it: refused here is what would break exactly-once later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tidegate.consumer.mysql.found import Ask
+from tidegate.consumer.mysql.session import SCHEMA
+from tidegate.errors import InvalidInput
+
+WHICH_SERVER: Final = "SELECT @@server_id, @@hostname, @@port"
+
+
+def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -> None:
+    """InvalidInput when two connections to one address have come to two servers; both by `WHICH_SERVER`."""
+    if tuple(control) != tuple(lane):
+        names = (f"{host}:{port} (server_id {number})" for number, host, port in (control, lane))
+        raise InvalidInput(
+            "connections to the target come to several servers",
+            where=target,
+            why=f"{' and '.join(names)}: a lock that one of them has keeps nobody from writing to another",
+            fix="name the address of the one server that is written, not that of a proxy",
+        )
+
+
+def check_server(ask: Ask, target: str) -> None:
+    """InvalidInput when the server cannot be written exactly once, or would change what is written."""
+    version, format_of_log, explicit = ask(
+        "SELECT @@version, @@binlog_format, @@explicit_defaults_for_timestamp"
+    )[0]
+    if "TiDB" in version:
+        raise InvalidInput(
+            "TiDB cannot be a target yet",
+            where=target,
+            why="its locks and its DDL do not end with their connection, so that an earlier consumer "
+            "could still write",
+            fix="use MySQL or MariaDB, or a Delta target",
+        )
+    if not explicit:
+        raise InvalidInput(
+            "the target gives TIMESTAMP columns attributes that nobody asked for",
+            where=target,
+            why="@@explicit_defaults_for_timestamp is OFF: such a column would change with its row",
+            fix="set it to ON",
+        )
+    if format_of_log == "STATEMENT":
+        raise InvalidInput(
+            "the target's binary log does not allow READ COMMITTED",
+            where=target,
+            why="@@binlog_format is STATEMENT",
+            fix="set it to ROW",
+        )
+
+
+def check_engine(ask: Ask, target: str) -> None:
+    """InvalidInput when one of the consumer's own tables knows no transactions."""
+    found = ask(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema=%s AND engine<>'InnoDB'",
+        SCHEMA,
+    )
+    if found:
+        raise InvalidInput(
+            "the consumer's own tables must be InnoDB",
+            where=f"{target} schema {SCHEMA}",
+            why=", ".join(f"{name} is {engine}" for name, engine in found),
+            fix="convert them: without transactions no fence holds",
+        )
