@@ -499,13 +499,26 @@ FAULTS: Final = {
 }
 
 
+DDL_KNOWN: Final = {
+    "known": "known",
+    "late": "known late",
+    "ahead": "captures read further at once",
+    "never": "none",
+}
+
+
 def configurations() -> str:
     """What is explored with all guards on."""
     rows = []
     for name, found in sharing.CLEAN.items():
         faults = [f"{FAULTS[what]}: {count}" for what, count in found.budget._asdict().items() if count]
         ddl = (
-            {"known": "known", "late": "known late", "never": "none"}[found.ddl]
+            {
+                "known": "known",
+                "late": "known late",
+                "ahead": "read further at once by captures",
+                "never": "none",
+            }[found.ddl]
             if found.target > 3
             else "none"
         )

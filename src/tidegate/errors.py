@@ -108,6 +108,10 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
             "The changefeed failed for another reason. It is retried while its state is warning.",
             "Follow the message. If the state is failed, resume the changefeed afterwards.",
         ),
+        "CDC:ErrChangefeedUnreadable": Code(
+            "What is stored of the changefeed is damaged, or of a later version. It does not run.",
+            "Start the version that wrote it, or remove it. Its history is held meanwhile.",
+        ),
         "CDC:ErrChangefeedUpdateRefused": Code(
             "The changefeed cannot be changed in this way, or not in its present state.",
             "Pause the changefeed if the message asks for it; otherwise create another changefeed.",

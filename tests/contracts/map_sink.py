@@ -87,7 +87,9 @@ class MapSink:
         prove()
         return MapOwner(self)
 
-    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+    def fence(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> dict[str, bytes]:
         self.take(self.feed.capture)
         with self.versions.lock:
             for name, capture, slot in self.versions.holders:

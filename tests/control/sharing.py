@@ -41,6 +41,7 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
+from tidegate.model.timestamp import MAX
 
 TRACES: Final = Path(__file__).parent / "testdata" / "sharing.txt"
 HEAL_STEPS: Final = 400
@@ -78,6 +79,7 @@ GUARDS: Final[Mapping[str, str]] = {
     "ddl_bound": "no range may pass a DDL that is not delivered",
     "ddl_cap": "the checkpoint stays below a DDL that is not delivered",
     "ddl_agreement": "the checkpoint stands while a capture knows other DDL than the owner",
+    "ddl_ahead": "reports of a capture that knows DDL further than the owner count up to where both agree",
     "old_reports": "reports under an old token or incarnation do not count",
     "owner_proof": "an owner that has opened the sink looks whether it still is the owner",
 }
@@ -123,6 +125,7 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "ddl_bound": (Barrier, "bound", property(lambda self: min(self.resolved, self.target_ts))),
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
     "ddl_agreement": (Owner, "receive_ddl", lambda self, capture, said: None),
+    "ddl_ahead": (Owner, "agreed_to", property(lambda self: MAX)),
     "old_reports": (Owner, "_of", _any_report),
 }
 """Guards of the machines: where they are, and what is there without them. `Model` has the others."""
@@ -188,6 +191,7 @@ CASES: Final[Mapping[str, Case]] = {
     "ddl_bound": Case(replace(RUNNING, target=4)),
     "ddl_cap": Case(replace(RUNNING, target=4)),
     "ddl_agreement": Case(LACKING),
+    "ddl_ahead": Case(replace(LACKING, ddl="ahead")),
 }
 
 HARMLESS: Final[Mapping[str, tuple[Bounds, str]]] = {
@@ -213,6 +217,9 @@ CLEAN: Final[Mapping[str, Bounds]] = {
     ),
     "the DDL is known late": replace(
         RUNNING, budget=Budget(), options=(("b", "a"),), target=4, ddl="late"
+    ),
+    "some know DDL further than others": replace(
+        RUNNING, budget=Budget(), options=(("b", "a"),), target=4, ddl="ahead", prompt=ALL_AT_ONCE
     ),
     "two owners": replace(
         RUNNING, budget=Budget(shares=2, sessions=1), options=(("b", "a"), ("b", "b"))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from tests.control.sharing_world import (
     ALL,
@@ -93,6 +93,8 @@ from tidegate.control.processor import Goal, Processor
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 
+READ_TO: Final = {"late": 1, "ahead": 2}
+"""By `Bounds.ddl`, the index in KNOWN up to which DDL may be read at any time."""
 Step = tuple[str, Callable[[], World]]
 """What happens, in words; and the world after it. May raise Violation."""
 
@@ -165,7 +167,7 @@ class Model:
         for i, capture in enumerate(world.captures):
             if capture.worker is not None:
                 yield from self._worker_steps(world, i, capture.worker, None)
-            if not capture.known and self.bounds.ddl == "late":
+            if self._may_read(capture.known):
                 yield f"{self.names[i]} reads the DDL", partial(self._read_ddl, world, i)
         for zombie in world.zombies:
             yield from self._worker_steps(world, self.names.index(zombie.capture), zombie.worker, zombie)
@@ -265,7 +267,7 @@ class Model:
                     asked = term.asked[i]
                     if asked is not None and (asked.wish is not Wish.RUN or self._same_epoch(term, i)):
                         yield f"{who} repeats its Dispatch to {name}", partial(self._repeat, world, n, i)
-        if not term.known and self.bounds.ddl == "late":
+        if self._may_read(term.known):
             yield f"{who} reads the DDL", partial(self._owner_reads_ddl, world, n)
 
     def _decisions(self, world: World, n: int, term: Term) -> Iterator[Step]:
@@ -421,10 +423,15 @@ class Model:
         done = {"ddl": "ddl_done", "resolved": "resolved_done", "persist": "persisted"}[what]
         return self._go_on(world, n, term._replace(pending=pending), [(done, (ts,))])
 
+    def _may_read(self, known: int) -> bool:
+        """Whether who knows DDL up to KNOWN[known] may read on at any time."""
+        return known < READ_TO.get(self.bounds.ddl, 0)
+
     def _owner_reads_ddl(self, world: World, n: int) -> World:
         term = world.terms[n]
-        learned = tuple(batches(KNOWN[0], KNOWN[1])), KNOWN[1]
-        return self._go_on(world, n, term._replace(known=1), [("learn", learned)])
+        known = term.known + 1
+        learned = tuple(batches(KNOWN[known - 1], KNOWN[known])), KNOWN[known]
+        return self._go_on(world, n, term._replace(known=known), [("learn", learned)])
 
     def _go_on(self, world: World, n: int, term: Term, calls: Sequence[tuple[str, Any]]) -> World:
         """Let the machine do something, tick, and dispatch the bound if it has changed."""
@@ -594,7 +601,8 @@ class Model:
         return [Mail(str(one.header.owner_rev), wire(one)) for one in said]
 
     def _read_ddl(self, world: World, i: int) -> World:
-        return self._processor_does(with_capture(world, i, world.captures[i]._replace(known=1)), i)
+        known = READ_TO[self.bounds.ddl]
+        return self._processor_does(with_capture(world, i, world.captures[i]._replace(known=known)), i)
 
     def _processor_does(self, world: World, i: int, *calls: tuple[str, Any]) -> World:
         capture = world.captures[i]

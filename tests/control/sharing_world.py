@@ -47,11 +47,11 @@ LOW, HIGH = RANGES = Span(b"", b"m"), Span(b"m", b"")
 START: Final = 1
 """The changefeed's start ts."""
 DDL_TS: Final = 3
-KNOWN: Final = (2, 5)
-"""Up to where DDL is known: before and after a catalogue has read on."""
+KNOWN: Final = (2, 5, 6)
+"""Up to where DDL is known: before and after a catalogue has read on; and once more."""
 UPSTREAM: Final[Mapping[str, Sequence[int]]] = {"k": (2, 4), "p": (1, 2), "q": (4,)}
 """Commit ts of each table's rows. The row at 1 is older than the changefeed."""
-FRONTIER: Final = dict.fromkeys(UPSTREAM, 5)
+FRONTIER: Final = dict.fromkeys(UPSTREAM, 6)
 NOW: Final = 0.0
 """The machines' time. It stands still: what waits for time is a step of its own."""
 
@@ -227,7 +227,9 @@ class Bounds:
     target: int = 4
     """The changefeed's target ts. Below DDL_TS the DDL never comes."""
     ddl: str = "known"
-    """When captures and owners know the DDL: known (from the start on), late (at any time), never."""
+    """When captures and owners know the DDL: known (from the start on), late (at any time), never; ahead:
+    late, and a capture reads in one step as far as an owner does in two.
+    """
     lacks: str = ""
     """A capture whose catalogue has lost the DDL: it believes that it knows all, and does not know of q."""
     zombies: bool = True

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.sink.test_kafka_owner import event
 
 from tidegate.config.reading import merge_config
@@ -18,6 +19,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.server.feed_plan import FeedPlan, Paths
 from tidegate.server.owner_sink import SinkThread, open_sink
+from tidegate.sink.kafka import slot
 
 URI = parse_sink_uri("kafka://h/own?protocol=open-protocol")
 
@@ -76,3 +78,29 @@ def test_topics_are_in_use_before_anything_is_told_that_needs_them(tmp_path: Pat
         ("resolved", 30),
         "close",
     ]
+
+
+def test_a_fence_of_many_writers_does_not_seem_to_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each id takes its time at the broker, and thousands of them more than `start-timeout`."""
+
+    class Broker:
+        def __init__(self, settings: Any) -> None:
+            self.id = settings["transactional.id"]
+
+        def init_transactions(self, timeout_s: float) -> None:
+            seen.append(watched.answers)
+
+    seen: list[int] = []
+    watched = SinkThread(FeedId("default", "one"))
+    monkeypatch.setattr(slot, "Producer", Broker)
+    monkeypatch.setattr(slot, "FENCES_AT_ONCE", 1)
+    config = merge_config({}, URI)
+
+    async def fence() -> None:
+        ids = [f"id-{number}" for number in range(50)]
+        await watched.call("the fence", lambda: slot.fence_slots(URI, config, ids, alive=watched.answered))
+
+    asyncio.run(fence())
+    watched.end()
+    assert len(seen) == 50
+    assert watched.answers == 51, "one for each, and one for the call"

@@ -44,6 +44,8 @@ def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> 
     reports = ProcessorReports("a", Peers(), no_loads)
     found = reports.take(peer, Sync(header(2, 1), "v", 2, 0, [], []), None, 9.0, loading=False)
     assert found == [Restarted("b")]
+    reports.take(peer, Sync(header(2, 2), "v", 2, 0, [], []), None, 9.0, loading=False)
+    assert peer.failures == 1, "a process that starts again and again is left out for longer each time"
     assert peer.met_at == 9.0, "it is to show that it lasts"
 
 

@@ -15,7 +15,7 @@ from tidegate.control.metadata import GRANTS_MAX, Grant, GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.node import Node
-from tidegate.server.peers import CUT_OFF_S, JOIN_S, SHUN_S, SILENT_S, WARM_MAX_S, Peer, Peers
+from tidegate.server.peers import CUT_OFF_S, FORGIVEN_S, JOIN_S, SHUN_S, SILENT_S, WARM_MAX_S, Peer, Peers
 from tidegate.server.sharing import BALANCE_S, WORTH, Sharing
 from tidegate.server.stripes import table_task
 
@@ -134,6 +134,41 @@ def test_who_is_given_nothing() -> None:
     alone.node.drained.add("a")
     alone.peers["a"].fails(alone.now)
     assert alone.sharing.able() == ["a"]
+
+
+@pytest.mark.parametrize("how", ["gone", "silent", "deaf"])
+def test_a_capture_that_is_lost_again_and_again_is_left_out_for_longer(how: str) -> None:
+    """Each loss ends the incarnation of all: one that crashes when it delivers would stop them for ever."""
+    world, there = World("b"), {"b": "addr"}
+    world.node.others = lambda: there
+    cut = TABLES[2].span.start
+    left_out = []
+    for _ in range(9):
+        peer = world.peers["b"]
+        peer.met_rev, peer.met_at, peer.received_at, peer.ready = 7, 0.0, world.now, True
+        world.run(a=Span(b"", cut), b=Span(cut, b""))
+        assert world.sharing.lost(world.now, NOW) == ""
+        if how == "gone":
+            there.clear()
+        elif how == "silent":
+            peer.received_at -= 2 * SILENT_S
+        else:
+            peer.unheard = 1, world.now - 2 * SILENT_S
+        assert "capture b" in world.sharing.lost(world.now, NOW)
+        peer.asked = None
+        world.peers.forget(["b"], world.now)
+        there["b"], lost_at = "addr", world.now
+        while "b" not in world.sharing.able():
+            world.now += 1
+            for peer in (world.peers["a"], world.peers["b"]):
+                peer.met_rev, peer.met_at, peer.received_at = 7, 0.0, world.now
+        left_out.append(world.now - lost_at)
+    assert left_out == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    world.peers["b"].failed_at = world.now
+    world.peers.forget(["b"], world.now + FORGIVEN_S)
+    assert world.peers["b"].failures
+    world.peers.forget(["b"], world.now + FORGIVEN_S + 1)
+    assert world.peers["b"].failures == 0, "not for ever: names of captures come and go"
 
 
 @pytest.mark.parametrize(("stays", "shared"), [(True, True), (False, False)])

@@ -35,7 +35,7 @@ Start = Callable[..., Running]
 def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
-    monkeypatch.setattr(feeds, "fence_writers", lambda plan, writers: found.append(set(writers)))
+    monkeypatch.setattr(feeds, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
     monkeypatch.setattr("tidegate.server.sharing.JOIN_S", 0.5)
     return found
 

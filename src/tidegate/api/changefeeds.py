@@ -33,10 +33,14 @@ from tidegate.server import initial_load
 from tidegate.server.capture import Capture
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, tables_at, weak_orders
+from tidegate.server.node import Node
 from tidegate.server.sharing import Plan
+from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
 from tidegate.sink.reader.changes import Standing
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
+UNREADABLE: Final = "unreadable"
+"""Shown as the state of a changefeed that this version cannot read. TiCDC has no such state."""
 
 
 async def body_of(request: Request) -> dict[str, Any]:
@@ -123,6 +127,10 @@ async def show_all(request: Request) -> Response:
         shown = [f for f in feeds if f.shown_state == wanted]
     places = await capture_of(request).readers.standings(shown)
     items = [brief(f, places.get(f.id)) for f in sorted(shown, key=lambda f: f.id)]
+    if wanted in ("", "all"):
+        unreadable, node = capture_of(request).reactor.feeds.unreadable, capture_of(request).node
+        found = [one for _, one in sorted(unreadable.items()) if namespace in (None, "", one.id.namespace)]
+        items += [_unreadable(one, node) for one in found]
     return JSONResponse({"total": len(items), "items": items})
 
 
@@ -393,6 +401,24 @@ def brief(feed: Feed, place: Standing | None = None) -> dict[str, Any]:
         "checkpoint_time": ts_time(checkpoint),
         "error": error_json(feed.life.error),
         "tidegate": {"kind": "reader" if feed.uri.is_reader else "changefeed"},
+    }
+
+
+def _unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
+    """One that this version cannot read, in a list. A checkpoint that is not known either is left at 0."""
+    checkpoint = feed.checkpoint if feed.checkpoint != NOT_KNOWN else 0
+    refused = feed.refused()
+    error = FeedError(str(refused), refused.code, node.now_ms(), node.address)
+    return {
+        "upstream_id": node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "state": UNREADABLE,
+        "checkpoint_tso": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
+        "error": error_json(error),
+        "tidegate": {"kind": "changefeed"},
     }
 
 

@@ -17,6 +17,7 @@ Promises, whatever the order of events:
    beyond T before the next incarnation, which knows the new number (docs/repartition.md);
  - reports under another token or incarnation, or of another capture, change nothing;
  - while a capture is known to know other DDL than we do, the checkpoint stands and nothing leaves;
+ - while a capture knows DDL further than we do, nothing counts above what was found to be the same;
  - while an initial load holds the barrier, neither Resolved nor DDL leaves.
 """
 
@@ -33,6 +34,7 @@ from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import GrantedRange
 from tidegate.control.transitions import Row, Transitions
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
 
 PERSIST_S: Final = 0.5
 """Seconds between two durable writes of the checkpoint at least; a DDL's is written at once."""
@@ -165,6 +167,8 @@ class Owner:
         """By capture, what it knows that is not what we know."""
         self._agreed: dict[str, int] = {}
         """By capture, the ts after which it was found to know what we know."""
+        self._agreed_to: dict[str, int] = {}
+        """By capture, the ts up to which; of its present incarnation."""
         self._interval = resolved_interval_s
         self.quiet_interval_s = quiet_interval_s
         """Between two Resolved while no rows come; may be changed at any time. If it is less than
@@ -202,6 +206,8 @@ class Owner:
         self._said = {name: said for name, said in self._said.items() if name in held}
         self._others = {name: said for name, said in self._others.items() if name in held}
         self._agreed = {name: ts for name, ts in self._agreed.items() if name in held}
+        # It may have opened its catalogue anew: what the one before knew proves nothing.
+        self._agreed_to = {n: ts for n, ts in self._agreed_to.items() if n in held and n != capture}
         self._turn(OnOutlet.GRANTED)
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
@@ -233,6 +239,7 @@ class Owner:
             self._others.pop(capture, None)
             # Others may still speak of what came before: forget no more than the last of them has passed.
             self._agreed[capture] = max(said.after, self._agreed.get(capture, 0))
+            self._agreed_to[capture] = max(said.upto, self._agreed_to.get(capture, 0))
             self._log.forget(min(self._agreed.get(name, 0) for name in held))
         else:
             self._others[capture] = said
@@ -248,6 +255,17 @@ class Owner:
         it has reported.
         """
         return bool(self._said)
+
+    @property
+    def agreed_to(self) -> int:
+        """Up to where reports count while a capture knows DDL further than we do.
+
+        A capture that lacks a DDL reports ranges without the tables that it adds. What it knows is compared
+        as a whole, once we know as much. Until then its reports prove nothing above the last agreement,
+        although we know the DDL there. Each report says what is known, so one that has said nothing has
+        reported nothing.
+        """
+        return min((self._agreed_to.get(capture, 0) for capture in self._said), default=MAX)
 
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
         """A capture delivers these ranges now."""
@@ -408,7 +426,7 @@ class Owner:
     def _advance(self) -> None:
         """Recompute the checkpoint; it never goes back."""
         if not self._others:
-            self.checkpoint = max(self.checkpoint, min(self.durable, self.barrier.cap))
+            self.checkpoint = max(self.checkpoint, min(self.durable, self.agreed_to, self.barrier.cap))
 
     def _turn(self, on: OnOutlet) -> None:
         after = OUTLET.after(self._outlet, on)
@@ -435,11 +453,11 @@ class Owner:
         """The next thing for the sink, which takes one at a time."""
         if not self._may_send:
             return None
-        batch = self.barrier.next
-        if batch is not None and self.durable >= batch.finished_ts:
+        batch, durable = self.barrier.next, min(self.durable, self.agreed_to)
+        if batch is not None and durable >= batch.finished_ts:
             return SendDdl(batch)
         switch_ts = self.barrier.switch_ts
-        if switch_ts and self.durable >= switch_ts:
+        if switch_ts and durable >= switch_ts:
             self._repartitions = True
             return SendRepartition(switch_ts, self._partitions_asked)
         due = now >= self._last_resolved + self._pause or self.checkpoint == self.barrier.target_ts

@@ -429,7 +429,7 @@ class Feed(FeedLife):
         for peer in away:  # a session that has ended, with all that it prepared
             peer.asked, peer.coming, peer.needs = None, (), MAX
         gone = [peer.capture for peer in away]
-        self.peers.forget(gone)
+        self.peers.forget(gone, now)
         self.sharing.forget(gone)
         known = self.owner.barrier.resolved if self.owner is not None else None
         self._reshare = self._reshare or self.sharing.lost(now, known)
@@ -456,7 +456,9 @@ class Feed(FeedLife):
             return
         stored = await self.node.grants(self.id)
         writers = writers_of(stored)
-        fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers)
+        fence = partial(
+            fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers, thread.answered
+        )
         await thread.call(f"the fence of {', '.join(sorted(writers))}", fence)
         settled = await self.node.settle(self.id, {**stored, **grants})
         for name in grants:

@@ -60,7 +60,7 @@ class FeedCreation:
 
     async def create(self, new: NewFeed) -> Feed:
         """Check against upstream, hold its history, store the feed, start it."""
-        if new.feed in self._feeds or new.feed in self.creating:
+        if new.feed in self._feeds or new.feed in self._feeds.unreadable or new.feed in self.creating:
             raise Refused(
                 "CDC:ErrChangeFeedAlreadyExists",
                 f"[CDC:ErrChangeFeedAlreadyExists]changefeed already exists, {new.feed}",

@@ -8,14 +8,22 @@ from collections.abc import AsyncIterator
 from tidegate.control.metadata import FeedId
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused
+from tidegate.server.unreadable import UnreadableFeed
 
 
 class Feeds(dict[FeedId, Feed]):
     """All that are stored. A feed that is moved to another checkpoint is another object under its name."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.unreadable: dict[FeedId, UnreadableFeed] = {}
+        """Those that are stored in a form that this version cannot read."""
+
     def named(self, feed: FeedId) -> Feed:
-        """A feed by name; raises Refused (CDC:ErrChangeFeedNotExists)."""
+        """A feed by name; raises Refused (CDC:ErrChangeFeedNotExists, CDC:ErrChangefeedUnreadable)."""
         found = self.get(feed)
+        if feed in self.unreadable:
+            raise self.unreadable[feed].refused()
         if found is None:
             raise Refused(
                 "CDC:ErrChangeFeedNotExists",

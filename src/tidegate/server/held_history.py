@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import HELD, GcGuard, History, Hold, earliest_start, service_id
 from tidegate.control.metadata import Delete, FeedId, holder_key
 from tidegate.errors import Retryable, TidegateError
@@ -27,6 +28,7 @@ from tidegate.server.feed import Feed
 from tidegate.server.feeds import Feeds
 from tidegate.server.new_feed import Refused
 from tidegate.server.node import Captured, Node
+from tidegate.server.unreadable import UnreadableFeed
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -51,7 +53,9 @@ class HeldHistory:
     async def tend(self, *, force: bool = False) -> bool:
         """Renew the safepoints when due, that of each keyspace in its own scope. False: PD is away."""
         self._note_released()
-        for scope in {f.scope for f in self._feeds.values()} - self._guards.keys():
+        scopes = {f.scope for f in self._feeds.values()}
+        scopes |= {one.scope for one in self._feeds.unreadable.values() if one.scope is not None}
+        for scope in scopes - self._guards.keys():
             self._guards[scope] = GcGuard(self.node.gc_ttl_s)
         self.error, all_taken = "", True
         for scope, guard in list(self._guards.items()):
@@ -99,7 +103,22 @@ class HeldHistory:
             behind |= captured.spans.behind(floors, every=self.node.shared != "")
         feeds = (f for f in self._feeds.values() if f.scope == scope and self.is_held(f))
         now = self.node.clock.monotonic()
-        return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
+        found = {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
+        return found | self._needs_of_unreadable(scope)
+
+    def _needs_of_unreadable(self, scope: int) -> dict[FeedId, int]:
+        """The same of those that cannot be read, also for the catalogue that is saved for them."""
+        catalogues = self.node.captured(TABLE_MODE).catalogues
+        held = (one for one in self.unreadable_held if one.scope in (None, scope))
+        bases = {one.id: catalogues.base_ts(one.checkpoint) if catalogues else None for one in held}
+        checkpoints = {name: self._feeds.unreadable[name].checkpoint for name in bases}
+        return {n: ts if (base := bases[n]) is None else min(ts, base) for n, ts in checkpoints.items()}
+
+    @property
+    def unreadable_held(self) -> list[UnreadableFeed]:
+        """The changefeeds that cannot be read, and for which history is kept."""
+        now_ms, ttl_s = self.node.now_ms(), self.node.gc_ttl_s
+        return [one for one in self._feeds.unreadable.values() if one.is_held(now_ms, ttl_s)]
 
     def _needs_here(self, feed: Feed) -> tuple[int, int]:
         """What this capture may still read of upstream, as owner and as one that prepares a share."""

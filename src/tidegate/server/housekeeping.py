@@ -96,12 +96,13 @@ class Housekeeping:
                 captured.catalogues.tend(self.checkpoints(), running)
 
     def checkpoints(self) -> list[int]:
-        """Where each changefeed of tables would begin again."""
-        return [
+        """Where each changefeed of tables, or one that may be one, would begin again."""
+        readable = [
             feed.persisted
             for feed in self._feeds.values()
             if feed.config.has_tables and feed.life.state in HELD
         ]
+        return [*readable, *(one.checkpoint for one in self._feeds.unreadable.values() if not one.is_over)]
 
     async def _look_at_disk(self) -> None:
         """A full disk is a warning of every feed that runs, with the time since when."""
@@ -125,6 +126,8 @@ class Housekeeping:
             return
         self._swept_at = now
         floor = min((self._floor(f) for f in self._feeds.values() if self._history.is_held(f)), default=MAX)
+        if self._history.unreadable_held:
+            floor = 0  # how far behind its checkpoint a feed keeps changes is among its settings
         for captured in self._captured():
             held = captured.spans.held
             try:
@@ -157,3 +160,5 @@ class Housekeeping:
             metrics.checkpoint_lag_s.labels(*labels).set(feed.lag_ms(now_ms) / 1000)
             metrics.resolved_ts.labels(*labels).set(physical_ms(feed.resolved_ts))
             metrics.status.labels(*labels).set(STATUS_CODES[feed.life.state])
+        for name in self._feeds.unreadable:
+            metrics.status.labels(name.namespace, name.name).set(STATUS_CODES[State.FAILED])

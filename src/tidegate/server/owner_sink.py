@@ -67,6 +67,10 @@ class SinkThread:
         """Take no more calls. One that is under way may take its time, in a thread that nobody waits for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def answered(self) -> None:
+        """A part of the call under way is done: one that has many does not stand still. Call it in there."""
+        self.answers += 1
+
     def _run(self, what: str, work: Callable[[], T]) -> T:
         self.at = what
         try:
@@ -148,8 +152,11 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def fence_writers(plan: FeedPlan, writers: Mapping[str, int]) -> None:
-    """Stop all writers of a feed on some captures, each with its slots. Blocks; raises as `Sink.fence`."""
+def fence_writers(plan: FeedPlan, writers: Mapping[str, int], alive: Callable[[], None]) -> None:
+    """Stop all writers of a feed on some captures, each with its slots. Blocks; raises as `Sink.fence`.
+
+    `alive` is called when one of them is fenced.
+    """
     grant = plan.grant
     assert grant is not None
 
@@ -157,7 +164,7 @@ def fence_writers(plan: FeedPlan, writers: Mapping[str, int]) -> None:
         prove(plan.metadata, plan.cluster, plan.feed, plan.capture, grant)
 
     still_ours()  # if it woke up long after, it must not disturb those that write now
-    plan.sink.fence(writers, still_ours)
+    plan.sink.fence(writers, still_ours, alive)
 
 
 OpenSink = Callable[[FeedPlan], OwnerSink]

@@ -5,6 +5,10 @@
 A capture may be given ranges while it is there and its processor answers. A processor that has been silent
 for `SILENT_S` counts as gone, although its capture's session in etcd may hold: it cannot be asked for
 anything, and the next incarnation fences what it still writes.
+
+Each loss of a capture that delivers ends the incarnation of all others. So a capture that is lost again and
+again is left out for longer each time, as one whose part fails (`Peer.fails`). It is known again by its name
+for `FORGIVEN_S`, although a capture that is gone is forgotten otherwise.
 """
 
 from __future__ import annotations
@@ -124,7 +128,7 @@ class Peer:
         return True
 
     def fails(self, now: float) -> None:
-        """Its incarnation has failed."""
+        """Its incarnation has failed, or it was lost while it delivered."""
         self.failures = 1 if now - self.failed_at > FORGIVEN_S else self.failures + 1
         self.failed_at = now
 
@@ -171,11 +175,15 @@ class Peers:
         """Up to where each has read DDL."""
         self._behind_s: dict[str, float] = {}
         """For how long others have read on in DDL while one has not."""
+        self._failed: dict[str, tuple[int, float]] = {}
+        """Of those that were forgotten within `FORGIVEN_S`, `Peer.failures` and `Peer.failed_at`."""
 
     def __getitem__(self, capture: str) -> Peer:
         found = self._all.get(capture)
         if found is None:
             found = self._all[capture] = Peer(capture)
+            if (failed := self._failed.pop(capture, None)) is not None:
+                found.failures, found.failed_at = failed
         return found
 
     def __iter__(self) -> Iterator[Peer]:
@@ -185,10 +193,12 @@ class Peers:
         """None: nothing was ever said to it."""
         return self._all.get(capture)
 
-    def forget(self, captures: Iterable[str]) -> None:
-        """They are gone, and were asked for nothing."""
+    def forget(self, captures: Iterable[str], now: float) -> None:
+        """They are gone, and were asked for nothing. How often they have failed is kept for `FORGIVEN_S`."""
         for capture in captures:
-            self._all.pop(capture, None)
+            if (peer := self._all.pop(capture, None)) is not None and peer.failures:
+                self._failed[capture] = peer.failures, peer.failed_at
+        self._failed = {name: one for name, one in self._failed.items() if now - one[1] <= FORGIVEN_S}
 
     @property
     def running(self) -> list[Peer]:

@@ -25,6 +25,8 @@ from tidegate.server.sharing import Plan
 
 LOG: Final = logging.getLogger(__name__)
 
+DRAINED_S: Final = 86_400.0
+"""How long a capture that is not there stays drained. Its process may have lost its session for a while."""
 COUNTED_S: Final = 1.0
 """For so long the numbers of changefeeds by capture are good: they are asked for by each feed."""
 
@@ -36,6 +38,8 @@ class Placement:
         self.node, self._feeds = node, feeds
         self._counted_at = float("-inf")
         self._counted = Counter[str]()
+        self._gone_at: dict[str, float] = {}
+        """Drained captures that are not there, each with the time at which this owner saw that first."""
 
     def burdens(self) -> Counter[str]:
         """How many changefeeds each capture delivers for; at most a second old."""
@@ -120,14 +124,22 @@ class Placement:
         return self.left_on(capture)
 
     async def note_drained(self) -> None:
-        """Which captures are drained, by what is stored; one that has started again is not."""
-        node, front = self.node, drained_prefix(self.node.cluster)
+        """Which captures are drained, by what is stored; one that has started again is not.
+
+        Nor is one that has been away for `DRAINED_S`: its data folder may be gone, and nobody would ever
+        remove its key. That is safe, because the key fences nobody. It only says who is given nothing.
+        """
+        node, front, now = self.node, drained_prefix(self.node.cluster), self.node.clock.monotonic()
         ids = node.ids()
         for kv in await node.under(front):
-            name = kv.key.removeprefix(front)
-            if ids.get(name, kv.value.decode()) != kv.value.decode():
+            name, process = kv.key.removeprefix(front), kv.value.decode()
+            if name in ids:
+                self._gone_at.pop(name, None)
+            gone_for_s = 0.0 if name in ids else now - self._gone_at.setdefault(name, now)
+            if ids.get(name, process) != process or gone_for_s > DRAINED_S:
                 await node.write(Delete(kv.key))
                 node.drained.discard(name)
+                self._gone_at.pop(name, None)
             else:
                 node.drained.add(name)
 

@@ -117,13 +117,16 @@ class ProcessorReports:
     ) -> list[Finding]:
         """Note a message. `owner`: None while there is none. `loading`: whether the initial load goes on."""
         header = message.header
-        if header.capture_epoch > peer.latest[0]:
-            peer.met_at = now  # another process: it is to show that it lasts
+        is_other_process = header.capture_epoch > peer.latest[0]
+        if is_other_process:
+            peer.met_at = now  # it is to show that it lasts
         is_state = not isinstance(message, Checkpoint)
         if not peer.receive(now, header.capture_epoch, header.sequence, is_state=is_state):
             return []
         if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
             # Its process has started again: what the earlier one was given may not begin a second time.
+            if is_other_process:
+                peer.fails(now)
             return [Restarted(peer.capture)]
         match message:
             case Sync():

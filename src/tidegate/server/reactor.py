@@ -43,6 +43,7 @@ from tidegate.server.new_feed import NewFeed
 from tidegate.server.node import Node
 from tidegate.server.placement import Placement
 from tidegate.server.repartition import check_repartition
+from tidegate.server.unreadable import UnreadableFeed
 from tidegate.sink.registry import widen
 
 LOG: Final = logging.getLogger(__name__)
@@ -84,10 +85,8 @@ class Reactor:
             named = feed_of_key(key)
             if named is None or named[1] != "info":
                 continue
-            info = FeedInfo.from_bytes(found.value)
             status = stored.get(feed_key(node.cluster, named[0], "status"))
-            known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
-            self.feeds[named[0]] = Feed(node, named[0], info, known)
+            self._take_up(named[0], found.value, status.value if status is not None else None)
         if node.shared:
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
             await self.placement.note_drained()
@@ -102,6 +101,19 @@ class Reactor:
         for task in self._tasks:
             task.add_done_callback(self._on_end)
 
+    def _take_up(self, feed: FeedId, stored: bytes, status: bytes | None) -> None:
+        """Make a stored feed. One that cannot be read is set aside, whatever is wrong with it: otherwise
+        every capture that is elected would end because of it.
+        """
+        try:
+            info = FeedInfo.from_bytes(stored)
+            known = FeedStatus.from_bytes(status) if status is not None else FeedStatus(info.start_ts)
+            self.feeds[feed] = Feed(self.node, feed, info, known)
+        except Exception as error:
+            self.node.post.owners.pop(str(feed), None)
+            found = self.feeds.unreadable[feed] = UnreadableFeed.of(feed, stored, status, error)
+            event(LOG, logging.ERROR, "changefeed cannot be read", changefeed=str(feed), why=found.why)
+
     async def stop(self) -> None:
         """End all feeds; their stored state stays, and other captures go on with their part of them."""
         self.node.leaving = True
@@ -110,6 +122,8 @@ class Reactor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for feed in self.feeds.values():
             metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may have them from now on
+        for name in self.feeds.unreadable:
+            metrics.forget_feed(name.namespace, name.name)
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
 
     async def resign(self, take_ownership: Callable[[], int]) -> None:
@@ -189,19 +203,38 @@ class Reactor:
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
         node = self.node
+        if feed in self.feeds.unreadable:
+            await self._remove_unreadable(feed)
+            return
         async with self.feeds.in_turn(feed) as found:
             await found.stop(forget=True)
-            await node.write(
-                Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
-            )
-            await self.crew.end(feed)
-            await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+            await self._delete(feed)
             await self._forget_progress(found)
             # Last: a feed of the same name has folder and progress in the same place.
             del self.feeds[feed]
             node.post.owners.pop(str(feed), None)
         await self.history.tend(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
+
+    async def _remove_unreadable(self, feed: FeedId) -> None:
+        """Its sink is not known, so its progress stays there. A changefeed of the same name has another
+        `FeedInfo.instance`, which tells its records from these, and fences what still writes under a grant of
+        this one. Other captures end its processors, because it is not stored any more.
+        """
+        await self._delete(feed)
+        self.feeds.unreadable.pop(feed, None)
+        metrics.forget_feed(feed.namespace, feed.name)
+        await self.history.tend(force=True)
+        event(LOG, logging.WARNING, "changefeed removed", changefeed=str(feed), why="it could not be read")
+
+    async def _delete(self, feed: FeedId) -> None:
+        """What is stored of it, and what this capture has; all but its grants."""
+        node = self.node
+        await node.write(
+            Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
+        )
+        await self.crew.end(feed)
+        await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
 
     async def _forget_progress(self, feed: Feed) -> None:
         try:

@@ -286,17 +286,15 @@ class Sharing:
         """Why those who deliver now cannot go on so; empty: they can.
 
         `known`: up to where the owner knows DDL; None: it has not begun to read.
-        Also sets `is_owner_cut_off`.
+        Those that are lost count as failed. Also sets `is_owner_cut_off`.
         """
-        there = self.node.others()
-        for peer in self.peers.running:
-            if peer.capture == self.node.capture:
-                continue
-            if peer.capture not in there:
-                return f"capture {peer.capture} is gone"
-            if not peer.answers(self.node.owner_rev, now):
-                what = "has received nothing from the owner" if peer.is_deaf(now) else "has been silent"
-                return f"capture {peer.capture} {what} for {SILENT_S:.0f} s"
+        others = (peer for peer in self.peers.running if peer.capture != self.node.capture)
+        why = {peer.capture: words for peer in others if (words := self._why_lost(peer, now))}
+        for name in why:
+            # Or a capture that crashes as soon as it delivers would end everybody's work for ever.
+            self.peers[name].fails(now)
+        if why:
+            return next(iter(why.values()))
         cut_off = self.peers.cut_off(now, self.node.capture, known)
         self.is_owner_cut_off = self.node.capture in cut_off
         for name in cut_off:
@@ -304,6 +302,15 @@ class Sharing:
                 self.peers[name].fails(now)
                 return f"capture {name} has received nothing from upstream for {CUT_OFF_S:.0f} s"
         return ""
+
+    def _why_lost(self, peer: Peer, now: float) -> str:
+        """Why a capture that delivers cannot be asked for anything any more; empty: it can."""
+        if peer.capture not in self.node.others():
+            return f"capture {peer.capture} is gone"
+        if peer.answers(self.node.owner_rev, now):
+            return ""
+        what = "has received nothing from the owner" if peer.is_deaf(now) else "has been silent"
+        return f"capture {peer.capture} {what} for {SILENT_S:.0f} s"
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
         """Why it is to be divided in another way now, empty if it is not; and who is to prepare for that."""

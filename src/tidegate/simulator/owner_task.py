@@ -462,7 +462,8 @@ class OwnerTask:
         """What a processor says. Of what it does the latest word counts; of how far it is, each."""
         header, now = message.header, self._time.now
         is_state = not isinstance(message, Checkpoint)
-        if header.capture_epoch > peer.latest[0]:
+        is_other_process = header.capture_epoch > peer.latest[0]
+        if is_other_process:
             peer.met_at = now
         is_latest = peer.receive(now, header.capture_epoch, header.sequence, is_state=is_state)
         if not is_latest and "order" not in self._off:
@@ -471,6 +472,8 @@ class OwnerTask:
         restarted = asked is not None and header.capture_epoch > asked.header.capture_epoch
         if peer.runs and restarted and "once" not in self._off:
             self._reshare = self._reshare or f"capture {peer.capture} has started again"
+            if is_other_process:
+                peer.fails(now)
             return
         match message:
             case Sync():
@@ -594,7 +597,7 @@ class OwnerTask:
         for peer in away:
             peer.asked, peer.coming = None, ()
         gone = [peer.capture for peer in away]
-        self.peers.forget(gone)
+        self.peers.forget(gone, now)
         sharing.forget(gone)
         known = self.owner.barrier.resolved if self.owner is not None else None
         self._reshare = self._reshare or sharing.lost(now, known)

@@ -263,9 +263,11 @@ class Sink(Protocol):
         """
         ...
 
-    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+    def fence(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> dict[str, bytes]:
         """Fence every writer of the feed on these captures, in the slots below each one's number; then
-        what is durable, by key.
+        what is durable, by key. `alive` is called when one of many writers is fenced.
         """
         ...
 

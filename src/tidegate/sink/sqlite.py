@@ -65,7 +65,9 @@ class Ledger:
         """Whether it is the same file."""
         return self.path == other.path
 
-    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+    def fence(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> dict[str, bytes]:
         """As `Sink.fence`."""
         with closing(self.connect()) as connection:
             with exclusive(connection):

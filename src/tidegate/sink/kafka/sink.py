@@ -89,11 +89,13 @@ class KafkaSink:
         feed = self._feed
         return KafkaOwnerSink(self._uri, self._config, name, self.progress_topic, feed.instance, marks, prove)
 
-    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+    def fence(
+        self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
+    ) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
         ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
         names = [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
-        fence_slots(self._uri, self._config, names)
+        fence_slots(self._uri, self._config, names, alive)
         prove()
         return read_records(self._uri, self._kafka, self.progress_topic)
 

@@ -298,8 +298,13 @@ FENCES_AT_ONCE: Final = 32
 """Each has a client with connections to all brokers."""
 
 
-def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None:
-    """Initialise every slot once, so that no writer of an older incarnation can commit any more."""
+def fence_slots(
+    uri: SinkUri, config: ReplicaConfig, ids: Sequence[str], alive: Callable[[], None] = lambda: None
+) -> None:
+    """Initialise every slot once, so that no writer of an older incarnation can commit any more.
+
+    `alive` is called after each, in the caller's thread: thousands of them take minutes.
+    """
 
     def fence(one: str) -> None:
         try:
@@ -309,4 +314,5 @@ def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None
 
     # Each waits mostly for the broker to abort what its predecessor left open.
     with ThreadPoolExecutor(min(max(1, len(ids)), FENCES_AT_ONCE), thread_name_prefix="fence") as pool:
-        list(pool.map(fence, ids))
+        for _ in pool.map(fence, ids):
+            alive()
