@@ -164,17 +164,17 @@ def _between(said: KnownDdl) -> str:
     return f"({said.after}, {said.upto}]"
 
 
-def _call(act: Callable[[Owner], object]) -> Callable[[OwnerScript, Command], str]:
+def _call(method: str) -> Callable[[OwnerScript, Command], str]:
     def run(script: OwnerScript, _: Command) -> str:
-        act(script.owner)
+        getattr(script.owner, method)()
         return ""
 
     return run
 
 
-def _call_with_number(act: Callable[[Owner, int], object]) -> Callable[[OwnerScript, Command], str]:
+def _call_with_number(method: str) -> Callable[[OwnerScript, Command], str]:
     def run(script: OwnerScript, command: Command) -> str:
-        act(script.owner, int(command.words[0]))
+        getattr(script.owner, method)(int(command.words[0]))
         return ""
 
     return run
@@ -201,13 +201,13 @@ ACTS: Final[dict[str, Callable[[OwnerScript, Command], str]]] = {
     "tick": OwnerScript._tick,
     "due": OwnerScript._due,
     "state": OwnerScript._state,
-    "sink-lost": _call(Owner.sink_lost),
-    "load-done": _call(Owner.load_done),
-    "persist-failed": _call(Owner.persist_failed),
-    "synced": _call_with_number(Owner.synced),
-    "persisted": _call_with_number(Owner.persisted),
-    "ddl-done": _call_with_number(Owner.ddl_done),
-    "resolved-done": _call_with_number(Owner.resolved_done),
-    "repartition-done": _call_with_number(Owner.repartition_done),
-    "ask-repartition": _call_with_number(Owner.ask_repartition),
+    "sink-lost": _call("sink_lost"),
+    "load-done": _call("load_done"),
+    "persist-failed": _call("persist_failed"),
+    "synced": _call_with_number("synced"),
+    "persisted": _call_with_number("persisted"),
+    "ddl-done": _call_with_number("ddl_done"),
+    "resolved-done": _call_with_number("resolved_done"),
+    "repartition-done": _call_with_number("repartition_done"),
+    "ask-repartition": _call_with_number("ask_repartition"),
 }

@@ -214,9 +214,9 @@ def _ranges(found: Iterable[RangeProgress]) -> list[str]:
     return [f"{shown(one.id)} durable to {one.checkpoint_ts} received to {one.resolved_ts}" for one in found]
 
 
-def _call(act: Callable[[Processor], object]) -> Callable[[ProcessorScript, Command], str]:
+def _call(method: str) -> Callable[[ProcessorScript, Command], str]:
     def run(script: ProcessorScript, _: Command) -> str:
-        act(script.processor)
+        getattr(script.processor, method)()
         return ""
 
     return run
@@ -248,7 +248,7 @@ ACTS: Final[dict[str, Callable[[ProcessorScript, Command], str]]] = {
     "says": ProcessorScript._says,
     "tick": ProcessorScript._tick,
     "state": ProcessorScript._state,
-    "confirm": _call(Processor.confirm),
-    "close": _call(Processor.close),
-    "given-up": _call(Processor.given_up),
+    "confirm": _call("confirm"),
+    "close": _call("close"),
+    "given-up": _call("given_up"),
 }

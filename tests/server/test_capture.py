@@ -67,6 +67,7 @@ class Running:
         event_store_bytes: int = 0,
         etcd: str = "",
         tls: Tls | None = None,
+        record: Path | None = None,
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -82,6 +83,7 @@ class Running:
             session_ttl_s=8,
             standing_by=self._ready,
             api_tls=tls,
+            record=record,
         )
         self.address = ""
         self._up = threading.Event()

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
+from tidegate.control.trace import replay
 from tidegate.server import feed as feeds
 from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.courier import Courier
 from tidegate.server.peers import SILENT_S
+from tidegate.server.recorder import segments
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
@@ -45,12 +47,21 @@ def start(upstream: EmbeddedUpstream, etcd: str, tmp_path: Path) -> Iterator[Sta
     running: dict[str, Running] = {}
 
     def one(name: str, tls: Tls | None = None) -> Running:
-        running[name] = Running(upstream.pd_addr, tmp_path / name, tmp_path / "out", etcd=etcd, tls=tls)
+        record, out = tmp_path / "record" / name, tmp_path / "out"
+        running[name] = Running(upstream.pd_addr, tmp_path / name, out, etcd=etcd, tls=tls, record=record)
         return running[name]
 
     yield one
     for each in running.values():
         each.stop()
+    for path in recorded(tmp_path):
+        with path.open("rb") as lines:
+            assert replay(lines).difference is None, "what the machines did is not what their events bring"
+
+
+def recorded(folder: Path) -> list[Path]:
+    """The records of all captures."""
+    return [path for one in sorted((folder / "record").iterdir()) for path in segments(one)]
 
 
 def shares(running: Running) -> dict[str, int]:
@@ -108,6 +119,32 @@ def test_captures_come_and_go_and_all_rows_arrive_once(
     wait_for(lambda: list(shares(third)) == [third.address], "it delivers all")
     delivers(third, bank)
     check_order(third.lines("one"))
+
+
+def test_the_record_of_a_run_replays_and_one_changed_effect_is_found(
+    start: Start, bank: BankWorkload, fenced: list[set[str]], tmp_path: Path
+) -> None:
+    """The captures have threads, etcd and a network; the machines must have nothing but their events."""
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    delivers(first, bank)
+    second.stop()
+    wait_for(lambda: list(shares(first)) == [first.address], "what is left delivers all")
+    first.stop()
+    done = [(path, replay(path.open("rb"))) for path in recorded(tmp_path)]
+    assert all(one.difference is None for _, one in done)
+    (owner,) = [path for path, one in done if one.machine == "owner"]
+    assert len([one for _, one in done if one.machine == "processor" and one.events > 100]) == 2
+    lines = owner.read_bytes().splitlines(keepends=True)
+    events = [json.loads(line) for line in lines[1:]]
+    seen = {one["event"] for one in events}
+    assert {"grant", "learn", "report", "running", "sink_open", "resolved_done", "persisted"} <= seen
+    at = next(at for at, one in enumerate(events, 1) if one["event"] == "tick" and one["gave"])
+    lines[at] = json.dumps(events[at - 1] | {"gave": []}).encode() + b"\n"
+    found = replay(lines).difference
+    assert found is not None
+    assert (found.line, found.event, found.what, found.recorded) == (at + 1, "tick", "effects", "[]")
 
 
 def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(

@@ -14,6 +14,7 @@ from tidegate import __version__
 from tidegate.cli import capture, changefeed, consumer, quarantine, topic, upstream
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
+from tidegate.cli.replay import replay
 from tidegate.cli.server import server
 from tidegate.cli.simulate import simulate
 from tidegate.cli.verify import verify
@@ -102,6 +103,7 @@ app.add_typer(quarantine.app, name="quarantine")
 app.command()(compare)
 app.command()(verify)
 app.command()(simulate)
+app.command()(replay)
 
 
 def main() -> None:

@@ -98,6 +98,13 @@ def server(
             min=0.0, max=0.9, help="Share of the disk that the event store leaves free, 20 GiB at most."
         ),
     ] = 0.05,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record in this folder what owners and processors decide, for `tidegate replay`; it takes "
+            "256 MiB at most."
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
@@ -144,6 +151,7 @@ def server(
             session_ttl_s=session_ttl,
             token=Token.from_environment(),
             api_tls=secured,
+            record=record.absolute() if record is not None else None,
             standing_by=partial(_say_standing_by, as_json=as_json),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )

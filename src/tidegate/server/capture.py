@@ -62,6 +62,7 @@ from tidegate.server.puller_process import store_dir
 from tidegate.server.pullers import PullerOptions, Pullers
 from tidegate.server.reactor import Reactor
 from tidegate.server.readers import Readers
+from tidegate.server.recorder import Recorder, follow_nothing
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Connection, ControlSocket
@@ -113,6 +114,8 @@ class Options:
     """What the other captures ask for, as this one does."""
     api_tls: Tls | None = None
     """With what the API speaks TLS, on all captures of a cluster; None: it does not."""
+    record: Path | None = None
+    """Where it is recorded what owners and processors decide; None: it is not."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -206,6 +209,7 @@ class Capture:
             shared=f"{SCHEME}{options.etcd}" if options.etcd else "",
             gc_ttl_s=options.gc_ttl_s,
             ballast=ballast,
+            follow=follow_nothing if options.record is None else Recorder(options.record).follow,
         )
         self.reactor = Reactor(self.node)
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tidegate.config.values import TABLE_MODE
+from tidegate.control import trace
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
@@ -98,6 +99,7 @@ class Crew:
         if feed in self.processors:
             return  # it ends, and lets go of spans that the next one would hold: what is said is said again
         processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
+        self.node.follow(trace.PROCESSOR, str(feed), processor.machine)
         self.processors[feed] = processor
         self.node.post.processors[changefeed] = processor.box
         processor.start()

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final, assert_never
 
 from tidegate import metrics
+from tidegate.control import trace
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
 from tidegate.control.gc import History
@@ -336,6 +337,7 @@ class Feed(FeedLife):
             resolved_interval_s=interval,
             quiet_interval_s=self.node.pulse.calmer_s(self.captured.store),
         )
+        self.node.follow(trace.OWNER, str(self.id), self.owner)
         self.owner.learn(batches, known)
 
     def _definitions(self) -> list[DdlEvent]:

@@ -40,6 +40,7 @@ from tidegate.server.feed_plan import Paths
 from tidegate.server.owner_sink import OpenSink
 from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
+from tidegate.server.recorder import Follow, follow_nothing
 from tidegate.server.spans import SpanRegistry
 
 KEYS_MAX: Final = 128
@@ -101,6 +102,8 @@ class Node:
     """What PD keeps for us, by keyspace; -1: of what is in none."""
     upstream_ms: Callable[[], int] | None = None
     """PD's physical time, once somebody asks PD for it."""
+    follow: Follow = follow_nothing
+    """Records what a machine decides from now on (`server.recorder`)."""
     ended: Callable[[asyncio.Task[None]], None] = lambda task: None
     """Called when a task of the capture has ended that never should."""
     is_owner: bool = False

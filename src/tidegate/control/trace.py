@@ -1,0 +1,367 @@
+"""A record of what a machine is told and what it answers, and its replay. Pure.
+
+    machine --Tap--> lines of JSON --replay--> a fresh machine: does it answer the same?
+
+The machines decide from their events alone, so the events of a real run, given to a fresh machine, must bring
+the recorded effects. If they do not, the machine reads something that is no event of its own, or the code has
+changed since, or the record has.
+
+A segment is a head and the events after it, one JSON object a line:
+
+    {"trace": 1, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
+
+    state   all that the machine holds when the segment begins
+    set     attributes that were changed from outside since the event before
+    gave    what the call returned; or `raised`: the name of the exception
+    shows   what can be read of the machine after it (`Kind.shows`)
+
+Values that JSON has no form for are objects of one member, which names the form: `{"tuple": [...]}`,
+`{"bytes": "6b"}`, `{"Span": {...}}`. DDL text is in the record, rows and table definitions are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from types import ModuleType
+from typing import Any, Final
+
+import orjson
+
+from tidegate import __version__, errors
+from tidegate.control import barrier, ddl_log, messages, metadata
+from tidegate.control import owner as owner_machine
+from tidegate.control import processor as processor_machine
+from tidegate.control.ddl_log import DdlLog
+from tidegate.control.owner import Owner
+from tidegate.control.processor import Processor
+from tidegate.errors import InvalidInput, TidegateError
+from tidegate.model import ddl, reports, span
+
+VERSION: Final = 1
+"""Of the form of the lines. Another one is refused."""
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of machine, and which of its methods are events."""
+
+    name: str
+    type: type[Owner] | type[Processor]
+    events: tuple[str, ...]
+    """Methods that change it. All others only read."""
+    inputs: tuple[str, ...]
+    """Attributes that are set from outside."""
+    shows: tuple[str, ...]
+    """What others read of it after an event."""
+
+
+OWNER: Final = Kind(
+    "owner",
+    Owner,
+    events=(
+        *("grant", "learn", "receive_ddl", "running", "report", "synced", "tick"),
+        *("sink_open", "sink_lost", "ddl_done", "resolved_done", "repartition_done", "ask_repartition"),
+        *("load_done", "persisted", "persist_failed"),
+    ),
+    inputs=("quiet_interval_s",),
+    shows=("checkpoint", "persisted_ts", "resolved_sent", "barrier.bound", "lags"),
+)
+PROCESSOR: Final = Kind(
+    "processor",
+    Processor,
+    events=(
+        *("receive", "sync_soon", "raise_to", "confirm", "open", "close", "learn", "passed", "started"),
+        *("report", "idle", "resolve", "over", "given_up", "failed", "tick"),
+    ),
+    inputs=("status", "needs", "ready", "received", "coming", "loads"),
+    shows=("is_open", "is_running", "known", "bound", "reach", "waiting"),
+)
+KINDS: Final = {kind.name: kind for kind in (OWNER, PROCESSOR)}
+
+# --- values as JSON ------------------------------------------------------------------------------------
+
+_MODULES: Final = (
+    *(barrier, ddl, ddl_log, messages, metadata, owner_machine, processor_machine, reports, span),
+)
+_LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
+"""Members that no machine reads, and that may be large."""
+
+
+def _defined_in(module: ModuleType) -> list[type]:
+    return [
+        one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__
+    ]
+
+
+_DEFINED: Final = {one.__name__: one for module in _MODULES for one in _defined_in(module)}
+_ERRORS: Final = {one.__name__: one for one in _defined_in(errors) if issubclass(one, TidegateError)}
+
+
+def encode(value: Any) -> Any:
+    """A value of the machines as JSON has it. Raises TypeError for what they never hold."""
+    match value:
+        case StrEnum():
+            return {"enum": [type(value).__name__, value.value]}
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": str(value)}
+        case bytes():
+            return {"bytes": value.hex()}
+        case list():
+            return [encode(one) for one in value]
+        case tuple():
+            return {"tuple": [encode(one) for one in value]}
+        case deque():
+            return {"deque": [encode(one) for one in value]}
+        case frozenset():
+            return {"frozenset": _sorted(value)}
+        case Set():
+            return {"set": _sorted(value)}
+        case Mapping():
+            return {"map": [[encode(key), encode(one)] for key, one in value.items()]}
+        case DdlLog():
+            return {"DdlLog": {name: encode(one) for name, one in vars(value).items()}}
+        case TidegateError():
+            said = [value.what, value.where, value.why, value.fix]
+            return {"error": [type(value).__name__, *map(str, said)]}
+    name = type(value).__name__
+    if not is_dataclass(value) or _DEFINED.get(name) is not type(value):
+        raise TypeError(f"{name} has no form in a record")
+    left_out = _LEFT_OUT.get(name, frozenset())
+    names = [one.name for one in fields(value)]
+    return {name: {one: None if one in left_out else encode(getattr(value, one)) for one in names}}
+
+
+def decode(form: Any) -> Any:
+    """The inverse of `encode`. Raises ValueError for a form that it does not know."""
+    if isinstance(form, list):
+        return [decode(one) for one in form]
+    if not isinstance(form, dict):
+        return form
+    ((name, body),) = form.items()
+    if (build := _BUILDERS.get(name)) is not None:
+        return build(body)
+    kind = _DEFINED.get(name)
+    if kind is None:
+        raise ValueError(f"a value of the form {name!r:.80} is not known")
+    members = {key: decode(one) for key, one in body.items()}
+    return _filled(kind, members) if kind is DdlLog else kind(**members)
+
+
+def _sorted(values: Iterable[Any]) -> list[Any]:
+    """Sets have no order of their own, and a record must be the same each time."""
+    return sorted(map(encode, values), key=orjson.dumps)
+
+
+def _filled(kind: type, members: Mapping[str, Any]) -> Any:
+    made: Any = object.__new__(kind)
+    vars(made).update(members)
+    return made
+
+
+def _enum(body: list[str]) -> Any:
+    name, value = body
+    return _DEFINED[name](value)
+
+
+def _error(body: list[str]) -> TidegateError:
+    name, what, where, why, fix = body
+    return _ERRORS[name](what, where=where, why=why, fix=fix)
+
+
+_BUILDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "enum": _enum,
+    "float": float,
+    "bytes": bytes.fromhex,
+    "tuple": lambda body: tuple(map(decode, body)),
+    "deque": lambda body: deque(map(decode, body)),
+    "frozenset": lambda body: frozenset(map(decode, body)),
+    "set": lambda body: set(map(decode, body)),
+    "map": lambda body: {decode(key): decode(one) for key, one in body},
+    "error": _error,
+}
+
+# --- recording -----------------------------------------------------------------------------------------
+
+
+class Tap:
+    """Writes down the events of one machine. It stays on the machine as long as that lives.
+
+    `write` gets each event after the machine has taken it. A call that the machine makes itself is no event.
+    """
+
+    def __init__(
+        self, kind: Kind, name: str, machine: Owner | Processor, write: Callable[[Record], None]
+    ) -> None:
+        assert type(machine) is kind.type
+        self._kind, self._name, self._machine, self._write = kind, name, machine, write
+        self._number = 0
+        self._busy = False
+        self._inputs = self._inputs_now()
+        for event in kind.events:
+            setattr(machine, event, partial(self._call, event, getattr(machine, event)))
+
+    def head(self) -> Record:
+        """The first line of a segment that begins now."""
+        held = {name: one for name, one in vars(self._machine).items() if name not in self._kind.events}
+        what = {"trace": VERSION, "release": __version__, "machine": self._kind.name, "name": self._name}
+        return what | {"state": {name: encode(one) for name, one in held.items()}}
+
+    def _inputs_now(self) -> Record:
+        return {name: encode(getattr(self._machine, name)) for name in self._kind.inputs}
+
+    def _call(self, event: str, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self._busy:
+            return method(*args, **named)
+        given = [list(one) if isinstance(one, Iterator) else one for one in args]
+        before, self._inputs = self._inputs, self._inputs_now()
+        self._number += 1
+        record: Record = {"n": self._number, "event": event}
+        record["set"] = {name: one for name, one in self._inputs.items() if before[name] != one}
+        record["args"] = [encode(one) for one in given]
+        record["named"] = {name: encode(one) for name, one in named.items()}
+        self._busy = True
+        try:
+            gave = method(*given, **named)
+            record["gave"] = encode(gave)
+            return gave
+        except Exception as error:
+            record["raised"] = type(error).__name__
+            raise
+        finally:
+            self._busy = False
+            record["shows"] = _shown(self._kind, self._machine)
+            self._write(record)
+
+
+def _shown(kind: Kind, machine: Owner | Processor) -> list[Any]:
+    return [encode(attrgetter(name)(machine)) for name in kind.shows]
+
+
+# --- replaying -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a fresh machine does something else than the record says."""
+
+    line: int
+    """Of the segment, from 1 on; the head is line 1."""
+    event: str
+    what: str
+    """`effects`, `exception`, the name of what it shows, or `number`: events are missing before this one."""
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What came of a segment."""
+
+    machine: str
+    name: str
+    release: str
+    """That recorded it."""
+    events: int
+    """How many gave what was recorded."""
+    difference: Difference | None
+    torn: bool = False
+    """Whether the last line is cut off, as it is when the process was killed: it does not count."""
+
+
+def replay(lines: Iterable[bytes]) -> Replayed:
+    """Give the events of a segment to a fresh machine, up to the first difference.
+
+    `lines` with their ends. Raises InvalidInput for what is no record of this version.
+    """
+    source = iter(lines)
+    head = _parsed(next(source, b""), 1)
+    if head.get("trace") != VERSION or head.get("machine") not in KINDS:
+        raise InvalidInput(
+            "this is no record of a machine that this release can replay",
+            where="line 1",
+            why=f"it says trace {head.get('trace')!r:.40}, machine {head.get('machine')!r:.40}",
+            fix=f"give files that `tidegate server --record` wrote, of version {VERSION}",
+        )
+    kind = KINDS[head["machine"]]
+    try:
+        machine = _filled(kind.type, {name: decode(one) for name, one in head["state"].items()})
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(1, error) from error
+    done, number, torn = 0, None, False
+    found = Replayed(kind.name, str(head.get("name", "")), str(head.get("release", "")), 0, None)
+    for line, text in enumerate(source, start=2):
+        if not text.endswith(b"\n"):
+            torn = True
+            break
+        record = _parsed(text, line)
+        try:
+            difference = _missing(record, number, line) or _differs(kind, machine, record, line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unreadable(line, error) from error
+        if difference is not None:
+            return Replayed(found.machine, found.name, found.release, done, difference)
+        number, done = record["n"], done + 1
+    return Replayed(found.machine, found.name, found.release, done, None, torn)
+
+
+def _missing(record: Record, before: int | None, line: int) -> Difference | None:
+    if before is None or record["n"] == before + 1:
+        return None
+    return Difference(line, record["event"], "number", str(record["n"]), str(before + 1))
+
+
+def _differs(kind: Kind, machine: Any, record: Record, line: int) -> Difference | None:
+    """Make one call; the first thing that is not as recorded."""
+    event = record["event"]
+    if event not in kind.events or not record["set"].keys() <= set(kind.inputs):
+        raise ValueError(f"{event!r:.40} is no event of this machine, or sets what is no input of it")
+    for name, form in record["set"].items():
+        setattr(machine, name, decode(form))
+    args, named = decode(record["args"]), {name: decode(one) for name, one in record["named"].items()}
+    raised = gave = None
+    try:
+        gave = encode(getattr(machine, event)(*args, **named))
+    except Exception as error:  # the record says which one is right
+        raised = type(error).__name__
+    shows = zip(kind.shows, record["shows"], _shown(kind, machine), strict=True)
+    compared = chain(
+        [("exception", record.get("raised"), raised), ("effects", record.get("gave"), gave)], shows
+    )
+    for what, recorded, replayed in compared:
+        if recorded != replayed:
+            return Difference(line, event, what, _text(recorded), _text(replayed))
+    return None
+
+
+def _parsed(text: bytes, line: int) -> Record:
+    try:
+        found = orjson.loads(text)
+    except ValueError as error:
+        raise _unreadable(line, error) from error
+    if not isinstance(found, dict):
+        raise _unreadable(line, ValueError("it is no JSON object"))
+    return found
+
+
+def _unreadable(line: int, error: Exception) -> InvalidInput:
+    return InvalidInput(
+        "a line of the record cannot be read",
+        where=f"line {line}",
+        why=f"{type(error).__name__}: {error}"[:500],
+        fix="the file was changed or damaged since it was written: take another one",
+    )
+
+
+def _text(form: Any) -> str:
+    return orjson.dumps(form).decode()
