@@ -23,9 +23,9 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.server import capture
 from tidegate.server.capture import Options
-from tidegate.server.feed import Feed
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.processor import FeedProcessor
+from tidegate.server.replication import Replication
 from tidegate.sink.base import OwnerSink
 
 WRITE_S: Final = 0.2
@@ -44,11 +44,11 @@ class TickClock:
 
     def wrap(self) -> None:
         """Put the clock around the ticks of owners and processors."""
-        tick, step = Feed._tick, FeedProcessor._step
+        tick, step = Replication._tick, FeedProcessor._step
 
-        def timed_tick(feed: Feed) -> None:
+        def timed_tick(replication: Replication) -> None:
             began = time.thread_time()
-            tick(feed)
+            tick(replication)
             self.add("owner", time.thread_time() - began)
 
         async def timed_step(processor: FeedProcessor) -> None:
@@ -56,7 +56,7 @@ class TickClock:
             await step(processor)  # without a new Dispatch it awaits nothing
             self.add("processor", time.thread_time() - began)
 
-        for owner, name, timed in ((Feed, "_tick", timed_tick), (FeedProcessor, "_step", timed_step)):
+        for owner, name, timed in ((Replication, "_tick", timed_tick), (FeedProcessor, "_step", timed_step)):
             setattr(owner, name, timed)
 
     def write(self, path: Path) -> None:

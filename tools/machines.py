@@ -39,7 +39,7 @@ from tidegate.etcd.session import LocalLease
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server import feed, peers, processor_link
+from tidegate.server import jobs, peers, processor_link
 from tidegate.server import sharing as division
 from tidegate.server.peers import Peer
 
@@ -547,7 +547,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         division, ("CAPTURES_S", "BALANCE_S", "IDLE_LOAD", "WORTH", "TOLERANCE", "UNEVEN")
     ),
     "round-times": lambda: constants(processor_link, ("MEET_S", "AGAIN_S", "GIVE_UP_TRIES")),
-    "incarnation-times": lambda: constants(feed, ("JOBS_S",)),
+    "incarnation-times": lambda: constants(jobs, ("JOBS_S",)),
     "watchdog": dog,
     "watchdog-times": lambda: constants(watchdog, ("STEP_MAX_S",)),
     "gc": guard,

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
 from tidegate.control.trace import replay
-from tidegate.server import feed as feeds
+from tidegate.server import feed_shares
 from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.courier import Courier
 from tidegate.server.peers import SILENT_S
@@ -37,7 +37,7 @@ Start = Callable[..., Running]
 def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
-    monkeypatch.setattr(feeds, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
+    monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
     monkeypatch.setattr("tidegate.server.sharing.JOIN_S", 0.5)
     return found
 

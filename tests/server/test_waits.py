@@ -23,10 +23,12 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
-from tidegate.server.feed import TICK_S, Feed
 from tidegate.server.feed_plan import Paths
+from tidegate.server.owner_ddl import OwnerDdl
+from tidegate.server.owner_effects import OwnerEffects
 from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
 from tidegate.server.pulse import CALMER_S, RESTS, Pulse
+from tidegate.server.replication import TICK_S, Replication
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
@@ -41,7 +43,7 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
 
     async def scenario() -> None:
         feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 600)
-        loop = asyncio.create_task(Feed._pause(feed))
+        loop = asyncio.create_task(Replication._pause(feed))
         await asyncio.sleep(0.005)
         feed._wake.set()
         loop.cancel()
@@ -53,7 +55,7 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
 
 def test_a_loop_that_is_not_woken_goes_on() -> None:
     feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 0.02)
-    asyncio.run(Feed._pause(feed))
+    asyncio.run(Replication._pause(feed))
     assert not feed._wake.is_set()
 
 
@@ -78,13 +80,13 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     node = SimpleNamespace(clock=clock, pulse=Pulse(), shared="")
     feed: Any = SimpleNamespace(
         owner=owner,
-        _behind=False,
-        node=node,
-        captured=SimpleNamespace(store=STORE),
-        _sink_thread=None,
-        _jobs=set(),
+        ddl=SimpleNamespace(is_behind=False),
+        sink=SimpleNamespace(is_called=False),
+        _node=node,
+        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
+        _jobs=SimpleNamespace(are_any=False),
     )
-    assert Feed._rest_s(feed) == REST_S, "nothing is granted"
+    assert Replication._rest_s(feed) == REST_S, "nothing is granted"
     owner.grant("a", 1, [granted])
     owner.sink_open(0)
     owner.running("a", 1, [granted])
@@ -95,11 +97,11 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     owner.report("a", 1, [RangeProgress(granted.id, granted.token, 300, 300)])
     clock.now = 5.0625
     owner.tick(clock.now)
-    assert Feed._rest_s(feed) == 0.0625, "the next Resolved"
-    feed._behind = True
-    assert Feed._rest_s(feed) == TICK_S, "the catalogue tells nobody when it has read on"
+    assert Replication._rest_s(feed) == 0.0625, "the next Resolved"
+    feed.ddl.is_behind = True
+    assert Replication._rest_s(feed) == TICK_S, "the catalogue tells nobody when it has read on"
     feed.owner = None
-    assert Feed._rest_s(feed) == TICK_S
+    assert Replication._rest_s(feed) == TICK_S
 
 
 @pytest.mark.parametrize("why", ["floors have moved", "DDL is behind", "a capture knows more", "long", ""])
@@ -114,20 +116,16 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
     if why == "a capture knows more":
         owner.grant("a", 1, [GrantedRange(Span(b"", b""), (1, 1))])
         owner.receive_ddl("a", KnownDdl(100, 150, 0))
-    feed: Any = SimpleNamespace(
-        owner=owner,
+    ddl: Any = SimpleNamespace(
         _ddl=SimpleNamespace(resolved=200, look=look),
-        node=SimpleNamespace(clock=Still(10.0), pulse=Pulse(), shared=""),
-        captured=SimpleNamespace(store=STORE),
+        _node=SimpleNamespace(pulse=Pulse()),
+        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
         _floors_moved=why == "floors have moved",
-        _behind=why == "DDL is behind",
+        is_behind=why == "DDL is behind",
         _looked_at=10.0 - (REST_S if why == "long" else REST_S / 2),
-        resolved_ts=0,
         _log_disagreement=lambda owner: None,
-        _link=SimpleNamespace(repeat=lambda: None),
-        _forget=lambda owner: None,
     )
-    Feed._tick(feed)
+    OwnerDdl.read(ddl, owner, 10.0)
     assert looks == ([200] if why else [])
 
 
@@ -144,12 +142,16 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
         stored.append(ts)
 
     async def scenario() -> bool:
-        feed: Any = SimpleNamespace(
-            _sink=object(), _wake=asyncio.Event(), _persist=persist, node=SimpleNamespace(clock=Still(1.0))
+        woken = asyncio.Event()
+        effects: Any = SimpleNamespace(
+            _sink=SimpleNamespace(opened=object()),
+            _wake=woken.set,
+            _persist=persist,
+            _node=SimpleNamespace(clock=Still(1.0)),
         )
         owner: Any = SimpleNamespace(barrier=SimpleNamespace(target_ts=target_ts), due_in=lambda now: due_in)
-        await Feed._perform(feed, owner, Persist(5))
-        return feed._wake.is_set()
+        await OwnerEffects.perform(effects, owner, Persist(5))
+        return woken.is_set()
 
     assert (asyncio.run(scenario()), stored) == (wakes, [5])
 
@@ -171,7 +173,7 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
 
 def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     """A watchdog counts two seconds of a pause: with longer ones its patience would last a multiple."""
-    pulse, thread = Pulse(), SimpleNamespace(at="Resolved 5")
+    pulse, sink = Pulse(), SimpleNamespace(is_called=True)
     for number in range(1000):
         pulse.follow(STORE, FeedId("default", f"f{number}"), lambda: None)
     node = SimpleNamespace(pulse=pulse, clock=Still(5.0), shared="")
@@ -187,20 +189,20 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     owner = Owner(100, Barrier(1000), Span(b"", b""))
     feed: Any = SimpleNamespace(
         owner=owner,
-        _behind=False,
-        node=node,
-        captured=SimpleNamespace(store=STORE),
-        _sink_thread=thread,
-        _jobs=set(),
+        ddl=SimpleNamespace(is_behind=False),
+        sink=sink,
+        _node=node,
+        _record=SimpleNamespace(captured=SimpleNamespace(store=STORE)),
+        _jobs=SimpleNamespace(are_any=False),
     )
-    assert (Feed._rest_s(feed), FeedProcessor._rest_s(processor)) == (REST_S, REST_S)
+    assert (Replication._rest_s(feed), FeedProcessor._rest_s(processor)) == (REST_S, REST_S)
     assert REST_S < STEP_MAX_S
-    thread.at, feed._jobs = "", {object()}
-    assert Feed._rest_s(feed) == REST_S, "a call that was only just spawned"
-    feed._jobs, processor.waits, processor._has_undelivered = set(), PIPELINE_STARTS, False
+    sink.is_called, feed._jobs.are_any = False, True
+    assert Replication._rest_s(feed) == REST_S, "a call that was only just spawned"
+    feed._jobs.are_any, processor.waits, processor._has_undelivered = False, PIPELINE_STARTS, False
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.waits = ""
-    assert Feed._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
+    assert Replication._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 
 class OpenDdl:

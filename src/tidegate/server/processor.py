@@ -50,9 +50,9 @@ from tidegate.server.arrivals import Arrivals
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.feed_ddl import FeedDdl
-from tidegate.server.feed_life import to_its_end, unexpected
 from tidegate.server.feed_plan import BoundsFile, FeedPlan, write_spec
 from tidegate.server.feed_watch import PipelineWatch
+from tidegate.server.jobs import to_its_end, unexpected
 from tidegate.server.node import Node
 from tidegate.server.post import Box
 from tidegate.server.reader_floor import ReaderFloor

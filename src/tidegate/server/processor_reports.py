@@ -6,7 +6,7 @@ The order is a promise. A late message about a processor's state changes nothing
 again is noticed before its message counts, since it may not begin what the earlier process was given. DDL is
 compared before progress counts, because a report that was made without a DDL may leave out a table.
 
-What follows for the incarnation is returned as findings, and `server.feed` acts on them.
+What follows for the incarnation is returned as findings, and `server.replication` acts on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The guards of the edges that a simulation can leave out, to show that it notices.
 
 Guards of the machines are patched away instead, as `tests/control/sharing.py` does it; this list has those
-that the simulator's own tasks and services keep, in the way of `server.feed`, `pipeline.begin` and the sinks.
+that the simulator's own tasks and services keep, in the way of `server.replication`, `pipeline.begin` and the
+sinks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""An owner's task: what `server.feed` does around the machine `control.owner`, in virtual time.
+"""An owner's task: what `server.replication` does around the machine `control.owner`, in virtual time.
 
     meet processors -> open -> [share -> grant -> fence -> sink -> dispatch -> tick ...] -> back-off -> [...]
 
 The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), what
 is known of processors (`server.peers`) and the messages are the product's. This file performs in the order of
-`server.feed`, with its constants.
+`server.replication`, with its constants.
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+"""Changes of the number of partitions over which a changefeed's rows are spread.
+
+    asked for: stored --> all rows before are out --> the sink changes it --> the next incarnation stores it
+
+A request is durable before it is carried out, and the incarnation that is there then or a later one does so.
+The sink says what the number is, because only its own transaction changes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.control.owner import Owner
+from tidegate.errors import TidegateError
+from tidegate.log import event
+from tidegate.server.feed_record import FeedRecord
+from tidegate.server.owner_sink import OpenedSink
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class FeedLayout:
+    """Of one changefeed. One asyncio loop."""
+
+    def __init__(
+        self,
+        record: FeedRecord,
+        running: Callable[[], tuple[Owner, OpenedSink] | None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`running`: owner and sink of the incarnation, if there is one now. `wake`: is called after a
+        request that the incarnation may carry out.
+        """
+        self._record, self._running, self._wake = record, running, wake
+
+    async def take_up(self, owner: Owner, sink: OpenedSink) -> None:
+        """Go on with a change that was asked for, unless the sink has it. Raises DiskFull."""
+        info, partitions = self._record.info, sink.partitions
+        changed = partitions if sink.is_repartitioned else 0
+        wanted = 0 if info.repartition == partitions else info.repartition
+        if (wanted, changed) != (info.repartition, info.partitions):
+            # Also if another number was asked for meanwhile: what guards the layout goes by the sink.
+            event(LOG, logging.INFO, "repartitioned", changefeed=str(self._record.id), partitions=partitions)
+            await self._record.store_layout(wanted, changed)
+        if wanted:
+            owner.ask_repartition(wanted)
+
+    async def ask(self, partitions: int) -> None:
+        """Spread rows over so many partitions as soon as all before are out; durable on return.
+
+        The number there is now takes an earlier request back. Raises DiskFull.
+        """
+        record, running = self._record, self._running()
+        if running is None:
+            await record.store_layout(partitions, record.info.partitions)
+            return
+        owner, sink = running
+        if sink.partitions == partitions and not owner.repartitions:
+            before = record.info.repartition
+            owner.ask_repartition(0)  # before it is stored: a tick meanwhile would carry it out
+            try:
+                await record.store_layout(0, record.info.partitions)
+            except TidegateError:
+                if before and self._is_still(sink):
+                    owner.ask_repartition(before)
+                raise
+            partitions = 0
+        else:
+            await record.store_layout(partitions, record.info.partitions)
+        # The incarnation may have ended meanwhile: the next one finds what is stored.
+        if self._is_still(sink):
+            if partitions or not owner.repartitions:
+                owner.ask_repartition(partitions)
+            self._wake()
+
+    def _is_still(self, sink: OpenedSink) -> bool:
+        running = self._running()
+        return running is not None and running[1] is sink

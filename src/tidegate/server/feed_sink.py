@@ -1,0 +1,71 @@
+"""The owner's sink, from incarnation to incarnation: opened, watched while it is called, let go of.
+
+    begin: a new thread, watched --> open --> calls ... --> let_go: the caller closes it
+
+What the next incarnation must know outlives the sink: the topics to which rows may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate import metrics
+from tidegate.control.metadata import Grant
+from tidegate.errors import Retryable
+from tidegate.model.ddl import DdlEvent
+from tidegate.server.feed_plan import FeedPlan
+from tidegate.server.feed_record import FeedRecord
+from tidegate.server.feed_watch import SinkWatch
+from tidegate.server.node import Node
+from tidegate.server.owner_sink import OpenedSink, SinkThread, open_sink
+
+
+class FeedSink:
+    """Of one changefeed. One asyncio loop."""
+
+    def __init__(self, node: Node, record: FeedRecord) -> None:
+        self._node, self._record = node, record
+        self.opened: OpenedSink | None = None
+        """That of this incarnation, once it is open."""
+        self.topics: frozenset[str] = frozenset()
+        """Where rows go by dispatch rules at the stored checkpoint or later, in addition to the URI's own."""
+        self._thread: SinkThread | None = None
+        self._watch: SinkWatch | None = None
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a call is under way."""
+        return self._thread is not None and bool(self._thread.at)
+
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
+        return self.opened.partitions if self.opened is not None else 0
+
+    def begin(self) -> SinkThread:
+        """Watch a new thread, in which an incarnation's sink is called."""
+        own = self._record.config.tidegate
+        self._watch = SinkWatch(self._node.clock, own.stall_timeout, own.start_timeout)
+        self._thread = thread = SinkThread(self._record.id)
+        return thread
+
+    async def open(
+        self, plan: FeedPlan, grant: Grant, thread: SinkThread, first: Sequence[DdlEvent]
+    ) -> OpenedSink:
+        """Open it under a grant that is durable already, and send what is `first`. Raises as `open_sink`."""
+        self.opened = opened = await open_sink(plan, grant, self._node.open_sink, thread, self.topics, first)
+        return opened
+
+    def look(self) -> Retryable | None:
+        """What stands still, or None."""
+        watch, thread = self._watch, self._thread
+        hung = watch.look(thread, opened=self.opened is not None) if watch and thread else None
+        if hung is not None:
+            metrics.restarts.labels("pipeline").inc()
+        return hung
+
+    def let_go(self) -> OpenedSink | None:
+        """Watch and call it no more; the caller closes what is returned."""
+        opened, self.opened = self.opened, None
+        self._watch = self._thread = None
+        return opened

@@ -1,0 +1,405 @@
+"""Replicates a changefeed as its owner: one incarnation after the other, until it ends.
+
+    meet processors -> open catalogue -> [share -> grant -> sink -> dispatch -> tick ... -> end] -> [...]
+
+Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon as
+a processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The
+owner (`control.owner`) says what to do; this file only performs. Rows, spans and the pipeline are the
+processors' (`server.processor`), which are known here by their messages alone, whatever captures they are on
+(`server.peers`). When the key space is to be shared in another way, all incarnations end and others begin.
+
+What goes wrong ends the incarnation, and is raised to the life (`server.feed_life`), which tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, assert_never
+
+from tidegate.control import trace
+from tidegate.control.barrier import Barrier
+from tidegate.control.messages import FromProcessor, Wish
+from tidegate.control.metadata import FeedError
+from tidegate.control.owner import Owner
+from tidegate.errors import Retryable, TidegateError
+from tidegate.log import event
+from tidegate.server.feed_layout import FeedLayout
+from tidegate.server.feed_record import FeedRecord
+from tidegate.server.feed_shares import FeedShares
+from tidegate.server.feed_sink import FeedSink
+from tidegate.server.feed_watch import LOOK_S
+from tidegate.server.jobs import Jobs, to_its_end
+from tidegate.server.node import Node
+from tidegate.server.owner_ddl import OwnerDdl
+from tidegate.server.owner_effects import OwnerEffects
+from tidegate.server.owner_sink import OpenedSink
+from tidegate.server.peers import Peer, Peers
+from tidegate.server.processor_link import ProcessorLink, Terms
+from tidegate.server.processor_reports import (
+    CannotPrepare,
+    Finding,
+    LoadDurable,
+    MayHaveLeftovers,
+    PartFailed,
+    ProcessorReports,
+    RangesRun,
+    RecordsOver,
+    Restarted,
+)
+from tidegate.server.sharing import CAPTURES_S
+
+LOG: Final = logging.getLogger(__name__)
+
+TICK_S: Final = 0.02
+"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+PIPELINE_STARTS: Final = "pipeline"
+"""What a feed waits for until its processors deliver."""
+
+
+class Replication:
+    """Of one changefeed, while its life runs. One asyncio loop."""
+
+    def __init__(self, node: Node, record: FeedRecord) -> None:
+        self._node, self._record = node, record
+        self.checkpoint = record.persisted
+        """Durable downstream; never below what is stored."""
+        self.owner: Owner | None = None
+        """While the catalogue is open."""
+        self.waiting_for = ""
+        """What is waited for before anything can be delivered, in words."""
+        self.left_behind = False
+        """Whether something that was to end has not: it may still write the feed's files."""
+        self._wake = asyncio.Event()
+        wake = self._wake.set
+        self._jobs = Jobs(record.id, wake)
+        self.peers = Peers()
+        self._link = ProcessorLink(node, record.id, self.peers, self._terms, self._take_message, wake)
+        self.reports = ProcessorReports(node.capture, self.peers, self._set_loads)
+        self.shares = FeedShares(node, record, self.peers, self._link, self.reports)
+        self.ddl = OwnerDdl(node, record)
+        self.sink = FeedSink(node, record)
+        self.layout = FeedLayout(record, self._running, wake)
+        self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
+        self._is_storing_load = False
+        """Whether that the initial load is durable is being stored."""
+
+    def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
+        self.shares.sharing.loads[capture] = loads
+
+    def _running(self) -> tuple[Owner, OpenedSink] | None:
+        owner, sink = self.owner, self.sink.opened
+        return (owner, sink) if owner is not None and sink is not None else None
+
+    # --- from start to end ---------------------------------------------------------------------------
+
+    async def replicate(self) -> None:
+        """Replicate until the target is reached. Raises what goes wrong; is cancelled at a stop."""
+        node, record = self._node, self._record
+        self._jobs.begin()
+        self._effects.begin()
+        await self._meet()
+        if self.owner is None or not self.ddl.is_open:
+            await self._open()
+        store = record.captured.store
+        node.pulse.follow(store, record.id, self._on_floors, first=True)
+        self.ddl.floors_have_moved()  # what has changed since it followed last
+        try:
+            while not self._effects.is_target_reached:
+                await self._start_incarnation()
+                await self._deliver()
+                if not self._effects.is_target_reached:  # the next has other shares, or another layout
+                    await to_its_end(self._end_incarnation())
+        finally:
+            node.pulse.leave(store, record.id, self._on_floors)
+            await to_its_end(self._end_incarnation())  # else a pause would save its process
+
+    async def settle(self) -> None:
+        """Wait for what runs beside the loop, once that has ended."""
+        await self._jobs.settle()
+
+    async def close(self, *, forget: bool = False) -> None:
+        """Let go of catalogue and spans; the next start opens them at the stored checkpoint.
+
+        `forget`: for ever, with what processors keep.
+        """
+        owner = self.owner
+        if owner is not None and owner.checkpoint > self._record.persisted and not forget:
+            await self._store_last(owner.checkpoint)
+        self.owner = None
+        self.ddl.close()
+        self.waiting_for = ""
+        if forget:
+            await self._meet()
+        rest = Wish.DELETE if forget else Wish.REST
+        await self._link.ask_to_end(
+            rest, [peer for peer in self._link.reachable() if forget or peer.asked is not None]
+        )
+        mine = self.peers.get(self._node.capture)
+        # What another capture still does is fenced; here it would write the same files as a successor.
+        self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
+        self._record.captured.spans.release(self._record.id, forget=forget)
+
+    async def _store_last(self, checkpoint: int) -> None:
+        """At a stop, so that the checkpoint people see is where an update begins.
+
+        If it cannot be stored, the next start reads some rows again.
+        """
+        try:
+            await self._record.store(checkpoint)
+        except TidegateError as error:
+            feed = str(self._record.id)
+            event(LOG, logging.WARNING, "checkpoint not stored", changefeed=feed, error=str(error))
+
+    def check_ended(self) -> None:
+        """Raises Retryable while something of the feed goes on that was to end."""
+        if self.left_behind:
+            raise Retryable(
+                "The changefeed has not ended yet.",
+                where=f"changefeed {self._record.id}",
+                why="its processor was asked to stop and has not answered",
+                fix="retry the request; if this lasts, check that the disk answers, and restart the server",
+            )
+
+    def warn(self, error: FeedError) -> None:
+        """Show a trouble that does not stop the pipeline."""
+        if self._record.life.runs:
+            self._jobs.spawn(self._show(error))
+
+    async def _show(self, error: FeedError) -> None:
+        await self._record.become_if_there_is_room(self._record.life.warned(error))
+
+    async def _open(self) -> None:
+        """Catalogue and owner at the stored checkpoint; the processors prepare meanwhile."""
+        node, record = self._node, self._record
+        view = self.ddl.view()
+        if not node.others():  # else it is not known yet who gets what
+            self._link.dispatch(self.peers[node.capture], Wish.PREPARE)
+
+        def waits(what: str) -> None:
+            self.waiting_for = what
+
+        batches, known = await self.ddl.open(view, waits)
+        held_at = record.persisted if record.loading else 0
+        self.sink.topics = self.ddl.topics
+        self.shares.sharing.begin(self.ddl.initial)
+        self.owner = Owner(
+            record.persisted,
+            Barrier(record.persisted, record.info.target_ts, held_at=held_at),
+            record.wanted,
+            resolved_interval_s=record.config.tidegate.resolved_interval,
+            quiet_interval_s=node.pulse.calmer_s(record.captured.store),
+        )
+        node.follow(trace.OWNER, str(record.id), self.owner)
+        self.owner.learn(batches, known)
+
+    # --- an incarnation ------------------------------------------------------------------------------
+
+    async def _start_incarnation(self) -> None:
+        """Shares, grants, sink, processors: in this order."""
+        owner, record = self.owner, self._record
+        assert owner is not None
+        self._jobs.begin()
+        self._effects.begin()
+        self.shares.reason = ""
+        self._wake.clear()
+        grants = await self.shares.raise_grants(owner)
+        lead = self.shares.lead(grants)
+        plan = dataclasses.replace(record.plan, capture=lead)
+        first = await self.ddl.definitions() if record.loading else []
+        thread = self.sink.begin()
+        self.waiting_for = "sink"
+        async with self._watched_start():
+            await self.shares.fence_all(plan, grants, thread)
+            sink = await self.sink.open(plan, grants[lead], thread, first)
+        if await self._adopt_settings(sink.delivered_to):
+            await self._start_incarnation()
+            return
+        owner.sink_open(sink.resolved_journal, sink.ddl_journal)
+        await self.layout.take_up(owner, sink)
+        self.waiting_for = PIPELINE_STARTS
+        self.reports.totals.starts += 1
+        for name in grants:
+            self._link.dispatch(self.peers[name], Wish.RUN)
+
+    async def _adopt_settings(self, delivered_to: int) -> bool:
+        """If the settings have changed since the last incarnation, begin at `delivered_to` at least.
+
+        Everything up to there is in the sink, as the old settings chose it. If the new ones let more pass,
+        rows from below would follow a Resolved that covers them, or an older row of a table a newer one.
+
+        True: the feed has been opened again at that ts, above its checkpoint, and this incarnation is over.
+        """
+        record = self._record
+        settings = record.info.settings
+        if record.settings == settings:
+            return False
+        begin = record.persisted if record.loading else max(record.persisted, delivered_to)
+        again = begin > record.persisted
+        await record.store(begin, settings=settings)
+        if again:
+            feed = str(record.id)
+            event(LOG, logging.INFO, "checkpoint raised to what the sink has", changefeed=feed, ts=begin)
+            try:
+                await self._end_incarnation()
+            finally:  # whatever fails: nothing goes on from below
+                await self.close()
+            self.check_ended()
+            await self._open()
+        return again
+
+    @contextlib.asynccontextmanager
+    async def _watched_start(self) -> AsyncIterator[None]:
+        """Interrupts the start within when the sink stands still in it, and raises that."""
+        loop = asyncio.get_running_loop()
+
+        async def watch(limit: asyncio.Timeout) -> None:
+            while self._jobs.failure is None:
+                await asyncio.sleep(LOOK_S)
+                self._look_out()
+            limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                watching = asyncio.create_task(watch(limit))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if self._jobs.failure is None:
+                raise
+            raise self._jobs.failure from None
+
+    async def _end_incarnation(self) -> None:
+        """Stop processor and sink. A sink call that does not end is left behind: the next sink fences it."""
+        if self.owner is not None:
+            self.owner.sink_lost()
+        sink = self.sink.let_go()
+        await self._jobs.end()
+        await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
+        if sink is not None:
+            await sink.close()
+
+    # --- the loop ------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Go on until the incarnation has nothing more to do. Raises what it fails with."""
+        effects = self._effects
+        while not (effects.is_target_reached or effects.is_repartitioned or self.shares.reason):
+            self._tick()
+            self._look_out()
+            self.shares.look_around(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
+            if self._jobs.failure is not None:
+                raise self._jobs.failure
+            await self._pause()
+
+    def _on_floors(self) -> None:
+        self.ddl.floors_have_moved()
+        self._wake.set()
+
+    async def _pause(self) -> None:
+        """Until the next tick: at once when something happened."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._rest_s()):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _rest_s(self) -> float:
+        """How long nothing is to be done if nothing happens."""
+        node, owner, store = self._node, self.owner, self._record.captured.store
+        if owner is None or self.ddl.is_behind:
+            return TICK_S
+        # A call that was only just spawned has not said yet what it is at.
+        rest_s = node.pulse.rest_s(store, watched=self._jobs.are_any or self.sink.is_called)
+        if node.shared:
+            # In a crowd less often, as all that is done for changefeeds without rows.
+            rest_s = min(rest_s, max(CAPTURES_S, node.pulse.calmer_s(store) / 2))
+        return min(rest_s, owner.due_in(node.clock.monotonic()))
+
+    def _tick(self) -> None:
+        """Read what DDL has come, obey the owner, tell the processors their bound."""
+        node, record, owner = self._node, self._record, self.owner
+        assert owner is not None
+        now = node.clock.monotonic()
+        # One without rows has nothing to say between two wake-ups, and each Resolved is a transaction.
+        owner.quiet_interval_s = node.pulse.calmer_s(record.captured.store)
+        self.ddl.read(owner, now)
+        for effect in owner.tick(now):
+            self._jobs.spawn(self._effects.perform(owner, effect))
+        self.checkpoint = owner.checkpoint
+        record.resolved_ts = max(record.resolved_ts, min(owner.resolved, owner.barrier.resolved))
+        self._link.repeat()
+        sink = self.sink.opened
+        if sink is not None and (over := self._effects.records_over(owner)):
+            self._jobs.spawn(sink.forget(over))
+
+    def _look_out(self) -> None:
+        """Notice when the sink stands still."""
+        hung = self.sink.look()
+        if hung is not None:
+            self._jobs.fail(hung)
+
+    # --- the processors ------------------------------------------------------------------------------
+
+    def _terms(self) -> Terms:
+        record = self._record
+        bound = self.owner.barrier.bound if self.owner is not None else record.persisted
+        return Terms(
+            record.info.instance, record.wanted, bound, record.persisted, record.loading, record.history
+        )
+
+    async def _meet(self) -> None:
+        def waits() -> None:
+            self.waiting_for = self.waiting_for or "processor"
+
+        await self._link.meet(waits)
+        if self.waiting_for == "processor":
+            self.waiting_for = ""
+
+    def _take_message(self, peer: Peer, message: FromProcessor) -> None:
+        now, loading = self._node.clock.monotonic(), self._record.loading
+        for finding in self.reports.take(peer, message, self.owner, now, loading=loading):
+            self._act_on(finding)
+
+    def _act_on(self, finding: Finding) -> None:
+        """What a report means for the incarnation."""
+        owner, sink = self.owner, self.sink.opened
+        match finding:
+            case Restarted(capture):
+                self.shares.reason = self.shares.reason or f"capture {capture} has started again"
+            case PartFailed(error):
+                self._jobs.fail(error)
+            case CannotPrepare(peer):
+                self._link.dispatch(peer, Wish.REST)
+            case RangesRun():
+                if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.is_running:
+                    self.waiting_for = ""
+            case MayHaveLeftovers(peer):
+                if sink is not None:  # before, grants are not raised: what it holds may be ours
+                    self._link.end_leftover(peer)
+            case RecordsOver(keys):
+                if sink is not None:
+                    self._jobs.spawn(sink.forget(keys))
+            case LoadDurable():
+                if owner is not None and not self._is_storing_load:
+                    self._is_storing_load = True
+                    self._jobs.spawn(self._end_load(owner))
+            case _:
+                assert_never(finding)
+
+    async def _end_load(self, owner: Owner) -> None:
+        """The load is durable downstream: store that, then let the stream go on."""
+        record, ts = self._record, self._record.persisted
+        try:
+            await record.store(ts, loaded=True)
+        finally:
+            self._is_storing_load = False
+        record.loading, self.waiting_for = False, ""
+        owner.load_done()
+        feed, rows = str(record.id), self.reports.load.rows
+        event(LOG, logging.INFO, "initial load done", changefeed=feed, ts=ts, rows=rows)
+        self._wake.set()
