@@ -313,6 +313,7 @@ KERNEL_MODULES: Final = (
     "tidegate.puller.match.match_kernels",
     "tidegate.puller.match.gather_kernels",
     "tidegate.eventstore.kernels",
+    "tidegate.eventstore.directory_kernels",
     "tidegate.tidb.kernels.row",
     "tidegate.tidb.kernels.column",
     "tidegate.tidb.kernels.arrow",
@@ -325,6 +326,8 @@ KERNEL_MODULES: Final = (
     "tidegate.codec.match_kernels",
     "tidegate.codec.decode_kernels",
     "tidegate.codec.avro_decode_kernels",
+    "tidegate.codec.simple_decode_kernels",
+    "tidegate.codec.avro_column_kernels",
     "tidegate.verify.kernels",
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types."""

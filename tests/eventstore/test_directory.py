@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import Retryable
-from tidegate.eventstore import damage, kernels, reader, segment, store_view
+from tidegate.eventstore import damage, directory_kernels, reader, segment, store_view
 from tidegate.eventstore.directory import RECORD, Damaged, Directory, encode
 from tidegate.eventstore.order import (
     Entry,
@@ -59,7 +59,7 @@ def changes(max_ts: int = 30, max_size: int = 100) -> st.SearchStrategy[list[Ent
 
 
 def directory_of(blocks: Sequence[pa.RecordBatch]) -> bytes:
-    return encode([kernels.tables_of(block) for block in blocks])
+    return encode([directory_kernels.tables_of(block) for block in blocks])
 
 
 def opened(data: bytes, blocks: Sequence[pa.RecordBatch]) -> Directory:
@@ -89,7 +89,7 @@ def test_a_block_may_have_one_table_per_row_and_more_than_65536_tables() -> None
     directory = opened(directory_of([block]), [block])
     entries = directory.entries_of(np.array([0, 40_000, 65_535, 70_000]))
     assert entries.tolist() == [0, 40_000, 65_535]
-    found = kernels.rows_of(block, directory, entries, proved=False)
+    found = directory_kernels.rows_of(block, directory, entries, proved=False)
     assert found is not None
     assert found.tolist() == [0, 40_000, 65_535]
 
@@ -215,7 +215,7 @@ def test_no_byte_of_a_directory_can_change_unnoticed() -> None:
 
 def test_every_contradiction_of_a_directory_and_its_batches_is_damage() -> None:
     blocks = [block_of([Entry(1, 1, 1, int_record(n % 3, n), b"v", b"") for n in range(9)])]
-    [said] = [kernels.tables_of(block) for block in blocks]
+    [said] = [directory_kernels.tables_of(block) for block in blocks]
     rows = [9]
     Directory(memoryview(encode([said])), rows)
     for wrong in (
@@ -236,7 +236,7 @@ def test_every_contradiction_of_a_directory_and_its_batches_is_damage() -> None:
 def test_rows_that_a_directory_puts_in_another_table_are_not_handed_out() -> None:
     """As a faulty writer would: the directory's own CRC is right."""
     block = block_of([Entry(1, 1, 1, int_record(n % 3, n), b"v", b"") for n in range(9)])
-    said = kernels.tables_of(block)
+    said = directory_kernels.tables_of(block)
     twice = said.numbers.copy()
     twice[1] = twice[0]
     for wrong, by_sum_alone in (
@@ -247,8 +247,8 @@ def test_rows_that_a_directory_puts_in_another_table_are_not_handed_out() -> Non
     ):
         directory = Directory(memoryview(encode([wrong])), [9])
         entries = np.arange(3, dtype=np.int64)
-        assert kernels.rows_of(block, directory, entries, proved=False) is None
-        found = kernels.rows_of(block, directory, entries, proved=True)
+        assert directory_kernels.rows_of(block, directory, entries, proved=False) is None
+        found = directory_kernels.rows_of(block, directory, entries, proved=True)
         assert (found is not None) == by_sum_alone
 
 
@@ -281,5 +281,5 @@ def test_a_damaged_directory_is_mended_from_the_batches_alone(tmp_path: Path) ->
     again = [e for b in reader.read(tmp_path, span.id, 0, upto, tables=[5]) for e in entries_of(b)]
     assert again == plain_filter(made, [5])
     [fresh] = span.manifest.segments
-    assert not Segment(tmp_path / span.id, fresh).misplaced(kernels.tables_of)
+    assert not Segment(tmp_path / span.id, fresh).misplaced(directory_kernels.tables_of)
     store.close()

@@ -1,6 +1,6 @@
 """What the compiled decoders of binary messages share: the messages' addresses, and cells to Arrow.
 
-`avro_decode_kernels` walks messages and leaves two words a cell (`Walked`); `table_of` makes the columns. A
+A protocol's kernels walk messages and leave two words a cell (`Walked`); `table_of` makes the columns. A
 protocol's decoder says how its messages are grouped and walked, and gives what is left to the decoder behind
 it, so that results never depend on it. Memory: 12 bytes a cell beside the messages themselves.
 """
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.codec import avro_decode_kernels as kernels
+from tidegate.codec import avro_column_kernels as kernels
 from tidegate.codec.assemble import RowKey
+from tidegate.codec.avro_read_kernels import R_OP, R_TS, RESULT_BYTES, MessageCells
 from tidegate.codec.base import Batch, BinaryColumn, DecodedTable, WireColumn
 from tidegate.kernel import address, buffer
 from tidegate.model.cells import DELETE, INSERT
@@ -76,15 +77,15 @@ class Walked:
     @classmethod
     def of(cls, rows: Int64s, stride: int) -> Walked:
         """Room for messages with so many cells."""
-        n, words = len(rows), kernels.RESULT_BYTES // 8
+        n, words = len(rows), RESULT_BYTES // 8
         starts, lengths = np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32)
         return cls(rows, starts, lengths, np.empty((n, words), dtype=np.int64))
 
     @property
-    def cells(self) -> kernels.MessageCells:
+    def cells(self) -> MessageCells:
         """Cells and results, as the kernels take them."""
         parts = address(self.starts), address(self.lengths), address(self.results)
-        return kernels.MessageCells(*parts, self.starts.shape[1])
+        return MessageCells(*parts, self.starts.shape[1])
 
     def result(self, word: int) -> Int64s:
         """One of the results, by its byte offset."""
@@ -99,8 +100,8 @@ def table_of(
 
     scales: of a decimal in bytes its scale, else -1. old_at: the first cell of the old image.
     """
-    chosen = np.flatnonzero(walked.result(kernels.R_OP))
-    op = walked.result(kernels.R_OP)[chosen].astype(np.uint8)
+    chosen = np.flatnonzero(walked.result(R_OP))
+    op = walked.result(R_OP)[chosen].astype(np.uint8)
     images = [
         _image(key.columns, scales, walked, chosen, base) if has else None
         for base, has in ((0, bool((op != DELETE).any())), (old_at, bool((op != INSERT).any())))
@@ -111,7 +112,7 @@ def table_of(
         physical_id=key.physical_id,
         columns=key.columns,
         op=op,
-        commit_ts=walked.result(kernels.R_TS)[chosen].view(np.uint64),
+        commit_ts=walked.result(R_TS)[chosen].view(np.uint64),
         offset=messages.offsets[walked.rows[chosen]],
         seq=np.zeros(len(chosen), dtype=np.int32),
         new=images[0],

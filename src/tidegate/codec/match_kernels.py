@@ -244,12 +244,12 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
             bits = load_u64(at)
             quote = bits ^ _QUOTES
             slash = bits ^ _BACKSLASHES
-            odd = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
-            odd &= _HIGH_BITS
-            if odd == U64(0):
+            marks = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
+            marks &= _HIGH_BITS
+            if marks == U64(0):
                 at += 8
                 continue
-            at += I64(cttz64(odd)) >> 3
+            at += I64(cttz64(marks)) >> 3
         byte = I64(load_u8(at))
         if byte == QUOTE:
             return at, flags

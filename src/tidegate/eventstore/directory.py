@@ -17,8 +17,8 @@ The bytes, little-endian, at `SegmentInfo.directory` of the file, each section f
 | kinds | u8 [entries] | |
 | numbers | u16 [numbers] | ascending within an entry |
 
-Entries of a batch are in the order in which their first rows stand. Made by `kernels.tables_of`, whose plain
-twin is `order.rows_by_table`. This module loads no kernel.
+Entries of a batch are in the order in which their first rows stand. Made by `directory_kernels.tables_of`,
+whose plain twin is `order.rows_by_table`. This module loads no kernel.
 """
 
 from __future__ import annotations

@@ -8,31 +8,26 @@ the rows behind them into new columns. All reads stay inside the buffers that `d
 Sorting is a radix sort over the bits of commit_ts that differ (three passes for a second of traffic,
 none when the input is already ascending), then each transaction's few rows are compared in full.
 
-`tables_of` makes what the directory of a segment says of a block; a block of one table, which is the rule
-where a table has a folder of its own, costs it one look at each key. `pick` finds rows by a directory and
-verifies them: it alone works on bytes that no CRC has proved, so it proves every offset before it follows it.
+What the directory of a segment says of a block is read and made by `directory_kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.eventstore.directory import NONE, OTHER, RECORD, BatchTables, Directory, encode
 from tidegate.kernel import (
     address,
     compare_bytes,
     copy_exact,
     inline,
     kernel,
-    load_be64,
     load_bounds,
     load_u8,
-    load_u16,
     load_u64,
     store_u8,
     store_u32,
@@ -63,10 +58,6 @@ ROW_MASK: Final = 0xFFFFFFFF
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
-I32 = npt.NDArray[np.int32]
-U32 = npt.NDArray[np.uint32]
-U16 = npt.NDArray[np.uint16]
-U8 = npt.NDArray[np.uint8]
 
 _DIGIT: Final = 11
 _BUCKETS: Final = 1 << _DIGIT
@@ -354,260 +345,7 @@ def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
         olds = _gather_bytes(table, ref, OLD_AT, OLD, line[OLD_AT], line[OLD], olds, n)
 
 
-# --- the directory --------------------------------------------------------------------------------------
-
-_TABLE: Final = ord("t")
-_RECORD_MARK: Final = int.from_bytes(b"_r", "little")
-_TABLE_KEY, _RECORD_KEY = 9, 11
-"""Bytes of `t{id}`, and of `t{id}_r`; a key of a table has at least as many."""
-_SIGN: Final = np.uint64(1 << 63)
-
-SUM_START: Final = np.uint64(0x9E3779B97F4A7C15)
-SUM_FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
-_HALF: Final = np.uint64(32)
-_HASH: Final = 0x5851F42D4C957F2D
-_BYTE: Final = np.uint64(8)
-_LANE: Final = 8
-"""Bytes that a lane takes at a step."""
-
-
-@inline
-def _kind_of(key: int, size: int) -> int:
-    """The class of a key; reads nothing beyond it."""
-    if size < _TABLE_KEY or load_u8(key) != _TABLE:
-        return NONE
-    if size >= _RECORD_KEY and load_u16(key + _TABLE_KEY) == _RECORD_MARK:
-        return RECORD
-    return OTHER
-
-
-@inline
-def _table_of(key: int, kind: int) -> int:
-    """The table id of a key of a class; 0 for one of no table."""
-    if kind == NONE:
-        return 0
-    return int(np.int64(np.uint64(load_be64(key + 1)) ^ _SIGN))
-
-
-@kernel
-def one_table(line: I64) -> bool:
-    """Whether all rows of a block are of one table and class.
-
-    Reads the front of each key. Writes nothing. Bound: the rows of the block, the first of which exists.
-    Twin: `tidegate.eventstore.order.rows_by_table`.
-    """
-    offsets, keys = line[KEY_AT], line[KEY]
-    begin, end = load_bounds(offsets, 0)
-    first_kind = _kind_of(keys + begin, end - begin)
-    first_id = _table_of(keys + begin, first_kind)
-    for row in range(line[ROWS]):
-        begin, end = load_bounds(offsets, row)
-        key = keys + begin
-        kind = _kind_of(key, end - begin)
-        if kind != first_kind or _table_of(key, kind) != first_id:
-            return False
-    return True
-
-
-@kernel
-def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16) -> int:
-    """Give each row of a block the entry of its table and class; returns how many entries there are.
-
-    Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
-    as many places as the block has rows (65,536 at most). `buckets`, all -1, is a hash table whose size is a
-    power of two, and twice the rows at least.
-
-    Reads the front of each key. Writes `buckets`, `ids`, `kinds`, `counts` and `entry_of`. Bound: an entry a
-    row. Twin: `tidegate.eventstore.order.rows_by_table`. Trick: a row of the same table as the one before it
-    does not look into the hash table.
-    """
-    offsets, keys = line[KEY_AT], line[KEY]
-    mask = buckets.shape[0] - 1
-    found, entry = 0, -1
-    for row in range(line[ROWS]):
-        begin, end = load_bounds(offsets, row)
-        key = keys + begin
-        kind = _kind_of(key, end - begin)
-        table = _table_of(key, kind)
-        if entry < 0 or ids[entry] != table or kinds[entry] != kind:
-            bucket = (((table * 3 + kind) * _HASH) >> 32) & mask
-            entry = buckets[bucket]
-            while entry >= 0 and (ids[entry] != table or kinds[entry] != kind):
-                bucket = (bucket + 1) & mask
-                entry = buckets[bucket]
-            if entry < 0:
-                entry = found
-                buckets[bucket] = found
-                ids[found], kinds[found], counts[found] = table, kind, 0
-                found += 1
-        counts[entry] += 1
-        entry_of[row] = entry
-    return found
-
-
-@inline
-def _mixed(state: Any, word: Any) -> Any:
-    """One to one in each of both, so that one changed word is never missed."""
-    state = (state ^ word) * SUM_FACTOR
-    return state ^ (state >> _HALF)
-
-
-@inline
-def _sum_bytes(state: Any, at: int, size: int) -> Any:
-    """Two lanes of 8 bytes, as a step waits for the one before it; reads nothing beyond the bytes."""
-    left, right = state, ~state
-    i = 0
-    while i + 2 * _LANE <= size:
-        left = _mixed(left, load_u64(at + i))
-        right = _mixed(right, load_u64(at + i + _LANE))
-        i += 2 * _LANE
-    if i + _LANE <= size:
-        left = _mixed(left, load_u64(at + i))
-        i += 8
-    if i < size:
-        last: Any = np.uint64(0)
-        if size >= 8:
-            last = load_u64(at + size - 8)
-        else:
-            while i < size:
-                last = (last << _BYTE) | np.uint64(load_u8(at + i))
-                i += 1
-        right = _mixed(right, last)
-    return _mixed(left, right)
-
-
-@inline
-def _sum_row(line: I64, row: int) -> Any:
-    """The sum of one row; each column begins by itself, so that the CPU works on all of them at once."""
-    key, key_end = load_bounds(line[KEY_AT], row)
-    value, value_end = load_bounds(line[VALUE_AT], row)
-    old, old_end = load_bounds(line[OLD_AT], row)
-    key_size, value_size, old_size = key_end - key, value_end - value, old_end - old
-    state = _mixed(SUM_START, load_u64(line[COMMIT] + 8 * row))
-    state = _mixed(state, load_u64(line[START] + 8 * row))
-    state = _mixed(state, np.uint64(key_size) << _HALF | np.uint64(load_u8(line[OP] + row)))
-    state = _mixed(state, np.uint64(value_size) << _HALF | np.uint64(old_size))
-    state = _mixed(state, _sum_bytes(SUM_START, line[KEY] + key, key_size))
-    state = _mixed(state, _sum_bytes(SUM_START, line[VALUE] + value, value_size))
-    return _mixed(state, _sum_bytes(SUM_START, line[OLD] + old, old_size))
-
-
-@kernel
-def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> None:
-    """Put each row's number where its entry's numbers are, and add the row to the entry's sum.
-
-    `cursors` has the place of each entry's first number, and is advanced; `numbers` has a place for each row,
-    `sums` starts as 0.
-
-    Reads the rows of the block in full. Writes `numbers`, `cursors` and `sums`. Bound: a number a row. Twins:
-    `tidegate.eventstore.order.rows_by_table` and `tidegate.eventstore.order.sum_of`. Trick: the sum of a row
-    has six chains that do not wait for each other.
-    """
-    for row in range(line[ROWS]):
-        entry = entry_of[row]
-        numbers[cursors[entry]] = row
-        cursors[entry] += 1
-        sums[entry] = _mixed(sums[entry], _sum_row(line, row))
-
-
-@inline
-def _held(offsets: int, row: int, limit: int) -> bool:
-    """Whether a row's bytes lie inside their column of `limit` bytes."""
-    begin, end = load_bounds(offsets, row)
-    return 0 <= begin <= end <= limit
-
-
-class Entries(NamedTuple):
-    """The columns of a directory that `pick` reads, a place for each entry, see `Directory`."""
-
-    ids: I64
-    kinds: U8
-    sums: U64
-    starts: U32
-    """Where each entry's numbers begin; one more than entries."""
-    numbers: U16
-
-
-@kernel
-def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool, refs: I64) -> int:
-    """References of the rows of some entries of a directory, entry after entry; how many there are.
-
-    -1: a row is not what was written: its number is no row of the block or out of order, its bytes lie
-    outside their column (`limits`: bytes of keys, values, old values), its key is of another table, or the
-    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be.
-
-    Reads the rows of the entries. Writes `refs`. Bound: a place of `refs` for each number of the entries;
-    each offset is compared with `limits` before it is followed. Twin: none, because the plain way is to
-    filter all rows; `tests.eventstore.test_directory.test_reading_some_tables_is_filtering_all_rows` compares
-    the two.
-    """
-    count = 0
-    for entry in entries:
-        state, before = np.uint64(0), -1
-        for at in range(directory.starts[entry], directory.starts[entry + 1]):
-            row: Any = np.int64(directory.numbers[at])
-            if row <= before or row >= line[ROWS]:
-                return -1
-            if not (
-                _held(line[KEY_AT], row, limits[0])
-                and _held(line[VALUE_AT], row, limits[1])
-                and _held(line[OLD_AT], row, limits[2])
-            ):
-                return -1
-            begin, end = load_bounds(line[KEY_AT], row)
-            key = line[KEY] + begin
-            kind = _kind_of(key, end - begin)
-            if kind != directory.kinds[entry] or _table_of(key, kind) != directory.ids[entry]:
-                return -1
-            if not proved:
-                state = _mixed(state, _sum_row(line, row))
-            refs[count] = row
-            before = row
-            count += 1
-        if not proved and state != directory.sums[entry]:
-            return -1
-    return count
-
-
-def tables_of(batch: pa.RecordBatch) -> BatchTables:
-    """What the directory says of a block that is not empty, of at most MAX_BLOCK_ROWS rows."""
-    line, rows = describe(batch), batch.num_rows
-    alone = one_table(line)
-    if alone:
-        line[ROWS] = 1  # the first speaks for all
-    places = int(line[ROWS])
-    buckets = np.full(1 << (2 * places - 1).bit_length(), -1, dtype=np.int32)
-    ids, counts = np.empty(places, dtype=np.int64), np.empty(places, dtype=np.int64)
-    kinds, entry_of = np.empty(places, dtype=np.uint8), np.empty(places, dtype=np.uint16)
-    found = group(line, buckets, ids, kinds, counts, entry_of)
-    ids, kinds, counts = ids[:found], kinds[:found], counts[:found]
-    sums = np.zeros(found, dtype=np.uint64)
-    if alone:
-        counts[0] = rows
-        return BatchTables(ids, kinds, counts, sums, np.empty(0, dtype=np.uint16))
-    numbers = np.empty(rows, dtype=np.uint16)
-    enter(line, entry_of, np.cumsum(counts) - counts, numbers, sums)
-    return BatchTables(ids, kinds, counts, sums, numbers)
-
-
-def rows_of(batch: pa.RecordBatch, directory: Directory, entries: I64, *, proved: bool) -> I64 | None:
-    """References of the rows of some entries of one block, in its order; None: they are not as written.
-
-    `proved`: the block's CRC was verified.
-    """
-    try:
-        line = describe(batch)
-    except AssertionError:
-        return None
-    data = [batch.column(i).buffers()[2] for i in (3, 4, 5)]
-    limits = np.array([0 if each is None else each.size for each in data], dtype=np.int64)
-    starts = directory.starts
-    refs = np.empty(int((starts[entries + 1] - starts[entries]).sum()), dtype=np.int64)
-    columns = Entries(directory.ids, directory.kinds, directory.sums, starts, directory.numbers)
-    count = pick(line, limits, entries, columns, proved, refs)
-    if count < 0:
-        return None
-    return refs if len(entries) == 1 else np.sort(refs)
+# --- blocks ---------------------------------------------------------------------------------------------
 
 
 def describe(batch: pa.RecordBatch) -> I64:
@@ -719,8 +457,3 @@ def warm() -> None:
     sorted_block, _ = take(table, refs)
     table = table_of([describe(sorted_block)])
     merge(table, np.zeros(1, dtype=np.int64), np.full(1, 2, dtype=np.int64), refs)
-    columns[3] = [b"t" + bytes(8) + b"_r", b"k"]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
-    mixed = pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
-    directory = Directory(memoryview(encode([tables_of(mixed)])), [2])
-    rows_of(mixed, directory, np.array([0, 1], dtype=np.int64), proved=False)

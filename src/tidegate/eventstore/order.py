@@ -2,8 +2,8 @@
 
 The class of operation comes before the key so that, inside one transaction, a row that frees a unique
 value precedes the row that takes it (TiCDC's sorter does the same). This is the plain twin of
-`eventstore.kernels` and its oracle; nothing on the hot path calls it. So are the functions for what a
-segment's directory says of its rows.
+`eventstore.kernels` and its oracle; nothing on the hot path calls it. The functions for what a segment's
+directory says of its rows are those of `eventstore.directory_kernels`.
 """
 
 from __future__ import annotations

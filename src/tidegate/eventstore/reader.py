@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.eventstore import damage, kernels, store_view
+from tidegate.eventstore import damage, directory_kernels, kernels, store_view
 from tidegate.eventstore.seek import beyond
 from tidegate.eventstore.segment import LET_GO_BYTES, DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
@@ -192,7 +192,7 @@ def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) ->
         rows = int((directory.starts[chosen + 1] - directory.starts[chosen]).sum())
         proved = rows * SCATTERED >= segment.info.blocks[index].rows
         batch = segment.batch(index) if proved else segment.unproved(index)
-        refs = kernels.rows_of(batch, directory, chosen, proved=proved)
+        refs = directory_kernels.rows_of(batch, directory, chosen, proved=proved)
         if refs is None:
             raise segment.not_written(index)
         yield from kernels.take_all(kernels.table_of([kernels.describe(batch)]), refs, kernels.allocate)

@@ -154,7 +154,7 @@ class Facts:
 
 
 Index = Callable[[pa.RecordBatch], BatchTables]
-"""What a directory says of a batch: `kernels.tables_of`."""
+"""What a directory says of a batch: `directory_kernels.tables_of`."""
 
 
 def write(

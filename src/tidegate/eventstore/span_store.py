@@ -24,7 +24,7 @@ from crc32c import crc32c
 from tidegate.config.values import TABLE_MODE
 from tidegate.disk import DiskFull, writing
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import damage, kernels, reader, segment
+from tidegate.eventstore import damage, directory_kernels, kernels, reader, segment
 from tidegate.eventstore.manifest import (
     MANIFEST,
     Manifest,
@@ -437,7 +437,7 @@ class SpanStore:
                 bad = found.damaged()
                 if not bad:
                     nothing = Damage(self.span, file, frozenset(), info.last_ts, info.last_ts)
-                    return nothing if found.misplaced(kernels.tables_of) else None
+                    return nothing if found.misplaced(directory_kernels.tables_of) else None
             except (DamagedSegment, FileNotFoundError):
                 bad = list(range(len(info.blocks)))
         low = min(info.blocks[i].min_ts for i in bad)
@@ -527,7 +527,7 @@ class SpanStore:
         facts = segment.Facts(self.id, rows, low, high)
         try:
             self._store.admit()
-            index = kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
+            index = directory_kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
             return segment.write(self._folder, _file_name(number), facts, batches, self._durable, index)
         except DiskFull as error:
             self._store.filled(error)

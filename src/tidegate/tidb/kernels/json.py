@@ -279,8 +279,8 @@ def plain_eight(word: int) -> bool:
     bits = U64(word)
     quote = bits ^ _QUOTES
     slash = bits ^ _BACKSLASHES
-    odd = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
-    return bool(odd & _HIGH_BITS == U64(0))
+    marks = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
+    return bool(marks & _HIGH_BITS == U64(0))
 
 
 @inline

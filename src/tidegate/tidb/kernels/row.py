@@ -144,7 +144,7 @@ def parse_keys(key_count: int, ends: int, keys: int, tables: int, handles: int, 
     Reads the front of each key, and 8 bytes of a handle. Writes `tables`, `handles` and `lengths`. Bound:
     three words a key; a key is measured before it is read. Twin: `tidegate.tidb.keys.parse_record`.
     """
-    strangers = 0
+    other_keys = 0
     for i in range(key_count):
         start, end = load_bounds(ends, i)
         size = end - start
@@ -160,11 +160,11 @@ def parse_keys(key_count: int, ends: int, keys: int, tables: int, handles: int, 
             if length == _INT_HANDLE_BYTES:
                 handle = I64(bswap64(load_u64(key + _HANDLE_AT)) ^ SIGN)
         if length < 0:
-            strangers += 1
+            other_keys += 1
         store_u64(tables + 8 * i, table)
         store_u64(handles + 8 * i, handle)
         store_u32(lengths + 4 * i, length)
-    return strangers
+    return other_keys
 
 
 @inline
@@ -344,7 +344,7 @@ def decode_v2(
     start = 0
     last = -1
     last_null = -1
-    strangers = 0
+    unknown_ids = 0
     for c in range(columns + 1):
         entry = plan + c * _LINE
         wanted = load_i64(entry) if c < columns else 1 << 62
@@ -356,7 +356,7 @@ def decode_v2(
                 return fault(OFFSETS_FAULT, ids + at * width - value)
             if found >= wanted:
                 break
-            strangers += 1
+            unknown_ids += 1
             last = found
             start = end
             at += 1
@@ -374,7 +374,7 @@ def decode_v2(
                 return fault(ORDER_FAULT, null_ids + null_at * width - value)
             if found >= wanted:
                 break
-            strangers += 1
+            unknown_ids += 1
             last_null = found
             null_at += 1
         if null_at < nulls and found == wanted:
@@ -387,7 +387,7 @@ def decode_v2(
                 return fault(code, 0)
     if not tail_ok(flags, data + start, room - start):
         return fault(CHECKSUM_FAULT, data + start - value)
-    if strangers > 0 and not lists_apart(ids, filled, null_ids, nulls, large):
+    if unknown_ids > 0 and not lists_apart(ids, filled, null_ids, nulls, large):
         return fault(ORDER_FAULT, ROW_HEAD)
     return 0
 
@@ -435,7 +435,7 @@ def decode_small(
     stack = context + _STACK
     seen = U64(0)
     twice = U64(0)
-    strangers = 0
+    unknown_ids = 0
     start = 0
     last = -1
     for i in range(filled):
@@ -445,7 +445,7 @@ def decode_small(
             return fault(OFFSETS_FAULT, ids + i - value)
         line = I64(load_u8(lines + found))
         if line == _NO_LINE:
-            strangers += 1
+            unknown_ids += 1
         else:
             seen |= U64(1) << U64(line)
             if not decode_value(plan + line * _LINE, data + start, end - start, words, sizes, stack):
@@ -459,7 +459,7 @@ def decode_small(
             return fault(ORDER_FAULT, null_ids + i - value)
         line = I64(load_u8(lines + found))
         if line == _NO_LINE:
-            strangers += 1
+            unknown_ids += 1
         else:
             bit = U64(1) << U64(line)
             twice |= seen & bit
@@ -476,7 +476,7 @@ def decode_small(
         missing &= missing - U64(1)
     if not tail_ok(flags, data + start, room - start):
         return fault(CHECKSUM_FAULT, data + start - value)
-    if strangers > 0 and not lists_apart(ids, filled, null_ids, nulls, 0):
+    if unknown_ids > 0 and not lists_apart(ids, filled, null_ids, nulls, 0):
         return fault(ORDER_FAULT, ROW_HEAD)
     return 0
 
@@ -586,7 +586,7 @@ def decode_rows(
     proof of its bounds. Twin: `tidegate.tidb.record.decode`. Trick: rows with small column ids find their
     columns by a table of 256 bytes, without a branch that differs from row to row.
     """
-    odd = 0
+    unusable = 0
     store_u64(context + _DATUMS, table.datums)
     store_u64(context + _FREE, free)
     plan, columns = table.plan, table.columns
@@ -638,8 +638,8 @@ def decode_rows(
         store_u8(out.ops + i, op)
         store_u64(out.faults + 8 * i, wrong)
         if wrong != 0 or op == NO_IMAGE:
-            odd += 1
-    return odd
+            unusable += 1
+    return unusable
 
 
 def warm() -> None:

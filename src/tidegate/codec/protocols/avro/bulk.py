@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tidegate.codec import avro_decode_kernels as kernels
 from tidegate.codec import sums
 from tidegate.codec.assemble import DecodeError, RowKey
+from tidegate.codec.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder
 from tidegate.codec.binary import Messages, Walked, table_of
 from tidegate.codec.joined import join
@@ -129,7 +130,7 @@ class AvroBulkDecoder:
         """As `Decoder.decode`; tables may come in another order than by first appearance."""
         messages = Messages(batch)
         groups = np.empty(len(messages) + 1, dtype=np.int32)
-        found = np.empty((kernels.MAX_GROUPS, 2), dtype=np.int64)
+        found = np.empty((MAX_GROUPS, 2), dtype=np.int64)
         count = kernels.read_heads(len(messages), address(messages.spans), address(groups), address(found))
         groups = groups[: len(messages)]
         left, tables = [np.flatnonzero(groups < 0)], list[DecodedTable]()
@@ -200,14 +201,14 @@ class AvroBulkDecoder:
         self, messages: Messages, key: RowKey, scales: list[int], walked: Walked
     ) -> tuple[DecodedTable, Int64s]:
         table = table_of(messages, key, scales, walked, len(key.columns))
-        taken = np.flatnonzero(walked.result(kernels.R_OP))
+        taken = np.flatnonzero(walked.result(R_OP))
         sound = sums.matching(
             table,
-            walked.result(kernels.R_CURRENT)[taken],
-            walked.result(kernels.R_PREVIOUS)[taken],
+            walked.result(R_CURRENT)[taken],
+            walked.result(R_PREVIOUS)[taken],
             self._plain.time_zone,
         )
         if not sound.all():
-            walked.results[taken[~sound], kernels.R_OP // 8] = 0
+            walked.results[taken[~sound], R_OP // 8] = 0
             table = table_of(messages, key, scales, walked, len(key.columns))
-        return table, walked.rows[walked.result(kernels.R_OP) == 0]
+        return table, walked.rows[walked.result(R_OP) == 0]

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.codec import avro_decode_kernels as kernels
+from tidegate.codec import simple_decode_kernels as kernels
 from tidegate.codec import sums
 from tidegate.codec.assemble import INTEGER_TYPES, DecodeError
+from tidegate.codec.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREVIOUS
 from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder, WireColumn
 from tidegate.codec.binary import Messages, Walked, table_of
 from tidegate.codec.joined import join
@@ -88,7 +89,7 @@ class SimpleBulkDecoder:
         """As `Decoder.decode`; tables may come in another order than by first appearance."""
         messages = Messages(batch)
         heads = np.empty((len(messages) + 1, kernels.HEAD_WORDS), dtype=np.int64)
-        firsts = np.empty(kernels.MAX_GROUPS, dtype=np.int64)
+        firsts = np.empty(MAX_GROUPS, dtype=np.int64)
         count = kernels.read_rows(len(messages), address(messages.spans), address(heads), address(firsts))
         if not count:
             return self._otherwise.decode(batch)
@@ -133,16 +134,16 @@ class SimpleBulkDecoder:
             kernels.Zone(address(self._zone), self._zone_size),
             walked.cells,
         )
-        others = walked.rows[walked.result(kernels.R_OP) == 0]
+        others = walked.rows[walked.result(R_OP) == 0]
         scales = [-1] * columns
         table = table_of(messages, key, scales, walked, columns)
-        taken = np.flatnonzero(walked.result(kernels.R_OP))
-        stated = (kernels.R_CURRENT, kernels.R_PREVIOUS)
+        taken = np.flatnonzero(walked.result(R_OP))
+        stated = (R_CURRENT, R_PREVIOUS)
         current, previous = (walked.result(word)[taken] for word in stated)
         sound = sums.matching(table, current, previous, self._plain.time_zone)
         if not sound.all():
             left.append(walked.rows[taken[~sound]])
-            walked.results[taken[~sound], kernels.R_OP // 8] = 0
+            walked.results[taken[~sound], R_OP // 8] = 0
             table = table_of(messages, key, scales, walked, columns)
         if len(others) and others[0] == rows[0]:
             # The first itself is none that the kernel takes, so its columns are no guide either.

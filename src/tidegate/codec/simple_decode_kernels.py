@@ -1,0 +1,416 @@
+"""Decode kernels of the rows of protocol simple in Avro: messages in, the words of their cells out.
+
+`read_rows` reads the head of each message and groups those of the same table version; `walk_rows` walks the
+two maps of a group's messages by a plan made from the table's definition. A message that does not go by the
+plan, or holds what only the plain decoder can judge, is left to it: its operation in `results` is 0.
+
+Every address is an int64; all reads stay inside the message, all writes inside the cells of its row. Plain
+twin: `codec.protocols.simple.plain.SimpleDecoder`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tidegate.codec.avro_read_kernels import (
+    MAX_GROUPS,
+    NULL,
+    R_CURRENT,
+    R_OP,
+    R_PREVIOUS,
+    R_TS,
+    RESULT_BYTES,
+    MessageCells,
+    is_text,
+    put_cell,
+    read_digits,
+    read_size,
+    read_varint,
+)
+from tidegate.codec.layout_kernels import MESSAGE_BYTES, MESSAGE_VALUE, MESSAGE_VALUE_SIZE
+from tidegate.kernel import (
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    same_bytes,
+    store_u32,
+    store_u64,
+)
+from tidegate.kernel_layout import Layout, pointer, signed, word
+from tidegate.model.cells import DELETE, INSERT, UPDATE
+from tidegate.tidb.kernels.text import I64, U64
+
+HEAD: Final = Layout(
+    "simple head", "H_", "The head of one of simple's rows.",
+    group=signed("its group; -1: it is left to the plain decoder"),
+    op=signed("its operation"),
+    ts=word("its commit_ts", "ts"),
+    at=pointer("its images"),
+    current=signed("the sum of the new image; -1: none"),
+    previous=signed("the sum of the old image; -1: none"),
+    names=pointer("its schema and table"),
+    names_size=signed("of these", "bytes"),
+    table_id=signed("its table's id"),
+    version=signed("its table's version"),
+)  # fmt: skip
+HEAD_WORDS: Final = len(HEAD.fields)
+HEAD_BYTES: Final = HEAD.size
+(
+    H_GROUP, H_OP, H_TS, H_AT, H_CURRENT, H_PREVIOUS, H_NAMES, H_NAMES_SIZE, H_TABLE_ID, H_VERSION,
+) = HEAD.offsets()  # fmt: skip
+_FIRST_VERSION: Final = 1
+_NO_SUM, _SUMMED = 0, 2
+"""Branches of the union of a checksum, as Avro writes their numbers."""
+
+COLUMN: Final = Layout(
+    "simple column", "C_", "A column of simple's plan.",
+    name=pointer("its name"),
+    size=signed("of the name", "bytes"),
+    form=signed("what it is, see SIGNED and the others"),
+    next=signed("of the n-th, the column whose name is the n-th in the order of their bytes"),
+)  # fmt: skip
+COLUMN_WORDS: Final = len(COLUMN.fields)
+COLUMN_BYTES: Final = COLUMN.size
+C_NAME, C_SIZE, C_FORM, C_NEXT = COLUMN.offsets()
+
+
+class ColumnTable(NamedTuple):
+    """The columns of a table version, and the way to them."""
+
+    columns: int
+    """A COLUMN each."""
+    column_count: int
+    table: int
+    """i32[1 << bits], columns by the hash of their names; -1: none."""
+    bits: int
+
+
+class Zone(NamedTuple):
+    """The name of the only time zone whose moments are taken."""
+
+    name: int
+    size: int
+
+
+SIGNED: Final = 30
+UNSIGNED: Final = 31
+SINGLE: Final = 32
+WIDE: Final = 33
+STRING: Final = 34
+BINARY: Final = 35
+MOMENT: Final = 36
+_IS_NULL, _LONG, _FLOAT, _DOUBLE, _STRING, _BYTES, _MOMENT, _UNSIGNED = range(8)
+_MISSING: Final = -2
+_MIX: Final = U64(0x9E3779B97F4A7C15)
+
+
+@inline
+def hash_name(at: int, size: int) -> Any:
+    """A U64 whose upper bits spread names; reads nothing beyond the name."""
+    mixed = U64(size)
+    i = 0
+    while i + 8 <= size:
+        mixed = (mixed ^ load_u64(at + i)) * _MIX
+        mixed ^= mixed >> U64(29)
+        i += 8
+    while i < size:
+        mixed = (mixed ^ U64(load_u8(at + i))) * _MIX
+        i += 1
+    return (mixed ^ (mixed >> U64(32))) * _MIX
+
+
+@kernel
+def name_hash(at: int, size: int) -> int:
+    """`hash_name` as Python fills the table of a plan with it.
+
+    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be filled with the
+    very hash by which `find_column` searches it.
+    """
+    return I64(hash_name(at, size) >> U64(32))
+
+
+@inline
+def find_column(at: int, size: int, nth: int, plan: ColumnTable) -> int:
+    """The column of a name, -1 if there is none: that of the n-th name first, as we write them."""
+    if nth < plan.column_count:
+        column = load_i64(plan.columns + COLUMN_BYTES * nth + C_NEXT)
+        entry = plan.columns + COLUMN_BYTES * column
+        if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
+            return column
+    place = I64(hash_name(at, size) >> U64(32)) & ((1 << plan.bits) - 1)
+    while True:
+        column = I64(load_i32(plan.table + 4 * place))
+        if column < 0:
+            return -1
+        entry = plan.columns + COLUMN_BYTES * column
+        if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
+            return column
+        place = (place + 1) & ((1 << plan.bits) - 1)
+
+
+@inline
+def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: int, zone: Zone) -> int:
+    """A value of a column; where it ended, 0 if it is not what this column's usually is."""
+    branch, at = read_varint(at, end)
+    if at == 0:
+        return 0
+    if branch == _IS_NULL:
+        store_u32(lengths + 4 * cell, NULL)
+        return at
+    if form in (SIGNED, UNSIGNED):
+        if branch in (_LONG, _UNSIGNED):
+            number, at = read_varint(at, end)
+            if form == SIGNED and branch == _UNSIGNED and number < 0:
+                return 0
+            put_cell(starts, lengths, cell, number, 0)
+            return at
+        if branch == _STRING:
+            size, at = read_size(at, end)
+            number = read_digits(at, size) if at != 0 else -1
+            if number < 0:
+                return 0
+            put_cell(starts, lengths, cell, number, 0)
+            return at + size
+        return 0
+    if form in (SINGLE, WIDE):
+        size = 4 if form == SINGLE else 8
+        if branch != (_FLOAT if form == SINGLE else _DOUBLE) or end - at < size:
+            return 0
+        put_cell(starts, lengths, cell, I64(load_u32(at)) if form == SINGLE else load_i64(at), 0)
+        return at + size
+    if form == MOMENT:
+        if branch != _MOMENT:
+            return 0
+        size, at = read_size(at, end)
+        if at == 0 or size != zone.size or not same_bytes(at, zone.name, size):
+            return 0
+        at += size
+    elif branch != (_BYTES if form == BINARY else _STRING):
+        return 0
+    size, at = read_size(at, end)
+    if at == 0 or (form != BINARY and not is_text(at, at + size)):
+        return 0
+    put_cell(starts, lengths, cell, at, size)
+    return at + size
+
+
+@inline
+def walk_map(
+    at: int, end: int, base: int, plan: ColumnTable, starts: int, lengths: int, zone: Zone
+) -> tuple[int, int]:
+    """(how many entries, where a map ended) of an image whose cells begin at `base`."""
+    entries = 0
+    while True:
+        count, at = read_varint(at, end)
+        if at == 0:
+            return 0, 0
+        if count == 0:
+            return entries, at
+        if count < 0:
+            count = -count
+            _size, at = read_varint(at, end)
+            if at == 0:
+                return 0, 0
+        # Two entries of one name are left, so that there are never more than columns.
+        if count < 0 or count > plan.column_count - entries:
+            return 0, 0
+        for _ in range(count):
+            size, at = read_size(at, end)
+            if at == 0:
+                return 0, 0
+            column = find_column(at, size, entries, plan)
+            if column < 0 or I64(load_i32(lengths + 4 * (base + column))) != _MISSING:
+                return 0, 0
+            form = load_i64(plan.columns + COLUMN_BYTES * column + C_FORM)
+            at = walk_value(at + size, end, form, base + column, starts, lengths, zone)
+            if at == 0:
+                return 0, 0
+            entries += 1
+
+
+@inline
+def read_row(at: int, end: int, head: int) -> bool:
+    """The head of a row's message, behind its first three bytes; False: it is left."""
+    version, at = read_varint(at, end)
+    if at == 0 or version != _FIRST_VERSION:
+        return False
+    store_u64(head + H_NAMES, at)
+    names = at
+    for _ in range(2):
+        size, at = read_size(at, end)
+        if at == 0:
+            return False
+        at += size
+    store_u64(head + H_NAMES_SIZE, at - names)
+    table_id, at = read_varint(at, end)
+    kind, at = read_varint(at, end if at != 0 else 0)
+    ts, at = read_varint(at, end if at != 0 else 0)
+    _build, at = read_varint(at, end if at != 0 else 0)
+    table_version, at = read_varint(at, end if at != 0 else 0)
+    # Neither a claim check, nor a message of the key only.
+    if at == 0 or kind < 0 or kind > 2 or table_id < 0 or end - at < 3:
+        return False
+    if (
+        load_u8(at) != 0
+        or load_u8(at + 1) != 0
+        or (load_u8(at + 2) != _NO_SUM and load_u8(at + 2) != _SUMMED)
+    ):
+        return False
+    current = 0
+    previous = 0
+    summed = load_u8(at + 2) == _SUMMED
+    at += 3
+    if summed:
+        _version, at = read_varint(at, end)
+        if at == 0 or at >= end or load_u8(at) != 0:
+            return False
+        current, at = read_varint(at + 1, end)
+        previous, at = read_varint(at, end if at != 0 else 0)
+        if at == 0 or current < 0 or current > 0xFFFFFFFF or previous < 0 or previous > 0xFFFFFFFF:
+            return False
+    store_u64(head + H_OP, kind + 1)
+    store_u64(head + H_TS, ts)
+    store_u64(head + H_AT, at)
+    store_u64(head + H_CURRENT, current if current > 0 else -1)
+    store_u64(head + H_PREVIOUS, previous if previous > 0 else -1)
+    store_u64(head + H_TABLE_ID, table_id)
+    store_u64(head + H_VERSION, table_version)
+    return True
+
+
+@inline
+def same_table(left: int, right: int) -> bool:
+    """Whether two heads name one table version."""
+    size = load_i64(left + H_NAMES_SIZE)
+    return (
+        load_i64(left + H_VERSION) == load_i64(right + H_VERSION)
+        and load_i64(left + H_TABLE_ID) == load_i64(right + H_TABLE_ID)
+        and load_i64(right + H_NAMES_SIZE) == size
+        and same_bytes(load_i64(left + H_NAMES), load_i64(right + H_NAMES), size)
+    )
+
+
+_ROW_HEAD: Final = bytes([0x16, 6, 6])
+_ROW_FIRST: Final = _ROW_HEAD[0]
+_ROW_REST: Final = int.from_bytes(_ROW_HEAD[1:], "little")
+"""How a row of simple begins: the branches of its unions, as Avro writes them."""
+
+
+@inline
+def is_row(value: int) -> bool:
+    """Whether a message of at least three bytes begins as one of simple's rows."""
+    return load_u8(value) == _ROW_FIRST and load_u16(value + 1) == _ROW_REST
+
+
+@kernel
+def read_rows(message_count: int, spans: int, heads: int, firsts: int) -> int:
+    """The heads of messages, HEAD_BYTES each; how many groups there are.
+
+    spans: a MESSAGE each. firsts: i64[MAX_GROUPS], the first message of each group.
+
+    Reads the messages up to their images. Writes `heads` and `firsts`. Bound: MAX_GROUPS groups; the messages
+    of more are left. Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.row_key`. Trick: the group of
+    the message before is tried first.
+    """
+    count = 0
+    last = 0
+    for i in range(message_count):
+        span = spans + MESSAGE_BYTES * i
+        value = load_i64(span + MESSAGE_VALUE)
+        end = value + load_i64(span + MESSAGE_VALUE_SIZE)
+        head = heads + HEAD_BYTES * i
+        group = -1
+        if end - value > 3 and is_row(value) and read_row(value + 3, end, head):
+            for k in range(count):
+                number = last + k
+                if number >= count:
+                    number -= count
+                if same_table(heads + HEAD_BYTES * load_i64(firsts + 8 * number), head):
+                    group = number
+                    break
+            if group < 0 and count < MAX_GROUPS:
+                group = count
+                store_u64(firsts + 8 * count, i)
+                count += 1
+        if group >= 0:
+            last = group
+        store_u64(head + H_GROUP, group)
+    return count
+
+
+@inline
+def fill_missing(columns: int, starts: int, lengths: int) -> bool:
+    """Take for the old image what it leaves out from the new one; False: the new one has it not either."""
+    for c in range(columns):
+        size = I64(load_i32(lengths + 4 * (columns + c)))
+        if size == _MISSING:
+            size = I64(load_i32(lengths + 4 * c))
+            if size == _MISSING:
+                return False
+            put_cell(starts, lengths, columns + c, load_i64(starts + 8 * c), size)
+    return True
+
+
+@kernel
+def walk_rows(
+    row_count: int, rows: int, spans: int, heads: int, plan: ColumnTable, zone: Zone, cells: MessageCells
+) -> int:
+    """The messages numbered in i64[row_count] `rows`, all of one group; how many were walked.
+
+    A message must have all the columns of the plan and no other; `cells` has twice as many cells, and one.
+
+    Reads the messages from where their heads end. Writes cells and results. Bound: `stride` cells a message.
+    Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.decode`. Trick: the n-th column is looked for
+    where the n-th name of our own messages is.
+    """
+    walked = 0
+    columns, stride = plan.column_count, cells.stride
+    for i in range(row_count):
+        row = load_i64(rows + 8 * i)
+        head = heads + HEAD_BYTES * row
+        span = spans + MESSAGE_BYTES * row
+        end = load_i64(span + MESSAGE_VALUE) + load_i64(span + MESSAGE_VALUE_SIZE)
+        at = load_i64(head + H_AT)
+        op = load_i64(head + H_OP)
+        words = cells.starts + 8 * stride * i
+        sizes = cells.lengths + 4 * stride * i
+        result = cells.results + RESULT_BYTES * i
+        for cell in range(2 * columns):
+            store_u32(sizes + 4 * cell, _MISSING)
+        good = True
+        for side in range(2):
+            wanted = op != DELETE if side == 0 else op != INSERT
+            branch, at = read_varint(at, end if good else 0)
+            if at == 0 or branch != (1 if wanted else 0):
+                good = False
+            elif wanted:
+                entries, at = walk_map(at, end, side * columns, plan, words, sizes, zone)
+                whole = entries == columns or (op == UPDATE and side == 1 and entries > 0)
+                good = at != 0 and whole
+            else:
+                for cell in range(side * columns, (side + 1) * columns):
+                    store_u32(sizes + 4 * cell, NULL)
+        if good and op == UPDATE:
+            good = fill_missing(columns, words, sizes)
+        good = good and at == end
+        store_u64(result + R_OP, op if good else 0)
+        store_u64(result + R_TS, load_i64(head + H_TS))
+        store_u64(result + R_CURRENT, load_i64(head + H_CURRENT) if op != DELETE else -1)
+        store_u64(result + R_PREVIOUS, load_i64(head + H_PREVIOUS) if op != INSERT else -1)
+        walked += good
+    return walked
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet, over no rows."""
+    name = np.zeros(1, dtype=np.int64)
+    name_hash(name.ctypes.data, 8)
+    read_rows(0, 0, 0, 0)
+    walk_rows(0, 0, 0, 0, ColumnTable(0, 0, 0, 1), Zone(0, 0), MessageCells(0, 0, 0, 1))
