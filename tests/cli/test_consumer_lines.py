@@ -87,6 +87,13 @@ def test_a_rule_that_cannot_be_read_is_shown(tmp_path: Path, option: str, rule: 
     assert words in done.output
 
 
+def test_what_happens_when_columns_change_is_one_of_three(tmp_path: Path) -> None:
+    command = ["run", "--source", "kafka://127.0.0.1:1/t?protocol=open-protocol", "--target", str(tmp_path)]
+    done = CliRunner().invoke(consumer.app, [*command, "--schema-changes", "lenient"])
+    assert done.exit_code == 2
+    assert "'lenient' is not one of" in done.output
+
+
 def test_how_long_snapshots_stay_is_what_the_options_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

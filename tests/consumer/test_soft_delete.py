@@ -29,7 +29,7 @@ from tidegate.consumer.checks import check_soft_delete
 from tidegate.consumer.net_effect import Changes, net_effect
 from tidegate.consumer.rules import Rules
 from tidegate.consumer.selection import Selection
-from tidegate.consumer.snapshots import check_no_deleted, open_snapshot
+from tidegate.consumer.snapshots import check_comparable, open_snapshot
 from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.consumer.source import Topic
 from tidegate.consumer.target import Target
@@ -364,9 +364,9 @@ def test_a_target_that_keeps_deleted_rows_is_not_compared(tmp_path: Path) -> Non
         position = consume_into(topic(EVENTS), applier, tmp_path / "staging")
         applier.commit(replace(position, ts=position.ts + 1, rules=rules.given))
         applier.target.close()
-    check_no_deleted(tmp_path / "removed")
+    check_comparable(tmp_path / "removed")
     with pytest.raises(InvalidInput, match="cannot be compared") as refused:
-        check_no_deleted(tmp_path / "kept")
+        check_comparable(tmp_path / "kept")
     assert RULES.soft_delete[0] in refused.value.why
 
 

@@ -29,14 +29,14 @@ def compare(
     """Compare every table at one timestamp. Exit 0: equal; 1: they differ, and the rows are shown."""
     from tidegate.consumer.comparison import Source
     from tidegate.consumer.comparison import compare as verdicts
-    from tidegate.consumer.snapshots import check_no_deleted, open_snapshot
+    from tidegate.consumer.snapshots import check_comparable, open_snapshot
     from tidegate.kvclient.pd import PdClient
     from tidegate.tidb.table_filter import TableFilter
 
     try:
         wanted = None if at == "latest" else _ts(at)
         snapshot = open_snapshot(target, wanted)
-        check_no_deleted(target)
+        check_comparable(target)
         ts = snapshot.ts if wanted is None else wanted
         table_filter = TableFilter(rules, case_sensitive=False) if rules else None
         with PdClient(pd) as client:

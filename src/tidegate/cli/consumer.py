@@ -133,6 +133,14 @@ def run(
             "counts."
         ),
     ] = None,
+    schema_changes: Annotated[
+        str,
+        typer.Option(
+            help="What happens when columns change upstream: evolve, they change at the target, too; ignore, "
+            "the target's tables keep their columns; stop, the consumer ends before the DDL "
+            "(docs/schema-changes.md)."
+        ),
+    ] = "evolve",
     mode: Annotated[
         str,
         typer.Option(
@@ -215,6 +223,7 @@ def run(
     from tidegate.consumer.fetch_spark import ClusterSettings
     from tidegate.consumer.job import Listener, Settings, run, topic_of
     from tidegate.consumer.rules import Rules
+    from tidegate.consumer.schema_changes import SchemaChanges
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.upkeep import Upkeep
     from tidegate.consumer.watermark import Mode
@@ -224,6 +233,9 @@ def run(
         signal.signal(number, lambda number, _frame: stopping.append(number))
     if mode not in set(Mode):
         raise typer.BadParameter(f"'{mode}' is not one of row, transaction", param_hint="--mode")
+    if schema_changes not in set(SchemaChanges):
+        names = ", ".join(SchemaChanges)
+        raise typer.BadParameter(f"'{schema_changes}' is not one of {names}", param_hint="--schema-changes")
     show = _JsonLines() if as_json else _Lines()
     try:
         settings = Settings(
@@ -233,7 +245,12 @@ def run(
                 *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes)
             ),
             rules=Rules(
-                *(tuple(given or ()) for given in (include, exclude, route, drop_column, soft_delete))
+                include=tuple(include or ()),
+                exclude=tuple(exclude or ()),
+                route=tuple(route or ()),
+                drop_column=tuple(drop_column or ()),
+                soft_delete=tuple(soft_delete or ()),
+                schema_changes=SchemaChanges(schema_changes),
             ),
             mode=Mode(mode),
             until=until,

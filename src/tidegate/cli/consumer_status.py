@@ -79,7 +79,10 @@ def summary(found: Status) -> list[str]:
         f"snapshot  {snapshot}",
         f"lag       {lag}, {count} messages to apply",
     ]
-    return [*lines, f"broker    {found.broker}"] if found.broker else lines
+    lines += [f"broker    {found.broker}"] if found.broker else []
+    if found.schema_changes not in ("", "evolve"):
+        lines.append(f"columns   {'; '.join((f'--schema-changes {found.schema_changes}', *found.ignored))}")
+    return lines
 
 
 def _print(found: Status, now_ms: int) -> None:

@@ -50,7 +50,7 @@ def verify(
 
     Exit 0: equal, or made equal by --repair apply; 1: they differ.
     """
-    from tidegate.consumer.snapshots import check_no_deleted, open_snapshot
+    from tidegate.consumer.snapshots import check_comparable, open_snapshot
     from tidegate.kvclient.pd import PdClient
     from tidegate.tables.catalogue import history_held, tables_at
     from tidegate.verify.job import Bounds, Verification
@@ -60,7 +60,7 @@ def verify(
     try:
         wanted, chosen = None if at == "latest" else _number(at, "--at"), _handles(keys)
         snapshot = open_snapshot(target, wanted)
-        check_no_deleted(target)
+        check_comparable(target)
         for name in table:
             _check_held(snapshot, name)
         outcomes = []

@@ -18,7 +18,7 @@ from typing import Final
 
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, definition
+from tidegate.consumer import ddl_plan, definition, schema_changes
 from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
 from tidegate.consumer.changes import (
@@ -36,6 +36,7 @@ from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.position import Position, Source
 from tidegate.consumer.row_clock import Clock
+from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.selection import Chosen, Selection
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
@@ -77,6 +78,7 @@ class Applier:
         learns_zone: bool = False,
         clock: Clock | None = None,
         selection: Selection | None = None,
+        schema_changes: SchemaChanges = SchemaChanges.EVOLVE,
     ) -> None:
         """`folder`: where rows are set aside that the target's tables cannot hold.
 
@@ -84,10 +86,11 @@ class Applier:
         topic and partition that a number means; by default there is one topic. `learns_zone`: DDL headers
         tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same. `clock`: of
         topics that are read by offset. `selection`: what is applied, and under which names; None: everything.
+        `schema_changes`: what is done when columns change.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
-        self.selection = selection or Selection()
+        self.selection, self._schema_changes = selection or Selection(), schema_changes
         self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
         """Of TIMESTAMP texts; empty: nobody has told it."""
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
@@ -168,8 +171,7 @@ class Applier:
 
     def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
         """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
-        events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
-        events.sort(key=lambda pair: pair[0].seq if pair[0] is not None else 0)
+        events = _in_order(messages)
         for _, message in events:
             self._learn_zone(message)
         done: list[str] = []
@@ -180,6 +182,8 @@ class Applier:
             if self.target.has_done(chosen.message):  # it cannot be planned: the tables are as it made them
                 self._raise_barriers(chosen, self.target.definitions)
                 continue
+            if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
+                chosen = self._kept(chosen, message)
             steps = self._planned(chosen)
             _refuse_if_needed(message, steps)
             before = dict(self.target.definitions)
@@ -190,6 +194,36 @@ class Applier:
             self._raise_barriers(chosen, before)
             self.stats.ddls += 1
         return done
+
+    def stops_at(self, messages: Sequence[DdlMessage]) -> Fatal | None:
+        """The error that ends the consumer before these DDLs, if they change columns and must not."""
+        if self._schema_changes is not SchemaChanges.STOP:
+            return None
+        selection, held = self.selection.apart(), self.target.definitions.keys()
+        for event, message in _in_order(messages):
+            chosen = selection.ddl(event, message, held)
+            if chosen is None or chosen.refusal is not None or self.target.has_done(chosen.message):
+                continue
+            if chosen.event is not None:
+                if words := schema_changes.changed_columns(chosen.event):
+                    return schema_changes.stopped(message, words)
+            elif schema_changes.changed_in_text(chosen.message):
+                return schema_changes.stopped(message, ())
+        return None
+
+    def _kept(self, chosen: Chosen, message: DdlMessage) -> Chosen:
+        """The DDL as if the target's columns did not change. Fatal where they cannot stay."""
+        event, by_sql = chosen.event, self.target.replays_sql
+        if event is None or (by_sql and self._found(event)):
+            changes = schema_changes.changed_columns(event) if event is not None else ()
+            if changes or (event is None and schema_changes.changed_in_text(chosen.message)):
+                raise schema_changes.untold(message)
+            return chosen
+        held = ddl_plan.held_before(event, self.target.definitions)
+        kept = schema_changes.kept(event, message, held, typed=by_sql)
+        if words := schema_changes.changed_columns(event):
+            self.stats.ignored.append(f"table {message.schema}.{message.table}: {'; '.join(words)}")
+        return replace(chosen, event=kept)
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -328,6 +362,12 @@ class Applier:
         return definition.grown(known, segment.columns, version)
 
 
+def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, DdlMessage]]:
+    """DDLs of one ts with what their headers say, in the order of their job."""
+    events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
+    return sorted(events, key=lambda pair: pair[0].seq if pair[0] is not None else 0)
+
+
 def _no_zone(where: str) -> Fatal:
     return Fatal(
         "the time zone of the topic's TIMESTAMPs is not known",
@@ -340,9 +380,8 @@ def _no_zone(where: str) -> Fatal:
 
 def _check_columns(known: Definition, segment: Segment) -> None:
     """Fatal when rows have a column that the DDLs do not tell of."""
-    unknown = [
-        c.name for c in segment.columns if known.column(c.name) is None and c.name not in known.generated
-    ]
+    other = {*known.generated, *known.ignored}
+    unknown = [c.name for c in segment.columns if known.column(c.name) is None and c.name not in other]
     if unknown:
         if known.info is None:
             raise Fatal(

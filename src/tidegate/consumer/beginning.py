@@ -23,6 +23,7 @@ from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.progress import Listener
+from tidegate.consumer.schema_changes import check_policy
 from tidegate.consumer.selection import check_same_rules
 from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
@@ -54,6 +55,8 @@ class Beginning:
         for kept in filter(None, (held, self.target.begun)):
             check_same_rules(kept, rules, str(self.address))
             self.applier.selection.know(kept.sources)
+        policy, tables = self.settings.rules.schema_changes, self.target.definitions.values()
+        check_policy(policy, tables, str(self.address))
         if held is not None:
             self.applier.know_barriers(held.barriers)
         if held is not None and held.epoch:
@@ -83,7 +86,7 @@ class Beginning:
         held = held.over(self.topic.names, joining)
         check_retained(self.topic, {p: held.partitions[p].offset for p in partitions}, first)
         zone = held.zone_from(self.topic.given_zone)
-        return replace(held, ids={**held.ids, **self.ids}, time_zone=zone)
+        return replace(held, ids={**held.ids, **self.ids}, time_zone=zone, rules=rules)
 
 
 def bounds_begun(

@@ -127,7 +127,7 @@ def staged_changes(
     keys = names if known.soft_delete or not known.keys else known.keys
     fields = {column.name: column for column in known.columns}
     for one in staged:
-        batch, bad = _sound(one.rows, known, one.segment.partition)
+        batch, bad = _sound(_taken(one.rows, known), known, one.segment.partition)
         if bad:
             aside(bad)
         if batch.num_rows == 0:
@@ -162,13 +162,22 @@ def staged_changes(
     )
 
 
+def _taken(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
+    """The rows without columns that the table's DDLs have not brought to the target."""
+    ignored = [
+        name for name in batch.schema.names if name.startswith(("n.", "o.")) and name[2:] in known.ignored
+    ]
+    return batch.drop_columns(ignored) if ignored else batch
+
+
 def _with_moments(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
     """With the moment of each change in its old image, because a deleted row is kept as that.
 
     Fatal when a delete carries only its key: the row's other values would be lost.
     """
     names = {name[2:] for name in batch.schema.names if name.startswith("o.")}
-    lacking = [one.name for one in known.columns if one.name not in names and one.name != known.soft_delete]
+    own = {known.soft_delete, *known.ignored}
+    lacking = [one.name for one in known.columns if one.name not in names and one.name not in own]
     # Without a header the definition has every column that was ever seen: some may be gone upstream.
     bare = bool(lacking) and (known.info is not None or names <= set(known.keys))
     if bare and pc.any(pc.equal(batch.column("_op"), DELETE)).as_py():

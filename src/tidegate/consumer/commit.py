@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.flow import Ddls, Flow
+from tidegate.consumer.flow import Ddls, Flow, Rows
 from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.position import Position
 
@@ -28,14 +28,20 @@ class Committer:
         """Whether tables hold changes that no snapshot names yet."""
         self._flow, self._applier, self._rows, self._idle_s = flow, applier, rows, idle_s
         self._published_at = 0.0
+        self._before: Position | None = None
+        """What a restart needs that is to begin with the DDLs that were handed out last."""
 
     def commit(self, now: float) -> bool:
         """Apply what is allowed, up to one snapshot; whether one was named. `now` is a monotonic time.
 
         When the topic only moves on in time, a snapshot is named every `idle_s` seconds, and at `until`.
+        Raises Fatal before a DDL at which the applier stops; what comes before it is a snapshot then.
         """
-        while (step := self._flow.next_step(self._rows)) is not None:
+        while (step := self._next()) is not None:
             if isinstance(step, Ddls):
+                if (stop := self._applier.stops_at(step.messages)) is not None:
+                    self._publish_before(step.ts)
+                    raise stop
                 self._applier.ddl(step.messages)
                 self._applier.target.advance(self._reached())
                 self.unpublished = True
@@ -53,6 +59,20 @@ class Committer:
         """Seconds since the newest snapshot of this run, or since its first commit."""
         self._published_at = self._published_at or now
         return now - self._published_at
+
+    def _next(self) -> Rows | Ddls | None:
+        # When a DDL is handed out, the flow takes it for executed.
+        self._before = self._at(self.position.ts) if self._flow.ddls_waiting else None
+        return self._flow.next_step(self._rows)
+
+    def _publish_before(self, ddl_ts: int) -> None:
+        """Name the state just before a DDL, if the tables are all at that moment."""
+        ts = self._flow.snapshot(self.position.ts)
+        if not self._flow.by_offset:
+            ts = ddl_ts - 1 if ts == ddl_ts else None  # no other transaction has the DDL's ts
+        if self._before is None or ts is None or ts <= self.position.ts or not self.unpublished:
+            return
+        self.position, self.unpublished = self._applier.commit(replace(self._before, ts=ts)), False
 
     def _reached(self) -> Position:
         """What is in when the step that was taken last is; no snapshot is named by it."""

@@ -330,6 +330,14 @@ def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: 
     return steps
 
 
+def held_before(event: DdlEvent, known: Mapping[tuple[str, str], Definition]) -> Definition | None:
+    """The table at the target that an event changes; of an EXCHANGE, the partitioned one."""
+    if event.action == EXCHANGE:
+        return known.get((event.schema, event.table))
+    before = _base(event.before)
+    return _held(event, before, dict(known)) if before is not None else None
+
+
 def _held(event: DdlEvent, before: dict[str, Any], known: Known) -> Definition | None:
     """The table at the target: by TiDB's id, which no rename changes; by name where no id is known."""
     by_id = next((one for one in known.values() if one.table_id == before["id"]), None)

@@ -37,6 +37,8 @@ from tidegate.model.schema import Column, Kind
 from tidegate.tidb import table_info
 from tidegate.tidb.value import missing, present
 
+IGNORED: Final = "tidegate_ignored_changes"
+"""Of a TableInfo at the target: `left_out` and `gone`, names of columns (`schema_changes`)."""
 ROWID: Final = "_tidegate_rowid"
 """Further column of tables without a key: partition-offset-seq of the change that inserted the row."""
 
@@ -65,6 +67,9 @@ class Definition:
     """Columns that the target computes by itself, and whose values it is not given."""
     soft_delete: str = ""
     """The column that says when a row was deleted (`soft_delete`); empty: deleted rows are removed."""
+    ignored: frozenset[str] = frozenset()
+    """Names of columns whose values are not taken from rows (`schema_changes`): the table does not have them,
+    or has a column of that name from before."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -134,7 +139,8 @@ def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") 
     )
     keys = tuple(described.columns[at].name for at in described.handle_key)
     made = Definition(schema, table or described.table, described.id, version, columns, keys, info)
-    return replace(made, soft_delete=info.get(soft_delete.MEMBER, ""))
+    ignored = frozenset(name for names in info.get(IGNORED, {}).values() for name in names)
+    return replace(made, soft_delete=info.get(soft_delete.MEMBER, ""), ignored=ignored)
 
 
 def target_column(column: Column) -> TargetColumn:

@@ -59,6 +59,7 @@ from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.progress import QUIET, Listener, Progress
 from tidegate.consumer.rounds import News, Rounds
+from tidegate.consumer.schema_changes import ignored_words
 from tidegate.consumer.selection import Selection
 from tidegate.consumer.settings import Settings, topic_of
 from tidegate.consumer.source import Topic
@@ -142,6 +143,7 @@ class Consumer:
             learns_zone=topic.learns_zone,
             clock=topic.clock,
             selection=Selection(settings.rules),
+            schema_changes=settings.rules.schema_changes,
         )
         self._offsets = Offsets(topic)
         self._notices = Notices(topic, address.folder / QUARANTINE, listener)
@@ -149,7 +151,7 @@ class Consumer:
         self._reported_at = math.inf  # nothing to report before the position is known
         self._ends: dict[int, int] = {}
         """Where each partition ended, as the last round has found it."""
-        self._diary = Diary(address.folder, listener.warn)
+        self._diary = Diary(address.folder, listener.warn, settings.rules.schema_changes)
         self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         beginning = Beginning(
             settings, topic, address, target, self._applier, self._offsets, self._attempts, listener
@@ -227,6 +229,9 @@ class Consumer:
         kept, unnamed = self._committer.position, self._committer.unpublished
         return partitions_of(self._topic.names, self._flow, kept if unnamed else None, self._ends)
 
+    def _ignored(self) -> tuple[str, ...]:
+        return ignored_words(self._target.definitions.values())
+
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Around the run: the folder has its status from the beginning on, and then how it ended."""
@@ -234,15 +239,15 @@ class Consumer:
         try:
             yield
         except TidegateError as error:
-            self._diary.write(_now_ms(), False, error.what, self._partitions())
+            self._diary.write(_now_ms(), False, error.what, self._partitions(), self._ignored())
             raise
-        self._diary.write(_now_ms(), False, "", self._partitions())
+        self._diary.write(_now_ms(), False, "", self._partitions(), self._ignored())
         if self._group is not None:
             self._group.close(self._committer.position)
 
     def _record(self, progress: Progress) -> None:
         """For those who look from outside: the status file, and offsets for lag tools."""
-        self._diary.write(_now_ms(), True, progress.trouble, progress.partitions)
+        self._diary.write(_now_ms(), True, progress.trouble, progress.partitions, self._ignored())
         if self._group is not None:
             self._group.keep(self._committer.position, time.monotonic())
 

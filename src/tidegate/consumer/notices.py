@@ -77,6 +77,9 @@ class Notices:
                     fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
                 )
             )
+        for text in stats.ignored:
+            self._listener.note(f"a change of columns is ignored: {text}")
+        stats.ignored.clear()
         fresh = [name for name, notes in stats.guessed.items() if self._reported_guesses.get(name) != notes]
         for name in fresh[:GUESSES_SHOWN]:
             known = self._reported_guesses.get(name, ())

@@ -165,7 +165,8 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
 def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:
     """Why rows cannot be fitted to a table at all; empty: they may."""
     names = dict.fromkeys(name[2:] for name in batch.schema.names if name not in META)
-    unknown = [name for name in names if known.column(name) is None and name not in known.generated]
+    other = {*known.generated, *known.ignored}
+    unknown = [name for name in names if known.column(name) is None and name not in other]
     if unknown:
         return f"table {known.name} has no column {', '.join(unknown)} now"
     timed = [one.name for one in known.columns if one.mysql_type == TIMESTAMP and one.name in names]

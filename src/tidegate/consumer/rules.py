@@ -4,6 +4,7 @@
     route              `shop.*=copy.*`: a `*` stands for what it stands for in the same name of the source
     drop-column        `shop.users.phone`, `*.*.secret_*`
     soft-delete        `shop.orders.deleted_at`: the tables, and a column that says when a row was deleted
+    schema-changes     what happens when columns change upstream (`schema_changes`)
 
 `selection` is what they mean for rows and DDLs.
 """
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.consumer.schema_changes import OPTION, SchemaChanges
 from tidegate.consumer.soft_delete import SoftDelete
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.tidb.table_filter import ColumnsOfTables, TableFilter, is_system_schema, lower
@@ -28,6 +30,8 @@ OWN_SCHEMAS: Final = frozenset({"tidegate", "_tidegate"})
 """Where targets keep what is theirs."""
 SOFT_DELETE: Final = "--soft-delete"
 """As the position has the option."""
+IGNORING: Final = f"{OPTION} {SchemaChanges.IGNORE}"
+"""As the position has it."""
 _PART: Final = r"(?:`((?:[^`]|``)+)`|([\w$*]+))"
 _ROUTE: Final = re.compile(rf"\s*{_PART}\.{_PART}\s*=\s*{_PART}\.{_PART}\s*")
 
@@ -45,10 +49,17 @@ class Rules:
     drop_column: tuple[str, ...] = ()
     soft_delete: tuple[str, ...] = ()
     """The first that matches a table says its column; other tables lose their deleted rows."""
+    schema_changes: SchemaChanges = SchemaChanges.EVOLVE
+    """Only `ignore` is a rule that a target keeps to: the others leave the same tables."""
 
     @property
     def given(self) -> tuple[str, ...]:
         """As options of the command line: what the position keeps of them."""
+        return (*self.selecting, IGNORING) if self.schema_changes is SchemaChanges.IGNORE else self.selecting
+
+    @property
+    def selecting(self) -> tuple[str, ...]:
+        """Those of `given` that say something about tables and columns by their names."""
         options = (
             ("--include", self.include),
             ("--exclude", self.exclude),

@@ -13,6 +13,7 @@ Bounds: `sources` has one entry for each table at the target, and none without a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
@@ -22,7 +23,7 @@ from tidegate.consumer.assembler import Piece
 from tidegate.consumer.ddl_plan import DROP_SCHEMA, EXCHANGE, REPARTITION, renamed_columns
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.position import Position, Source
-from tidegate.consumer.rules import NO_RULES, Name, Rules, routed, routed_schemas
+from tidegate.consumer.rules import IGNORING, NO_RULES, Name, Rules, routed, routed_schemas
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
@@ -69,7 +70,7 @@ class Selection:
         self.soft_deletes = rules.soft_deletes()
         self._marked: dict[Name, str] = {}
         """By names at the target, the columns that say when a row was deleted: of tables with rows so far."""
-        self._idle = not rules.given
+        self._idle = not rules.selecting
         self._sources: dict[Name, tuple[Name, Name]] = {}
         """By a name at the target in lower case, that name and the source's."""
         self.know(sources)
@@ -119,6 +120,12 @@ class Selection:
 
     def _follows_schema(self, schema: str) -> bool:
         return self._tables is None or self._tables.matches_schema(schema)
+
+    def apart(self) -> Selection:
+        """A copy that learns for itself: to ask about DDLs that may not be executed."""
+        other = copy(self)
+        other._sources = dict(self._sources)
+        return other
 
     # --- rows
 
@@ -434,8 +441,11 @@ class Selection:
 
 
 def check_same_rules(held: Position, given: tuple[str, ...], target: str) -> None:
-    """InvalidInput when a target was filled under other rules; `held`: its position, or a write begun."""
-    if held.rules == given:
+    """InvalidInput when a target was filled under other rules; `held`: its position, or a write begun.
+
+    Changes of columns may be ignored from now on: nothing is missing then.
+    """
+    if given in (held.rules, (*held.rules, IGNORING)):
         return
     raise InvalidInput(
         "the target was filled under other rules",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tidegate.consumer.rules import SOFT_DELETE
+from tidegate.consumer.rules import IGNORING, SOFT_DELETE
 from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.object_store import SCHEME as BUCKETS
@@ -109,8 +109,10 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
     return Snapshot(ts, MappingProxyType(tables))
 
 
-def check_no_deleted(target: str | Path) -> None:
-    """InvalidInput for a target that keeps deleted rows: the source has no such rows to compare with."""
+def check_comparable(target: str | Path) -> None:
+    """InvalidInput for a target whose rows or columns are not the source's by its rules: it keeps deleted
+    rows, or changes of columns are ignored there.
+    """
     text = lake_of(target).position()
     # Only the rules are read: a target can be compared although another release wrote its position.
     rules = json.loads(text).get("rules", ()) if text is not None else ()
@@ -121,6 +123,13 @@ def check_no_deleted(target: str | Path) -> None:
             where=shown(str(target)),
             why=f"it was filled with {soft[0]}: its deleted rows, and their column, are not upstream",
             fix="compare a target without --soft-delete, or query the rows whose column is NULL yourself",
+        )
+    if IGNORING in rules:
+        raise InvalidInput(
+            "a target whose tables keep their columns cannot be compared with its source",
+            where=shown(str(target)),
+            why=f"it was filled with {IGNORING}: columns may be missing, and others hold old values or NULL",
+            fix="compare a target that is filled with --schema-changes evolve",
         )
 
 

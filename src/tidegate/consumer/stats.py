@@ -23,3 +23,5 @@ class Stats:
     losses: Losses = field(default_factory=Losses)
     guessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By the table's name, what of it had to be guessed."""
+    ignored: list[str] = field(default_factory=list)
+    """Changes of columns that were not applied, in words; taken out when they are reported."""

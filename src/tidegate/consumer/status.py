@@ -30,6 +30,8 @@ from tidegate.consumer.lag import (
 )
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.rules import IGNORING
+from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.source import Topic
 from tidegate.consumer.target import Address, Looked
 from tidegate.errors import InvalidInput, Retryable, TidegateError
@@ -54,6 +56,10 @@ class Said:
     trouble: str
     """While it runs: why nothing moves. Afterwards: the error that ended it. Empty: nothing is wrong."""
     partitions: tuple[Partition, ...]
+    schema_changes: str = ""
+    """What it does when columns change upstream; empty: an earlier release did not say it."""
+    ignored: tuple[str, ...] = ()
+    """Tables whose columns are not the source's, in words (`schema_changes.ignored_words`)."""
 
     def to_bytes(self) -> bytes:
         """The file."""
@@ -71,13 +77,22 @@ class Said:
 class Diary:
     """Keeps `status.json` of a running consumer. A disk that takes nothing never stops the consumer."""
 
-    def __init__(self, folder: Path, warn: Callable[[TidegateError], None]) -> None:
+    def __init__(self, folder: Path, warn: Callable[[TidegateError], None], schema_changes: str = "") -> None:
         """`warn` gets an error when the file cannot be written, once until it can be again."""
         self._path, self._warn, self._failing = folder / STATUS, warn, False
+        self._schema_changes = schema_changes
 
-    def write(self, at_ms: int, running: bool, trouble: str, partitions: tuple[Partition, ...]) -> None:
+    def write(
+        self,
+        at_ms: int,
+        running: bool,
+        trouble: str,
+        partitions: tuple[Partition, ...],
+        ignored: tuple[str, ...] = (),
+    ) -> None:
         """Replace the file: a reader finds the old one or the new one."""
-        said = Said(at_ms, socket.gethostname(), os.getpid(), running, trouble, partitions)
+        host, pid = socket.gethostname(), os.getpid()
+        said = Said(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
         part = self._path.with_suffix(".part")
         try:
             part.write_bytes(said.to_bytes())
@@ -97,7 +112,8 @@ def received(folder: Path) -> Said | None:
         if body.pop("format") != FORMAT:
             return None
         partitions = tuple(Partition(**one) for one in body.pop("partitions"))
-        return Said(**body, partitions=partitions)
+        ignored = tuple(map(str, body.pop("ignored", ())))
+        return Said(**body, partitions=partitions, ignored=ignored)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it is for people: a file that is torn or of another release is as good as none
 
@@ -121,6 +137,10 @@ class Status:
     partitions: tuple[Partition, ...]
     broker: str
     """Why the broker does not say how long its partitions are; empty: it does."""
+    schema_changes: str = ""
+    """What is done when columns change upstream; empty: it is not known."""
+    ignored: tuple[str, ...] = ()
+    """Tables whose columns are not the source's, in words, as the consumer said last."""
 
     @property
     def fine(self) -> bool:
@@ -196,7 +216,16 @@ def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
         messages=messages_behind(partitions) if seen.ends is not None else None,
         partitions=partitions,
         broker=seen.broker,
+        schema_changes=_schema_changes(seen, position),
+        ignored=seen.said.ignored if seen.said is not None else (),
     )
+
+
+def _schema_changes(seen: Seen, position: Position | None) -> str:
+    """A target keeps to `ignore`; the other policies are known from the consumer alone."""
+    if position is not None and IGNORING in position.rules:
+        return SchemaChanges.IGNORE
+    return seen.said.schema_changes if seen.said is not None else ""
 
 
 def _partitions(

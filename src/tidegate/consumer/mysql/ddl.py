@@ -15,7 +15,7 @@ Definitions change when a DDL's last statement has run, in one transaction with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -194,9 +194,28 @@ class DdlRun:
             planned = self._plan(step, known, number, message)
             self._planned.append(planned)
             number += len(planned.statements)
+        if self._begun is not None and message.ts not in self._skipped:
+            self._check_begun(self._begun, message)
         self._now, self._query, self._version = name, message.query, message.ts
         if not steps:
             self._over()
+
+    def _check_begun(self, begun: Mapping[str, Any], message: DdlMessage) -> None:
+        """Fatal when the statement that was begun is not one of those that come now.
+
+        Its DDL was planned otherwise then: the consumer has another `--schema-changes` since. Whether the
+        statement took effect is known only by what it was to make.
+        """
+        coming = [one for planned in self._planned for one in planned.statements][begun["at"] :]
+        first = coming[0] if coming else None
+        other = isinstance(first, AlterTable) and begun.get("alters", first.text) != first.text
+        if first is None or other:
+            raise Fatal(
+                "a DDL was begun that is another now",
+                where=f"{message.schema}.{message.table} at ts {message.ts}: {message.query[:200]}",
+                why="it was interrupted under another --schema-changes, and may have changed the table",
+                fix="start with the --schema-changes of before; it may be another when the DDL is done",
+            )
 
     def _plan(
         self, step: ddl_plan.Step, known: dict[Name, Definition], number: int, message: DdlMessage
@@ -292,6 +311,7 @@ class DdlRun:
         if begun is not None and self._has_run(statement, evidence):
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
+        note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
         self._progress.note_ddl(_note(self._done, note))
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
