@@ -2,7 +2,7 @@
 
     python -m benchmarks.puller_probe DATA_DIR PD STAGES_FILE
 
-Stages: `receive` (gRPC and its reader thread), `scan`, `match`, `gather`, `sort`, `write`.
+Stages: `receive` (gRPC, and the streams' loop), `scan`, `match`, `gather`, `sort`, `write`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def install(clock: StageClock) -> None:
 
 
 def receive_seconds() -> float:
-    """CPU seconds of gRPC's threads and the streams' readers."""
+    """CPU seconds of gRPC's threads and of the streams' loop."""
     names = {str(t.native_id): t.name for t in threading.enumerate()}
     total = 0
     for task in Path("/proc/self/task").iterdir():
         name = names.get(task.name, "grpc")
-        if name == "grpc" or name.endswith("-read"):
+        if name in {"grpc", "streams"}:
             try:
                 fields = (task / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):

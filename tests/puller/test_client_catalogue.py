@@ -211,14 +211,17 @@ def test_handle_resolved_ts_a_large_batch_is_applied_whole_without_zero() -> Non
 
 
 def test_memory_thresholds_a_reader_waits_at_the_bound_and_always_wakes() -> None:
-    queue = MessageQueue(Budget(100).join())
+    has_room = threading.Event()
+    queue = MessageQueue(Budget(100).join(), has_room.set)
     sent = [bytes([number % 250]) * 30 for number in range(500)]
     held: list[int] = []
 
     def read() -> None:
         for message in sent:
-            queue.put(message)
-            held.append(queue._size)
+            has_room.clear()
+            if not queue.put([message]):
+                held.append(queue._size)
+                assert has_room.wait(60)
         queue.close()
 
     reader = threading.Thread(target=read)

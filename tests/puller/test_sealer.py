@@ -10,9 +10,7 @@ import pytest
 
 from tests.puller.test_puller import eventually
 from tidegate.clock import SystemClock
-from tidegate.puller import event_feed, sealer
-from tidegate.puller.event_feed import MessageQueue
-from tidegate.puller.match.budget import Budget
+from tidegate.puller import sealer
 from tidegate.puller.sealer import Sealer
 
 
@@ -60,18 +58,3 @@ def test_a_row_ends_the_rest_and_marks_are_published_while_rows_wait(store: Stor
     for number in range(5, 9):
         quiet.moved()
         eventually(lambda number=number: store.published == number, "a mark that may complete it")  # type: ignore[misc]
-
-
-def test_marks_that_come_while_they_are_gathered_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = MessageQueue(Budget(1000).join())
-    queue.put(b"first")
-
-    def others_come(seconds: float) -> None:
-        assert seconds == 0.01
-        queue.put(b"second")
-        queue.put(b"third")
-
-    monkeypatch.setattr(event_feed.time, "sleep", others_come)
-    assert queue.take(gather_s=0.01) == [b"first", b"second", b"third"]
-    queue.put(b"last")
-    assert queue.take() == [b"last"]

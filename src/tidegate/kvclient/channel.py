@@ -1,8 +1,9 @@
 """gRPC channels, one per address, shared by all callers of a client.
 
-Called by `pd` and `region_request`, and by the puller for its event streams. Channels connect lazily and
-reconnect by themselves; a message may be as large as 256 MiB. With certificates (`tidegate.tls`) all of
-them use TLS, whether or not an address says so: TiKV's, as PD knows them, do not.
+Called by `pd` and `region_request`. Channels connect lazily and reconnect by themselves; a message may be as
+large as 256 MiB. The puller's event streams come from here too, each on a connection of its own instead of a
+channel (`stream_loop`). With certificates (`tidegate.tls`) all of them use TLS, whether or not an address
+says so: TiKV's, as PD knows them, do not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 import grpc
 
 from tidegate.errors import InvalidInput, Retryable
+from tidegate.kvclient.stream_loop import Metadata, Receiver, StreamCall, StreamLoop
 from tidegate.tls import Tls
 
 S = TypeVar("S")
@@ -45,6 +47,7 @@ class ChannelPool:
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._stubs: dict[tuple[str, Callable[[grpc.Channel], Any]], Any] = {}
+        self._streams: StreamLoop | None = None
         self._closed = False
 
     def get(self, address: str) -> grpc.Channel:
@@ -65,6 +68,15 @@ class ChannelPool:
                 found = self._stubs[address, kind] = kind(self._get(address))
             return cast("S", found)
 
+    def stream(self, address: str, path: str, metadata: Metadata, receiver: Receiver) -> StreamCall:
+        """Begin a long-lived streaming call of `path` at `host:port`, on a connection of its own."""
+        with self._lock:
+            if self._closed:
+                raise InvalidInput("the client is closed", where=address)
+            if self._streams is None:
+                self._streams = StreamLoop(self._tls)
+            return self._streams.call(address, path, metadata, receiver)
+
     def _get(self, address: str) -> grpc.Channel:
         if self._closed:
             raise InvalidInput("the client is closed", where=address)
@@ -78,12 +90,15 @@ class ChannelPool:
         return channel
 
     def drop(self, address: str) -> None:
-        """Close one channel; the next `get` opens a new one. For a peer that was replaced."""
+        """Close one channel and the streams there; the next `get` opens a new one. For a replaced peer."""
         with self._lock:
             channel = self._channels.pop(address, None)
             self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
+            streams = self._streams
         if channel is not None:
             channel.close()
+        if streams is not None:
+            streams.drop(address)
 
     def close(self) -> None:
         """Close all channels; calls in flight end with CANCELLED."""
@@ -91,8 +106,11 @@ class ChannelPool:
             self._closed = True
             channels, self._channels = list(self._channels.values()), {}
             self._stubs.clear()
+            streams = self._streams
         for channel in channels:
             channel.close()
+        if streams is not None:
+            streams.close()
 
 
 @contextmanager

@@ -1,27 +1,34 @@
 """One EventFeedV2 stream to one store: the only edge of this folder that touches gRPC.
 
-Two threads a stream. The *reader* takes messages from gRPC as bytes, unparsed, into a queue bounded by the
-stream's share of the process's `budget`; when it is full the reader stops, HTTP/2 flow control closes the
-window, and the store feels the back-pressure. The *worker* takes all that is there (at most `BATCH_BYTES`),
-runs the matcher over it in compiled code and hands the result to its owner in the order of arrival. When the
-stream ends, whatever the reason and whether or not the reader sees it (`at_end`), the worker first finishes
-what was received and then calls `lost`, once, last.
+The client's stream loop (`kvclient.stream_loop`), one thread for all streams, puts messages as bytes,
+unparsed, into a queue bounded by the stream's share of the process's `budget`; when it is full the loop
+grants the store nothing more, HTTP/2 flow control closes the window, and the store feels the back-pressure.
+The *worker*, a thread of the stream's own, takes all that is there (at most `BATCH_BYTES`), runs the matcher
+over it in compiled code and hands the result to its owner in the order of arrival. When the stream ends,
+whatever the reason, the worker first finishes what was received and then calls `lost`, once, last.
+
+A mark that comes while the worker waits is raised by the loop itself: waking a thread costs more than that,
+and all stores send marks all the time. Nothing can come to the worker meanwhile, so the order stays. Where
+more than raising marks may follow, or the owner would have to wait, the mark goes to the worker
+(`BlockMatcher.feed_marks`, `Owner.may_wait`).
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
 from tidegate.disk import DiskFull
-from tidegate.errors import Fatal, TidegateError
-from tidegate.kvclient.channel import Requests, at_end, beginning
+from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.kvclient.channel import ChannelPool
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp, compose
@@ -45,13 +52,21 @@ RAW_LAG: Final = compose(3000)
 causal provider still hands out (tikv/migration#193, `resolved-ts-safe-interval`)."""
 BATCH_BYTES: Final = 8 << 20
 QUIET_S: Final = 2.0
-"""After so long without a change a stream is quiet: only marks come, which nobody waits for."""
-GATHER_S: Final = 0.01
-"""Then a store's marks, a message for each request id, are gathered for so long and worked off together."""
+"""After so long without a change a stream is quiet: only marks come, which nobody waits for, and which the
+loop gathers from all streams, unless one of them is not quiet."""
 
 
 class Owner(Protocol):
-    """Who listens to a stream. Called in the worker's thread."""
+    """Who listens to a stream. Called in the worker's thread, or in the loop's where it says so."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether marks must come by `matched`, as rows do, because streams may have to wait for room."""
+        ...
+
+    def risen(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
+        """Marks have risen. Called in the loop's thread, so it must not wait."""
+        ...
 
     def matched(self, stream: Stream, matched: Matched) -> None:
         """A batch came. An exception ends the stream; Fatal ends the puller."""
@@ -67,54 +82,52 @@ class Owner(Protocol):
 
 
 class MessageQueue:
-    """Messages between reader and worker, bounded by their bytes.
+    """Messages between the loop and a worker, bounded by their bytes.
 
-    An empty queue always takes a message: so nobody waits for the queue of another stream.
+    An empty queue always has room: so nobody waits for the queue of another stream.
     """
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: Share, on_room: Callable[[], None]) -> None:
+        """`on_room` is called in the taker's thread when there is room again after `put` found none left."""
         self._share, self._size, self._closed = share, 0, False
+        self._on_room, self._is_full = on_room, False
         self.emptied = 0
         """How often its taker came and found nothing: that it keeps up."""
         self.is_awaited = False
-        """Whether its taker waits for a message now."""
+        """Whether its taker waits for a message, and there is none: all that came before is worked off."""
         self._messages: deque[bytes] = deque()
         self._changed = threading.Condition()
 
-    def put(self, message: bytes) -> None:
-        """Add one; waits while the queue is over its limit, unless it is closed."""
+    def put(self, messages: Sequence[bytes]) -> bool:
+        """Add some, whatever their size. False: the queue is over its limit; put no more before `on_room`."""
         with self._changed:
-            while self._size > self._share.limit and not self._closed:
-                self._changed.wait()
-            self._messages.append(message)
-            self._size += len(message)
+            self._messages.extend(messages)
+            self.is_awaited = False  # now, not when its taker wakes up: a mark must not overtake these
+            self._size += sum(map(len, messages))
             self._share.hold(self._size)
-            self._changed.notify_all()
+            self._is_full = self._size > self._share.limit
+            self._changed.notify()
+            return not self._is_full
 
-    def take(self, limit: int = BATCH_BYTES, gather_s: float = 0.0) -> list[bytes]:
-        """At least one message, up to about `limit` bytes; waits for the first, and then `gather_s` for
-        others. Empty: closed and drained.
-        """
-        self._await_first()
-        if gather_s:
-            time.sleep(gather_s)  # without the lock: putting does not wake anybody then
-        with self._changed:
-            taken, size = [], 0
-            while self._messages and size < limit:
-                taken.append(self._messages.popleft())
-                size += len(taken[-1])
-            self._size -= size
-            self._share.hold(self._size)
-            self._changed.notify_all()
-            return taken
-
-    def _await_first(self) -> None:
+    def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
+        """At least one message, up to about `limit` bytes; waits for the first. Empty: closed and drained."""
         with self._changed:
             if not self._messages:
                 self.emptied, self.is_awaited = self.emptied + 1, True
             while not self._messages and not self._closed:
                 self._changed.wait()
             self.is_awaited = False
+            taken, size = [], 0
+            while self._messages and size < limit:
+                taken.append(self._messages.popleft())
+                size += len(taken[-1])
+            self._size -= size
+            self._share.hold(self._size)
+            has_room = self._is_full and self._size <= self._share.limit
+            self._is_full = self._is_full and not has_room
+        if has_room:
+            self._on_room()
+        return taken
 
     def close(self) -> None:
         """No more will come; what is there may be taken still."""
@@ -130,7 +143,8 @@ class Stream:
     def __init__(
         self,
         store_id: int,
-        channel: grpc.Channel,
+        channels: ChannelPool,
+        address: str,
         cluster_id: int,
         owner: Owner,
         *,
@@ -139,8 +153,7 @@ class Stream:
         memory: StreamMemory | None = None,
         spill_to: Path | None = None,
     ) -> None:
-        """Open the stream and start its threads; failures to connect arrive as `lost`. Raises Retryable where
-        the channel is closed.
+        """Open the stream to a store's address and start its worker; failures to connect arrive as `lost`.
 
         `raw`: of RawKV; `trust_empty`: see `Matcher`. `memory`: what the process's streams share;
         `spill_to`: a folder of its own for open transactions beyond that.
@@ -149,26 +162,15 @@ class Stream:
         self._spill = spill_to
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
-        self._requests = Requests()
         self._emptied = 0
         self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
-        call = channel.stream_stream(
-            METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
-        )
-        with beginning(f"store {store_id}"):
-            self._call = call(self._requests, metadata=FEATURES)
         memory = memory or StreamMemory()
         self.matcher = BlockMatcher(memory, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
-        self._queue = MessageQueue(memory.queued.join())
-        name = f"feed-{store_id}"
-        self._threads = [
-            threading.Thread(target=self._read, name=f"{name}-read", daemon=True),
-            threading.Thread(target=self._work, name=f"{name}-work", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-        at_end(self._call, self._ended)
+        self._queue = MessageQueue(memory.queued.join(), lambda: self._call.resume())
+        self._call = channels.stream(address, METHOD, FEATURES, self)
+        self._worker = threading.Thread(target=self._work, name=f"feed-{store_id}-work", daemon=True)
+        self._worker.start()
 
     def register(
         self,
@@ -185,7 +187,7 @@ class Stream:
         registration = self.matcher.register(
             request_id, region.id, span, mark, bounds, checkpoint, records=records
         )
-        self._requests.put(
+        self._send(
             cdcpb.ChangeDataRequest(
                 header=self._header(),
                 region_id=region.id,
@@ -203,7 +205,7 @@ class Stream:
 
     def deregister(self, request_id: int, region_id: int = 0) -> None:
         """Ask the store to forget one registration, or with region 0 all of a request id."""
-        self._requests.put(
+        self._send(
             cdcpb.ChangeDataRequest(
                 header=self._header(),
                 region_id=region_id,
@@ -242,49 +244,54 @@ class Stream:
 
     def close(self) -> None:
         """End the stream; `lost` follows from the worker unless it was called before."""
-        self._requests.end()
         self._call.cancel()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the threads to end."""
-        for thread in self._threads:
-            thread.join(timeout_s)
-        self._requests.join(timeout_s)
+        """Wait for the worker to end."""
+        self._worker.join(timeout_s)
+
+    def _send(self, request: cdcpb.ChangeDataRequest) -> None:
+        self._call.send(request.SerializeToString())
 
     def _header(self) -> Any:
         return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
 
-    def _ended(self) -> None:
-        code, why = self._call.code(), str(self._call.details())
+    # --- called by the loop, in its thread ---------------------------------------------------------------
+
+    def received(self, messages: list[bytes]) -> bool:
+        """Raise marks at once if nothing else came, and the worker has nothing to do; queue the rest."""
+        self.messages += len(messages)
+        self.bytes += sum(map(len, messages))
+        if self._queue.is_awaited and not self._doubted and not self._owner.may_wait:
+            with suppress(Retryable):  # it is malformed: the worker finds that as well, and ends the stream
+                risen = self.matcher.feed_marks(messages)
+                if risen is not None:
+                    self._owner.risen(*risen)
+                    return True
+        return self._queue.put(messages)
+
+    def ended(self, code: grpc.StatusCode, details: str) -> None:
+        """What has come is worked off, then the stream is lost."""
+        why = details
         if code is grpc.StatusCode.UNIMPLEMENTED:
             # Nothing to end all spans for: it may be another program's address by now, and PD knows.
             why = f"what answers at its address has no {METHOD}, as TiKV has since 7.5: {why}"
         self._why = self._why or ("the store ended the stream" if code is grpc.StatusCode.OK else why)
         self._queue.close()
 
-    def _read(self) -> None:
-        try:
-            for message in self._call:
-                self.messages += 1
-                self.bytes += len(message)
-                self._queue.put(message)
-        except grpc.RpcError as error:
-            error.__traceback__ = None  # the error is the call itself, which would refer to itself
-        except Exception as error:  # want of memory, a defect: the stream must end, not fall silent
-            self._why = f"its reader failed: {error!r}"
-            self._call.cancel()
+    # --- the worker --------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         error: TidegateError | None = None
-        busy_until = time.monotonic() + QUIET_S
+        self._call.hurry(QUIET_S)
         try:
-            while messages := self._queue.take(gather_s=GATHER_S if time.monotonic() > busy_until else 0.0):
+            while messages := self._queue.take():
                 if self._doubted:
                     self._look_for_doubted(messages)
                 matched = self.matcher.feed(messages)
                 self.rows += matched.changes
                 if matched.rows or matched.changes:
-                    busy_until = time.monotonic() + QUIET_S
+                    self._call.hurry(QUIET_S)
                 self._owner.matched(self, matched)
                 self._settle()
         except TidegateError as raised:
@@ -292,7 +299,6 @@ class Stream:
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
             error = Fatal("the change feed's worker failed", where=f"store {self.store_id}", why=repr(raised))
         self._call.cancel()
-        self._requests.end()
         self._queue.close()
         self.matcher.close()
         self._owner.lost(self, error, self._why)

@@ -28,7 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
+import numpy as np
+import numpy.typing as npt
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import RAW_MODE, TABLE_MODE, TXN_MODE
@@ -244,12 +245,13 @@ class Puller:
             self._fail(Fatal("the puller's coordinator failed", why=repr(error)))
         self._registrar.close()
 
-    def _open_stream(self, store_id: int, channel: grpc.Channel) -> Stream:
+    def _open_stream(self, store_id: int, address: str) -> Stream:
         # A folder of its own for each stream: the one before may not have removed its files yet.
         spill = self._spill / f"{store_id}-{next(self._opened)}" if self._spill is not None else None
         return Stream(
             store_id,
-            channel,
+            self._pd.channels,
+            address,
             self._pd.cluster_id,
             self,
             raw=self._kv_mode == RAW_MODE,
@@ -267,6 +269,19 @@ class Puller:
         self._sealer.wake()
         self._inbox.put(None)
 
+    # --- called by streams, in their loop ----------------------------------------------------------------
+
+    @property
+    def may_wait(self) -> bool:
+        """While rows are spilled: they come when a mark lets them, and then there must be room for them."""
+        return self._upkeep.spilled > 0
+
+    def risen(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
+        """Raise the frontier."""
+        if len(marks):
+            self._spans.advance(marks, resolved)
+            self._sealer.moved()
+
     # --- called by streams, in their workers ---------------------------------------------------------
 
     def matched(self, stream: Stream, matched: Matched) -> None:
@@ -277,7 +292,7 @@ class Puller:
         its range back at the ts that the frontier has; before the rise that ts is lower, and more is scanned
         again.
         """
-        takes_room = bool(matched.blocks) or self._upkeep.spilled > 0
+        takes_room = bool(matched.blocks) or self.may_wait
         while (
             takes_room
             and (self._store.pressure or self._upkeep.backpressure.waits)

@@ -20,8 +20,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import grpc
-
 from tidegate.errors import TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
@@ -53,7 +51,7 @@ class Registrar:
         spans: SpanTable,
         safe_points: SafePoints,
         inbox: Inbox,
-        open_stream: Callable[[int, grpc.Channel], Stream],
+        open_stream: Callable[[int, str], Stream],
         chance: random.Random,
         on_failure: Callable[[TidegateError], None],
     ) -> None:
@@ -171,7 +169,7 @@ class Registrar:
         """A store's stream; None when its address is not known any more."""
         stream, address = self.streams.get(store_id), self._pd.known_address(store_id)
         if stream is None and address is not None:
-            stream = self._open_stream(store_id, self._pd.channels.get(address))
+            stream = self._open_stream(store_id, address)
             self.streams[store_id] = stream
         return stream
 

@@ -48,6 +48,7 @@ FLUSH_BYTES: Final = 8 << 20
 PASS_BYTES_MIN: Final = 16 << 10
 """A pass over a log is not worth its while for less."""
 _PORTION_BYTES: Final = 512 << 10
+_RESOLVED: Final = bytes([int(scan_kernels.RESOLVED_TAG)])
 
 
 class BlockMatcher:
@@ -134,6 +135,27 @@ class BlockMatcher:
             pairing.begin()
             rows = sum(pairing.feed(portion) for portion in _portions(messages))
             return pairing.take(rows)
+
+    def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64] | None:
+        """The marks that rose, and their ts, where nothing else can come of the messages. None: call `feed`.
+
+        So it is if each message is a batch of resolved ts, nothing is on disk, and `relieve` would find
+        nothing to do. This one call stands for `feed`, `relieve` and `join`. It does not wait for `register`
+        or `stop`, because all streams wait for its caller.
+        """
+        if not all(map(is_mark, messages)) or not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._pairing.feed_marks(messages) if self._is_at_rest else None
+        finally:
+            self._lock.release()
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether `relieve` and `join` would find nothing to do."""
+        is_spilled = self._spilling is not None and self._spilling.is_used
+        is_reported = self._share.held == self.open_bytes
+        return not is_spilled and is_reported and self._open_rows.is_at_rest(self._share.limit)
 
     def relieve(self) -> None:
         """Bring what is open under the limit, and what was logged to disk; give back room no longer needed.
@@ -242,6 +264,18 @@ class BlockMatcher:
             self._share.leave()
             if self._spilling is not None:
                 self._spilling.close()
+
+
+def is_mark(message: bytes) -> bool:
+    """Whether a message has one batch of resolved ts, and nothing else."""
+    if message[:1] != _RESOLVED:
+        return False
+    size = at = 0
+    for at, byte in enumerate(message[1:11]):  # a varint: 7 bits a byte, the least first
+        size |= (byte & 0x7F) << 7 * at
+        if byte < 0x80:
+            break
+    return len(message) == at + 2 + size
 
 
 def _portions(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -64,6 +64,11 @@ class Share:
             others = budget._held - self._held
             return max(budget.total // max(budget._members, 1), budget.total - others)
 
+    @property
+    def held(self) -> int:
+        """Bytes that this stream holds, as it said last."""
+        return self._held
+
     def hold(self, size: int) -> None:
         """Say how many bytes this stream holds now."""
         budget = self._budget

@@ -46,6 +46,14 @@ class OpenRows:
         """Bytes of prewrites that wait for their commit."""
         return int(self._counts[k.C_LIVE])
 
+    def is_at_rest(self, limit: int) -> bool:
+        """Whether what is open is within `limit` bytes, and `give_back` would return no memory."""
+        return self.live_bytes <= limit and not self._is_mostly_empty
+
+    @property
+    def _is_mostly_empty(self) -> bool:
+        return len(self.arena) > 8 * (_SPARE_BYTES + self.live_bytes)
+
     def reclaim(self) -> None:
         """Start empty arenas from their beginning."""
         counts = self._counts
@@ -118,7 +126,7 @@ class OpenRows:
 
     def give_back(self) -> None:
         """Return memory that a peak needed and that is mostly empty now."""
-        if len(self.arena) > 8 * (_SPARE_BYTES + self.live_bytes):
+        if self._is_mostly_empty:
             self.compact(_SPARE_BYTES)
 
     def shed(self, limit: int) -> None:

@@ -77,6 +77,19 @@ class Pairing:
         self._apply(events, rows, sum(map(len, messages)))
         return rows
 
+    def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64]:
+        """Match messages without rows, of which no registration is spilled; what `take` would give for marks.
+
+        Batches of resolved ts need neither room nor `locate` nor `keep`: they take a third of the time so.
+        """
+        self.outcome.clear()
+        events, rows = self._portion.scan(messages)
+        assert rows == 0, "a batch of resolved ts has none"
+        self.counts[k.C_EVENT] = self.counts[k.C_ROW] = 0
+        state = self._match(events, 0)
+        assert state == k.DONE, "only rows and logs need room"
+        return self.outcome.read_moved()
+
     def feed_log(self, chunk: k.U8, owner: Registration) -> None:
         """Match a chunk of a log as rows of `owner`."""
         for events, rows, size in self._portion.load(chunk, owner):

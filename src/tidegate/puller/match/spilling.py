@@ -28,6 +28,11 @@ class Spilling:
         self._pairing, self._folder = pairing, folder
         self._counts, self._registrations = pairing.counts, pairing.registrations
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a registration is spilled."""
+        return bool(self._folder.logs)
+
     def due_registrations(self) -> list[int]:
         """Numbers of registrations whose resolved ts would pass one of their logged commits."""
         numbers: list[int] = np.flatnonzero(self._registrations.table[:, k.REG_DUE]).tolist()

@@ -1,0 +1,391 @@
+"""One streaming gRPC call on an HTTP/2 connection of its own (RFC 9113), as a pure machine.
+
+```
+ bytes of the peer --> receive --> messages, `end`
+ send, grant, ping, cancel ------> `output`, bytes for the peer
+```
+
+It does for one call what gRPC's library does for many, because that takes four threads and half a millisecond
+for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes.
+
+A message is a flag (1: compressed), its length in four bytes, and so many bytes, in any number of DATA frames
+(gRPC, doc/PROTOCOL-HTTP2.md). Back-pressure is HTTP/2's: the peer may send `WINDOW_BYTES` beyond what was
+granted, and no more. `end` is set once: by the peer's trailers, by a broken rule, or by `cancel`.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from urllib.parse import unquote
+
+import grpc
+
+from tidegate.kvclient import hpack
+
+Bytes = bytes | bytearray | memoryview
+
+WINDOW_BYTES: Final = 2 << 20
+"""What the peer may send before it is granted more: enough for 200 MB/s at 10 ms to the peer and back."""
+FRAME_BYTES_MAX: Final = 1 << 14
+"""The largest frame of either side: what each must take, and more is not asked for."""
+HEADERS_BYTES_MAX: Final = 1 << 16
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD: Final = struct.Struct(">HBBBL")
+"""A frame: its length in three bytes, kind, flags, stream."""
+_U32: Final = struct.Struct(">L")
+_SETTING: Final = struct.Struct(">HL")
+_PREFIX: Final = struct.Struct(">BL")
+_STREAM: Final = 1
+_DEFAULT_WINDOW: Final = (1 << 16) - 1
+_WINDOW_MAX: Final = (1 << 31) - 1
+
+
+class Kind(IntEnum):
+    """Of a frame."""
+
+    DATA = 0
+    HEADERS = 1
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_HEADER_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 1, 2, 4, 5
+_NO_ERROR, _REFUSED_STREAM, _CANCEL, _ENHANCE_YOUR_CALM = 0, 7, 8, 11
+
+_OF_RESET: Final = {
+    _REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
+    _CANCEL: grpc.StatusCode.CANCELLED,
+    _ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+"""Other error codes of RST_STREAM are INTERNAL (gRPC, doc/PROTOCOL-HTTP2.md)."""
+_OF_HTTP: Final = {
+    "400": grpc.StatusCode.INTERNAL,
+    "401": grpc.StatusCode.UNAUTHENTICATED,
+    "403": grpc.StatusCode.PERMISSION_DENIED,
+    "404": grpc.StatusCode.UNIMPLEMENTED,
+    "429": grpc.StatusCode.UNAVAILABLE,
+    "502": grpc.StatusCode.UNAVAILABLE,
+    "503": grpc.StatusCode.UNAVAILABLE,
+    "504": grpc.StatusCode.UNAVAILABLE,
+}
+"""Other HTTP states are UNKNOWN (gRPC, doc/http-grpc-status-mapping.md)."""
+_CODES: Final = {str(code.value[0]): code for code in grpc.StatusCode}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a call is over."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+class Call:
+    """The call and its connection. `output` is what the edge sends, which takes away what it has sent."""
+
+    def __init__(
+        self,
+        authority: str,
+        path: str,
+        metadata: tuple[tuple[str, str], ...] = (),
+        *,
+        scheme: str = "http",
+        message_bytes_max: int = 256 << 20,
+    ) -> None:
+        """Begin the call of `path` (`/service/method`) at `authority` (host:port)."""
+        self.output = bytearray(_PREFACE)
+        self.end: End | None = None
+        self._message_bytes_max = message_bytes_max
+        self._waiting = bytearray()  # messages for which the peer has no window yet
+        self._peer_frame = FRAME_BYTES_MAX
+        self._peer_initial = self._peer_stream = self._peer_connection = _DEFAULT_WINDOW
+        self._has_settings = False
+        self._input = bytearray()  # the beginning of a frame that has not come whole
+        self._left = 0  # bytes of the running DATA frame that are still to come
+        self._is_last = False  # whether that frame ends the stream
+        self._body = bytearray()  # the beginning of a message that has not come whole
+        self._owed = 0  # bytes that came since the peer was granted some
+        self._block: bytearray | None = None  # of headers that go on in the next frame
+        self._block_flags = 0
+        self._goes_away = ""
+        settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, WINDOW_BYTES))
+        self._put(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
+        self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - _DEFAULT_WINDOW))
+        headers = [
+            (":method", "POST"),
+            (":scheme", scheme),
+            (":path", path),
+            (":authority", authority),
+            ("te", "trailers"),
+            ("content-type", "application/grpc"),
+            ("grpc-accept-encoding", "identity,gzip"),
+            *metadata,
+        ]
+        self._put(Kind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
+
+    def send(self, message: bytes) -> None:
+        """Send a message, as soon as the peer has a window for it."""
+        self._waiting += _PREFIX.pack(0, len(message)) + message
+        self._fill()
+
+    def grant(self) -> None:
+        """Let the peer send as much again as has come. Unless it is called the peer stops after a window."""
+        if self._owed >= WINDOW_BYTES // 4 and self.end is None:
+            self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
+            self._put(Kind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
+            self._owed = 0
+
+    def ping(self) -> None:
+        """Make the peer say something."""
+        self._put(Kind.PING, 0, 0, bytes(8))
+
+    def cancel(self, details: str) -> None:
+        """End the call."""
+        if self.end is None:
+            self._put(Kind.RST_STREAM, 0, _STREAM, _U32.pack(_CANCEL))
+            self.end = End(grpc.StatusCode.CANCELLED, details)
+
+    def lost(self, why: str) -> None:
+        """The connection is closed."""
+        self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away or why)
+
+    def receive(self, data: Bytes) -> list[bytes]:
+        """Take what the peer has sent; the messages in it. `data` may be used for something else then."""
+        messages: list[bytes] = []
+        if self._input:
+            self._input += data
+            data, self._input = self._input, bytearray()
+        view = memoryview(data)
+        at = 0
+        while self.end is None:
+            if self._left:
+                part = view[at : at + self._left]
+                at += len(part)
+                self._left -= len(part)
+                self._take(part, messages)
+                if self._left:
+                    break
+                self._ended_frame()
+                continue
+            if len(view) - at < _HEAD.size:
+                break
+            high, low, kind, flags, stream = _HEAD.unpack_from(view, at)
+            size = high << 8 | low
+            if not self._may_come(kind, size):
+                break
+            if kind == Kind.DATA and not flags & _PADDED:
+                at += _HEAD.size
+                self._owe(size)
+                self._left, self._is_last = size, bool(flags & _END_STREAM)
+                if not size:
+                    self._ended_frame()
+                continue
+            if len(view) - at < _HEAD.size + size:
+                break
+            at += _HEAD.size
+            self._frame(kind, flags, stream, bytes(view[at : at + size]), messages)
+            at += size
+        self._input += view[at:]
+        return messages
+
+    # --- frames --------------------------------------------------------------------------------------
+
+    def _may_come(self, kind: int, size: int) -> bool:
+        if not self._has_settings and kind != Kind.SETTINGS:
+            self._finish(grpc.StatusCode.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
+        elif size > FRAME_BYTES_MAX:
+            self._finish(grpc.StatusCode.INTERNAL, f"a frame of {size} bytes")
+        elif (self._block is not None) != (kind == Kind.CONTINUATION):
+            self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} among headers, or without any")
+        return self.end is None
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes, messages: list[bytes]) -> None:
+        try:
+            match kind:
+                case Kind.DATA:
+                    self._owe(len(payload))
+                    self._is_last = bool(flags & _END_STREAM)
+                    self._take(memoryview(_without_padding(payload, flags)), messages)
+                    self._ended_frame()
+                case Kind.HEADERS:
+                    payload = _without_padding(payload, flags)
+                    self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
+                    self._block_flags = flags
+                    self._continued(flags)
+                case Kind.CONTINUATION:
+                    assert self._block is not None, "`_may_come` has looked"
+                    self._block += payload
+                    self._continued(flags)
+                case Kind.RST_STREAM:
+                    code = _U32.unpack(payload)[0]
+                    found = _OF_RESET.get(code, grpc.StatusCode.INTERNAL)
+                    self._finish(found, f"the peer reset the stream with error code {code}")
+                case Kind.SETTINGS:
+                    self._settings(flags, payload)
+                case Kind.PING:
+                    if not flags & _ACK:
+                        self._put(Kind.PING, _ACK, 0, payload)
+                case Kind.GOAWAY:
+                    self._going_away(payload)
+                case Kind.WINDOW_UPDATE:
+                    self._granted(stream, _U32.unpack(payload)[0] & _WINDOW_MAX)
+                case Kind.PUSH_PROMISE:
+                    self._finish(grpc.StatusCode.INTERNAL, "a push, which was forbidden")
+                case _:
+                    pass  # unknown kinds, and PRIORITY, mean nothing (RFC 9113, 5.5)
+        except (hpack.MalformedError, struct.error, IndexError) as error:
+            self._finish(grpc.StatusCode.INTERNAL, f"a malformed frame of kind {kind}: {error}")
+
+    def _settings(self, flags: int, payload: bytes) -> None:
+        if flags & _ACK:
+            return
+        self._has_settings = True
+        for name, value in _SETTING.iter_unpack(payload):
+            if name == _INITIAL_WINDOW_SIZE:
+                self._peer_stream += value - self._peer_initial
+                self._peer_initial = value
+            elif name == _MAX_FRAME_SIZE:
+                self._peer_frame = min(value, FRAME_BYTES_MAX)
+        self._put(Kind.SETTINGS, _ACK, 0, b"")
+        self._fill()
+
+    def _granted(self, stream: int, size: int) -> None:
+        if stream:
+            self._peer_stream += size
+        else:
+            self._peer_connection += size
+        self._fill()
+
+    def _going_away(self, payload: bytes) -> None:
+        last, code = _U32.unpack_from(payload)[0] & _WINDOW_MAX, _U32.unpack_from(payload, 4)[0]
+        words = payload[8:].decode("utf-8", "replace")
+        self._goes_away = f"the peer goes away with error code {code}" + (f": {words}" if words else "")
+        if last < _STREAM:
+            self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away)
+
+    def _continued(self, flags: int) -> None:
+        """Headers have come, or a part of them."""
+        assert self._block is not None, "a frame of headers has come"
+        if len(self._block) > HEADERS_BYTES_MAX:
+            self._finish(grpc.StatusCode.INTERNAL, "headers without an end")
+        elif flags & _END_HEADERS:
+            block, self._block = bytes(self._block), None
+            self._headers(dict(hpack.decode(block)), bool(self._block_flags & _END_STREAM))
+
+    def _headers(self, fields: dict[str, str], is_last: bool) -> None:
+        state = fields.get(":status", "200")
+        status = fields.get("grpc-status")
+        encoding = fields.get("grpc-encoding", "identity")
+        if status is not None and is_last:
+            code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
+            self._finish(code, unquote(fields.get("grpc-message", "")))
+        elif state.startswith("1"):
+            pass  # it says only that an answer follows
+        elif state != "200":
+            self._finish(_OF_HTTP.get(state, grpc.StatusCode.UNKNOWN), f"the peer answers with HTTP {state}")
+        elif is_last:
+            self._finish(grpc.StatusCode.UNKNOWN, "the peer ended the stream without a status")
+        elif encoding not in {"identity", "gzip"}:
+            self._finish(
+                grpc.StatusCode.INTERNAL, f"messages compressed by {encoding}, which was not offered"
+            )
+
+    def _ended_frame(self) -> None:
+        if self._is_last:
+            self._finish(grpc.StatusCode.UNKNOWN, "the peer ended the stream without a status")
+
+    def _finish(self, code: grpc.StatusCode, details: str) -> None:
+        """The call is over, unless it was before."""
+        self.end = self.end or End(code, details)
+
+    # --- messages ------------------------------------------------------------------------------------
+
+    def _owe(self, size: int) -> None:
+        self._owed += size
+        if self._owed > WINDOW_BYTES:
+            self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
+
+    def _take(self, part: memoryview, messages: list[bytes]) -> None:
+        """A part of DATA: the end of a message, whole ones, the beginning of one; any may be missing."""
+        while part and self.end is None:
+            if self._body or len(part) < _PREFIX.size:
+                have = len(self._body)
+                whole = _PREFIX.size
+                if have >= _PREFIX.size:
+                    whole += self._size(self._body)
+                more = part[: whole - have]
+                self._body += more
+                part = part[len(more) :]
+                if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
+                    continue
+                body, self._body = bytes(self._body), bytearray()
+                self._add(body[0], body[_PREFIX.size :], messages)
+                continue
+            whole = _PREFIX.size + self._size(part)
+            if len(part) < whole:
+                self._body += part
+                return
+            self._add(part[0], bytes(part[_PREFIX.size : whole]), messages)
+            part = part[whole:]
+
+    def _size(self, prefix: Bytes) -> int:
+        size: int = _PREFIX.unpack_from(prefix)[1]
+        if size > self._message_bytes_max:
+            details = f"message larger than max ({size} vs. {self._message_bytes_max})"
+            self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
+        return size
+
+    def _add(self, flag: int, message: bytes, messages: list[bytes]) -> None:
+        if self.end is not None:
+            return
+        if flag:
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+            try:
+                message = unpacker.decompress(message, self._message_bytes_max)
+            except zlib.error as error:
+                self._finish(grpc.StatusCode.INTERNAL, f"a message that cannot be unpacked: {error}")
+                return
+            if unpacker.unconsumed_tail:
+                self._finish(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max when it is unpacked"
+                )
+                return
+        messages.append(message)
+
+    # --- output --------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Send what waits, as far as the peer's windows go."""
+        while self._waiting and self.end is None:
+            room = min(self._peer_frame, self._peer_stream, self._peer_connection)
+            if room <= 0:
+                return
+            part = bytes(self._waiting[:room])
+            del self._waiting[:room]
+            self._peer_stream -= len(part)
+            self._peer_connection -= len(part)
+            self._put(Kind.DATA, 0, _STREAM, part)
+
+    def _put(self, kind: Kind, flags: int, stream: int, payload: bytes) -> None:
+        size = len(payload)
+        self.output += _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def _without_padding(payload: bytes, flags: int) -> bytes:
+    """Raises IndexError when there is more padding than payload."""
+    if not flags & _PADDED:
+        return payload
+    if payload[0] >= len(payload):
+        raise IndexError("more padding than payload")
+    return payload[1 : len(payload) - payload[0]]

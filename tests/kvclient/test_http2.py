@@ -1,0 +1,282 @@
+"""One call on one connection: messages in any pieces, windows both ways, and each way in which it ends."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Iterator, Sequence
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.kvclient import hpack, http2
+from tidegate.kvclient.http2 import WINDOW_BYTES, Call, End, Kind
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+END_STREAM = ACK = 1
+END_HEADERS, PADDED, PRIORITY = 4, 8, 0x20
+Code = grpc.StatusCode
+
+
+def frame(kind: int, flags: int = 0, stream: int = 1, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def settings(*pairs: tuple[int, int]) -> bytes:
+    return frame(Kind.SETTINGS, 0, 0, b"".join(struct.pack(">HL", *pair) for pair in pairs))
+
+
+def update(stream: int, size: int) -> bytes:
+    return frame(Kind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
+
+
+def message(data: bytes, flag: int = 0) -> bytes:
+    return struct.pack(">BL", flag, len(data)) + data
+
+
+def trailers(*fields: tuple[str, str]) -> bytes:
+    return frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, hpack.encode(list(fields)))
+
+
+def sent(call: Call) -> Iterator[tuple[int, int, int, bytes]]:
+    """The frames that the call has for its peer, which are then sent: kind, flags, stream, payload."""
+    data = bytes(call.output).removeprefix(PREFACE)
+    call.output.clear()
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 3], "big")
+        yield (
+            data[at + 3],
+            data[at + 4],
+            int.from_bytes(data[at + 5 : at + 9], "big"),
+            data[at + 9 : at + 9 + size],
+        )
+        at += 9 + size
+
+
+def begun() -> Call:
+    """A call whose peer has said its settings, with nothing to send."""
+    call = Call("store:20160", "/cdcpb.ChangeData/EventFeedV2")
+    assert call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88")) == []
+    call.output.clear()
+    return call
+
+
+def test_a_call_begins_with_the_preface_its_settings_and_its_headers() -> None:
+    call = Call("store:20160", "/service/method", (("features", "stream-multiplexing"),))
+    assert call.output.startswith(PREFACE)
+    (kind, _, stream, payload), window, headers = sent(call)
+    assert (kind, stream) == (Kind.SETTINGS, 0)
+    assert dict(struct.iter_unpack(">HL", payload)) == {1: 0, 2: 0, 4: WINDOW_BYTES}
+    assert window == (Kind.WINDOW_UPDATE, 0, 0, (WINDOW_BYTES - 65535).to_bytes(4, "big"))
+    assert headers[:3] == (Kind.HEADERS, END_HEADERS, 1)
+    assert dict(hpack.decode(headers[3])) == {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/service/method",
+        ":authority": "store:20160",
+        "te": "trailers",
+        "content-type": "application/grpc",
+        "grpc-accept-encoding": "identity,gzip",
+        "features": "stream-multiplexing",
+    }
+
+
+@given(
+    st.lists(st.binary(max_size=40)),
+    st.lists(st.integers(0, 30), min_size=1),
+    st.lists(st.integers(1, 50), min_size=1),
+    st.booleans(),
+)
+def test_messages_come_whole_and_in_order_however_they_are_cut(
+    messages: Sequence[bytes], frames: Sequence[int], pieces: Sequence[int], padded: bool
+) -> None:
+    call, body, data = begun(), b"".join(map(message, messages)), b""
+    for size in [*frames, len(body)]:
+        part, body = body[:size], body[size:]
+        if padded:
+            data += frame(Kind.DATA, PADDED, 1, bytes([3]) + part + bytes(3))
+        else:
+            data += frame(Kind.DATA, 0, 1, part)
+        data += frame(0x42, 0, 1, b"of an unknown kind")
+    found: list[bytes] = []
+    at = turn = 0
+    while at < len(data):
+        size = pieces[turn % len(pieces)]
+        buffer = bytearray(data[at : at + size])
+        found += call.receive(memoryview(buffer))
+        buffer[:] = bytes(len(buffer))  # the caller uses it for something else
+        at, turn = at + size, turn + 1
+    assert found == messages
+    assert call.end is None
+
+
+def test_requests_keep_to_the_peers_windows() -> None:
+    call = begun()
+    call.send(b"r" * 100_000)
+    frames = list(sent(call))
+    assert {(kind, stream) for kind, _, stream, _ in frames} == {(Kind.DATA, 1)}
+    assert max(len(payload) for *_, payload in frames) == 1 << 14
+    body = b"".join(payload for *_, payload in frames)
+    assert len(body) == 65535
+    call.receive(update(0, 1 << 20))
+    assert list(sent(call)) == [], "the stream has no window yet"
+    call.receive(update(1, 10))
+    [(*_, payload)] = sent(call)
+    assert len(payload) == 10
+    call.receive(settings((4, 65535 + 100_000), (5, 1 << 20)))
+    kinds = list(sent(call))
+    assert kinds[0][:2] == (Kind.SETTINGS, ACK)
+    body += payload + b"".join(payload for kind, *_, payload in kinds if kind == Kind.DATA)
+    assert body == message(b"r" * 100_000)
+
+
+def test_the_peer_is_granted_only_what_the_caller_grants() -> None:
+    call, part = begun(), frame(Kind.DATA, 0, 1, bytes(1 << 14))
+    for _ in range(WINDOW_BYTES // 4 // (1 << 14)):
+        call.receive(part)
+    assert list(sent(call)) == []
+    call.grant()
+    size = (WINDOW_BYTES // 4).to_bytes(4, "big")
+    assert list(sent(call)) == [(Kind.WINDOW_UPDATE, 0, 0, size), (Kind.WINDOW_UPDATE, 0, 1, size)]
+    call.receive(part)
+    call.grant()
+    assert list(sent(call)) == [], "a little waits for more"
+    for _ in range(WINDOW_BYTES // (1 << 14) - 1):
+        call.receive(part)
+    assert call.end is None
+    call.receive(part)
+    assert call.end == End(Code.INTERNAL, "the peer sent more than its window")
+
+
+def test_a_ping_is_answered_and_an_answer_is_not() -> None:
+    call = begun()
+    call.receive(frame(Kind.PING, 0, 0, b"12345678") + frame(Kind.PING, ACK, 0, b"answered"))
+    assert list(sent(call)) == [(Kind.PING, ACK, 0, b"12345678")]
+    call.ping()
+    assert list(sent(call)) == [(Kind.PING, 0, 0, bytes(8))]
+
+
+def test_trailers_end_the_call_with_their_status_and_words() -> None:
+    call = begun()
+    data = frame(Kind.DATA, 0, 1, message(b"last"))
+    fields = ("grpc-status", "12"), ("grpc-message", "unknown method gr%C3%BC%C3%9Fe 100%25")
+    assert call.receive(data + trailers(*fields)) == [b"last"]
+    assert call.end == End(Code.UNIMPLEMENTED, "unknown method grüße 100%")
+
+
+def test_headers_may_be_padded_have_a_priority_and_go_on_in_other_frames() -> None:
+    call = begun()
+    block = hpack.encode([("grpc-status", "14"), ("grpc-message", "later")])
+    first = bytes([2]) + bytes(5) + block[:7] + bytes(2)
+    call.receive(frame(Kind.HEADERS, END_STREAM | PADDED | PRIORITY, 1, first))
+    call.receive(frame(Kind.CONTINUATION, 0, 1, block[7:9]))
+    assert call.end is None
+    call.receive(frame(Kind.CONTINUATION, END_HEADERS, 1, block[9:]))
+    assert call.end == End(Code.UNAVAILABLE, "later")
+
+
+def reset(code: int) -> bytes:
+    return frame(Kind.RST_STREAM, 0, 1, code.to_bytes(4, "big"))
+
+
+def headers(*fields: tuple[str, str]) -> bytes:
+    return frame(Kind.HEADERS, END_HEADERS, 1, hpack.encode(list(fields)))
+
+
+def goaway(last: int) -> bytes:
+    return frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", last, 11) + b"too_many_pings")
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "words"),
+    [
+        (reset(8), Code.CANCELLED, "error code 8"),
+        (reset(7), Code.UNAVAILABLE, "error code 7"),
+        (reset(2), Code.INTERNAL, "error code 2"),
+        (goaway(0), Code.UNAVAILABLE, "error code 11: too_many_pings"),
+        (headers((":status", "503")), Code.UNAVAILABLE, "HTTP 503"),
+        (headers((":status", "302")), Code.UNKNOWN, "HTTP 302"),
+        (headers(("grpc-encoding", "snappy")), Code.INTERNAL, "compressed by snappy"),
+        (trailers(("server", "x")), Code.UNKNOWN, "without a status"),
+        (trailers(("grpc-status", "99")), Code.UNKNOWN, ""),
+        (frame(Kind.DATA, END_STREAM), Code.UNKNOWN, "without a status"),
+        (frame(Kind.DATA, END_STREAM, 1, message(b"m")), Code.UNKNOWN, "without a status"),
+        (frame(Kind.DATA, PADDED, 1, b"\x05abc"), Code.INTERNAL, "malformed frame of kind 0"),
+        (frame(Kind.HEADERS, END_HEADERS, 1, b"\xff"), Code.INTERNAL, "malformed frame of kind 1"),
+        (frame(Kind.PUSH_PROMISE), Code.INTERNAL, "a push"),
+        (frame(Kind.CONTINUATION), Code.INTERNAL, "among headers, or without any"),
+        (frame(Kind.HEADERS) + frame(Kind.PING, 0, 0, bytes(8)), Code.INTERNAL, "among headers"),
+        (frame(Kind.WINDOW_UPDATE), Code.INTERNAL, "malformed frame of kind 8"),
+        (bytes([0, 0x40, 1, 0, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
+        (
+            frame(Kind.HEADERS, 0, 1) + frame(Kind.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
+            Code.INTERNAL,
+            "headers without an end",
+        ),
+        (frame(Kind.DATA, 0, 1, b"\x00" + b"\xff" * 4), Code.RESOURCE_EXHAUSTED, "larger than max"),
+        (frame(Kind.DATA, 0, 1, message(b"no gzip", 1)), Code.INTERNAL, "cannot be unpacked"),
+    ],
+)
+def test_whatever_ends_a_call_says_why(data: bytes, code: grpc.StatusCode, words: str) -> None:
+    call = begun()
+    call.receive(data)
+    assert call.end is not None
+    assert call.end.code is code
+    assert words in call.end.details
+    end = call.end
+    assert call.receive(frame(Kind.DATA, 0, 1, message(b"later"))) == []
+    call.lost("the peer closed the connection")
+    call.cancel("it was cancelled")
+    assert call.end is end, "the first reason counts"
+
+
+def test_what_does_not_speak_http2_is_named() -> None:
+    call = Call("store:20160", "/service/method")
+    call.receive(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    assert call.end == End(Code.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
+
+
+def test_a_peer_that_goes_away_may_end_its_streams_first() -> None:
+    call = begun()
+    assert call.receive(goaway(1) + frame(Kind.DATA, 0, 1, message(b"m"))) == [b"m"]
+    assert call.end is None
+    call.lost("the peer closed the connection")
+    words = "the peer goes away with error code 11: too_many_pings"
+    assert call.end == End(Code.UNAVAILABLE, words)
+
+
+def test_compressed_messages_are_unpacked_up_to_their_bound() -> None:
+    call = Call("store:20160", "/service/method", message_bytes_max=1000)
+    call.receive(settings())
+    assert call.receive(frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 1000), 1))) == [b"m" * 1000]
+    assert call.receive(frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 1001), 1))) == []
+    assert call.end is not None
+    assert call.end.code is Code.RESOURCE_EXHAUSTED
+
+
+def test_cancelling_resets_the_stream() -> None:
+    call = begun()
+    call.cancel("it was cancelled")
+    assert list(sent(call)) == [(Kind.RST_STREAM, 0, 1, (8).to_bytes(4, "big"))]
+    assert call.end == End(Code.CANCELLED, "it was cancelled")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.builds(
+                frame, st.integers(0, 10), st.integers(0, 255), st.integers(0, 3), st.binary(max_size=40)
+            ),
+        )
+    )
+)
+def test_any_bytes_give_messages_or_end_the_call(parts: Sequence[bytes]) -> None:
+    call = begun()
+    for part in parts:
+        found = call.receive(part)
+        assert all(isinstance(each, bytes) for each in found)
+    assert call.end is None or call.end.code in http2._CODES.values()

@@ -1,0 +1,330 @@
+"""Streaming calls on one thread, against gRPC's own server: order, ends, windows, silence, gathering."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.kvclient.test_tls import certified
+from tests.puller.test_puller import eventually
+from tidegate.errors import InvalidInput
+from tidegate.kvclient import http2, stream_loop
+from tidegate.kvclient.channel import ChannelPool
+from tidegate.kvclient.stream_loop import StreamLoop
+
+PATH = "/echo.Echo/Stream"
+Code = grpc.StatusCode
+
+
+class Echo:
+    """Answers each request with itself, but for a few words."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.over = threading.Event()
+
+    def stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(self.over.set)
+        for request in requests:
+            if request == b"end":
+                return
+            if request == b"abort":
+                context.abort(Code.UNIMPLEMENTED, "unknown method: 100 %, größer")
+            if request == b"flood":
+                for _ in range(200):
+                    self.sent += 1
+                    yield b"f" * (1 << 16)
+            yield request
+
+
+def served(echo: Echo, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
+    # As TiKV: a client may ping as often as it likes.
+    options = [("grpc.max_receive_message_length", -1), ("grpc.http2.max_ping_strikes", 0)]
+    server = grpc.server(ThreadPoolExecutor(8), options=options)
+    handler = grpc.stream_stream_rpc_method_handler(echo.stream)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("echo.Echo", {"Stream": handler})])
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def address(echo: Echo) -> Iterator[str]:
+    server, found = served(echo)
+    yield found
+    server.stop(0).wait()
+
+
+@pytest.fixture
+def loop() -> Iterator[StreamLoop]:
+    made = StreamLoop()
+    made.hurry(3600)
+    yield made
+    made.close()
+
+
+class Taker:
+    """Keeps what came; `take` is asked for each batch whether more may come."""
+
+    def __init__(self, take: Callable[[list[bytes]], bool] = lambda _: True) -> None:
+        self._take = take
+        self.messages: list[bytes] = []
+        self.batches: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self.ends: list[tuple[grpc.StatusCode, str]] = []
+        self._ended = threading.Event()
+
+    def received(self, messages: list[bytes]) -> bool:
+        assert not self.ends
+        self.messages += messages
+        self.batches.put(messages)
+        return self._take(messages)
+
+    def ended(self, code: grpc.StatusCode, details: str) -> None:
+        self.ends.append((code, details))
+        self._ended.set()
+
+    def end(self) -> tuple[grpc.StatusCode, str]:
+        assert self._ended.wait(60)
+        [found] = self.ends
+        return found
+
+
+def test_messages_of_all_sizes_come_back_in_order_then_the_end(loop: StreamLoop, address: str) -> None:
+    taker = Taker()
+    sizes = [0, 1, 5, 16_000, 16_384, 70_000, 3_000_000, 2, 0]
+    sent = [bytes([i]) * size for i, size in enumerate(sizes)]
+    call = loop.call(address, PATH, (), taker)
+    for message in [*sent, b"end"]:
+        call.send(message)
+    assert taker.end() == (Code.OK, "")
+    assert taker.messages == sent
+    for act in (call.cancel, call.resume, lambda: call.send(b"late")):
+        act()  # harmless
+
+
+def test_a_status_comes_with_its_words(loop: StreamLoop, address: str) -> None:
+    taker, unknown = Taker(), Taker()
+    loop.call(address, PATH, (), taker).send(b"abort")
+    loop.call(address, "/echo.Echo/Other", (), unknown)
+    assert taker.end() == (Code.UNIMPLEMENTED, "unknown method: 100 %, größer")
+    assert unknown.end()[0] is Code.UNIMPLEMENTED
+
+
+def test_a_peer_that_is_not_there_ends_the_call(loop: StreamLoop) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        taker = Taker()
+        loop.call(f"127.0.0.1:{nobody.getsockname()[1]}", PATH, (), taker)
+        assert taker.end() == (Code.UNAVAILABLE, "Connection refused")
+    for unknown in (f"{'x' * 70}.invalid:1", "nobody.invalid:1"):
+        nameless = Taker()
+        loop.call(unknown, PATH, (), nameless)
+        assert nameless.end()[0] is Code.UNAVAILABLE
+
+
+def test_a_peer_that_closes_or_resets_ends_its_call_alone(loop: StreamLoop, address: str) -> None:
+    other = Taker()
+    living = loop.call(address, PATH, (), other)
+    for linger in (b"", bytes([1, 0, 0, 0, 0, 0, 0, 0])):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            taker = Taker()
+            loop.call(f"127.0.0.1:{listener.getsockname()[1]}", PATH, (), taker)
+            peer, _ = listener.accept()
+            peer.recv(10)
+            if linger:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            peer.close()
+            assert taker.end()[0] is Code.UNAVAILABLE
+    living.send(b"still here")
+    assert other.batches.get(timeout=60) == [b"still here"]
+
+
+def test_cancelling_is_heard_on_both_sides(loop: StreamLoop, address: str, echo: Echo) -> None:
+    taker = Taker()
+    call = loop.call(address, PATH, (), taker)
+    call.send(b"a")
+    assert taker.batches.get(timeout=60) == [b"a"]
+    call.cancel()
+    assert taker.end() == (Code.CANCELLED, "it was cancelled")
+    assert echo.over.wait(60)
+
+
+def test_a_call_may_be_cancelled_while_it_connects(
+    loop: StreamLoop, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, connect = threading.Event(), socket.create_connection
+    opened: list[socket.socket] = []
+
+    def late(*given: Any) -> socket.socket:
+        assert go_on.wait(60)
+        opened.append(connect(*given))
+        return opened[0]
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    taker = Taker()
+    loop.call(address, PATH, (), taker).cancel()
+    assert taker.end() == (Code.CANCELLED, "it was cancelled")
+    go_on.set()
+    eventually(lambda: bool(opened) and opened[0].fileno() < 0, "the connection to be closed")
+
+
+def test_a_full_receiver_stops_its_peer_within_a_window_and_goes_on(
+    loop: StreamLoop, address: str, echo: Echo
+) -> None:
+    taker, other = Taker(lambda _: False), Taker()
+    call = loop.call(address, PATH, (), taker)
+    call.send(b"flood")
+    seen = -1
+    while (size := sum(map(len, taker.messages))) != seen:
+        seen = size
+        time.sleep(0.3)
+    assert seen <= http2.WINDOW_BYTES
+    assert echo.sent < 200, "the server waits"
+    living = loop.call(address, PATH, (), other)
+    living.send(b"not held up")
+    assert other.batches.get(timeout=60) == [b"not held up"]
+    while len(taker.messages) < 201:
+        call.resume()
+        time.sleep(0.001)
+    assert taker.messages == [b"f" * (1 << 16)] * 200 + [b"flood"]
+
+
+def test_the_last_answer_of_a_receiver_counts(loop: StreamLoop, address: str) -> None:
+    answers = iter([False])
+    taker = Taker(lambda _: next(answers, True))
+    loop.call(address, PATH, (), taker).send(b"flood")
+    eventually(lambda: len(taker.messages) == 201, "all, without a call of `resume`")
+
+
+def test_a_receiver_that_fails_ends_its_own_call(loop: StreamLoop, address: str) -> None:
+    def fail(messages: list[bytes]) -> bool:
+        raise MemoryError
+
+    taker, other = Taker(fail), Taker()
+    living = loop.call(address, PATH, (), other)
+    loop.call(address, PATH, (), taker).send(b"a")
+    assert taker.end() == (Code.UNAVAILABLE, "its reader failed: MemoryError()")
+    living.send(b"b")
+    assert other.batches.get(timeout=60) == [b"b"]
+
+
+def test_a_defect_of_the_loop_ends_its_calls_and_not_the_loop(
+    loop: StreamLoop, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker, later = Taker(), Taker()
+    call = loop.call(address, PATH, (), taker)
+    call.send(b"a")
+    assert taker.batches.get(timeout=60) == [b"a"]
+
+    def fail(*_: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(call, "ready", fail)
+    call.send(b"b")
+    assert taker.end() == (Code.UNAVAILABLE, "the streams' loop failed: RuntimeError('a defect')")
+    loop.call(address, PATH, (), later).send(b"c")
+    assert later.batches.get(timeout=60) == [b"c"]
+
+
+def test_a_silent_peer_is_pinged_and_given_up_when_it_does_not_answer(
+    loop: StreamLoop, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("LOOK_S", 0.05), ("PING_S", 0.1), ("GIVE_UP_S", 0.6)):
+        monkeypatch.setattr(stream_loop, name, seconds)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent, answering = Taker(), Taker()
+        living = loop.call(address, PATH, (), answering)
+        loop.call(f"127.0.0.1:{listener.getsockname()[1]}", PATH, (), silent)
+        peer, _ = listener.accept()
+        assert silent.end() == (Code.UNAVAILABLE, "the peer does not answer")
+        peer.close()
+    living.send(b"it has answered pings")
+    assert answering.batches.get(timeout=60) == [b"it has answered pings"]
+
+
+def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_loop, "GATHER_S", 0.5)
+    loop, taker = StreamLoop(), Taker()
+    call = loop.call(address, PATH, (), taker)
+    call.send(b"first")
+    first = taker.batches.get(timeout=60)
+    for message in (b"a", b"b", b"c"):
+        call.send(message)
+    gathered = taker.batches.get(timeout=60)
+    assert (first, gathered) == ([b"first"], [b"a", b"b", b"c"])
+    call.hurry(3600)
+    began = time.monotonic()
+    call.send(b"now")
+    assert taker.batches.get(timeout=60) == [b"now"]
+    loop.close()
+    assert taker.end() == (Code.CANCELLED, "the client is closed")
+    assert time.monotonic() - began < 60
+
+
+def test_a_pool_ends_the_streams_of_an_address_and_at_its_end_all(address: str) -> None:
+    pool, dropped, last = ChannelPool(), Taker(), Taker()
+    pool.stream(address, PATH, (), dropped)
+    pool.drop("127.0.0.1:1")
+    pool.drop(address)
+    assert dropped.end() == (Code.CANCELLED, "it was dropped")
+    call = pool.stream(address, PATH, (), last)
+    pool.close()
+    assert last.end() == (Code.CANCELLED, "the client is closed")
+    call.cancel()
+    assert "streams" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(InvalidInput, match="the client is closed"):
+        pool.stream(address, PATH, (), Taker())
+
+
+def test_streams_use_certificates_and_refuse_anothers(tmp_path: Path, echo: Echo) -> None:
+    ours, others = certified(tmp_path, "ours"), certified(tmp_path, "others")
+    server, address = served(echo, ours.server())
+    loop, taker, refused = StreamLoop(ours), Taker(), Taker()
+    call = loop.call(address, PATH, (), taker)
+    sent = [bytes([i]) * 50_000 for i in range(40)]
+    for message in [*sent, b"end"]:
+        call.send(message)
+    assert taker.end() == (Code.OK, "")
+    assert taker.messages == sent
+    stranger = StreamLoop(others)
+    stranger.call(address, PATH, (), refused)
+    code, why = refused.end()
+    assert code is Code.UNAVAILABLE
+    assert why.startswith("the certificate was refused")
+    assert ours.key is not None
+    kept = ours.key.read_text()
+    for text in ("", kept[: len(kept) // 2]):
+        ours.key.write_text(text)
+        hasty = Taker()
+        loop.call(address, PATH, (), hasty)
+        assert hasty.end()[1].startswith(("this is not a PEM file", "the certificates cannot be used"))
+    plain, dumb = StreamLoop(), Taker()
+    plain.call(address, PATH, (), dumb)
+    assert dumb.end()[0] is Code.UNAVAILABLE
+    ours.key.write_text(kept)
+    renewed = Taker()
+    loop.call(address, PATH, (), renewed).send(b"end")
+    assert renewed.end() == (Code.OK, "")
+    for each in (loop, stranger, plain):
+        each.close()
+    server.stop(0).wait()
