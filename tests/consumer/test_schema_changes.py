@@ -25,12 +25,13 @@ from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table
 from tidegate.consumer.position import Position
+from tidegate.consumer.row_clock import clock_of
 from tidegate.consumer.rules import Rules
 from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.selection import Selection, check_same_rules
 from tidegate.consumer.snapshots import check_comparable, open_snapshot
-from tidegate.consumer.source import Topic, clock_of
-from tidegate.consumer.status import heard, look
+from tidegate.consumer.source import Topic
+from tidegate.consumer.status import look, received
 from tidegate.consumer.target import Target
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
@@ -321,7 +322,7 @@ def test_a_stopped_consumer_goes_on_and_ignores_from_there_on(
     with pytest.raises(Fatal, match="a DDL changes columns"):
         run(settings)
     assert place.seen() == {"t": [(1, "a", 10), (2, "b", 20)]}
-    said = heard(place.address().folder)
+    said = received(place.address().folder)
     assert said is not None
     assert (said.schema_changes, said.trouble) == (
         "stop",

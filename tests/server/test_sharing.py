@@ -217,11 +217,12 @@ def test_a_capture_is_drained_and_given_ranges_again(
 
     def noted(self: ComingRanges, frontier: Mapping[str, int], checkpoint: int) -> None:
         look(self, frontier, checkpoint)
-        if self is processor._coming and self.since_ts is not None:
+        opening = processor._opening
+        if opening is not None and self is opening.coming and self.since_ts is not None:
             seen.append((machine.received, len(spans.held), len(machine.spans)))
 
     monkeypatch.setattr(ComingRanges, "look", noted)
-    monkeypatch.setattr("tidegate.server.processor.NEEDS_S", 0.1)
+    monkeypatch.setattr("tidegate.server.opening.NEEDS_S", 0.1)
     shown = tidegate("capture", "drain", first.capture.id, "--server", second.address)
     assert "has nothing left" in shown
     wait_for(lambda: list(shares(first)) == [second.address], "the owner is drained, and owns it still")

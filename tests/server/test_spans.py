@@ -15,6 +15,8 @@ from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.making_way import MakingWay
+from tidegate.server.opening import Opening
 from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
 from tidegate.server.puller_process import status_reports
 from tidegate.server.spans import STANDS_S, SpanRegistry
@@ -281,18 +283,19 @@ class Standing:
 
     def __init__(self, waits: str, *, ready: bool) -> None:
         self.id, self.waits, self._ready = ONE, waits, ready
-        self._spans, _ = connected()
+        spans, _ = connected()
         for feed in (ONE, TWO):
-            self._spans.hold(feed, SPAN, 50)
-        full(self._spans)
-        self._spans.went_on(ONE, 0)
-        self._spans.went_on(TWO, STANDS_S)
-        self._plan, self._pipeline, self._load_plan = object(), None, None
+            spans.hold(feed, SPAN, 50)
+        full(spans)
+        self._way = MakingWay(ONE)
+        assert self._way.look(0, spans, 7, {}, loads=False) is None, "it goes on"
+        spans.went_on(TWO, STANDS_S)
+        self._opening = SimpleNamespace(spans=spans)
+        self._pipeline = self._load_plan = None
         self._goal = SimpleNamespace(wish=Wish.RUN)
-        self._passed: tuple[int, dict[str, int]] = (7, {})
         self.machine = SimpleNamespace(dispatch=SimpleNamespace(checkpoint=7))
         self.node = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: STANDS_S))
-        self._makes_way, self._failure = False, None
+        self._failure: Any = None
 
     def _fail(self, error: Any) -> None:
         self._failure = error
@@ -307,7 +310,7 @@ def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
     """A start takes longer than a feed that runs may stand still: it would never be over."""
     feed = Standing(waits, ready=ready)
     feed._look_around()  # type: ignore[arg-type]
-    assert feed._makes_way is makes_way
+    assert feed._way.is_due is makes_way
     assert (feed._failure is not None) is makes_way
 
 
@@ -349,8 +352,6 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
 
 def test_a_new_owner_forgets_what_it_said_of_history_as_a_standby() -> None:
     """The reactor of an owner sees what its own capture needs. Kept, it would hold GC for the whole term."""
-    processor: Any = SimpleNamespace(
-        node=SimpleNamespace(is_owner=True), machine=SimpleNamespace(needs=50), _plan=None
-    )
-    FeedProcessor._say_needs(processor)
-    assert processor.machine.needs == MAX
+    opening: Any = SimpleNamespace(_node=SimpleNamespace(is_owner=True), _machine=SimpleNamespace(needs=50))
+    Opening.say_needs(opening)
+    assert opening._machine.needs == MAX

@@ -156,18 +156,23 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
     assert (asyncio.run(scenario()), stored) == (wakes, [5])
 
 
+def opened(*, undelivered: list[str]) -> Any:
+    """What a processor has open, with spans that have rows to deliver."""
+    plan = SimpleNamespace(paths=SimpleNamespace(store=STORE))
+    arrivals = SimpleNamespace(undelivered=undelivered)
+    return SimpleNamespace(plan=plan, is_behind=False, arrivals=arrivals)
+
+
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
     processor: Any = SimpleNamespace(
         machine=SimpleNamespace(is_open=True),
-        _behind=False,
         node=SimpleNamespace(pulse=Pulse()),
-        _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+        _opened=opened(undelivered=[]),
         waits="",
         _load_plan=None,
-        _has_undelivered=False,
     )
     assert FeedProcessor._rest_s(processor) == REST_S
-    processor._behind = True
+    processor._opened.is_behind = True
     assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
 
 
@@ -179,12 +184,10 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     node = SimpleNamespace(pulse=pulse, clock=Still(5.0), shared="")
     processor: Any = SimpleNamespace(
         machine=SimpleNamespace(is_open=True),
-        _behind=False,
         node=node,
-        _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+        _opened=opened(undelivered=["0001"]),
         waits="",
         _load_plan=None,
-        _has_undelivered=True,
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
     feed: Any = SimpleNamespace(
@@ -199,7 +202,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     assert REST_S < STEP_MAX_S
     sink.is_called, feed._jobs.are_any = False, True
     assert Replication._rest_s(feed) == REST_S, "a call that was only just spawned"
-    feed._jobs.are_any, processor.waits, processor._has_undelivered = False, PIPELINE_STARTS, False
+    feed._jobs.are_any, processor.waits, processor._opened = False, PIPELINE_STARTS, opened(undelivered=[])
     assert FeedProcessor._rest_s(processor) == REST_S
     processor.waits = ""
     assert Replication._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
@@ -218,7 +221,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself: its owner may be another machine's, and looks at no page of floors here."""
-    monkeypatch.setattr("tidegate.server.processor.FeedDdl", lambda *given: OpenDdl())
+    monkeypatch.setattr("tidegate.server.opening.FeedDdl", lambda *given: OpenDdl())
     spans = SimpleNamespace(release=lambda feed, forget, but: None, within=lambda feed, ranges: frozenset())
     node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), is_owner=True)
     node.clock = Still(10.0)

@@ -142,7 +142,8 @@ async def show(request: Request) -> Response:
         `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
         `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
         totals, spans, the captures that deliver it, what it waits for, tables that are left out, the
-        initial load, partitions.
+        initial load, partitions, and `table_cuts`, the number of places at which tables are cut into pieces
+        that have writers of their own.
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)
@@ -505,6 +506,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
         "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
+        "table_cuts": len(feed.config.tidegate.table_cuts),
         "partitions": feed.partitions,
         "repartition": feed.info.repartition,
         "captures": shares_json(feed),

@@ -367,6 +367,11 @@ def _described(feed: dict[str, Any]) -> str:
     }
     if len(shared := own.get("captures", [])) > 1:
         rows["captures"] = "\n             ".join(map(_share, shared))
+    if cuts := own.get("table_cuts"):
+        rows["in pieces"] = (
+            f"tables are cut at {cuts} keys, each piece has its own writer: the changes of one row stay in "
+            "commit order, those of two rows may not, until Resolved"
+        )
     if own.get("partitions"):
         wanted = f", to be {own['repartition']}" if own["repartition"] else ""
         rows["partitions"] = f"{own['partitions']}{wanted}"

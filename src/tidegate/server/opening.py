@@ -1,0 +1,190 @@
+"""A changefeed as it is open on this capture: its catalogue, its spans, and what it needs of upstream.
+
+    history is held --> catalogue --> spans are held --> look: floors, DDL and rows that have come --> close
+
+An opening is of one state of the changefeed and of certain ranges. With others a new one is made, which finds
+the spans that are still held. What it may need of upstream's history is said before anything is read, and
+rises only when nothing that it follows can be registered below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
+
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.gc import History
+from tidegate.control.messages import Dispatch
+from tidegate.control.metadata import FeedId
+from tidegate.control.processor import Processor
+from tidegate.eventstore import store_view
+from tidegate.filter.feed import FeedFilter
+from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
+from tidegate.server.arrivals import Arrivals
+from tidegate.server.coming_ranges import ComingRanges
+from tidegate.server.feed_ddl import FeedDdl
+from tidegate.server.feed_plan import FeedPlan
+from tidegate.server.node import Node
+
+NEEDS_S: Final = 1.0
+"""How often is looked how far behind regions are that nobody here wants."""
+
+
+class Opening:
+    """Of one changefeed. One asyncio loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        feed: FeedId,
+        machine: Processor,
+        plan: FeedPlan,
+        ranges: tuple[Span, ...],
+        checkpoint: int,
+        wake: Callable[[], None],
+    ) -> None:
+        """`ranges`: those for which it is opened. `checkpoint`: at which it is. `wake`: is called when floors
+        move.
+        """
+        self._node, self._feed, self._machine, self._wake = node, feed, machine, wake
+        self.plan, self.ranges = plan, ranges
+        self.spans = node.captured(plan.config.tidegate.kv_mode).spans
+        """What is held of upstream, by all changefeeds of its kv mode."""
+        self._since_ts = checkpoint
+        """The checkpoint from which on its spans are pulled."""
+        self.ddl = ddl = FeedDdl(node, plan, FeedFilter.of(plan.config))
+        self._is_read = False
+        """Whether the catalogue is being read, or is known."""
+        self.is_behind = False
+        """Whether DDL has come that the catalogue did not hand out at the last look."""
+        guarded, store = plan.config.check_gc_safe_point, plan.paths.store
+        self.arrivals = Arrivals(machine, store, ddl.span_id, node.manifest)
+        self.coming = ComingRanges(feed, machine, self.arrivals, ddl, self.spans, ranges, guarded=guarded)
+        self._concerned: frozenset[str] | None = None
+        """The spans whose rows wake it at once; None: any."""
+        self._needs_at = float("-inf")
+
+    # --- open and closed -----------------------------------------------------------------------------
+
+    async def open(self, dispatch: Dispatch, waits: Callable[[str], None]) -> None:
+        """Read the catalogue at the stored checkpoint, and hold the spans. Raises as `FeedDdl.open`."""
+        machine, ddl = self._machine, self.ddl
+        self.note_history()
+        self.say_needs()
+        self._node.pulse.follow(self.plan.paths.store, self._feed, self._wake)
+        self._is_read = True
+        batches, known = await ddl.open(dispatch.checkpoint, waits)
+        self.coming.open(ddl.initial, batches)
+        machine.open(dispatch.checkpoint, ddl.initial, batches, known)
+        tasks = [*ddl.initial, *(task for batch in batches for task in batch.added)]
+        self._hold(tasks)
+        # What was kept of an earlier opening, and has ended since.
+        for name in self.spans.within(self._feed, self.ranges) - {ddl.span_id, *(task.id for task in tasks)}:
+            self.spans.drop(self._feed, name)
+        self.say_needs()
+        self.arrivals.check_beginning_of(machine.spans)
+
+    def raise_to(self, checkpoint: int) -> None:
+        """It may have been opened long before: nothing is to begin below the stored checkpoint."""
+        machine = self._machine
+        for batch in machine.passed():
+            self._pass_ddl(batch)
+        machine.raise_to(checkpoint)
+        self.spans.try_again(self._feed, checkpoint)
+        machine.confirm()
+
+    def close(self, *, forget: bool, but: Collection[str]) -> None:
+        """Let go of the spans, `but` some; `forget`: for ever."""
+        store = self.plan.paths.store
+        self._node.pulse.concern(store, self._feed, None)
+        self._node.pulse.leave(store, self._feed, self._wake)
+        self.spans.release(self._feed, forget=forget, but=but)
+
+    def _hold(self, tasks: Iterable[SpanTask]) -> None:
+        guarded = self.plan.config.check_gc_safe_point
+        for task in filter(self._machine.holds, tasks):
+            self.spans.hold(self._feed, task.span, task.start_ts, guarded=guarded)
+
+    # --- what has come -------------------------------------------------------------------------------
+
+    def look(self, dispatch: Dispatch) -> None:
+        """Read what has arrived, and advance what is idle. Raises Fatal if history that it needs is gone."""
+        machine, ddl, arrivals, node = self._machine, self.ddl, self.arrivals, self._node
+        ddl.check_history(dispatch.checkpoint)
+        if machine.is_running:  # nothing of its spans is below that any more
+            self.has_begun_at(dispatch.checkpoint)
+        frontier = arrivals.frontier()
+        resolved = frontier.get(ddl.span_id, 0)
+        if resolved > machine.known:
+            batches, known = ddl.look(resolved, machine.waiting)
+            machine.learn(batches, known)
+            if node.shared:
+                self.coming.learn(batches)
+            # Pulled from now on, delivered from the DDL on.
+            self._hold(task for batch in batches for task in batch.added)
+        self.is_behind = resolved > machine.known
+        for batch in machine.passed():
+            self._pass_ddl(batch)
+        if machine.span_ids != self._concerned:
+            self._concerned = frozenset(machine.span_ids)
+            node.pulse.concern(self.plan.paths.store, self._feed, self._concerned | {ddl.span_id})
+        reached = arrivals.lifted(frontier)
+        arrivals.advance_idle(frontier, reached)
+        machine.resolve(reached, arrivals.lacking)
+        if node.shared and (now := node.clock.monotonic()) - self._needs_at >= NEEDS_S:
+            self._needs_at = now
+            if self.coming.take(dispatch):
+                self.say_needs()
+            self.coming.look(frontier, dispatch.checkpoint)
+            if self.spans.have_begun(self._feed, frontier):
+                # From here on each span holds history as far as it is, and not from where it was opened.
+                self.has_begun_at(dispatch.checkpoint)
+                self.coming.have_begun(dispatch.checkpoint)
+            self.say_needs()
+
+    def _pass_ddl(self, batch: DdlBatch) -> None:
+        """Spans have ended, and others begin; a DDL that waits may bring one back (a recovered table)."""
+        for name in batch.removed:
+            self.spans.drop(self._feed, name, again_from=self._machine.start_of(name))
+        self.arrivals.check_beginning_of(task.id for task in batch.added)
+
+    # --- what upstream has to keep -------------------------------------------------------------------
+
+    def has_begun_at(self, checkpoint: int) -> None:
+        """Its ranges are delivered from here on: its spans need no earlier history."""
+        self._since_ts = max(self._since_ts, checkpoint)
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least ts from which rows, and DDL, would be read upstream if all that is stored were lost."""
+        machine = self._machine
+        begins_at = machine.dispatch.checkpoint if machine.dispatch is not None else 0
+        if not machine.is_running:
+            begins_at = min(begins_at, self._since_ts)  # its regions may still wait to be registered there
+        if (since_ts := self.coming.since_ts) is not None:
+            begins_at = min(begins_at, since_ts)
+        return begins_at, min(begins_at, self.ddl.base_ts(begins_at)) if self._is_read else begins_at
+
+    def say_needs(self) -> None:
+        """Tell the owner, at once if it is less than what was said before."""
+        machine = self._machine
+        if self._node.is_owner:
+            machine.needs = MAX  # the reactor sees it; what was said before its election holds nothing
+            return
+        floors = store_view.read_frontier(self.plan.paths.store)
+        behind = self.spans.behind(floors, only=self._feed, every=True).get(self._feed, MAX)
+        before, machine.needs = machine.needs, min(*self.needs, behind)
+        if machine.needs < before:
+            machine.sync_soon()
+            self._wake()
+
+    def note_history(self) -> None:
+        """Where another capture is the owner, it says what PD keeps."""
+        dispatch = self._machine.dispatch
+        if dispatch is not None and not self._node.is_owner:
+            scope = self.plan.config.tidegate.keyspace_id
+            said = History(dispatch.needed, dispatch.safe_point)
+            order = dispatch.header.owner_rev, dispatch.header.sequence
+            if self._node.receive_history(scope, order, said):
+                self.spans.keep_above(said.safe_point, scope)

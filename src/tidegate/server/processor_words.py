@@ -1,0 +1,45 @@
+"""What a processor waits for, in words for users and for its watchdog."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.control.barrier import SpanTask
+from tidegate.control.processor import Processor
+from tidegate.server.feed_ddl import FeedDdl
+from tidegate.server.opening import Opening
+from tidegate.server.stripes import ids_of
+
+NAMES_TRIED: Final = 8
+"""Of how many tables of a stripe the name is looked up, until one has a name."""
+
+
+def words_of_slowest(machine: Processor, opening: Opening) -> str:
+    """What the least checkpoint waits for."""
+    slowest = machine.slowest()
+    if slowest is None or machine.durable(slowest.id) >= machine.bound:
+        return "resolved ts of the DDL span"
+    lacks = slowest.id in opening.arrivals.lacking
+    named = words_of_span(slowest, opening.ddl)
+    return ("rows from before what the event store has of " if lacks else "") + named
+
+
+def words_of_undelivered(machine: Processor, opening: Opening) -> str:
+    """What a pipeline that runs has to deliver; empty: nothing."""
+    spans = opening.arrivals.undelivered
+    if not spans or not machine.is_open:
+        return ""
+    slowest = machine.spans[min(spans, key=machine.durable)]
+    named = words_of_span(slowest, opening.ddl)
+    return f"rows of {named}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
+
+
+def words_of_span(task: SpanTask, ddl: FeedDdl) -> str:
+    """A span, with its table's name where that is known."""
+    ids = ids_of(task)
+    # The first of a stripe may have been dropped since; looking at all of them would cost too much.
+    known = (ddl.tracker.name_of(id_) for id_ in ids[:NAMES_TRIED])
+    name = next(filter(None, known), "")
+    more = len(ids) - 1
+    others = f" and {more} more tables" if more else ""
+    return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
