@@ -47,9 +47,14 @@ def test_each_byte_has_a_code_and_no_code_begins_another() -> None:
 def test_the_status_is_read_by_index_and_other_static_names_are_skipped() -> None:
     size_of_the_dynamic_table = "20"
     content_type = "5f" + "10" + b"application/grpc".hex()
+    server = "76" + "01" + b"x".hex()
     status = "00" + "0b" + b"grpc-status".hex() + "02" + b"12".hex()
-    block = bytes.fromhex(size_of_the_dynamic_table + "88" + content_type + status)
-    assert hpack.decode(block) == [(":status", "200"), ("grpc-status", "12")]
+    block = bytes.fromhex(size_of_the_dynamic_table + "88" + server + content_type + status)
+    assert hpack.decode(block) == [
+        (":status", "200"),
+        ("content-type", "application/grpc"),
+        ("grpc-status", "12"),
+    ]
     assert hpack.decode(bytes.fromhex("8e" + "0803" + b"503".hex())) == [
         (":status", "500"),
         (":status", "503"),

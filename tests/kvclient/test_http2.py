@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
-from tidegate.kvclient.http2 import WINDOW_BYTES, Call, End, Kind
+from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, UNPACK_BYTES, WINDOW_BYTES, Call, End, Kind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = ACK = 1
@@ -79,7 +80,7 @@ def test_a_call_begins_with_the_preface_its_settings_and_its_headers() -> None:
         ":authority": "store:20160",
         "te": "trailers",
         "content-type": "application/grpc",
-        "grpc-accept-encoding": "identity,gzip",
+        "grpc-accept-encoding": "identity,deflate,gzip",
         "features": "stream-multiplexing",
     }
 
@@ -218,11 +219,32 @@ def goaway(last: int) -> bytes:
         ),
         (frame(Kind.DATA, 0, 1, b"\x00" + b"\xff" * 4), Code.RESOURCE_EXHAUSTED, "larger than max"),
         (frame(Kind.DATA, 0, 1, message(b"no gzip", 1)), Code.INTERNAL, "cannot be unpacked"),
+        (frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 99)[:-8], 1)), Code.INTERNAL, "not whole"),
+        (frame(Kind.DATA, 0, 1, message(gzip.compress(b"m") + b"m", 1)), Code.INTERNAL, "not whole"),
+        (frame(Kind.DATA, 0, 3, message(b"m")), Code.INTERNAL, "kind 0 on stream 3"),
+        (frame(Kind.RST_STREAM, 0, 3, bytes(4)), Code.INTERNAL, "kind 3 on stream 3"),
+        (frame(Kind.PING, 0, 1, bytes(8)), Code.INTERNAL, "kind 6 on stream 1"),
+        (trailers((":status", "100")), Code.UNKNOWN, "HTTP 100"),
+        (headers((":status", "100")) * 6000, Code.INTERNAL, "headers without an end"),
+        (settings((5, 0)), Code.INTERNAL, "a setting 5 of 0"),
+        (settings((4, 1 << 31)), Code.INTERNAL, "a setting 4 of"),
+        (update(1, 0), Code.INTERNAL, "a window update of 0"),
+        (
+            frame(Kind.HEADERS) + frame(Kind.CONTINUATION) * 8000,
+            Code.INTERNAL,
+            "headers without an end",
+        ),
+        (
+            frame(Kind.PING, 0, 0, bytes(8)) * (OUTPUT_BYTES_MAX // 17 + 2),
+            Code.RESOURCE_EXHAUSTED,
+            "does not read",
+        ),
     ],
 )
 def test_whatever_ends_a_call_says_why(data: bytes, code: grpc.StatusCode, words: str) -> None:
     call = begun()
     call.receive(data)
+    call.unpacked()
     assert call.end is not None
     assert call.end.code is code
     assert words in call.end.details
@@ -250,11 +272,40 @@ def test_a_peer_that_goes_away_may_end_its_streams_first() -> None:
 
 def test_compressed_messages_are_unpacked_up_to_their_bound() -> None:
     call = Call("store:20160", "/service/method", message_bytes_max=1000)
-    call.receive(settings())
-    assert call.receive(frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 1000), 1))) == [b"m" * 1000]
+    call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88"))
+    for pack in gzip.compress, zlib.compress:
+        assert call.receive(frame(Kind.DATA, 0, 1, message(pack(b"m" * 1000), 1))) == []
+        assert call.unpacked() == [b"m" * 1000]
     assert call.receive(frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 1001), 1))) == []
+    assert call.unpacked() == []
     assert call.end is not None
     assert call.end.code is Code.RESOURCE_EXHAUSTED
+
+
+def test_compressed_messages_are_unpacked_as_they_are_taken_and_keep_order() -> None:
+    call = begun()
+    large = b"m" * UNPACK_BYTES
+    body = (
+        message(b"plain")
+        + message(gzip.compress(large), 1)
+        + message(b"behind")
+        + message(zlib.compress(b"z"), 1)
+    )
+    assert call.receive(frame(Kind.DATA, 0, 1, body)) == [b"plain"]
+    assert call.unpacked() == [large]
+    assert call.unpacked() == [b"behind", b"z"]
+    assert call.unpacked() == []
+    assert call.receive(frame(Kind.DATA, 0, 1, message(b"at once"))) == [b"at once"]
+
+
+def test_data_before_headers_and_what_is_not_grpc_end_the_call() -> None:
+    call = Call("store:20160", "/service/method")
+    assert call.receive(settings() + frame(Kind.DATA, 0, 1, message(b"m"))) == []
+    assert call.end == End(Code.INTERNAL, "data before headers")
+    call = Call("store:20160", "/service/method")
+    # 0x5f: a literal whose name is the static table's 31, content-type.
+    call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88\x5f\x09text/html"))
+    assert call.end == End(Code.UNKNOWN, "what answers is not gRPC: its content-type is 'text/html'")
 
 
 def test_cancelling_resets_the_stream() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,10 +47,12 @@ class Echo:
             yield request
 
 
-def served(echo: Echo, credentials: grpc.ServerCredentials | None = None) -> tuple[grpc.Server, str]:
+def served(
+    echo: Echo, credentials: grpc.ServerCredentials | None = None, compression: grpc.Compression | None = None
+) -> tuple[grpc.Server, str]:
     # As TiKV: a client may ping as often as it likes.
     options = [("grpc.max_receive_message_length", -1), ("grpc.http2.max_ping_strikes", 0)]
-    server = grpc.server(ThreadPoolExecutor(8), options=options)
+    server = grpc.server(ThreadPoolExecutor(8), options=options, compression=compression)
     handler = grpc.stream_stream_rpc_method_handler(echo.stream)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("echo.Echo", {"Stream": handler})])
     if credentials is None:
@@ -117,6 +120,23 @@ def test_messages_of_all_sizes_come_back_in_order_then_the_end(loop: StreamLoop,
     assert taker.messages == sent
     for act in (call.cancel, call.resume, lambda: call.send(b"late")):
         act()  # harmless
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_store_may_compress_as_tikv_can_be_set_to(
+    loop: StreamLoop, echo: Echo, compression: grpc.Compression
+) -> None:
+    server, address = served(echo, None, compression)
+    try:
+        taker = Taker()
+        sent = [bytes([i]) * size for i, size in enumerate([0, 1, 70_000, 3_000_000, 2])]
+        call = loop.call(address, PATH, (), taker)
+        for message in [*sent, b"end"]:
+            call.send(message)
+        assert taker.end() == (Code.OK, "")
+        assert taker.messages == sent
+    finally:
+        server.stop(0).wait()
 
 
 def test_a_status_comes_with_its_words(loop: StreamLoop, address: str) -> None:
@@ -298,6 +318,9 @@ def test_a_pool_ends_the_streams_of_an_address_and_at_its_end_all(address: str) 
 
 def test_streams_use_certificates_and_refuse_anothers(tmp_path: Path, echo: Echo) -> None:
     ours, others = certified(tmp_path, "ours"), certified(tmp_path, "others")
+    assert ours.streams().verify_flags & ssl.VERIFY_X509_PARTIAL_CHAIN, (
+        "as gRPC: an intermediate may be trusted"
+    )
     server, address = served(echo, ours.server())
     loop, taker, refused = StreamLoop(ours), Taker(), Taker()
     call = loop.call(address, PATH, (), taker)

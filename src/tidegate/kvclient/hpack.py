@@ -1,8 +1,9 @@
 """Header blocks of HTTP/2 (HPACK, RFC 7541), as far as a gRPC client needs them.
 
 Requests are written as literals that no table is asked for. Of responses everything is read but the dynamic
-table, which `http2` forbids its peer by SETTINGS_HEADER_TABLE_SIZE 0, and the static table beyond `:status`:
-gRPC's own headers are not in it. A field whose name is another one of the static table is skipped.
+table, which `http2` forbids its peer by SETTINGS_HEADER_TABLE_SIZE 0, and the static table beyond `:status`
+and `content-type`: gRPC's own headers are not in it. A field whose name is another one of the static table
+is skipped.
 
 A literal: `0000 0000`, then name and value, each a length (prefix of 7 bits) and its bytes. An integer that
 does not fit its prefix of n bits continues in groups of 7 bits, the least first (RFC 7541, 5.1).
@@ -21,6 +22,7 @@ class MalformedError(Exception):
 
 _STATUS: Final = range(8, 15)
 """Indexes of `:status` in the static table."""
+_CONTENT_TYPE: Final = 31
 _STATUS_VALUES: Final = ("200", "204", "206", "304", "400", "404", "500")
 STATIC: Final = 61
 """The last index of the static table."""
@@ -105,6 +107,8 @@ def _name(block: bytes, at: int, index: int) -> tuple[str, int]:
         return _string(block, at)
     if index > STATIC:
         raise MalformedError(f"index {index}")
+    if index == _CONTENT_TYPE:
+        return "content-type", at
     return ":status" if index in _STATUS else "", at
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -33,6 +34,11 @@ WINDOW_BYTES: Final = 2 << 20
 FRAME_BYTES_MAX: Final = 1 << 14
 """The largest frame of either side: what each must take, and more is not asked for."""
 HEADERS_BYTES_MAX: Final = 1 << 16
+"""Of all header blocks of a call: an answer has two or three small ones."""
+OUTPUT_BYTES_MAX: Final = 4 << 20
+"""What may wait for a peer that does not read, before it is answered no more."""
+UNPACK_BYTES: Final = 4 << 20
+"""After so many unpacked bytes the receiver is asked whether it takes more."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD: Final = struct.Struct(">HBBBL")
@@ -91,6 +97,18 @@ class End:
     details: str
 
 
+_STREAMS: Final[dict[int, int]] = {
+    Kind.DATA: _STREAM,
+    Kind.HEADERS: _STREAM,
+    Kind.RST_STREAM: _STREAM,
+    Kind.CONTINUATION: _STREAM,
+    Kind.SETTINGS: 0,
+    Kind.PING: 0,
+    Kind.GOAWAY: 0,
+}
+"""Where frames of a kind may come."""
+
+
 class Call:
     """The call and its connection. `output` is what the edge sends, which takes away what it has sent."""
 
@@ -107,6 +125,7 @@ class Call:
         self.output = bytearray(_PREFACE)
         self.end: End | None = None
         self._message_bytes_max = message_bytes_max
+        self._packed: deque[tuple[int, bytes]] = deque()  # messages that wait behind a compressed one
         self._waiting = bytearray()  # messages for which the peer has no window yet
         self._peer_frame = FRAME_BYTES_MAX
         self._peer_initial = self._peer_stream = self._peer_connection = _DEFAULT_WINDOW
@@ -118,6 +137,8 @@ class Call:
         self._owed = 0  # bytes that came since the peer was granted some
         self._block: bytearray | None = None  # of headers that go on in the next frame
         self._block_flags = 0
+        self._header_bytes = 0
+        self._has_headers = False
         self._goes_away = ""
         settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, WINDOW_BYTES))
         self._put(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
@@ -129,7 +150,7 @@ class Call:
             (":authority", authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
-            ("grpc-accept-encoding", "identity,gzip"),
+            ("grpc-accept-encoding", "identity,deflate,gzip"),
             *metadata,
         ]
         self._put(Kind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
@@ -182,7 +203,7 @@ class Call:
                 break
             high, low, kind, flags, stream = _HEAD.unpack_from(view, at)
             size = high << 8 | low
-            if not self._may_come(kind, size):
+            if not self._may_come(kind, size, stream):
                 break
             if kind == Kind.DATA and not flags & _PADDED:
                 at += _HEAD.size
@@ -199,13 +220,36 @@ class Call:
         self._input += view[at:]
         return messages
 
+    def unpacked(self) -> list[bytes]:
+        """Messages that `receive` kept back because they are compressed, about `UNPACK_BYTES` of them.
+
+        They are kept compressed until the receiver takes them: a window of bytes may unpack to gigabytes.
+        To be called until it is empty, or the receiver has enough.
+        """
+        messages: list[bytes] = []
+        size = 0
+        while self._packed and size < UNPACK_BYTES:
+            flag, message = self._packed.popleft()
+            found = self._unpack(message) if flag else message
+            if found is None:
+                self._packed.clear()
+                break
+            messages.append(found)
+            size += len(found)
+        return messages
+
     # --- frames --------------------------------------------------------------------------------------
 
-    def _may_come(self, kind: int, size: int) -> bool:
+    def _may_come(self, kind: int, size: int, stream: int) -> bool:
+        expected = _STREAMS.get(kind)
         if not self._has_settings and kind != Kind.SETTINGS:
             self._finish(grpc.StatusCode.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
         elif size > FRAME_BYTES_MAX:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of {size} bytes")
+        elif expected is not None and stream & _WINDOW_MAX != expected:
+            self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} on stream {stream}")
+        elif kind == Kind.DATA and not self._has_headers:
+            self._finish(grpc.StatusCode.INTERNAL, "data before headers")
         elif (self._block is not None) != (kind == Kind.CONTINUATION):
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} among headers, or without any")
         return self.end is None
@@ -219,12 +263,14 @@ class Call:
                     self._take(memoryview(_without_padding(payload, flags)), messages)
                     self._ended_frame()
                 case Kind.HEADERS:
+                    self._header_bytes += _HEAD.size + len(payload)
                     payload = _without_padding(payload, flags)
                     self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
                     self._block_flags = flags
                     self._continued(flags)
                 case Kind.CONTINUATION:
                     assert self._block is not None, "`_may_come` has looked"
+                    self._header_bytes += _HEAD.size + len(payload)
                     self._block += payload
                     self._continued(flags)
                 case Kind.RST_STREAM:
@@ -252,7 +298,11 @@ class Call:
             return
         self._has_settings = True
         for name, value in _SETTING.iter_unpack(payload):
-            if name == _INITIAL_WINDOW_SIZE:
+            if (name == _INITIAL_WINDOW_SIZE and value > _WINDOW_MAX) or (
+                name == _MAX_FRAME_SIZE and value < FRAME_BYTES_MAX
+            ):
+                self._finish(grpc.StatusCode.INTERNAL, f"a setting {name} of {value}")
+            elif name == _INITIAL_WINDOW_SIZE:
                 self._peer_stream += value - self._peer_initial
                 self._peer_initial = value
             elif name == _MAX_FRAME_SIZE:
@@ -261,7 +311,9 @@ class Call:
         self._fill()
 
     def _granted(self, stream: int, size: int) -> None:
-        if stream:
+        if size == 0:
+            self._finish(grpc.StatusCode.INTERNAL, "a window update of 0")
+        elif stream:
             self._peer_stream += size
         else:
             self._peer_connection += size
@@ -277,7 +329,7 @@ class Call:
     def _continued(self, flags: int) -> None:
         """Headers have come, or a part of them."""
         assert self._block is not None, "a frame of headers has come"
-        if len(self._block) > HEADERS_BYTES_MAX:
+        if self._header_bytes > HEADERS_BYTES_MAX:
             self._finish(grpc.StatusCode.INTERNAL, "headers without an end")
         elif flags & _END_HEADERS:
             block, self._block = bytes(self._block), None
@@ -287,19 +339,26 @@ class Call:
         state = fields.get(":status", "200")
         status = fields.get("grpc-status")
         encoding = fields.get("grpc-encoding", "identity")
+        kind = fields.get("content-type", "application/grpc")
         if status is not None and is_last:
             code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
             self._finish(code, unquote(fields.get("grpc-message", "")))
-        elif state.startswith("1"):
+        elif state.startswith("1") and not is_last:
             pass  # it says only that an answer follows
         elif state != "200":
             self._finish(_OF_HTTP.get(state, grpc.StatusCode.UNKNOWN), f"the peer answers with HTTP {state}")
         elif is_last:
             self._finish(grpc.StatusCode.UNKNOWN, "the peer ended the stream without a status")
-        elif encoding not in {"identity", "gzip"}:
+        elif not self._has_headers and not kind.startswith("application/grpc"):
+            self._finish(
+                grpc.StatusCode.UNKNOWN, f"what answers is not gRPC: its content-type is {kind[:100]!r}"
+            )
+        elif encoding not in {"identity", "deflate", "gzip"}:
             self._finish(
                 grpc.StatusCode.INTERNAL, f"messages compressed by {encoding}, which was not offered"
             )
+        else:
+            self._has_headers = True
 
     def _ended_frame(self) -> None:
         if self._is_last:
@@ -329,8 +388,8 @@ class Call:
                 part = part[len(more) :]
                 if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
                     continue
-                body, self._body = bytes(self._body), bytearray()
-                self._add(body[0], body[_PREFIX.size :], messages)
+                body, self._body = self._body, bytearray()
+                self._add(body[0], bytes(memoryview(body)[_PREFIX.size :]), messages)
                 continue
             whole = _PREFIX.size + self._size(part)
             if len(part) < whole:
@@ -347,21 +406,30 @@ class Call:
         return size
 
     def _add(self, flag: int, message: bytes, messages: list[bytes]) -> None:
+        """A message is whole. Behind a compressed one all wait, so that their order stays."""
         if self.end is not None:
             return
-        if flag:
-            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            try:
-                message = unpacker.decompress(message, self._message_bytes_max)
-            except zlib.error as error:
-                self._finish(grpc.StatusCode.INTERNAL, f"a message that cannot be unpacked: {error}")
-                return
-            if unpacker.unconsumed_tail:
-                self._finish(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max when it is unpacked"
-                )
-                return
-        messages.append(message)
+        if flag or self._packed:
+            self._packed.append((flag, message))
+        else:
+            messages.append(message)
+
+    def _unpack(self, message: bytes) -> bytes | None:
+        """A message by gzip or zlib (gRPC's deflate). None: it cannot be unpacked, and the call is over."""
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        try:
+            found = unpacker.decompress(message, self._message_bytes_max)
+        except zlib.error as error:
+            self._finish(grpc.StatusCode.INTERNAL, f"a message that cannot be unpacked: {error}")
+            return None
+        if unpacker.unconsumed_tail:
+            self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max when it is unpacked")
+            return None
+        if not unpacker.eof or unpacker.unused_data:
+            # The beginning of a message may be a message, too: its last rows would be missing.
+            self._finish(grpc.StatusCode.INTERNAL, "a compressed message that is not whole")
+            return None
+        return found
 
     # --- output --------------------------------------------------------------------------------------
 
@@ -378,6 +446,9 @@ class Call:
             self._put(Kind.DATA, 0, _STREAM, part)
 
     def _put(self, kind: Kind, flags: int, stream: int, payload: bytes) -> None:
+        if len(self.output) > OUTPUT_BYTES_MAX and kind in {Kind.PING, Kind.SETTINGS}:
+            self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read what it is answered")
+            return
         size = len(payload)
         self.output += _HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
 

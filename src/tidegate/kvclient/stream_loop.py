@@ -136,7 +136,14 @@ class StreamCall:
 
     def _resume(self) -> None:
         self._is_paused = False
-        self._machine.grant()
+        self._give()
+
+    def _give(self) -> None:
+        """Hand on what is compressed, then grant more, unless the receiver has enough."""
+        while not self._is_paused and (messages := self._machine.unpacked()):
+            self._is_paused = not self._receiver.received(messages)
+        if not self._is_paused:
+            self._machine.grant()
 
     def _read(self, buffer: memoryview) -> None:
         connection, machine = self._socket, self._machine
@@ -156,8 +163,7 @@ class StreamCall:
             messages = machine.receive(buffer[:size])
             if messages:
                 self._is_paused = not self._receiver.received(messages)
-            if not self._is_paused:
-                machine.grant()
+            self._give()
             if not (isinstance(connection, ssl.SSLSocket) and connection.pending()):
                 return
 
@@ -331,8 +337,11 @@ class StreamLoop:
                 return
             tasks, self._posted = self._posted, deque()
             self._woken.recv(READ_BYTES)
-        for task in tasks:
-            task()
+        while tasks:
+            try:
+                tasks.popleft()()
+            except Exception:  # out of memory, a defect: what was posted behind it must be done
+                LOG.exception("a task of the streams' loop failed")
 
 
 def _words(error: Exception) -> str:

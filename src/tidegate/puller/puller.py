@@ -34,7 +34,7 @@ import numpy.typing as npt
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import RAW_MODE, TABLE_MODE, TXN_MODE
 from tidegate.disk import DiskFull
-from tidegate.errors import Fatal, TidegateError
+from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.span import Span
@@ -299,7 +299,9 @@ class Puller:
             and not self._upkeep.backpressure.shedding
         ):
             if self._closing.wait(0.02):
-                return
+                # To go on without these rows would let a later mark rise above them, and the last manifest
+                # would say that they are stored. An error ends the stream, so nothing of it rises any more.
+                raise Retryable("the puller closes", why="rows of a stream still waited for room")
         for number, block in matched.blocks:
             watched = self._spans.numbered(number)
             if watched is not None:
