@@ -93,10 +93,10 @@ def wrap_worker(clock: Clock) -> None:
 
 def wrap_driver(clock: Clock) -> None:
     """What the driver does; it fetches in one thread, settles in two, renders in its own, writes by lanes."""
-    from tidegate.consumer import apply, job
+    from tidegate.consumer import apply, job, rounds
     from tidegate.consumer.mysql import literals, progress, target
 
-    clock.wrap(job.Consumer, "_fetch", "fetch")
+    clock.wrap(rounds.Rounds, "fetch", "fetch")
     clock.wrap(job.Consumer, "_arrived", "wait for rows")
     clock.wrap(apply, "staged_rows", "map")
     clock.wrap(apply, "staged_changes", "convert", len)

@@ -322,7 +322,7 @@ class Rig:
             "token": [1, 1],
             "instance": "rig",
             "incarnation": 1,
-            "numbers": SLOTS,
+            "slots": SLOTS,
             "capture": CAPTURE,
             "ranges": [["", ""]],
             "givers": {},
