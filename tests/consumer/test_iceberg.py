@@ -557,6 +557,12 @@ def test_a_catalog_that_has_tables_and_no_table_of_snapshots_is_refused(tmp_path
     assert "db.theirs" in refused.value.where
 
 
+def test_a_target_that_is_just_being_made_has_no_snapshot_yet(tmp_path: Path) -> None:
+    (tmp_path / of_catalog.FILE).touch()
+    with pytest.raises(InvalidInput, match="no such snapshot"):
+        open_snapshot(tmp_path)
+
+
 def test_what_tables_look_like_is_told_without_taking_the_target_over(tmp_path: Path) -> None:
     root = tmp_path / "target"
     address = address_of(f"iceberg://{root}", Upkeep(), DatabaseSettings())

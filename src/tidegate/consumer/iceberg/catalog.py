@@ -19,7 +19,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot, SnapshotLogEntry
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, event, inspect, text
+from sqlalchemy.exc import OperationalError
 
 from tidegate.errors import Fenced
 
@@ -56,9 +57,17 @@ def open_catalog(root: Path) -> SqlCatalog:
 
 
 def locations(catalog: SqlCatalog) -> dict[tuple[str, str], str]:
-    """By namespace and name, where each table's newest metadata is."""
+    """By namespace and name, where each table's newest metadata is.
+
+    The file of a new target is there before the catalog's own tables; a reader then finds nothing.
+    """
     with catalog.engine.connect() as connection:
-        found = connection.execute(text(_TABLES), {"n": NAME}).all()
+        try:
+            found = connection.execute(text(_TABLES), {"n": NAME}).all()
+        except OperationalError:
+            if inspect(connection).has_table("iceberg_tables"):
+                raise
+            return {}
     return {(namespace, name): location for namespace, name, location in found}
 
 
