@@ -95,7 +95,7 @@ def test_a_pause_does_not_save_the_pipeline_process_of_a_failed_run(
 ) -> None:
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")
     os.kill(pid, signal.SIGSTOP)
-    capture._loop.call_soon_threadsafe(reactor.feeds[ONE]._fail, Retryable("made to fail"))
+    capture._loop.call_soon_threadsafe(reactor.feeds[ONE]._replication._jobs.fail, Retryable("made to fail"))
     assert ask(capture, once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))) == [None]
     assert not exists(pid)
     assert capture.feed("one")["state"] == "stopped"
@@ -113,7 +113,7 @@ def test_a_feed_that_fails_at_every_look_lets_go_of_all_it_holds(
         failing.setattr(reactor.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
         wait_for(lambda: not capture.capture.spans.held, "its spans to be let go")
-    assert not reactor.feeds[ONE].left_behind
+    assert not reactor.feeds[ONE]._replication.left_behind
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
 

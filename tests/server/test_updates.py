@@ -310,7 +310,7 @@ def test_a_feed_stopped_as_it_reached_its_target_continues_to_a_later_one(
     last = capture.capture.pd.tso()
     wait_for(lambda: capture.feed("one")["checkpoint_ts"] >= last, "it delivers")
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
-    capture.capture.reactor.feeds[FeedId("default", "one")]._reached = True
+    capture.capture.reactor.feeds[FeedId("default", "one")]._replication._effects.is_target_reached = True
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     work(bank, 20)
     last = capture.capture.pd.tso()
