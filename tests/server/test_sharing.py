@@ -61,7 +61,7 @@ def start(upstream: EmbeddedUpstream, etcd: str, tmp_path: Path) -> Iterator[Sta
 
 def recorded(folder: Path) -> list[Path]:
     """The records of all captures."""
-    return [path for one in sorted((folder / "record").iterdir()) for path in segments(one)]
+    return [path for one in sorted((folder / "record").glob("*")) for path in segments(one)]
 
 
 def shares(running: Running) -> dict[str, int]:
