@@ -284,6 +284,7 @@ def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_loop, "GATHER_S", 0.5)
+    monkeypatch.setattr(stream_loop, "GATHERS", 0)  # however little comes
     loop, taker = StreamLoop(), Taker()
     call = loop.call(address, PATH, (), taker)
     call.send(b"first")
@@ -299,6 +300,11 @@ def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     loop.close()
     assert taker.end() == (Code.CANCELLED, "the client is closed")
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(("served", "pays"), [(0, False), (29, False), (30, True), (300, True)])
+def test_a_loop_gathers_only_where_much_comes(served: int, pays: bool) -> None:
+    assert stream_loop.gathering_pays(served, seconds=1.0) is pays
 
 
 def test_a_pool_ends_the_streams_of_an_address_and_at_its_end_all(address: str) -> None:

@@ -4,10 +4,13 @@ gRPC's library hands each message from thread to thread, which for the marks of 
 what a quiet capture does. Here one thread waits for all connections, reads, and gives the messages to the
 call's receiver at once.
 
-While no receiver is in a hurry (`StreamCall.hurry`), what has come waits `GATHER_S` for others, so that
-several calls are served by one wake-up. A receiver that has enough stops its peer by HTTP/2's window, at most
-`http2.WINDOW_BYTES` later. A peer that says nothing is pinged; one that does not answer, because its process
-is stopped or its cable cut, is given up at most `GIVE_UP_S` after its last word, rounded up to `LOOK_S`.
+While no receiver is in a hurry (`StreamCall.hurry`) and much comes, the thread sleeps `GATHER_S` before it
+looks again, so that one wake-up serves several calls. On a processor that was idle, the wake-up and the cold
+caches after it cost several times as much as the work.
+
+A receiver that has enough stops its peer by HTTP/2's window, at most `http2.WINDOW_BYTES` later. A peer that
+says nothing is pinged; one that does not answer, because its process is stopped or its cable cut, is given up
+at most `GIVE_UP_S` after its last word, rounded up to `LOOK_S`.
 
 Connecting, which may wait for names, peers and TLS, has a short-lived thread for each attempt.
 """
@@ -41,7 +44,10 @@ LOOK_S: Final = 1.0
 PING_S: Final = 10.0
 GIVE_UP_S: Final = 15.0
 """After so long without a word from the peer: it is pinged, it is given up."""
-GATHER_S: Final = 0.01
+GATHER_S: Final = 0.05
+"""Marks may be so late, and the first row after a rest: the following ones find the loop in a hurry."""
+GATHERS: Final = 1.5
+"""So many connections must be expected to be ready in `GATHER_S` (`gathering_pays`)."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -214,7 +220,9 @@ class StreamLoop:
         for end in (self._waker, self._woken):
             end.setblocking(False)
         self.selector.register(self._woken, selectors.EVENT_READ)
-        self._look_at = 0.0
+        self._look_at = self._looked_at = 0.0
+        self._served = 0
+        self._gathers = False
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._posts = select.poll()
         self._posts.register(self._woken, select.POLLIN)
@@ -303,17 +311,18 @@ class StreamLoop:
                     call.failed(why)
 
     def _turn(self) -> None:
+        if self._gathers and time.monotonic() >= self._hurry_until:
+            self._posts.poll(GATHER_S * 1000)  # what is posted ends it: a request does not wait
         found = self.selector.select(LOOK_S if self.calls else None)
         now = time.monotonic()
-        if now >= self._hurry_until and found and all(key.data is not None for key, _ in found):
-            self._posts.poll(GATHER_S * 1000)  # what is posted ends it: a request does not wait
-            found = self.selector.select(0)
         self._do_posted()
         for key, mask in found:
             if key.data is not None:
                 key.data.ready(mask, self._buffer)
+        self._served += len(found)
         if now >= self._look_at:
-            self._look_at = now + LOOK_S
+            self._gathers = gathering_pays(self._served, now - self._looked_at)
+            self._served, self._looked_at, self._look_at = 0, now, now + LOOK_S
             for call in list(self.calls):
                 call.look(now)
 
@@ -332,9 +341,9 @@ class StreamLoop:
         self._woken.close()
 
     def _do_posted(self) -> None:
+        if not self._posted:
+            return  # what is posted from now on wakes the thread up
         with self._lock:
-            if not self._posted:
-                return
             tasks, self._posted = self._posted, deque()
             self._woken.recv(READ_BYTES)
         while tasks:
@@ -342,6 +351,14 @@ class StreamLoop:
                 tasks.popleft()()
             except Exception:  # out of memory, a defect: what was posted behind it must be done
                 LOG.exception("a task of the streams' loop failed")
+
+
+def gathering_pays(served: int, seconds: float) -> bool:
+    """Whether to sleep before looking, where `served` connections were ready in the last `seconds`.
+
+    Each sleep costs a wake-up of its own. It must spare at least half a wake-up of others.
+    """
+    return served * GATHER_S >= GATHERS * seconds
 
 
 def _words(error: Exception) -> str:
