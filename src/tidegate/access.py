@@ -1,8 +1,8 @@
-"""The token that the HTTP API asks for where it is reachable from other machines.
+"""The token that protects the HTTP API if other machines can reach it.
 
-`tidegate --token-file FILE ...` puts the file's path into the environment: the server then answers only to
-those who send the token, and the commands that talk to a server send it. The file is the secret; it is read
-once, at a start.
+`tidegate --token-file FILE ...` puts the file's path into the environment. The server then answers only
+requests with the token, and commands send it to the server. The file is the secret; it is read once, at a
+start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.errors import InvalidInput
 
 TOKEN_FILE: Final = "TIDEGATE_TOKEN_FILE"
 CHARACTERS: Final = range(16, 1025)
-"""How long a token may be."""
+"""The allowed lengths of a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Token:
 
     @classmethod
     def from_environment(cls) -> Token | None:
-        """As TIDEGATE_TOKEN_FILE says; None without it. Raises InvalidInput for a file that will not do."""
+        """The token that TIDEGATE_TOKEN_FILE names; None without it. Raises InvalidInput for a bad file."""
         name = os.environ.get(TOKEN_FILE)
         return cls.from_file(Path(name)) if name else None
 
@@ -56,7 +56,7 @@ class Token:
 
     @property
     def header(self) -> dict[str, str]:
-        """What a client sends."""
+        """The header that a client sends."""
         return {"Authorization": f"Bearer {self.secret}"}
 
     def opens(self, authorization: str) -> bool:

@@ -1,12 +1,13 @@
-"""The storage of claim-check: where messages lie that do not fit into Kafka. Pipelines write, consumers read.
+"""The storage of claim-check, for messages that do not fit into Kafka. Pipelines write, consumers read.
 
-A directory (`file:///DIR`, or a path that every worker has) or a bucket (`s3://BUCKET/PREFIX?region=..`,
-`gs://`, whatever pyarrow's file systems read). A message is one object with a name of its own, a UUID. It is
-whole or not there: in a directory it is written aside, made durable and then renamed; a bucket shows an
-object only when all of it has come. It is durable before the message that names it is handed to Kafka.
+It is a directory (`file:///DIR`, or a path that every worker has) or a bucket
+(`s3://BUCKET/PREFIX?region=..`, `gs://`, or another of pyarrow's file systems). A message is one object with
+a unique name, a UUID. An object is complete or does not exist: in a directory it is written to a temporary
+file, made durable and then renamed; a bucket shows an object only when it has been received completely. The
+object is durable before the message that names it is given to Kafka.
 
-Nothing is ever deleted here: only whoever runs the storage knows when every reader has passed, and a rule
-for the age of objects does it. A transaction that is written again leaves the objects of its first attempt.
+Tidegate never deletes objects, because it cannot know when every reader has read them. The operator deletes
+them, with a rule for their age. If a transaction is written again, the objects of its first attempt remain.
 Credentials in the URI are in no message, no error and no log line.
 """
 
@@ -27,7 +28,7 @@ from tidegate.errors import InvalidInput, Retryable
 
 SUFFIX: Final = ".json"
 MAX_OBJECT: Final = 1 << 30
-"""Bytes of an object that is read: more than any row of TiDB becomes, with its text in Base64."""
+"""The largest object that is read: more bytes than any row of TiDB has, even with its text in Base64."""
 URI_FORM: Final = "write file:///DIRECTORY or s3://BUCKET/PREFIX"
 
 
@@ -35,12 +36,12 @@ class ClaimStorage:
     """One storage. Picklable by its URI; not thread-safe."""
 
     def __init__(self, uri: str) -> None:
-        """Reaches nothing yet. Raises InvalidInput, which does not quote it, for what is no such URI."""
+        """Makes no connection yet. Raises InvalidInput for an invalid URI, without quoting it."""
         self._uri = Secret(revealed(uri))
         parts = claim_uri(revealed(uri))
         self._is_local = parts.scheme in ("", "file")
         self.prefix = f"{parts.scheme or 'file'}://{_host(parts)}{parts.path}".rstrip("/")
-        """How messages name it: the URI without credentials and options."""
+        """The storage's name in messages: the URI without credentials and options."""
         self._root = unquote(parts.path) if self._is_local else f"{_host(parts)}{unquote(parts.path)}"
         self._root = self._root.rstrip("/")
         self._files: Any = None
@@ -52,11 +53,11 @@ class ClaimStorage:
         return ClaimStorage, (self._uri,)
 
     def location(self) -> str:
-        """A new place, as messages name it; nothing is there yet."""
+        """A new location, as messages name it; there is no object yet."""
         return f"{self.prefix}/{uuid.uuid4()}{SUFFIX}"
 
     def store(self, location: str, content: bytes) -> None:
-        """Put a message there, durable on return; Retryable while the storage fails."""
+        """Store a message, durable on return. Raises Retryable while the storage fails."""
         name = location.rpartition("/")[2]
         try:
             if self._is_local:
@@ -73,9 +74,9 @@ class ClaimStorage:
             ) from None
 
     def read(self, location: str) -> bytes:
-        """The message that a location names; only its last part counts, as in TiCDC's consumers.
+        """The message at a location. Only the location's last part counts, as in TiCDC's consumers.
 
-        Raises Retryable when it is not there, or cannot be read: it may come back.
+        Raises Retryable if it does not exist or cannot be read, because it may come back.
         """
         name = location.rpartition("/")[2]
         if not name or name in (".", ".."):
@@ -112,7 +113,7 @@ def _host(parts: SplitResult) -> str:
 
 
 def _files(uri: str) -> Any:
-    """The file system of a URI, with TiCDC's names of S3's options."""
+    """The file system of a URI; options of S3 have TiCDC's names."""
     parts = claim_uri(uri)
     if parts.scheme in ("", "file"):
         return fs.LocalFileSystem()
@@ -130,7 +131,7 @@ def _files(uri: str) -> Any:
             )
         return fs.FileSystem.from_uri(uri.replace("gcs://", "gs://", 1))[0]
     except (ValueError, OSError, NotImplementedError, pa.ArrowException):
-        # Its words may quote the URI, which has credentials.
+        # The original text may quote the URI, which contains credentials.
         raise InvalidInput(
             f"The storage of claim-check cannot be used: '{parts.scheme}' with these options.",
             where="claim-check-storage-uri",
@@ -139,7 +140,7 @@ def _files(uri: str) -> Any:
 
 
 def _write_aside(directory: Path, name: str, content: bytes) -> None:
-    """Written, durable, then renamed; the directory is made if need be."""
+    """Write a temporary file, make it durable, then rename it; the directory is created if needed."""
     directory.mkdir(parents=True, exist_ok=True)
     aside = directory / f".{name}.tmp"
     try:
@@ -159,5 +160,5 @@ def _write_aside(directory: Path, name: str, content: bytes) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """An error's words; of an OSError of ours only what the system says, which holds no path."""
+    """An error's text; for an OSError of the system only its description, which contains no path."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)[:300]

@@ -1,4 +1,4 @@
-"""The only place that asks the time."""
+"""The clock: the only place that reads the time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Time as the edges hand it to pure code."""
+    """Time as the edges pass it to pure code."""
 
     def now_ms(self) -> int:
         """Wall clock in milliseconds since 1970 (UTC); may jump either way."""

@@ -1,6 +1,6 @@
-"""Files that are written safely: what a full disk raises, a ballast, durable names, a lock.
+"""Writes files safely: errors of a full disk, reserved space (ballast), durable names, a lock.
 
-Full means ENOSPC, EDQUOT or EFBIG (RLIMIT_FSIZE): none of them is lasting, none damages what is there.
+Full means ENOSPC, EDQUOT or EFBIG (RLIMIT_FSIZE). These errors pass, and existing files stay intact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BALLAST: Final = "ballast"
 BALLAST_SHARE: Final = 0.01
 BALLAST_MIN: Final = 1 << 20
 BALLAST_MAX: Final = 64 << 20
-"""Of a disk so much is kept for small files, within these bounds."""
+"""The share of a disk that is reserved for small files, and its limits in bytes."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -31,9 +31,9 @@ class DiskFull(Retryable):
 
 @contextmanager
 def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
-    """Around the writing of a new file at `path`. Raises DiskFull, and OSError for anything else.
+    """A context around the writing of a new file at `path`. Raises DiskFull, and OSError for other failures.
 
-    `keep`: the file was there before, and stays.
+    `keep`: the file existed before, so that a failure does not remove it.
     """
     try:
         yield
@@ -62,7 +62,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes | memoryview], mode: i
             file.flush()
             os.fsync(file.fileno())
     partial.replace(path)
-    # Its name, too: after a loss of power a plan of an initial load, for one, must still be there.
+    # Sync the name as well: a plan of an initial load, for example, must survive a loss of power.
     sync_folder(path.parent)
 
 
@@ -76,9 +76,9 @@ def sync_folder(path: Path) -> None:
 
 
 def lock_file(path: Path, mode: int = 0o644) -> int:
-    """Open a file, made if needed, and lock it; the lock ends when the descriptor is closed.
+    """Open a file, created if needed, and lock it. The lock ends when the descriptor is closed.
 
-    Raises BlockingIOError when another process has the lock, and OSError when it cannot be opened or locked.
+    Raises BlockingIOError if another process has the lock, and OSError if it cannot be opened or locked.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
@@ -90,37 +90,37 @@ def lock_file(path: Path, mode: int = 0o644) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """What may still be written on the disk of a folder."""
+    """The number of bytes that may still be written on a folder's disk."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def disk_bytes(folder: Path) -> int:
-    """The size of the disk of a folder."""
+    """The size in bytes of a folder's disk."""
     found = os.statvfs(folder)
     return found.f_blocks * found.f_frsize
 
 
 class Ballast:
-    """A file that takes room while there is some, and is given up for small files when there is none.
+    """A file that reserves disk space; it is removed when a small file finds the disk full.
 
-    Thread-safe. `keep` is called every now and then: it notices that the disk is full, and when it no longer
-    is, it takes the room again.
+    Thread-safe. `keep` is called from time to time. It notices that the disk is full, and reserves the space
+    again when it is not full any more.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """None: there is no ballast, and nothing is ever said."""
+        """`folder` None: there is no ballast, and a full disk is not noticed."""
         self._folder = folder
         self._size = 0
         if folder is not None:
             self._size = min(max(BALLAST_MIN, round(disk_bytes(folder) * BALLAST_SHARE)), BALLAST_MAX)
         self._lock = threading.Lock()
         self.trouble = ""
-        """What is full, in words that stay the same as long as it is; empty when there is room."""
+        """Which disk is full, in words that do not change while it is; empty if there is space."""
         self.full_since_ms = 0
 
     def keep(self, now_ms: int) -> str:
-        """Take the room unless it is taken; `trouble`."""
+        """Reserve the space if it is not; returns `trouble`."""
         if self._folder is None:
             return ""
         with self._lock:
@@ -136,7 +136,7 @@ class Ballast:
             return self.trouble
 
     def small(self, write: Callable[[], T]) -> T:
-        """Write a small file, if need be in the place of the ballast. Raises DiskFull; may call it twice."""
+        """Write a small file, if necessary after removing the ballast. Raises DiskFull; may call it twice."""
         try:
             return write()
         except DiskFull:

@@ -1,7 +1,7 @@
-"""The one tree of exceptions, by what the caller should do about it.
+"""The one tree of exceptions, by what the caller should do about them.
 
-Every message says what happened, where, why, and what to do. Text given to these classes must never
-hold a secret: pass URIs through `tidegate.log.redact` or `shown` first.
+Every message says what happened, where, why, and what to do. Text for these classes must never contain a
+secret: pass URIs through `tidegate.log.redact` or `shown` first.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Final
 
 PART_MAX = 2_000
-"""Whoever sends a value of megabytes does not get it back, nor into the log."""
+"""The length at which a text is cut, so that a value of megabytes is neither sent back nor logged."""
 _QUERY = re.compile("[?#]")
 
 
 def cut(text: str) -> str:
-    """At most PART_MAX characters of a text, and how many there were."""
-    text = str(text)  # one that hides itself stays hidden
+    """At most PART_MAX characters of a text, with its full length if it was cut."""
+    text = str(text)  # a Secret stays hidden
     return text if len(text) <= PART_MAX else f"{text[:PART_MAX]}... ({len(text):,} characters)"
 
 
@@ -37,7 +37,7 @@ class TidegateError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The message as a person reads it, one line per part, each cut to PART_MAX characters."""
+        """The message for a person, one line for each part, each cut to PART_MAX characters."""
         parts = [cut(self.what)]
         parts += [f"  where: {cut(self.where)}"] if self.where else []
         parts += [f"  why:   {cut(self.why)}"] if self.why else []
@@ -68,12 +68,12 @@ class Fatal(TidegateError):
 
 
 def shown(address: str) -> str:
-    """What a person may see of an address: without user, password and query. A path stays as it is."""
+    """The part of an address that may be shown: without user, password and query. A path stays as it is."""
     scheme, found, rest = address.partition("://")
     if not found:
         return address
     place = _QUERY.split(rest, maxsplit=1)
-    if "@" in "".join(place[1:]):  # a password that is not encoded may hold these signs
+    if "@" in "".join(place[1:]):  # a password that is not encoded may contain `?` or `#`
         return f"{scheme}://..."
     return f"{scheme}://{place[0].rpartition('@')[2]}"
 

@@ -1,9 +1,9 @@
 """The sockets between the processes of one capture: length-prefixed JSON over a Unix socket.
 
 Frame: u32 BE length, then that many bytes of JSON, a typed message. A frame over 16 MiB is refused. The
-control process listens; pullers and the application connect and introduce themselves (`model.reports`).
-The control process uses asyncio on the same frames; this file holds the frame and the blocking ends. The
-application talks to its workers in the same way (`pipeline.work`).
+control process listens; pullers and the application connect and introduce themselves (`model.reports`). The
+control process uses asyncio for these frames; this file has the frame and the blocking side. The application
+uses the same frames with its workers (`pipeline.work`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def frame(report: Report) -> bytes:
 
 
 def framed(message: Mapping[str, Any]) -> bytes:
-    """A message, as its conversation has it in JSON, as bytes on the socket."""
+    """A message in JSON, as bytes on the socket."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
         raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME}")
@@ -41,7 +41,7 @@ def framed(message: Mapping[str, Any]) -> bytes:
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The object in a frame; ValueError when it is none."""
+    """The JSON object in a frame. Raises ValueError if it is none."""
     try:
         message = json.loads(body)
     except RecursionError as error:
@@ -59,18 +59,18 @@ class FramedSocket:
         self._lock = threading.Lock()
 
     def send(self, frame: bytes) -> None:
-        """Send one message; raises OSError when the other end is gone."""
+        """Send one frame; raises OSError if the other end is gone."""
         with self._lock:
             self._socket.sendall(frame)
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Send a message as its conversation has it in JSON; raises as `send`, and ValueError: too long."""
+        """Send a message in JSON; raises as `send`, and ValueError if it is too long."""
         self.send(framed(message))
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, or None when the other end has closed the socket, or is gone. Blocks.
+        """The next message, or None if the other end has closed the socket or is gone. Blocks.
 
-        Raises ValueError for what is no message: the connection is of no use any more.
+        Raises ValueError for invalid bytes; the connection cannot be used after that.
         """
         header = self._exactly(HEADER.size)
         if header is None:
@@ -82,14 +82,14 @@ class FramedSocket:
         return None if body is None else parsed(body)
 
     def waits(self, timeout_s: float) -> bool:
-        """Whether something can be received within so many seconds: a message, or the connection's end."""
+        """Whether a message, or the connection's end, can be received within this many seconds."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
     @property
     def ended(self) -> bool:
-        """Whether the other end is gone, and nothing is left to be received."""
+        """Whether the other end is gone and nothing more can be received."""
         try:
             return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
         except BlockingIOError:
@@ -136,16 +136,16 @@ class ControlClient:
         self.send(hello)
 
     def send(self, report: Report) -> None:
-        """Send one message; raises Retryable when the control process is gone."""
+        """Send one message; raises Retryable if the control process is gone."""
         try:
             self._line.send(frame(report))
         except OSError as error:
             raise Retryable("The control process is gone.", why=str(error)) from error
 
     def receive(self, kinds: Sequence[type[Kind]]) -> Kind | None:
-        """The next message, one of `kinds`, or None when the control process has closed the socket. Blocks.
+        """The next message, one of `kinds`, or None if the control process has closed the socket. Blocks.
 
-        Raises Retryable for what is no message: the connection is of no use any more.
+        Raises Retryable for an invalid message; the connection cannot be used after that.
         """
         try:
             message = self._line.receive()
@@ -160,7 +160,7 @@ class ControlClient:
 
 @contextmanager
 def socket_name(path: Path) -> Iterator[str]:
-    """A name of a socket's path that is short enough for the kernel, which takes 107 bytes."""
+    """A short name for a socket's path, because the kernel accepts at most 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -28,7 +28,7 @@ exec "{java}" "$@"
 
 
 def java_version(home: Path) -> int:
-    """Major version of the runtime under `home`, 0 when there is none that answers."""
+    """The major version of the runtime under `home`; 0 if none answers."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), "-version"], capture_output=True, text=True, timeout=30, check=True

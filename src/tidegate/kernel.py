@@ -1,12 +1,12 @@
-"""Compiled kernels: the one typed decorator, and raw-memory intrinsics they share.
+"""Compiled kernels: the one typed decorator, and the raw-memory intrinsics that kernels share.
 
-Kernels work on addresses (int64) of buffers instead of array indexing: loads and stores are unaligned,
+Kernels work on addresses (int64) of buffers instead of array indexes. Loads and stores are unaligned,
 little-endian, and unchecked, so a kernel must prove its bounds before it touches memory. Buffers that
-kernels write are allocated with `PAD` spare bytes, so that a 32-byte copy may overrun harmlessly.
-`TIDEGATE_KERNELS=python` is not offered: each kernel has a plain twin elsewhere that is the oracle.
+kernels write have `PAD` spare bytes at the end, so that a 32-byte copy may safely overrun. There is no switch
+to run kernels as plain Python: each kernel has a plain twin elsewhere that defines the correct result.
 
-Measured reasons for the shape (numba 0.68): `@inline` helpers with forceinline compile in a tenth of the
-time of `inline='always'` and run twice as fast; plain `@njit` helpers are three times slower.
+Measured reasons for this form (numba 0.68): `@inline` helpers with forceinline compile in a tenth of the time
+of `inline='always'` and run twice as fast; plain `@njit` helpers are three times slower.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _int64: Any = np.int64
 
 PAD: Final = 64
 COMPLETE: Final = "complete"
-"""In the folder of compiled kernels, once there are all."""
+"""The file in the folder of compiled kernels that exists once all are compiled."""
 
 
 def _kernel_sources() -> list[Path]:
-    """The files that hold kernels or helpers of kernels: named `*kernels.py`, or in a folder `kernels`."""
+    """The files with kernels or helpers of kernels: named `*kernels.py`, or in a folder `kernels`."""
     package = Path(__file__).parent
     return sorted([*package.rglob("*kernels.py"), *package.rglob("kernels/*.py")])
 
 
 def _cache_folder() -> Path:
-    """Where compiled kernels are kept: one folder for each state of the kernels' source.
+    """The folder of compiled kernels: one for each state of the kernels' source.
 
-    numba notices a change only in the file of the kernel itself, not in a helper it inlines from another
-    file: without this an edited helper would silently not run. Beside the source, or in the user's cache
-    where that cannot be written.
+    numba notices a change only in the file of the kernel itself, not in a helper that it inlines from another
+    file. Without a folder for each state, an edited helper would not be compiled in, without any sign of it.
+    The folder is next to the source, or in the user's cache if that is not writable.
     """
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
@@ -66,7 +66,7 @@ numba.config.CACHE_DIR = str(_cache_folder())
 
 
 def _state() -> str:
-    """What numba's cache depends on besides the text of the sources: with another one it compiles again."""
+    """Everything but the text of the sources that numba's cache depends on; a change compiles again."""
     sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in _kernel_sources()]
     return f"{sys.version} {llvm.get_host_cpu_name()} {sources}"
 
@@ -93,7 +93,7 @@ def address(array: npt.NDArray[Any] | pa.Buffer | None) -> int:
     if isinstance(array, pa.Buffer):
         return int(array.address)
     try:
-        # A fifth of the time of `array.ctypes`, which small batches feel: they ask for dozens.
+        # Takes a fifth of the time of `array.ctypes`; small batches ask for dozens of addresses.
         return int(pa.py_buffer(array).address)
     except ValueError:  # it is not contiguous
         return int(array.ctypes.data)
@@ -185,7 +185,7 @@ def _prefetch(typingctx: Any, addr: Any) -> Any:
 
 
 prefetch = cast("Callable[[int], None]", intrinsic(_prefetch))
-"""Ask for the cache line at an address, which may be any."""
+"""Ask the processor to load the cache line at an address; the address need not be valid."""
 
 
 @inline
@@ -202,7 +202,7 @@ def copy_bytes(target: int, source: int, length: int) -> None:
 
 @inline
 def copy_exact(target: int, source: int, length: int) -> None:
-    """Copy `length` bytes by wide words that may overlap each other; touches nothing beyond them."""
+    """Copy `length` bytes in wide words, the last of which may overlap; touches nothing beyond them."""
     if length >= 32:
         i = 0
         while i + 32 <= length:
@@ -248,7 +248,7 @@ def compare_bytes(left: int, left_length: int, right: int, right_length: int) ->
 
 @inline
 def same_bytes(left: int, right: int, length: int) -> bool:
-    """Whether `length` bytes are the same; words that may overlap, nothing beyond them is read."""
+    """Whether `length` bytes are the same, by words that may overlap; reads nothing beyond them."""
     if length >= 8:
         i = 0
         while i + 8 < length:
@@ -264,7 +264,7 @@ def same_bytes(left: int, right: int, length: int) -> bool:
 
 @inline
 def load_bounds(offsets: int, index: int) -> tuple[int, int]:
-    """Where value `index` of an Arrow array begins and ends, by its int32 offsets; both int64."""
+    """The begin and end of value `index` of an Arrow array, from its int32 offsets; both int64."""
     return _int64(load_i32(offsets + 4 * index)), _int64(load_i32(offsets + 4 * index + 4))
 
 
@@ -275,7 +275,7 @@ def load_be64(addr: int) -> int:
 
 
 def warm() -> None:
-    """Import every module that holds kernels and compile what is not yet cached (`make setup`)."""
+    """Import every module with kernels, and compile kernels that are not cached yet (`make setup`)."""
     from importlib import import_module
 
     folder = Path(numba.config.CACHE_DIR)
@@ -290,8 +290,8 @@ def warm() -> None:
 def load_compiled() -> None:
     """Load the compiled kernels of all imported modules, so that processes forked from this one have them.
 
-    It takes half a second, which otherwise each process spends on its first block. Does nothing unless `warm`
-    has compiled all of them: to compile those that nobody uses would take a minute.
+    It takes half a second, which otherwise each process would spend on its first block. It does nothing
+    unless `warm` has compiled all kernels, because compiling unused kernels here would take a minute.
     """
     try:
         is_complete = (Path(numba.config.CACHE_DIR) / COMPLETE).read_text() == _state()

@@ -55,7 +55,7 @@ UNDERSCORE: Final = ord("_")
 OPEN_BRACE: Final = ord("{")
 CLOSE_BRACE: Final = ord("}")
 DEL: Final = 127
-"""The one control character above the printable ones."""
+"""The only control character above the printable ones."""
 NOT_ASCII: Final = 0x80
 """Bytes from here on belong to characters of several bytes."""
 

@@ -10,8 +10,8 @@ such records, and a section of docs/internals/layouts.md.
     JOB = Layout("job", "J_", "What a kernel works on.", rows=signed("rows"), data=pointer("where they are"))
     J_ROWS, J_DATA = JOB.offsets()                    # bytes, for load_i64(job + J_ROWS)
 
-Kernels cannot read attributes of a layout, because numba knows no such class; it compiles module constants
-into the code instead, which costs nothing. A test proves that each constant's name is its field's.
+Kernels cannot read attributes of a layout, because numba does not know the class. numba compiles module
+constants into the code instead, which costs nothing. A test proves that each constant has its field's name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def half(about: str, unit: str = "") -> Field:
 
 
 def pointer(about: str, unit: str = "") -> Field:
-    """A word that holds an address; 0 stands for none where the field allows it."""
+    """A word that has an address; 0 means none if the field allows it."""
     return Field("address", about, unit)
 
 
@@ -66,7 +66,7 @@ class Layout:
     """A record of fixed size, little-endian, its fields one after the other in the order given."""
 
     def __init__(self, name: str, prefix: str, about: str, /, **fields: Field) -> None:
-        """`prefix`: what precedes a field's name in its constant. A field named `from_` is `FROM` there."""
+        """`prefix`: stands before a field's name in its constant. A field named `from_` is `FROM` there."""
         self.name, self.prefix, self.about = name, prefix, about
         self.fields: Final = {field.rstrip("_"): kind for field, kind in fields.items()}
         sizes = [_SIZES[field.type] for field in self.fields.values()]

@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, however that ends."""
+"""Child processes that end with their parent, in whatever way the parent ends."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LAUNCHER: Final = (
 def bound(command: Sequence[str | Path], number: signal.Signals) -> list[str]:
     """A command that runs `command` in its own process, which gets the signal `number` when this one ends.
 
-    It asks for the signal from a fresh interpreter (15 ms). A function that Popen calls between fork and exec
-    (preexec_fn) is no way: the whole process is forked for it, threads and locks, and gRPC's handlers of a
-    fork abort one child of fifty when other threads are within gRPC.
+    A fresh interpreter (15 ms) asks for the signal. A function that Popen calls between fork and exec
+    (preexec_fn) is not usable: it would fork the whole process with its threads and locks, and gRPC's fork
+    handlers abort one child in fifty if other threads are inside gRPC.
     """
     return [
         sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(number)), *map(str, command)
@@ -32,12 +32,12 @@ def bound(command: Sequence[str | Path], number: signal.Signals) -> list[str]:
 
 
 def bind_forks(number: signal.Signals) -> None:
-    """Have each process that this one forks from now on get the signal `number` when this one ends."""
+    """From now on, let each process forked from this one get the signal `number` when this one ends."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def in_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(number))
-        if os.getppid() != parent:  # it had ended before
+        if os.getppid() != parent:  # the parent had ended before prctl
             os._exit(1)
 
     os.register_at_fork(after_in_child=in_child)

@@ -31,8 +31,8 @@ _PLAIN_END: Final = re.compile(r"[&\r\n]|$")
 def redact(text: str) -> str:
     """The text with private keys, user info of URIs, and values of secret options hidden.
 
-    A value in quotes ends with its quote, also in JSON within JSON; any other with `&` or the line: too much
-    is hidden rather than too little. Takes time linear in the text.
+    A value in quotes ends with its quote, also in JSON within JSON. Any other value ends with `&` or the
+    line, which may hide too much, but never too little. Takes time linear in the text.
     """
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text)
     text = _AUTHORITY.sub(_without_user, text)
@@ -47,13 +47,13 @@ def redact(text: str) -> str:
 
 
 def _without_user(authority: re.Match[str]) -> str:
-    """What stands behind `://` without all up to the last `@`: a password may hold any sign."""
+    """The text after `://` without everything up to the last `@`, as a password may contain any character."""
     _, at, rest = authority[1].rpartition("@")
     return f"://{HIDDEN}@{rest}" if at else authority[0]
 
 
 def _end_of_value(text: str, at: int, quote: str | None) -> int:
-    """Where a secret that begins at `at` ends; `quote`: the one it begins with, backslashes included."""
+    """The end of a secret that begins at `at`; `quote`: its opening quote, with backslashes before it."""
     if quote is not None:
         close = text.find(quote, at)
         while close >= 0 and len(quote) - 1 != _backslashes(text, close + len(quote) - 1):
@@ -64,7 +64,7 @@ def _end_of_value(text: str, at: int, quote: str | None) -> int:
 
 
 def _backslashes(text: str, at: int) -> int:
-    """How many stand before a place."""
+    """The number of backslashes before a place."""
     before = text[max(0, at - 64) : at]
     return len(before) - len(before.rstrip("\\"))
 
@@ -115,12 +115,12 @@ class _Human(logging.Formatter):
 
 
 def redact_json(body: dict[str, Any]) -> str:
-    """One JSON line; what JSON does not know is written as text."""
+    """One JSON line; values that JSON does not know are written as text."""
     return json.dumps(_as_printed(body), default=lambda value: redact(str(value)), ensure_ascii=False)
 
 
 def _as_printed(value: Any) -> Any:
-    """The same with each text as it prints itself: JSON would take what a `Secret` hides."""
+    """The same value with each text as it prints itself; JSON would write the content of a `Secret`."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, dict):

@@ -79,7 +79,7 @@ ddl_events: Final = Counter("tidegate_owner_ddl_events", "DDL events delivered",
 
 
 def forget_feed(namespace: str, changefeed: str) -> None:
-    """Remove what an owner reports about a changefeed, once it is not the owner any more."""
+    """Remove the gauges of a changefeed when this capture does not own it any more."""
     for gauge in (checkpoint_ts, checkpoint_lag_s, resolved_ts, status):
         with suppress(KeyError):
             gauge.remove(namespace, changefeed)

@@ -1,9 +1,9 @@
-"""A schema registry with Confluent's REST API, as pipelines and consumers reach it over HTTP.
+"""A schema registry with Confluent's REST API; pipelines and consumers reach it over HTTP.
 
-Calls block. One call tries `ATTEMPTS` times within a few seconds while the registry does not answer or says
-that it is ill (5xx, 408, 429), then raises Retryable, which names the registry: whoever calls begins again
-later and has lost nothing. What it refuses (other 4xx) is InvalidInput at once. Credentials stand in the URL
-before the host; no error and no log line holds them. The picture of the requests: docs/formats/avro.md.
+Calls block. If the registry does not answer, or answers 5xx, 408 or 429, a call makes `ATTEMPTS` attempts
+within a few seconds. Then it raises Retryable, which names the registry; the caller begins again later and
+has lost nothing. Other 4xx answers raise InvalidInput at once. Credentials are in the URL before the host; no
+error and no log line contains them. The requests: docs/formats/avro.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTEMPTS: Final = 5
 PAUSES_S: Final = (0.1, 0.3, 0.8, 1.8)
 TIMEOUT_S: Final = 10.0
 MAX_ANSWER: Final = 16 << 20
-"""Bytes of an answer: a schema of 4096 columns with all that TiCDC says of them has about one million."""
+"""The largest answer in bytes. A schema of 4096 columns with TiCDC's attributes has about one million."""
 ILL: Final = frozenset({408, 429})
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _HEADERS: Final = {
@@ -35,9 +35,7 @@ class ConfluentRegistry:
     """One registry. Picklable by its URL; not thread-safe."""
 
     def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
-        """`url` with its credentials, if there are any. Raises InvalidInput as
-        `check_registry_url`.
-        """
+        """`url` contains the credentials, if there are any. Raises InvalidInput as `check_registry_url`."""
         check_registry_url(url)
         parts, self._url, self._sleep = urlsplit(url), url, sleep
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -56,7 +54,7 @@ class ConfluentRegistry:
         return ConfluentRegistry, (self._url,)
 
     def register(self, subject: str, schema: str) -> int:
-        """The id of a schema under a subject; a schema that is there already keeps its id."""
+        """Register a schema under a subject; returns its id. A schema that exists already keeps its id."""
         found = self._call("POST", f"/subjects/{quote(subject, safe='')}/versions", {"schema": schema})
         assert found is not None
         number = found.get("id")
@@ -65,7 +63,7 @@ class ConfluentRegistry:
         return number
 
     def look_up(self, number: int) -> str | None:
-        """The schema of an id; None when the registry has no such id."""
+        """The schema of an id; None if the registry has no such id."""
         found = self._call("GET", f"/schemas/ids/{number}", missing_is_none=True)
         if found is None:
             return None
@@ -75,7 +73,7 @@ class ConfluentRegistry:
         return schema
 
     def check(self) -> None:
-        """Raises Retryable unless it answers, InvalidInput when it wants other credentials."""
+        """Raises Retryable unless it answers, InvalidInput if it requires other credentials."""
         self._call("GET", "/subjects", any_json=True)
 
     def _call(
@@ -114,7 +112,7 @@ class ConfluentRegistry:
         )
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
-        """Status and JSON of one answer; None for what is no JSON."""
+        """The status and JSON of one answer; None if its body is not JSON."""
         if self._client is None:
             self._client = httpx.Client(auth=self._auth, headers=_HEADERS, timeout=TIMEOUT_S)
         with self._client.stream(method, self.where + path, json=body) as answer:
@@ -156,7 +154,7 @@ class ConfluentRegistry:
 
 
 def _said(found: Any) -> str:
-    """What the registry says of its refusal."""
+    """The registry's reason for its refusal."""
     if isinstance(found, dict) and isinstance(found.get("message"), str):
         return f": {found['message'][:500]}"
     return ""

@@ -1,9 +1,9 @@
-"""TLS to PD, TiKV and captures, both sides proving who they are: the three PEM files of every tool of TiDB.
+"""TLS to PD, TiKV and captures with certificates on both sides: the three PEM files of every TiDB tool.
 
-`tidegate --ca CA --cert CERT --key KEY ...` puts their paths into the environment, where the processes that
-a command starts (the puller, Spark's Python workers) find them too; on a Spark cluster the executors need
-the files at the same paths and the variables by `spark.executorEnv`. The files are read anew for each
-channel, so that a renewed certificate is used by the next connection.
+`tidegate --ca CA --cert CERT --key KEY ...` puts their paths into the environment, where the processes that a
+command starts (the puller, Spark's Python workers) find them too. On a Spark cluster the executors need the
+files at the same paths, and the variables from `spark.executorEnv`. The files are read again for each
+channel, so that the next connection uses a renewed certificate.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KEY: Final = "TIDEGATE_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Where the certificates are. `cert` and `key` may be missing where the other side does not ask for them.
+    """The paths of the certificates. `cert` and `key` may be missing if the other side requires none.
 
-    Raises InvalidInput when only one of both is given.
+    Raises InvalidInput if only one of both is given.
     """
 
     ca: Path
@@ -42,7 +42,7 @@ class Tls:
 
     @classmethod
     def from_environment(cls) -> Tls | None:
-        """As the variables say; None without TIDEGATE_CA. Raises InvalidInput."""
+        """The paths in the environment's variables; None without TIDEGATE_CA. Raises InvalidInput."""
         ca, cert, key = (os.environ.get(name) for name in (CA, CERT, KEY))
         if not ca:
             if cert or key:
@@ -57,19 +57,19 @@ class Tls:
                 environment[name] = str(path.absolute())
 
     def client(self) -> grpc.ChannelCredentials:
-        """Of a connection to PD or TiKV. Raises InvalidInput when a file cannot be read."""
+        """Credentials for connections to PD or TiKV. Raises InvalidInput if a file cannot be read."""
         cert, key = self._pair()
         return grpc.ssl_channel_credentials(_read(self.ca), key, cert)
 
     def server(self) -> grpc.ServerCredentials:
-        """Of the embedded upstream, which asks its clients for a certificate of the same CA."""
+        """Credentials for the embedded upstream, which requires a client certificate of the same CA."""
         cert, key = self._pair()
         if cert is None or key is None:
             raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
         return grpc.ssl_server_credentials([(key, cert)], _read(self.ca), require_client_auth=True)
 
     def http(self) -> ssl.SSLContext:
-        """The same for HTTP. The next connection uses a certificate that was renewed meanwhile."""
+        """The context of an HTTP server. The next connection uses a certificate renewed meanwhile."""
         if self.cert is None or self.key is None:
             raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
         cert, key = self.cert, self.key
@@ -83,12 +83,12 @@ class Tls:
             if found == read:
                 return
             try:
-                # A connection has what its context had when it began, so this one gets another context.
+                # A connection keeps the certificates its context had when it began, so give it a new context.
                 renewed = self._context(ssl.Purpose.CLIENT_AUTH)
                 renewed.verify_mode = ssl.CERT_REQUIRED
                 begun.load_cert_chain(cert, key)
             except (InvalidInput, OSError, ssl.SSLError):
-                return  # half of the pair is written: the next connection tries again
+                return  # the pair may be only half written; the next connection tries again
             read = found
             connection.context = renewed
 
@@ -96,17 +96,17 @@ class Tls:
         return context
 
     def http_client(self) -> ssl.SSLContext:
-        """Of a client of HTTP: it trusts this CA only, and shows its certificate if it has one.
+        """The context of an HTTP client: it trusts only this CA, and shows its certificate if it has one.
 
-        Raises InvalidInput when a file cannot be read.
+        Raises InvalidInput if a file cannot be read.
         """
         return self._context(ssl.Purpose.SERVER_AUTH)
 
     def streams(self) -> ssl.SSLContext:
-        """Of a client of HTTP/2, for streams to TiKV. Raises InvalidInput when a file cannot be read.
+        """The context of an HTTP/2 client for streams to TiKV. Raises InvalidInput if a file cannot be read.
 
-        It accepts the certificates that gRPC accepts in the other calls to the same stores: Python's strict
-        reading of X.509 would refuse some of them.
+        It accepts the certificates that gRPC accepts in the other calls to the same stores; Python's strict
+        X.509 checks would refuse some of them.
         """
         context = self._context(ssl.Purpose.SERVER_AUTH)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -137,13 +137,13 @@ class Tls:
 
 
 def common_names(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Those of a peer's certificate, as `ssl.SSLSocket.getpeercert` gives it."""
+    """The common names of a peer's certificate, as `ssl.SSLSocket.getpeercert` returns it."""
     parts = (certificate or {}).get("subject", ())
     return frozenset(value for part in parts for name, value in part if name == "commonName")
 
 
 def _stamps(*paths: Path) -> tuple[int, ...]:
-    """What changes when a file does; 0: it is not there."""
+    """Values that change when a file changes; 0: the file does not exist."""
     return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 

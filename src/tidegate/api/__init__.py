@@ -1,4 +1,4 @@
-"""The HTTP API: TiCDC's API v2 in a first form, so that TiCDC's own `cdc cli` can drive a capture.
+"""The HTTP API: the most used parts of TiCDC's API v2, so that TiCDC's own `cdc cli` can control a capture.
 
 Reading order: app (routes, errors), changefeeds, captures, status.
 """

@@ -1,8 +1,8 @@
-"""Routes, and how errors become answers.
+"""The routes, and how errors become answers.
 
-Every error is `{"error_msg", "error_code"}`, that of an unknown route too: 400 for a wrong request, 503 for
-something outside that is unavailable, 500 for the rest. Base path `/api/v2`; `/status` and `/metrics` at the
-root. Text in answers is redacted.
+Every error is `{"error_msg", "error_code"}`, also for an unknown route: 400 for a wrong request, 503 if
+something outside is unavailable, 500 for other errors. The base path is `/api/v2`; `/status` and `/metrics`
+are also at the root. Text in answers is redacted.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ ROOT_ROUTES: Final = [
     Route("/status", status.show, methods=["GET"]),
     Route("/metrics", status.metrics_text, methods=["GET"]),
 ]
-"""Those outside of /api/v2."""
+"""The routes outside of /api/v2."""
 
 
 class ForOwner:
-    """Passes a capture's requests on to the owner while the capture stands by."""
+    """Forwards requests to the owner while the capture stands by."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -104,7 +104,7 @@ def create_app(capture: Capture) -> Starlette:
 
 
 def code_of(error: TidegateError) -> tuple[str, int]:
-    """The code and the HTTP status that an error is answered with."""
+    """The code and the HTTP status of the answer to an error."""
     if isinstance(error, Refused):
         return error.code, 400
     if isinstance(error, InvalidInput):
@@ -121,7 +121,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """404 or 405 of the router. TiCDC's client prints `error_msg` and nothing else of an answer."""
+    """The router's 404 or 405. TiCDC's client prints only the `error_msg` of an answer."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}"
     known = "a route of this API" if error.status_code == 404 else "a method of this route"

@@ -1,8 +1,8 @@
-"""How much a request may hold, beyond what its bytes allow: what is small to send can be large to carry out.
+"""Bounds for the content of a request, because a request with few bytes can be expensive to carry out.
 
-150,000 table rules fit into 2 MB and took a minute and a half to read; one rule of 3 MB took RE2 longer. What
-people write by hand or with a program is far below these bounds: names have 64 characters, and a rule names
-one or some of them.
+150,000 table rules fit into 2 MB and took a minute and a half to read; for one rule of 3 MB, RE2 took longer.
+Requests that people or programs write are far below these bounds: names have at most 64 characters, and a
+rule names one or some of them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, Final
 from tidegate.errors import InvalidInput
 
 TEXT_MAX: Final = 64 << 10
-"""Characters of the longest text: a sink URI with many brokers and a certificate in it."""
+"""Characters of the longest text: a sink URI with many brokers and a certificate."""
 RULE_MAX: Final = 8 << 10
 """Characters of a text inside a list: a rule, a pattern, an expression, a name."""
 ITEMS_MAX: Final = 5_000
 """Members of a list or an object."""
 VALUES_MAX: Final = 50_000
-"""Values in all."""
+"""The number of all values together."""
 
 
 def check_bounds(body: dict[str, Any]) -> None:
-    """Raises InvalidInput that names the member which is too large. Time is bounded by VALUES_MAX."""
+    """Raises InvalidInput that names the member which is too large. VALUES_MAX bounds its time."""
     values = 0
     left: list[tuple[str, Any]] = [("", body)]
     while left:

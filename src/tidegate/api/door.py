@@ -1,9 +1,9 @@
-"""Who may ask the API for anything, and how much of a request is read: in front of all routes.
+"""Checks in front of all routes: who may send requests, and how much of a request is read.
 
-A browser is the API's most likely visitor that nobody sent: any page may let it POST to 127.0.0.1, and a page
-whose name is made to point there (DNS rebinding) may use every method. So a request must name the server by
-an IP address, by localhost or by a name that was allowed; must not come from another page; and a body must be
-JSON, which a page cannot send elsewhere without asking first. Where there is a token it must be sent.
+The most likely unwanted client is a browser: any page may let it POST to 127.0.0.1, and a page whose name is
+made to point there (DNS rebinding) may use every method. So a request must name the server by an IP address,
+by localhost or by an allowed name, and must not come from another page. A body must be JSON, which a page
+cannot send to another host without a preflight request. If the server has a token, requests must contain it.
 (Fetch standard: forbidden header names, CORS-safelisted content types; Fetch Metadata.)
 """
 
@@ -32,19 +32,19 @@ MAX_BODY: Final = 4 << 20
 BODY_S: Final = 30.0
 """How long a body may take to arrive."""
 HEAD_S: Final = 10.0
-"""How long a connection may be open, and a request begun, without all its headers."""
+"""How long the headers of a request may take, from the start of the connection or of the request."""
 CONNECTIONS_MAX: Final = 512
-"""More get 503."""
+"""The most connections; others get 503."""
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
 BY_TICKET: Final = "/api/v2/readers/changes"
-"""Who asks for this shows a ticket instead of the token; its route looks at it (`api.readers`)."""
+"""The route whose clients show a ticket instead of the token; the route checks it (`api.readers`)."""
 NAMES: Final = "common_names"
 """The member of a request's state with the common names of the client's certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that is not let in."""
+    """The answer to a request that is not allowed."""
 
     status: int
     why: str
@@ -52,7 +52,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Whom to let in. `hosts`: names of this server, besides localhost and IP addresses."""
+    """Which requests are allowed. `hosts`: names of this server, in addition to localhost and IP
+    addresses.
+    """
 
     hosts: frozenset[str] = frozenset()
     token: Token | None = None
@@ -60,7 +62,7 @@ class Rules:
     """The common names of which a client's certificate must have one; empty: any certificate of the CA."""
 
     def refuse_client(self, shown: frozenset[str]) -> Refusal | None:
-        """None for a client whose certificate has these common names and who may come in."""
+        """None if a client whose certificate has these common names is allowed."""
         if not self.names or self.names & shown:
             return None
         found = ", ".join(sorted(map(_shown, shown))) or "none"
@@ -69,7 +71,7 @@ class Rules:
         )
 
     def refuse(self, method: str, headers: list[tuple[str, str]], path: str = "") -> Refusal | None:
-        """None for a request that may come in. Header names are in lower case."""
+        """None if the request is allowed. Header names are in lower case."""
         found = dict(headers)
         named = [value for name, value in headers if name == "host"]
         if len(named) != 1 or not self._is_own(named[0]):
@@ -116,7 +118,7 @@ class Rules:
 
 
 class Door:
-    """The application behind the rules."""
+    """The application with the rules in front of it."""
 
     def __init__(self, app: App, rules: Rules) -> None:
         self._app = app
@@ -134,21 +136,21 @@ class Door:
             return
         body = {"error_msg": refusal.why, "error_code": "CDC:ErrAPIInvalidParam"}
         more = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
-        # The body is not read; a connection that went on would take it for the next request.
+        # The body is not read, so the connection must close: it would be taken for the next request.
         await JSONResponse(body, refusal.status, headers={"Connection": "close", **more})(
             scope, receive, send
         )
 
 
 def _bounded(receive: Receive) -> Receive:
-    """Reads no more of a body than is allowed, and not for ever. Raises InvalidInput."""
+    """Reads at most MAX_BODY bytes of a body within BODY_S. Raises InvalidInput."""
     read = 0
     until = asyncio.get_running_loop().time() + BODY_S
     whole = False
 
     async def bounded() -> MutableMapping[str, Any]:
         nonlocal read, whole
-        if whole:  # what comes now is the end of the connection, which may take its time
+        if whole:  # the next message is the end of the connection, which may come much later
             return await receive()
         try:
             async with asyncio.timeout_at(until):
@@ -165,19 +167,19 @@ def _bounded(receive: Receive) -> Receive:
 
 
 class Patient(H11Protocol):
-    """A connection that is closed when its request's headers do not come within HEAD_S."""
+    """A connection that is closed if the headers of its request do not arrive within HEAD_S."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody connected."""
+        """A client has connected."""
         if (certificate := transport.get_extra_info("peercert")) is not None:
             self.app_state = {**self.app_state, NAMES: common_names(certificate)}
         super().connection_made(transport)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came."""
+        """Bytes have arrived."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
@@ -185,7 +187,7 @@ class Patient(H11Protocol):
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """The connection has ended."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -1,7 +1,7 @@
-"""A capture that stands by answers for itself; what concerns changefeeds it passes on to the owner.
+"""A capture that stands by answers requests about itself, and forwards those about changefeeds to the owner.
 
-As TiCDC does: a client may ask any capture. A request that was passed on is not passed on once more: two
-captures that take each other for the owner would send it back for ever.
+As in TiCDC, a client may ask any capture. A forwarded request is not forwarded again: otherwise two captures
+that take each other for the owner would send it back and forth for ever.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tidegate.server.courier import peer_client, scheme
 
 PASSED_ON: Final = "x-tidegate-passed-on"
 KEPT: Final = ("authorization", "content-type", "accept")
-"""Headers of a request that the owner gets, too."""
+"""Headers of a request that are forwarded to the owner."""
 ANSWER_S: Final = 60.0
 OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/api/v2/messages", "/metrics")
-"""What each capture answers itself."""
+"""Paths that each capture answers itself."""
 
 
 def is_for_owner(request: Request) -> bool:
-    """Whether the request is another capture's to answer."""
+    """Whether the owner must answer the request."""
     capture = starting_capture_of(request)
     return not capture.ready and capture.owner is not None and request.url.path not in OWN
 
 
 async def to_owner(request: Request) -> Response:
-    """The owner's answer. Raises Retryable where there is none."""
+    """The owner's answer. Raises Retryable if there is none."""
     capture = starting_capture_of(request)
     owner = capture.owner
     assert owner is not None

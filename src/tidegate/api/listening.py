@@ -1,4 +1,4 @@
-"""Listening sockets for HTTP, as a command line names them, and how servers on them are run."""
+"""Listening sockets for HTTP at the addresses of a command line, and how servers on them run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.errors import InvalidInput
 
 
 def listen(address: str, option: str = "--addr") -> socket.socket:
-    """A listening socket on `host:port`; port 0 takes a free one. Raises InvalidInput, naming `option`."""
+    """A listening socket on `host:port`; port 0 takes a free one. Raises InvalidInput that names `option`."""
     host, colon, port = address.rpartition(":")
     host = host.strip("[]")
     if not colon or not host or not port.isdigit():
@@ -39,9 +39,9 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
 def server_config(
     app: App, connections: int, close_s: int, tls: ssl.SSLContext | None = None
 ) -> uvicorn.Config:
-    """How both servers are run: HTTP/1 with patience for slow clients only as `Patient` has it, and silent.
+    """The configuration of both HTTP servers: HTTP/1, without logs; `Patient` closes slow connections.
 
-    `connections`: above it clients get 503; `close_s`: grace for open requests at the end.
+    `connections`: more clients get 503; `close_s`: how long open requests may take at the end.
     """
     return uvicorn.Config(
         app,

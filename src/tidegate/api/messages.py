@@ -1,6 +1,6 @@
 """Messages between the captures of a cluster (`server.courier` sends them): POST /api/v2/messages.
 
-A capture takes them while it stands by, too: it works for changefeeds that another owns.
+A capture accepts them also while it stands by, because it works for changefeeds of another owner.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.server.courier import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
-"""In one request."""
+"""The most messages in one request."""
 
 
 async def take(request: Request) -> Response:
@@ -45,7 +45,7 @@ async def take(request: Request) -> Response:
         try:
             capture.node.post.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
         except (ValueError, TypeError, RecursionError, TidegateError) as error:
-            unread = unread or str(error)[:200]  # the others are delivered all the same
+            unread = unread or str(error)[:200]  # one bad message must not stop the others
     if unread:
         fix = "run the same version of Tidegate on all captures, or upgrade those that are left"
         raise InvalidInput("This is not a message of a capture.", where=f"from {sender}", why=unread, fix=fix)

@@ -1,7 +1,8 @@
-"""A page of metrics for Prometheus, in a thread of its own: GET /metrics and nothing else.
+"""A page of metrics for Prometheus, served in its own thread: GET /metrics and nothing else.
 
-For a process that has no API. It can only be read, and shows counts and times, no rows. If there is a token,
-clients must send it. A client that is slow to ask is closed, and one above CONNECTIONS_MAX gets 503.
+For a process that has no API. The page can only be read, and shows counts and times, but no rows. If there is
+a token, clients must send it. Clients that send their request too slowly are disconnected, and more than
+CONNECTIONS_MAX get 503.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from tidegate.api.listening import server_config
 PATH: Final = "/metrics"
 CONNECTIONS_MAX: Final = 16
 CLOSE_S: Final = 1
-"""Grace for open requests at the end."""
+"""How long open requests may take at the end."""
 FORM: Final = "text/plain; version=0.0.4"
 
 
 @contextmanager
 def serving(listener: socket.socket, render: Callable[[], bytes], token: Token | None) -> Iterator[None]:
     """Serve on a listening socket until the end of the context, which closes it."""
-    # It handles signals only in the main thread.
+    # uvicorn handles signals only in the main thread, so this server does not.
     server = uvicorn.Server(server_config(page(render, token), CONNECTIONS_MAX, CLOSE_S))
     thread = threading.Thread(target=server.run, args=([listener],), name="metrics", daemon=True)
     thread.start()

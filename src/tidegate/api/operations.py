@@ -1,6 +1,6 @@
-"""What an operator asks of a capture as a whole: log level, owner's resignation, and TiCDC's `unsafe` routes.
+"""Requests of an operator to a capture as a whole: log level, owner's resignation, TiCDC's `unsafe` routes.
 
-The bodies are TiCDC's; the PD fields in them are not looked at, since a capture has one upstream.
+The bodies are TiCDC's; their PD fields are ignored, because a capture has one upstream.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ LEVELS: Final = {
     "panic": logging.CRITICAL,
     "dpanic": logging.CRITICAL,
 }
-"""As TiCDC's logger names them."""
+"""The names of levels in TiCDC's logger."""
 RESOLVE_BUDGET_MS: Final = 20_000
 RESOLVE_AGE_MS: Final = 60_000
-"""Locks this old are looked at when a request names no ts, as TiCDC's client chooses."""
+"""Locks of at least this age are resolved if a request names no ts, as in TiCDC's client."""
 
 
 async def set_log_level(request: Request) -> Response:
@@ -82,7 +82,7 @@ async def metadata(request: Request) -> Response:
 
 
 def _shown(found: KeyValue) -> str:
-    """A value without its secrets: those of a feed lie in its sink URI and its settings."""
+    """A stored value without secrets; those of a feed are in its sink URI and its settings."""
     named = feed_of_key(found.key)
     if named is None or named[1] != "info":
         return redact(found.value.decode(errors="replace"))
@@ -110,7 +110,7 @@ async def resolve_lock(request: Request) -> Response:
 
 
 def _resolve(pd: PdClient, region_id: int, ts: int) -> None:
-    """Live transactions are left alone. Raises InvalidInput when PD does not know the region."""
+    """Resolve old locks, but not those of live transactions. Raises InvalidInput for an unknown region."""
     found = pd.region_by_id(region_id)
     start, end = (decode_bytes(key)[0] if key else b"" for key in (found.start_key, found.end_key))
     upto = ts or pd.tso() - timestamp.compose(RESOLVE_AGE_MS)

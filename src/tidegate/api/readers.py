@@ -1,7 +1,7 @@
-"""Readers over HTTP: what `spark.readStream.format("tidegate")` asks a capture (`server.readers`).
+"""Readers over HTTP: the requests of `spark.readStream.format("tidegate")` (`server.readers`).
 
-Pieces are frames: number and length, 8 bytes each, big endian, then an Arrow IPC stream; two zeros end them.
-Who has a ticket needs no token: executors are given nothing else.
+Pieces are sent as frames: number and length, 8 bytes each, big endian, then an Arrow IPC stream; two zeros
+end them. A client with a ticket needs no token, because executors get only tickets.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidegate.server.readers import Readers, Ticket, numbers_of, piece_of
 from tidegate.sink.reader.changes import Changes
 
 WAIT_MS_MAX: Final = 10_000
-"""How long a query may wait for news in one call."""
+"""How long a query may wait for new changes in one call."""
 STREAMS_MAX: Final = 64
-"""Tickets that are read at once; more are asked to come again. Each holds a piece of some MiB."""
+"""The most tickets that are read at once, as each read holds a piece of some MiB; others must ask again."""
 STILL_S: Final = 60.0
-"""A client that takes nothing for so long is cut off: it asks again for what it lacks."""
+"""A client that takes no data for this long is disconnected. It asks again for the pieces that it lacks."""
 FRAME: Final = struct.Struct(">QQ")
 _streams = asyncio.Semaphore(STREAMS_MAX)
 
@@ -160,7 +160,7 @@ async def changes(request: Request) -> Response:
 
 
 class Pieces(Response):
-    """Piece after piece, each read when the one before has been taken."""
+    """Sends one piece after the other; each is read only when the client has taken the one before."""
 
     def __init__(self, readers: Readers, ticket: Ticket, kept: Changes, numbers: Sequence[int]) -> None:
         super().__init__(media_type="application/octet-stream")

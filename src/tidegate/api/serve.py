@@ -1,7 +1,7 @@
-"""Run a capture with its API on an address until told to stop.
+"""Runs a capture with its API on an address until it is asked to stop.
 
-`run` is what `tidegate server` calls: it opens the capture, listens, says that it is ready, waits to be
-stopped or for the loss of ownership, and ends everything within a few seconds.
+`tidegate server` calls `run`. It listens, opens the capture, reports that the capture is ready, waits for a
+stop or for the loss of ownership, and ends everything within a few seconds.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tidegate.server.membership import AGAIN_S
 LOG: Final = logging.getLogger(__name__)
 
 CLOSE_S: Final = 1
-"""Grace for open HTTP requests at the end."""
+"""How long open HTTP requests may take at the end."""
 
 Ready = Callable[[Capture], None]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: ours end the capture too."""
+    """uvicorn without its own signal handlers, because ours also end the capture."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ class _Server(uvicorn.Server):
 
 
 def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set; to be called in the main thread's loop."""
+    """An event that SIGTERM and SIGINT set; call it in the main thread's loop."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -52,9 +52,10 @@ def stop_on_signals() -> asyncio.Event:
 
 
 def check_door(listener: socket.socket, rules: Rules, *, is_secure: bool = False) -> None:
-    """Raises InvalidInput for an address that other machines reach, if nothing is asked of them.
+    """Raises InvalidInput for an address that other machines reach if clients need neither token nor
+    certificate.
 
-    `is_secure`: they have to show certificates.
+    `is_secure`: clients must show certificates.
     """
     host = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     if not host.is_loopback and rules.token is None and not is_secure:
@@ -84,20 +85,20 @@ async def run(
     stop: asyncio.Event,
     rules: Rules = Rules(),
 ) -> TidegateError | None:
-    """Serve until `stop`; the error that ended it, or None. Raises TidegateError when it cannot start.
+    """Serve until `stop`; returns the error that ended it, or None. Raises TidegateError if it cannot start.
 
-    A PD that does not answer is waited for.
+    While PD does not answer, it waits.
     """
     check_door(listener, rules, is_secure=options.api_tls is not None)
     context = None if options.api_tls is None else options.api_tls.http()
     if options.etcd:
         check_reachable(listener)
-    # A capture that has lost its session stands again under the same id: what was said of it still holds.
+    # A capture that has lost its session joins again under the same id. So it stays drained, for example.
     options = dataclasses.replace(options, address=address_of(listener), id=options.id or str(uuid.uuid4()))
     capture = Capture(options)
     app = create_app(capture)
     server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S, context))
-    # It listens before the capture is open: while that waits for PD, its status can be asked for.
+    # Listen before the capture is open, so that its status can be read while it waits for PD.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda served: stop.set())
     try:
@@ -116,7 +117,7 @@ async def run(
 
 
 async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> TidegateError | None:
-    """From the capture's start until it is told to stop, or lost: then why."""
+    """Run a capture from its start until it is stopped or lost; if lost, returns the reason."""
     stopping = asyncio.create_task(stop.wait())
     starting = asyncio.create_task(capture.start())
     try:
@@ -131,7 +132,7 @@ async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> Tidegate
         except (Fenced, Retryable) as error:
             if not capture.options.etcd:
                 raise
-            return error  # etcd, or the session, went away meanwhile
+            return error  # etcd, or the session, was lost during the start
         ready(capture)
         await asyncio.wait((capture.lost, stopping), return_when=asyncio.FIRST_COMPLETED)
         return capture.lost.result() if capture.lost.done() else None

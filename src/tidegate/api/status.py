@@ -1,4 +1,4 @@
-"""Health, version, time, metrics."""
+"""Health, version, time, metrics, and the state of the Spark application."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tidegate.model import timestamp
 from tidegate.server.capture import Capture
 
 VERSION = f"v8.5.0-tidegate-{__version__}"
-"""TiCDC's CLI demands a semantic version of at least 6.2.0."""
+"""TiCDC's CLI requires a semantic version of at least 6.2.0."""
 
 
 def capture_of(request: Request) -> Capture:
-    """The capture this API belongs to; raises Retryable while it is not open."""
+    """The capture of this API. Raises Retryable while it is not open."""
     capture = starting_capture_of(request)
     if not capture.ready:
         raise Retryable(
@@ -33,7 +33,7 @@ def capture_of(request: Request) -> Capture:
 
 
 def starting_capture_of(request: Request) -> Capture:
-    """The capture this API belongs to, perhaps without reactor and node yet."""
+    """The capture of this API, possibly without reactor and node yet."""
     capture = request.app.state.capture
     assert isinstance(capture, Capture)
     return capture
@@ -64,7 +64,7 @@ async def show(request: Request) -> Response:
 
 
 def application(capture: Capture) -> dict[str, Any]:
-    """What delivers the changefeeds: its workers, and who waits for one. `pid` 0: it does not run."""
+    """The Spark application: its workers, and the changefeeds that wait for one. `pid` 0: it does not run."""
     found = capture.node.application
     working = found.working
     return {

@@ -1,4 +1,4 @@
-"""`tidegate capture ...`: what a capture is doing."""
+"""`tidegate capture ...`: shows what captures do, and drains, evicts or resigns one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False)
 
 
 def _line(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
-    own = one.get("tidegate")  # TiCDC's servers do not say
+    own = one.get("tidegate")  # missing in answers of TiCDC's servers
     feeds, tables = (str(own["changefeeds"]), str(own["tables"])) if own else ("", "")
     state = "yes" if one["is_owner"] else ""
     if own and own["drained"]:
@@ -87,14 +87,14 @@ def drain(
 
 
 def _left_on(server: str, capture: str) -> int:
-    """How many tables a drained capture still has. Raises InvalidInput if it is drained no longer."""
+    """The number of tables that a drained capture still has. Raises InvalidInput if it is not drained."""
     found = [
         one["tidegate"]
         for one in call(server, "GET", "/captures")["items"]
         if capture in (one["id"], one["tidegate"]["name"])
     ]
     if not found:
-        return 0  # it is gone, and others take what it had
+        return 0  # it is gone, and others take its tables
     if not found[0]["drained"]:
         raise InvalidInput(
             "The capture is not drained any more.",
@@ -143,7 +143,7 @@ def resign(server: ServerOption = DEFAULT_SERVER) -> None:
 
 
 def described(found: dict[str, Any], states: dict[str, int] | None) -> str:
-    """The answer of GET /status in words. `states`: how many changefeeds are in each; None: not known yet."""
+    """The answer of GET /status in words. `states`: the number of changefeeds in each; None: not known."""
     known = "-" if states is None else ", ".join(f"{count} {state}" for state, count in states.items())
     rows = [
         ("capture", found["id"]),

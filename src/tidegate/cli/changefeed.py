@@ -328,11 +328,11 @@ def _command(server: str, name: str, namespace: str, method: str, what: str, don
 
 
 def _table(feeds: list[dict[str, Any]]) -> str:
-    """One line a feed, columns aligned."""
+    """One line for each feed, with aligned columns."""
     rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "AT (UTC)", "ERROR")]
     for feed in feeds:
         name = f"{feed['namespace']}/{feed['id']}"
-        kind = feed.get("tidegate", {}).get("kind", "changefeed")  # TiCDC's servers do not say
+        kind = feed.get("tidegate", {}).get("kind", "changefeed")  # missing in answers of TiCDC's servers
         place = str(feed["checkpoint_tso"]), feed["checkpoint_time"]
         rows.append((name, kind, feed["state"], *place, _cause(feed)))
     return columns(rows)

@@ -1,4 +1,4 @@
-"""How far a changefeed's initial load is: a bar with the time left on a terminal, else lines now and then."""
+"""The progress of a changefeed's initial load: on a terminal a bar with the time left, otherwise lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tidegate.errors import Fatal, InvalidInput
 
 LOOK_S: Final = 0.5
 LINE_S: Final = 5.0
-"""Between two lines where there is no terminal."""
+"""The time between two lines without a terminal."""
 ENDED: Final = ("failed", "stopped", "removed")
 
 Feed = dict[str, Any]
 
 
 def load_of(feed: Feed) -> dict[str, Any]:
-    """The load in an answer of the API; raises InvalidInput when the feed has none, Fatal when it ended."""
+    """The load in an answer of the API. Raises InvalidInput if the feed has none, Fatal if it has stopped."""
     name, load = f"{feed['namespace']}/{feed['id']}", feed["tidegate"]["initial_load"]
     if load is None:
         raise InvalidInput(
@@ -38,7 +38,7 @@ def load_of(feed: Feed) -> dict[str, Any]:
 
 
 def line_of(load: dict[str, Any]) -> str:
-    """For people, in one line."""
+    """The progress in one line."""
     counts = f"{load['ranges_done']:,} of {load['ranges']:,} ranges, {load['rows']:,} rows"
     if load["state"] == "done":
         return f"initial load done: {load['rows']:,} rows" if load["ranges"] else "initial load done"
@@ -48,7 +48,7 @@ def line_of(load: dict[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Seconds as hours, minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

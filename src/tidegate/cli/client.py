@@ -1,4 +1,4 @@
-"""Calls to a capture's HTTP API, and how commands show what comes back."""
+"""Calls to a capture's HTTP API, and the output of their answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(
     body: dict[str, Any] | None = None,
     query: dict[str, str] | None = None,
 ) -> Any:
-    """One request; raises Retryable when nobody answers, InvalidInput with the server's own words."""
+    """One request. Raises Retryable without an answer or with a 503, otherwise InvalidInput."""
     import httpx
 
     from tidegate.tls import Tls
@@ -84,7 +84,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Print our errors as people read them, and exit with their code."""
+    """Print our errors in their form for users, and exit with their code."""
     try:
         yield
     except TidegateError as error:

@@ -64,7 +64,7 @@ def _ts(text: str) -> int:
 
 
 def text_of(outcome: dict[str, Any]) -> str:
-    """The outcome as a table for people, with the differing rows below their table."""
+    """The outcome as a table, with the differing rows below their table."""
     lines = [f"{'table':40} {'source':>10} {'target':>10}"]
     for result in outcome["tables"]:
         verdict = "equal" if result["equal"] else result["note"] or "NOT equal"
@@ -84,7 +84,7 @@ def text_of(outcome: dict[str, Any]) -> str:
 
 
 def _differences(found: Sequence[dict[str, Any]], key: Sequence[str]) -> Iterator[str]:
-    """A row on one side only, or what differs in a row that both sides have."""
+    """A row that exists on one side only, or the values that differ in a row of both sides."""
     left = list(found)
     while left:
         one, row = left[0]["side"], left[0]["row"]

@@ -1,4 +1,4 @@
-"""What the consistency levels keep and give up: a table for people, a line for logs, JSON for programs."""
+"""What the consistency levels guarantee: a table for people, a line for logs, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tidegate.dispatcher.consistency import Order, Seen, Setting
 
 WIDTH: Final = 160
-"""Of the table where no terminal says it."""
+"""The width of the table if there is no terminal."""
 
 
 def of_changefeed(config: ReplicaConfig) -> Setting | None:
-    """As it is known when a changefeed is created: the target is not. None: it has keys, not rows."""
+    """The setting known when a changefeed is created, without the target. None: it has keys, not rows."""
     if not config.has_tables:
         return None
     from tidegate.codec.registry import options_of
@@ -33,13 +33,13 @@ def of_changefeed(config: ReplicaConfig) -> Setting | None:
 
 
 def of_consumer(topic: Topic, address: Address) -> Setting:
-    """As it is known when a consumer begins: the dispatch rules are not."""
+    """The setting known when a consumer begins, without the dispatch rules."""
     from tidegate.dispatcher.consistency import Order
 
     found = _setting(
         Order.UNKNOWN, topic.options, address.seen, pieces=True, topics=True, row_mode=address.row_mode
     )
-    # Messages may have watermarks though the source URI does not say it.
+    # Messages may have watermarks even if the source URI does not say so.
     return dataclasses.replace(found, marks=not topic.by_offset)
 
 
@@ -54,7 +54,7 @@ def _setting(
 
 
 def as_dict(setting: Setting) -> dict[str, dict[str, str]]:
-    """By level that can be had, what it says of each subject."""
+    """For each possible level, its statement about each subject."""
     from tidegate.dispatcher.consistency import ROW, TRANSACTION, promises, refusals
 
     refused = refusals(setting)
@@ -67,7 +67,7 @@ def as_dict(setting: Setting) -> dict[str, dict[str, str]]:
 
 
 def line(setting: Setting, mode: str) -> str:
-    """What matters most of the level that was chosen, for logs."""
+    """The most important facts about the chosen level, for logs."""
     said = as_dict(setting).get(mode, {})
     parts = [
         f"{about}: {said[about]}" for about in ("one transaction", "a partition that lags") if about in said
@@ -76,9 +76,9 @@ def line(setting: Setting, mode: str) -> str:
 
 
 def print_table(setting: Setting, chosen: str = "") -> None:
-    """On standard error: the levels side by side, and why one of them cannot be had.
+    """Print a table on standard error: the levels side by side, and why one of them is not possible.
 
-    `chosen`: the level in use. Nothing is printed if there is no level at all.
+    `chosen`: the level in use. Nothing is printed if no level is possible.
     """
     from rich.console import Console
     from rich.text import Text
@@ -88,9 +88,9 @@ def print_table(setting: Setting, chosen: str = "") -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         console = Console(stderr=True, width=WIDTH)
-    if not as_dict(setting):  # a note says that no level can be had
+    if not as_dict(setting):  # in this case a note says that no level is possible
         return
-    sys.stdout.flush()  # what was printed before stays before it where both go to one file
+    sys.stdout.flush()  # keeps the order of output if both streams go to one file
     console.print(_table(setting, chosen))
     for level, why in refusals(setting).items():
         console.print(Text(f"{level}: cannot be had: {why}"), soft_wrap=True)

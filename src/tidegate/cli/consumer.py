@@ -1,8 +1,9 @@
-"""`tidegate consumer`: a topic into Delta or Iceberg tables, or into a database.
+"""`tidegate consumer`: writes a topic into Delta or Iceberg tables, or into a database.
 
 `status` is in `consumer_status`, `snapshot` in `consumer_snapshot`.
 
-Thin: reads the options, calls `tidegate.consumer.job.run`, prints. Heavy imports happen in the command.
+This module only reads the options, calls `tidegate.consumer.job.run` and prints. Heavy imports happen in the
+command.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ def run(
 
 @contextmanager
 def _measured(address: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:
-    """Where metrics are served, and what takes each report for them; without an address there are none."""
+    """The address of the metrics, and the function that takes each report; without an address neither."""
     if not address:
         yield "", lambda progress: None
         return
@@ -305,7 +306,7 @@ def _measured(address: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:
 
 
 class _Lines:
-    """For people: a line at the start and the end, a live one in between, warnings as they come."""
+    """Output for people: a line at the start and the end, a live line in between, warnings as they come."""
 
     def __init__(self) -> None:
         self.place = self.metrics = ""
@@ -318,7 +319,7 @@ class _Lines:
         self.level(setting, mode)
 
     def level(self, setting: Setting, mode: str) -> None:
-        """Say what the chosen mode keeps and gives up: a table on a terminal, otherwise one line."""
+        """Print what the chosen mode guarantees and gives up: a table on a terminal, otherwise one line."""
         if self._live:
             consistency.print_table(setting, mode)
         else:
@@ -347,13 +348,13 @@ class _Lines:
         print(f"consumer stopped {at}: {_counts(progress)}", flush=True)
 
     def clear(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         if self._live:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 class _JsonLines(_Lines):
-    """For programs: every event a JSON object on standard output; warnings go to standard error, as text."""
+    """Output for programs: each event is a JSON object on standard output; warnings go to standard error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,7 +372,7 @@ class _JsonLines(_Lines):
         self._say("stopped", progress)
 
     def _say(self, event: str, progress: Progress, **more: object) -> None:
-        # Thousands of partitions would make a long line every second: `consumer status --json` has them.
+        # Thousands of partitions would make a long line every second. `consumer status --json` shows them.
         counts = dataclasses.asdict(dataclasses.replace(progress, partitions=()))
         del counts["partitions"]
         print(json.dumps({"event": event, **counts, **more}), flush=True)
@@ -401,7 +402,7 @@ def _counts(progress: Progress) -> str:
 
 
 def _inexact(progress: Progress) -> list[tuple[int, str]]:
-    """Counts of what is not, or may not be, as it is at the source."""
+    """The counts of rows that differ, or may differ, from the source."""
     return [
         (progress.quarantined, "messages or rows set aside"),
         (progress.bad_dates, "dates of no calendar made NULL"),
@@ -418,7 +419,7 @@ def _now_ms() -> int:
 def _moment(ts: int) -> str:
     from tidegate.model.timestamp import physical_ms, readable
 
-    # If changes tell no commit ts, snapshots are only numbered.
+    # If messages contain no commit ts, snapshots only have numbers.
     return f"{ts} ({readable(ts)})" if physical_ms(ts) else str(ts)
 
 

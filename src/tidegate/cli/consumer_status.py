@@ -1,4 +1,4 @@
-"""`tidegate consumer status`: how far a consumer is and what it waits for, while it runs and afterwards."""
+"""`tidegate consumer status`: a consumer's progress and what it waits for, while it runs and afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARTITIONS_SHOWN: Final = 40
 WIDTH: Final = 200
-"""Of the table where nobody's terminal says it."""
+"""The width of the table if there is no terminal."""
 
 
 def show_status(
@@ -54,7 +54,7 @@ def show_status(
 
 
 def as_dict(found: Status) -> dict[str, Any]:
-    """For programs: what the status says, with what is reckoned from it."""
+    """The status for programs, with the values that are computed from it."""
     partitions = [
         dataclasses.asdict(one) | {"to_apply": one.to_apply, "to_read": one.to_read}
         for one in found.partitions
@@ -105,7 +105,7 @@ def _print(found: Status, now_ms: int) -> None:
 
 
 def table(found: Status, now_ms: int) -> Table:
-    """The partitions, those that hold the watermark back first."""
+    """The table of partitions; those that hold the watermark back come first."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Bytes and texts of others, so that a terminal shows them and does not obey them. Pure."""
+"""Escapes bytes and texts of unknown origin, so that a terminal does not execute them. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 WIDTH: Final = 16
-"""Bytes in a line of a dump."""
+"""Bytes in one line of a dump."""
 
 
 def escaped(text: str) -> str:
-    """The text with each sign escaped that does not print as itself, such as controls and new lines."""
+    """The text with each character escaped that does not print as itself, such as controls and new lines."""
     if text.isprintable():
         return text
     return "".join(
@@ -19,12 +19,12 @@ def escaped(text: str) -> str:
 
 
 def as_text(data: bytes) -> str:
-    """Bytes as escaped text, those that are not UTF-8 in hex."""
+    """Bytes as escaped text; bytes that are not UTF-8 are in hex."""
     return escaped(data.decode(errors="backslashreplace"))
 
 
 def hex_dump(data: bytes, most: int) -> Iterator[str]:
-    """Lines of place, bytes in hex and as ASCII; of the first `most` bytes, and how many there are more."""
+    """Lines with offset, hex and ASCII of the first `most` bytes; the last one counts the other bytes."""
     for at in range(0, min(len(data), most), WIDTH):
         part = data[at : min(at + WIDTH, most)]
         ascii_text = "".join(chr(one) if 0x20 <= one < 0x7F else "." for one in part)

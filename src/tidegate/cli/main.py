@@ -23,8 +23,8 @@ from tidegate.cli.verify import verify
 class _Argument(TyperArgument):
     """An argument that shows its help.
 
-    From click 8.5 on click's constructor sets `help`, too, to nothing. If it were set again, click would list
-    the argument a second time, since typer lists it already.
+    From click 8.5 on, click's constructor also sets `help`, to nothing. Setting it again is no solution:
+    click would list the argument a second time, because typer lists it already.
     """
 
     def __init__(self, *, help: str | None = None, **more: Any) -> None:
@@ -39,7 +39,7 @@ class _Argument(TyperArgument):
             self.help = None
 
 
-# typer makes a command's arguments of its own class, and asks nobody for another one.
+# typer creates the arguments of commands from this class, and has no option to choose another one.
 vars(typer.main)["TyperArgument"] = _Argument
 
 app = typer.Typer(

@@ -58,7 +58,7 @@ def peek(
 
 
 def plain(value: Any) -> Any:
-    """What JSON cannot hold: bytes as base64, decimals and times as text."""
+    """Convert values that JSON does not have: bytes to base64, decimals and times to text."""
     if isinstance(value, bytes):
         from base64 import b64encode
 
@@ -69,7 +69,7 @@ def plain(value: Any) -> Any:
 
 
 def readable(item: dict[str, Any]) -> str:
-    """One line for people."""
+    """A message in one line."""
     from tidegate.model.timestamp import readable as moment
 
     where = f"{item['topic']} " if "topic" in item else ""
@@ -103,7 +103,7 @@ def cells(row: dict[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value for people: text in quotes, NULL, numbers and times as SQL writes them."""
+    """A value for people: text in quotes, NULL, numbers and times as in SQL."""
     if value is None:
         return "NULL"
     return str(value) if isinstance(value, Decimal | date | datetime) else repr(value)

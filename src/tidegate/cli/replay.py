@@ -1,4 +1,4 @@
-"""`tidegate replay`: does a recorded run come out the same?"""
+"""`tidegate replay`: checks that recorded events lead to the same effects again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.control.trace import Replayed
 
 WIDTH: Final = 400
-"""So much of an effect is shown to people."""
+"""The number of characters of an effect that are shown."""
 
 
 def replay(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LOCAL: Final = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?")
 CLUSTER: Final = re.compile(r"spark://.|yarn$|k8s://.")
 LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
-"""As TiCDC names them, and as Python does."""
+"""The names of levels in TiCDC and in Python."""
 
 
 def server(
@@ -138,7 +138,7 @@ def server(
         raise typer.Exit(error.exit_code) from error
     try:
         if etcd:
-            parse_endpoints(etcd)  # at once, and not only when PD has answered
+            parse_endpoints(etcd)  # now, so that an error shows before PD has answered
         options = Options(
             pd=pd,
             data_dir=data_dir.absolute(),
@@ -164,12 +164,12 @@ def server(
         print(failure.render(), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread may still be in a blocking call to the sink; nothing is lost by leaving it.
+    # A thread may still be in a blocking call to the sink. Abandoning it loses nothing.
     os._exit(failure.exit_code if failure is not None else 0)
 
 
 def _api_tls(wanted: bool, names: list[str]) -> Tls | None:
-    """With what the API speaks TLS."""
+    """The certificates with which the API speaks TLS; None: plain HTTP."""
     from tidegate.tls import Tls
 
     if not wanted:
@@ -187,7 +187,7 @@ def _api_tls(wanted: bool, names: list[str]) -> Tls | None:
 
 
 def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str, ...]:
-    """What the application is told of workers on other machines; empty: there are none."""
+    """The application's options for workers on other machines; empty: there are none."""
     if LOCAL.fullmatch(master):
         if addr:
             raise typer.BadParameter(
@@ -235,7 +235,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _bytes(text: str) -> int:
-    """A size as people write it."""
+    """Parse a size as people write it, such as 10GiB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
     if found is None:
         hint = f"'{text}' is not a size: 0, or a number with MB, GB, TB, MiB, GiB or TiB"

@@ -21,7 +21,7 @@ TIMES: Final = (
     "everything is delivered."
 )
 WIDTH: Final = 110
-"""Of a table where no terminal says it."""
+"""The width of a table if there is no terminal."""
 
 
 def simulate(
@@ -57,7 +57,7 @@ def simulate(
 
 
 def _watched(outcomes: Iterable[Outcome], count: int) -> Iterable[Outcome]:
-    """With a progress bar if there are many, and somebody looks."""
+    """Show a progress bar if there are many outcomes and a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -132,7 +132,7 @@ def _rows(total: Summary) -> Iterable[tuple[str, str]]:
 
 
 def _lines(name: str, lines: list[str]) -> Iterable[tuple[str, str]]:
-    """A block of lines, with its name before the first."""
+    """A block of lines, with its name before the first one."""
     yield "", ""
     yield from zip([name, *[""] * len(lines)], lines, strict=False)
 

@@ -1,4 +1,4 @@
-"""`tidegate topic`: what a reader can check about a topic, whichever program writes it."""
+"""`tidegate topic`: what a reader can check in a topic, whichever program writes it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def check(
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Verdict, int, int], None]]:
-    """How far the reading is, for people who watch."""
+    """Shows the progress of the reading on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,7 +1,8 @@
-"""`tidegate upstream ...`: run the embedded upstream, load recorded logs into it, look at it, put work on it.
+"""`tidegate upstream ...`: runs the embedded upstream, loads recorded logs, shows its state, puts load on it.
 
-Thin: reads the options, calls `tidegate.tikv`, `tidegate.workload` and `tidegate.kvclient`, prints. Heavy
-imports happen in the commands, so that `--help` answers at once. Results go to stdout, progress to stderr.
+This module only reads the options, calls `tidegate.tikv`, `tidegate.workload` and `tidegate.kvclient`, and
+prints. Heavy imports happen in the commands, so that `--help` answers at once. Results go to stdout, progress
+to stderr.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def run(
 
     One store shares PD's address; several have addresses of their own.
     """
-    # gRPC prints its own view of an address that is taken; ours follows.
+    # gRPC prints its own message about an address in use; ours follows and is enough.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from tidegate.tikv.server import EmbeddedUpstream
     from tidegate.tls import Tls
@@ -355,7 +356,7 @@ def _make_folder(data_dir: Path) -> None:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Progress]:
-    """A progress bar on stderr; nothing when it is not a terminal or JSON is wanted."""
+    """A progress bar on stderr; none if stderr is no terminal or JSON is requested."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -366,7 +367,7 @@ def _progress(quiet: bool) -> Iterator[Progress]:
 
 
 def _stop_on_signals() -> threading.Event:
-    """Set at SIGTERM or SIGINT."""
+    """An event that SIGTERM and SIGINT set."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -382,13 +383,13 @@ def _members(stats: BankStats) -> dict[str, Any]:
 
 
 def _print_rows(table: TableSchema, ts: int, rows: Iterator[tuple[Cell, ...]]) -> None:
-    """One JSON object: cells are strings, null, or {"hex": ...} for what is not text."""
+    """Print one JSON object; cells are strings, null, or {"hex": ...} for values that are not text."""
     cells = [[{"hex": cell.hex()} if isinstance(cell, bytes) else cell for cell in row] for row in rows]
     _say({"table": table.name, "ts": ts, "columns": [c.name for c in table.columns], "rows": cells}, "", True)
 
 
 def _show_rows(table: TableSchema, rows: Iterator[tuple[Cell, ...]], limit: int) -> None:
-    """A rich table of the first rows, and how many there are."""
+    """Print the first rows as a rich table, and the number of all rows."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`tidegate upstream fault ...`: make the embedded upstream misbehave, and stop it from doing so.
+"""`tidegate upstream fault ...`: turns faults of the embedded upstream on and off.
 
 Faults last until `fault clear` or the upstream's end. Each command prints all faults that are on.
 """

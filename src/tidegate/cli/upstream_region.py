@@ -1,6 +1,7 @@
-"""`tidegate upstream region ...`: look at the regions of an upstream, split, merge, move them, change peers.
+"""`tidegate upstream region ...`: lists the regions of an upstream, splits, merges and moves them, changes
+peers.
 
-`list` works on a real cluster, too; the orders only on `tidegate upstream run`.
+`list` also works on a real cluster; the other commands only on `tidegate upstream run`.
 """
 
 from __future__ import annotations

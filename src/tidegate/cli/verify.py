@@ -1,4 +1,4 @@
-"""`tidegate verify`: which rows of large tables differ between source and target, by Spark; and repair."""
+"""`tidegate verify`: finds rows of large tables that differ between source and target, and repairs them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _shown(difference: Difference) -> dict[str, Any]:
 
 
 def text_of(outcome: dict[str, Any], limit: int) -> str:
-    """One table's outcome for people."""
+    """The outcome of one table in words."""
     rows = f"{outcome['source_rows']:,} rows at the source, {outcome['target_rows']:,} at the target"
     many = outcome["differing"]
     verdict = outcome["note"] or (

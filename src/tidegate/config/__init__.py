@@ -1,11 +1,11 @@
 """Every setting of a changefeed: frozen dataclasses read once from a sink URI and a TOML file or JSON body.
 
 The names are TiCDC's (docs/reference/settings.md): kebab-case in TOML and URIs, snake_case in JSON. A value
-in the URI wins over one in the file. Whatever is wrong is refused here, at the door: an unknown scheme or
-option is answered with the nearest valid name (a protocol by `codec.registry.settled`); an option that TiCDC
-has and Tidegate does not carry out yet is accepted only at TiCDC's default, so that nothing is silently
-ignored. Options that only tune TiCDC's own worker pools are accepted and have no effect.
+in the URI wins over one in the file. Everything invalid is refused here, before anything else uses it. An
+unknown scheme or option is answered with the nearest valid name (a protocol by `codec.registry.settled`). An
+option that TiCDC has and Tidegate does not support yet is accepted only with TiCDC's default, so that nothing
+is silently ignored. Options that only tune TiCDC's own worker pools are accepted and have no effect.
 
-Used by the API and the CLI (validation), by the pipeline and the owner's sink (a feed's spec holds
-`ReplicaConfig.to_json`), and by whoever opens a topic by URI. `reading` is where to begin.
+Used by the API and the CLI (validation), by the pipeline and the owner's sink (a feed's spec has
+`ReplicaConfig.to_json`), and by all code that opens a topic by URI. Begin reading with `reading`.
 """

@@ -1,4 +1,4 @@
-"""What no single setting shows: aliases resolved, values and their combinations checked."""
+"""Checks beyond a single setting's type: resolves aliases, checks values and their combinations."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tidegate.config.values import (
 from tidegate.errors import InvalidInput
 
 _RECORD: Final = re.compile(rb"t.{8}_r.", re.DOTALL)
-"""How a record key begins, without the handle's end: regions may be cut inside a handle."""
+"""The beginning of a record key up to the handle. A region may begin inside a handle, so the end is open."""
 
 
 def canonical(config: ReplicaConfig) -> ReplicaConfig:
-    """Aliases to the one name the rest of the program knows."""
+    """Replace aliases by the one name that the rest of the program uses."""
     kafka = config.sink.kafka_config
     mechanism = kafka.sasl_mechanism.upper() or ("PLAIN" if kafka.sasl_user else "")
     large = kafka.large_message_handle
@@ -51,7 +51,7 @@ def canonical(config: ReplicaConfig) -> ReplicaConfig:
 
 
 def check(config: ReplicaConfig) -> None:
-    """What no single field shows; raises InvalidInput."""
+    """Check values and combinations of settings; raises InvalidInput."""
     kafka, own = config.sink.kafka_config, config.tidegate
     _one_of("sink.kafka-config.compression", kafka.compression, COMPRESSIONS)
     _one_of("sasl-mechanism", kafka.sasl_mechanism, ("", *SASL_MECHANISMS))
@@ -111,7 +111,7 @@ def check(config: ReplicaConfig) -> None:
 
 
 def _check_pieces(config: ReplicaConfig) -> None:
-    """Where tables are cut into pieces."""
+    """Check the settings that cut tables into pieces."""
     scheduler, given = config.scheduler, config.tidegate.table_cuts
     _at_least("scheduler.region-threshold", scheduler.region_threshold, 1)
     _at_least("scheduler.region-count-per-span", scheduler.region_count_per_span, 1)
@@ -147,7 +147,7 @@ def _check_pieces(config: ReplicaConfig) -> None:
 
 
 def _check_conflict(config: ReplicaConfig) -> None:
-    """Dispatch by conflict sees a table's unique values in one writer, and as deletes and inserts."""
+    """Check dispatch by conflict: one writer must see all unique values of a table, and updates split."""
     rules = [rule for rule in config.sink.dispatchers if rule.partition == "conflict"]
     if not rules:
         return
@@ -179,7 +179,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
 
 
 def _check_large(config: ReplicaConfig) -> None:
-    """What becomes of rows that do not fit a message; which protocols can say it, the codecs tell."""
+    """Check the handling of rows that do not fit into a message; codecs check if their protocol has it."""
     large = config.sink.kafka_config.large_message_handle
     _one_of(
         "large-message-handle.large-message-handle-option", large.large_message_handle_option, LARGE_OPTIONS
@@ -244,7 +244,7 @@ def check_registry_url(url: str) -> None:
 
 
 def _check_keys(config: ReplicaConfig) -> None:
-    """A feed of keys knows neither tables nor rows; one of tables has no key range."""
+    """Check that a feed of keys has no settings of tables, and a feed of tables no key range."""
     own = config.tidegate
     _one_of("tidegate.kv-mode", own.kv_mode, KV_MODES)
     for option, text in (
@@ -305,7 +305,7 @@ def _check_keys(config: ReplicaConfig) -> None:
 
 
 def _of_tables(config: ReplicaConfig) -> list[str]:
-    """Settings in force that make sense for tables only."""
+    """The settings in the configuration that only make sense for tables."""
     rules, sink = config.filter, config.sink
     given = (
         ("[filter] rules", rules.rules != FilterConfig().rules),

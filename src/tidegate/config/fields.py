@@ -24,16 +24,16 @@ def setting(
 ) -> Any:
     """A field with a kind other than its type's, other names in the file, a unit, or no namesake in TiCDC.
 
-    `unit` and `ours` are for the reference page alone; all of `[tidegate]` is ours without them.
-    Kinds: `secret`; `duration`, which answers show as nanoseconds; `duration text`, which they show as Go
-    writes it. TiCDC's client parses the one as a number and the other as a string, and refuses anything else.
+    `unit` and `ours` are only for the reference page; all of `[tidegate]` is ours without them. Kinds:
+    `secret`; `duration`, which answers show as nanoseconds; `duration text`, which they show as Go writes it.
+    TiCDC's client parses the former as a number and the latter as a string, and refuses other forms.
     """
     metadata = {"kind": kind, "key": key, "older": older, "unit": unit, "ours": ours}
     return field(default=default, repr=kind != "secret", metadata=metadata)
 
 
 def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
-    """One section into its dataclass, recursively; `where` is the dotted path for messages."""
+    """Read one section into its dataclass, recursively; `where` is the dotted path for messages."""
     if not isinstance(data, Mapping):
         raise InvalidInput(f"'{where}' must be a table.", where="changefeed configuration")
     fields = {_key(f): f for f in dataclasses.fields(owner)}
@@ -43,7 +43,7 @@ def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
     for raw, value in data.items():
         name = str(raw).replace("-", "_")
         if name in older:
-            # TiCDC's answers hold both names, the older one empty.
+            # TiCDC's answers contain both names, with the older one empty.
             if value == "" or older[name] in data:
                 continue
             name = older[name]
@@ -56,7 +56,7 @@ def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
 
 
 def _check_foreign(path: str, name: str, value: Any, valid: Iterable[str]) -> None:
-    """Let through what asks for nothing, refuse the rest."""
+    """Accept foreign options with values that request nothing, refuse all others."""
     if name in TUNING:
         return
     if path in TO_COME:
@@ -81,7 +81,7 @@ def _check_foreign(path: str, name: str, value: Any, valid: Iterable[str]) -> No
 
 
 def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
-    """A TOML or JSON value as the field's type."""
+    """Convert a TOML or JSON value to the field's type."""
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
         return load(hint, value, path)
@@ -108,11 +108,11 @@ def _refuse_type(path: str, value: Any, wanted: str) -> Any:
 
 
 def from_text(hint: Any, f: dataclasses.Field[Any], text: str, name: str) -> Any:
-    """A URI parameter as a value of the field's type."""
+    """Convert a URI parameter to the field's type."""
     readers: dict[Any, Callable[[str], Any]] = {
         bool: _bool,
         int: int,
-        str: lambda given: given,  # as it is: also a Secret
+        str: lambda given: given,  # unchanged, so that a Secret stays one
         float: str,
     }
     if name == "required-acks" and text == "all":
@@ -189,7 +189,7 @@ def dump(config: Any, redact: bool) -> dict[str, Any]:
 
 
 def snake(data: Any) -> Any:
-    """Kebab-case keys to snake_case, all the way down; TiCDC's JSON has one key with hyphens."""
+    """Change kebab-case keys to snake_case at all levels; TiCDC's JSON has one key with hyphens."""
     if isinstance(data, Mapping):
         return {str(k).replace("-", "_"): snake(v) for k, v in data.items()}
     if isinstance(data, list | tuple):

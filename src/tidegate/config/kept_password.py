@@ -1,7 +1,7 @@
-"""Whether an update would send the password that is stored to somebody it was not given for. Pure.
+"""Finds out if an update would send the stored password to a place for which it was not given. Pure.
 
-Who may update a changefeed need not know its password, and is not told it: with another host, or without
-TLS's checks, it must be given again.
+A user may update a changefeed without knowing its password, and answers hide it. So with another host, or
+without TLS checks, the password must be given again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tidegate.config.sink_uri import SinkUri
 from tidegate.config.values import REDACTED
 
 TLS: Final = ("enable_tls", "ca", "cert", "key", "insecure_skip_verify")
-"""Settings of Kafka that decide who reads what is sent."""
+"""Settings of Kafka that decide who can read the connection."""
 
 Side = tuple[SinkUri, ReplicaConfig]
 
 
 def elsewhere(old: Side, new: Side, given: Mapping[str, Any]) -> list[str]:
-    """What would change of where the stored password goes; nothing when it is given again, or there is none.
+    """The changed settings that decide where the stored password goes; none if it is given again or not set.
 
-    given: the configuration as the request has it.
+    given: the configuration in the request.
     """
     before, after = old[1].sink.kafka_config, new[1].sink.kafka_config
     sent = (given.get("sink") or {}).get("kafka_config") or {}

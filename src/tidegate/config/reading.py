@@ -1,4 +1,4 @@
-"""Settings from files, bodies and URIs, merged and checked: no config exists that was not."""
+"""Reads settings from files, bodies and URIs, merges and checks them. No other code makes settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_config(path: Path | None, sink_uri: SinkUri) -> ReplicaConfig:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A changefeed file as nested dicts, not yet checked."""
+    """A changefeed file as nested dicts, not checked yet."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -50,7 +50,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
-    """The settings from file or API body `data` with the URI's parameters laid over them."""
+    """The settings from file or API body `data`; parameters of the URI replace them."""
     merged = snake(data)
     for name, text in () if sink_uri.is_reader else sink_uri.options:
         if name in URI_TUNING:
@@ -70,7 +70,7 @@ def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
 
 
 def laid_over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings `base` (`ReplicaConfig.to_json`) with those of a file laid over them; lists are replaced."""
+    """Settings `base` (`ReplicaConfig.to_json`) with those of a file in their place; lists are replaced."""
     merged = dict(base)
     for name, value in snake(data).items():
         held = merged.get(name)
@@ -82,7 +82,7 @@ def laid_over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any
 
 
 def with_secrets_of(data: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that a client has read, changed and sent back: what stands for a secret is that of `held`."""
+    """Settings that a client has read and sent back: hidden secrets are replaced by those of `held`."""
     return {
         name: with_secrets_of(value, held.get(name) or {})
         if isinstance(value, Mapping)

@@ -1,6 +1,6 @@
-"""Sink URIs: `kafka://host:port[,host:port]/topic?option=value&...`, taken apart and checked.
+"""Sink URIs: `kafka://host:port[,host:port]/topic?option=value&...`, parsed and checked.
 
-A reader's is `reader:?rows=typed&hold=SECONDS&max-kept=BYTES`. The server makes it: nobody writes one.
+A reader's URI is `reader:?rows=typed&hold=SECONDS&max-kept=BYTES`. Only the server makes it, never a user.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         for f in dataclasses.fields(LargeMessageConfig)
     }
 )
-"""Where each parameter of a Kafka URI goes."""
+"""The setting for each parameter of a Kafka URI."""
 
 
 SECRET_OPTIONS: Final = frozenset(
@@ -90,31 +90,31 @@ SECRET_OPTIONS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SinkUri:
-    """A sink URI taken apart: `kafka://host:port[,host:port]/topic?option=value&...`."""
+    """A parsed sink URI: `kafka://host:port[,host:port]/topic?option=value&...`."""
 
     scheme: str
     hosts: tuple[str, ...]
-    """`host:port` each."""
+    """Each is `host:port`."""
     topic: str
     options: tuple[tuple[str, str], ...]
-    """As given, in order, checked against `URI_OPTIONS`; those that are secret as Secret."""
+    """As given, in order, checked against `URI_OPTIONS`; secret ones are of type Secret."""
 
     @property
     def is_reader(self) -> bool:
-        """Whether a Spark query takes the changes, from the capture itself."""
+        """Whether a Spark query reads the changes from the capture itself."""
         return self.scheme == READER
 
     @property
     def bootstrap(self) -> str:
-        """The brokers as Kafka clients take them."""
+        """The brokers in the form that Kafka clients take."""
         return ",".join(self.hosts)
 
     def option(self, name: str, default: str = "") -> str:
-        """The value of an option, the last one when given twice."""
+        """The value of an option; the last one if it is given twice."""
         return dict(self.options).get(name, default)
 
     def render(self, *, redact: bool = True) -> str:
-        """The URI again, by default with secrets hidden."""
+        """The URI as text; by default secrets are hidden."""
         pairs = ((k, str(v) if redact else revealed(v)) for k, v in self.options)
         query = "&".join(f"{k}={quote(v, safe='')}" for k, v in pairs)
         if self.is_reader:
@@ -128,7 +128,7 @@ class SinkUri:
 
 
 def parse_sink_uri(uri: str) -> SinkUri:
-    """Take a sink URI apart and check it; raises InvalidInput. Never repeats the URI in the message."""
+    """Parse and check a sink URI; raises InvalidInput, which never quotes the URI."""
     if uri.strip().lower().startswith(f"{READER}:"):
         return _parse_reader(uri.strip())
     found = _parse(uri)
@@ -137,8 +137,8 @@ def parse_sink_uri(uri: str) -> SinkUri:
 
 
 def reader_uri(rows: str, hold_s: int, max_kept: int) -> SinkUri:
-    """That of a reader: `rows` typed or generic, kept while its query is silent for `hold_s` at most, and up
-    to `max_kept` bytes. Raises InvalidInput.
+    """The URI of a reader. `rows`: typed or generic; `hold_s`: how long changes are kept while its query is
+    silent; `max_kept`: how many bytes of them at most. Raises InvalidInput.
     """
     return _parse_reader(f"{READER}:?rows={quote(rows, safe='')}&hold={hold_s}&max-kept={max_kept}")
 
@@ -166,9 +166,9 @@ def _parse_reader(uri: str) -> SinkUri:
 
 
 def parse_source_uri(uri: str) -> tuple[SinkUri, tuple[str, ...]]:
-    """The same for what is read: one topic or several, separated by commas; and all of them, sorted.
+    """Parse the URI of a source: one topic or several, separated by commas. Returns also all topics, sorted.
 
-    The URI has the first that is named.
+    The returned URI has the first topic that is named.
     """
     found = _parse(uri)
     topics = found.topic.split(",")
@@ -191,10 +191,10 @@ def _check_topics(topics: Iterable[str]) -> None:
 
 
 def _parse(uri: str) -> SinkUri:
-    """All checked but the topic, which is the whole path."""
+    """Check everything except the topic, which is the whole path."""
     try:
         parts = urlsplit(uri.strip())
-    except ValueError as error:  # of brackets; its text does not quote the URI
+    except ValueError as error:  # invalid brackets; the text of the error does not quote the URI
         raise InvalidInput("The sink URI cannot be read.", why=str(error), fix=URI_FORM) from None
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:

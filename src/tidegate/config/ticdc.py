@@ -1,4 +1,4 @@
-"""Options of TiCDC that are not ours: without effect here, or refused unless they ask for nothing."""
+"""Options that only TiCDC has: without effect here, or refused unless their value requests nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "sink.kafka_config.sasl_gssapi_auth_type": ("", None),
     }
 )
-"""Options TiCDC has and Tidegate does not carry out yet, with the values that ask for nothing; (): any."""
+"""Options that Tidegate does not support yet, with the values that request nothing; (): any value."""
 
 
 URI_TUNING: Final = frozenset({"kafka-version", "max-retry"})

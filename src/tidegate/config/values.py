@@ -1,4 +1,4 @@
-"""Values that options may have, and the words for those that they may not."""
+"""Values that options may have, and the hint for those that they may not have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Final
 
 REDACTED: Final = "xxxxx"
-"""What stands in the place of a secret, as TiCDC writes it."""
+"""The text shown in the place of a secret, as in TiCDC."""
 
 
 class Secret(str):
-    """A text that prints as REDACTED, whatever prints it; who must send or store it has it from `revealed`.
+    """A text that always prints as REDACTED; code that must send or store it calls `revealed`.
 
-    It is taken apart like any other (compared, encoded, pickled), and as a part of a value that is printed
-    (a tuple, a dataclass, an exception) it stays hidden.
+    All other uses are those of a string (it is compared, encoded, pickled). It also stays hidden as a part of
+    a printed value (a tuple, a dataclass, an exception).
     """
 
     __slots__ = ()
@@ -38,16 +38,16 @@ TABLE_MODE: Final = "tidb"
 TXN_MODE: Final = "txnkv"
 RAW_MODE: Final = "rawkv"
 KV_MODES: Final = (TABLE_MODE, TXN_MODE, RAW_MODE)
-"""What a changefeed's keys are: TiDB's tables, transactional keys without tables, raw keys of API V2."""
+"""The keys of a changefeed: TiDB's tables, transactional keys without tables, or raw keys of API V2."""
 IDS_PER_STRIPE_MAX: Final = 4096
-"""Which of them are wanted is one number in what a pipeline is told."""
+"""The set of wanted ids in a stripe is one number in what a pipeline gets, with a bit for each id."""
 TABLE_CUTS_MAX: Final = 1024
-"""Of all tables together: each piece is a span of its own, which costs a little while nothing happens."""
+"""For all tables together, because each piece is a span of its own, which has a small cost even when idle."""
 FLAVOURS: Final = ("classic", "new")
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 LARGE_OPTIONS: Final = ("none", "handle-key-only", "claim-check")
 MESSAGE_COMPRESSIONS: Final = ("none", "snappy", "lz4")
-"""Of the messages themselves, apart from Kafka's own."""
+"""Compression of the messages themselves, apart from Kafka's own."""
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns", "conflict")
 INTEGRITY_LEVELS: Final = ("none", "correctness")
@@ -55,7 +55,7 @@ CORRUPTION_LEVELS: Final = ("warn", "error")
 
 
 def nearest(name: str, valid: Iterable[str], *, label: str = "valid") -> str:
-    """`did you mean X?` when one is near, and the list of what is valid."""
+    """`did you mean X?` if there is a similar name, and the list of valid names."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""

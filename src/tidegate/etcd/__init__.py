@@ -1,5 +1,5 @@
-"""etcd: what several captures share. Keys and transactions, a lease per capture, the election of the owner.
+"""etcd, which several captures share: keys and transactions, a lease for each capture, the owner's election.
 
-Reading order: client (calls, endpoints, patience), metadata (the store's contract over it), session (the
-lease), election.
+Reading order: client (calls, endpoints, retries), metadata (the metadata store over it), session (the lease),
+election.
 """

@@ -1,7 +1,7 @@
-"""Calls to an etcd cluster (v3 API): whichever endpoint answers, for as long as it is worth asking.
+"""Calls to an etcd cluster (v3 API), repeated at any of its endpoints until one answers or time is up.
 
-etcd's own proto files are the reference for what a call means (etcd 3.4 and later, `rpc.proto`, `kv.proto`).
-Every call here is linearizable. Thread-safe; calls block.
+etcd's own proto files are the reference for the meaning of a call (etcd 3.4 and later, `rpc.proto`,
+`kv.proto`). Every call here is linearizable. Thread-safe; calls block.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tidegate.tls import Tls
 T = TypeVar("T")
 
 CALL_S: Final = 3.0
-"""One attempt. etcd itself gives up on a request it cannot commit after 5 to 7 s."""
+"""The time limit of one attempt. etcd itself fails a request that it cannot commit after 5 to 7 s."""
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.1
 HURRY_S: Final = 0.5
 READ_S: Final = 0.5
-"""After the end of a stream, for what has come before."""
+"""How long to wait, after the end of a stream, for messages that came before the end."""
 ELSEWHERE: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -39,17 +39,18 @@ ELSEWHERE: Final = frozenset(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
 )
-"""Answers after which another endpoint, or the same one later, may do better."""
+"""Status codes after which another endpoint, or the same one later, may answer."""
 REFUSED: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 
 DATABASE_FULL: Final = "database space exceeded"
-"""In the details of an answer (etcd `api/v3rpc/rpctypes/error.go`, `ErrGRPCNoSpace`). The code alone,
-RESOURCE_EXHAUSTED, also means too many requests."""
+"""The details of an answer if etcd's database is full (etcd `api/v3rpc/rpctypes/error.go`, `ErrGRPCNoSpace`).
+The code alone, RESOURCE_EXHAUSTED, also means too many requests.
+"""
 
 
 class Unanswered(Exception):
-    """An attempt that ended without an answer: what it asked for may have been done all the same."""
+    """An attempt that ended without an answer; etcd may have carried out the request or not."""
 
 
 class DatabaseFull(Unanswered):
@@ -60,7 +61,8 @@ class EtcdClient:
     """A client of one cluster at `endpoints` = `[http[s]://]host:port[,...]`.
 
     `tls`: the certificates for https, by default those of the environment (`tidegate.tls`). An endpoint
-    without a scheme uses TLS if there are certificates. Raises InvalidInput for endpoints that will not do.
+    without a scheme uses TLS if there are certificates. Raises InvalidInput for endpoints that cannot be
+    used.
     """
 
     def __init__(self, endpoints: str, *, tls: Tls | None = None, patience_s: float | None = None) -> None:
@@ -80,7 +82,7 @@ class EtcdClient:
 
     @property
     def where(self) -> str:
-        """For errors: all endpoints."""
+        """All endpoints, for errors."""
         return ",".join(self.endpoints)
 
     def range(self, key: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0) -> Any:
@@ -89,11 +91,11 @@ class EtcdClient:
         return self._ask(lambda at: self._pool.stub(at, rpc.KVStub).Range, request)
 
     def try_txn(self, request: Any) -> Any:
-        """One attempt at a TxnResponse. Raises Unanswered; the next attempt goes to another endpoint."""
+        """One attempt at a transaction. Raises Unanswered; the next attempt goes to another endpoint."""
         return self._attempt(lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, self._call_s)
 
     def try_txns(self, requests: Sequence[Any]) -> list[Any]:
-        """One attempt at each of several, all at once: TxnResponses, or Unanswered in their place."""
+        """One attempt at several transactions at the same time; Unanswered in the place of a lost answer."""
         address = self._address()
         calls: list[Any] = []
         for request in requests:
@@ -120,7 +122,7 @@ class EtcdClient:
                 return unanswered
 
     def grant_lease(self, ttl_s: int) -> tuple[int, int]:
-        """A new lease: its id, and the seconds that etcd really gives it."""
+        """Get a new lease: its id, and the TTL in seconds that etcd has chosen."""
         found = self._ask(
             lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_s)
         )
@@ -129,7 +131,7 @@ class EtcdClient:
         return int(found.ID), int(found.TTL)
 
     def keep_alive(self, lease: int, timeout_s: float) -> int:
-        """One attempt to renew a lease: the seconds it has from now on; 0: it is gone. Raises Unanswered."""
+        """One attempt to renew a lease: its new TTL in seconds; 0: it has ended. Raises Unanswered."""
 
         def renew(address: str) -> Callable[..., Any]:
             stub = self._pool.stub(address, rpc.LeaseStub)
@@ -139,7 +141,7 @@ class EtcdClient:
         return int(self._attempt(renew, pb.LeaseKeepAliveRequest(ID=lease), timeout_s).TTL)
 
     def revoke(self, lease: int) -> None:
-        """End a lease, and delete its keys. One that is gone already is no error."""
+        """End a lease, which deletes its keys. A lease that has ended already is no error."""
         try:
             self._ask(
                 lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseRevoke, pb.LeaseRevokeRequest(ID=lease)
@@ -148,7 +150,7 @@ class EtcdClient:
             return
 
     def hurry(self) -> None:
-        """Wait for no answer any more: one short attempt at what is still to be said."""
+        """Limit all later calls to one short attempt, because the process must end soon."""
         self._patience_s = 0.0
         self._call_s = HURRY_S
 
@@ -158,11 +160,11 @@ class EtcdClient:
         self._pool.close()
 
     def _ask(self, method: Callable[[str], Callable[..., Any]], request: Any) -> Any:
-        """Until there is an answer, for a request that may be done twice."""
+        """Repeat a request until it is answered. Only for requests that may be carried out twice."""
         return self.until_answered(lambda: self._attempt(method, request, self._call_s))
 
     def until_answered(self, attempt: Callable[[], T]) -> T:
-        """Attempts with pauses. Raises Retryable when the patience is over."""
+        """Repeat attempts with pauses. Raises Retryable when `patience_s` is over."""
         end = time.monotonic() + self._patience_s
         while True:
             try:
@@ -203,7 +205,7 @@ class EtcdClient:
             raise self._failure(address, error) from error
 
     def _failure(self, address: str, error: grpc.RpcError) -> Exception:
-        """What a call's error means; the next call goes to the next endpoint if this one may be at fault."""
+        """The exception for a call's error. If the endpoint may be at fault, the next call skips it."""
         code, details = error.code(), str(error.details())
         if code is grpc.StatusCode.NOT_FOUND:
             return LeaseGone("etcd has ended the lease.", where=address, why=details)
@@ -224,9 +226,9 @@ class EtcdClient:
 
 
 def _first(call: Any) -> Any:
-    """The first message of a stream. Raises grpc.RpcError, and Unanswered if it has ended without one.
+    """The first message of a stream. Raises grpc.RpcError, and Unanswered if the stream ends without one.
 
-    It is read in a thread, because gRPC may never complete a receive (`kvclient.channel.at_end`).
+    A thread reads it, because gRPC may never complete a receive (`kvclient.channel.at_end`).
     """
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -237,7 +239,7 @@ def _first(call: Any) -> Any:
             came.put(error)
 
     def ended() -> None:
-        # What has been received is handed out first.
+        # Give the reader time: gRPC returns messages that arrived before the end first.
         threading.Timer(READ_S, came.put, [Unanswered("the stream ended without an answer")]).start()
 
     at_end(call, ended)
@@ -256,7 +258,7 @@ class LeaseGone(Fenced):
 
 
 def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:
-    """`host:port` of each endpoint, and whether they use TLS; None: none says so. Raises InvalidInput."""
+    """`host:port` of each endpoint, and whether they use TLS; None: not given. Raises InvalidInput."""
     found, schemes = [], set()
     for one in filter(None, (each.strip().rstrip("/") for each in text.split(","))):
         scheme, _, address = one.rpartition("://")

@@ -1,9 +1,10 @@
-"""Who owns the feeds of a cluster: the capture whose key is the oldest (etcd's `concurrency.Election`).
+"""Elects the owner of a cluster's feeds: the capture with the oldest key (etcd's `concurrency.Election`).
 
-Each candidate has a key of its own under its lease. The owner is the one with the least create revision; the
-key's revision is the owner_rev, which grows from owner to owner, since a key that comes later has a greater
-one. A key that is the least stays so until it is deleted, so that a write which is guarded by it is the
-owner's, whatever the writer believes: when the lease ends, the key goes with it.
+Each candidate has a key of its own under its lease. The owner is the candidate with the least create
+revision, which is its owner_rev. owner_rev grows from owner to owner, because a later key has a greater
+revision. The oldest key stays the oldest until it is deleted, and it is deleted when its lease ends. So a
+write that is guarded by the key comes from the owner, even if the writer does not know whether it still is
+the owner.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from tidegate.etcd.client import EtcdClient
 from tidegate.proto import etcdserverpb_pb2 as pb
 
 META: Final = "__cdc_meta__"
-"""As TiCDC calls what belongs to no namespace."""
+"""TiCDC's name for keys that belong to no namespace."""
 
 
 def owner_prefix(cluster: int) -> str:
-    """Of the candidates' keys."""
+    """The prefix of the candidates' keys."""
     return f"{ROOT}/{cluster}/{META}/owner/"
 
 
 def capture_prefix(cluster: int) -> str:
-    """Of the captures' keys."""
+    """The prefix of the captures' keys."""
     return f"{ROOT}/{cluster}/{META}/capture/"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One that stands, or is the owner."""
+    """A candidate, which may be the owner."""
 
     capture: str
     key: str
@@ -40,7 +41,7 @@ class Candidate:
 
 
 class Election:
-    """Blocks as `EtcdClient` does."""
+    """One candidate's part in the election. All calls block as those of `EtcdClient`."""
 
     def __init__(self, client: EtcdClient, cluster: int, lease: int, capture: str) -> None:
         self._client, self._prefix, self._lease = client, owner_prefix(cluster), lease
@@ -48,11 +49,11 @@ class Election:
         self.key = f"{self._prefix}{lease:x}"
 
     def stand(self) -> None:
-        """Put our key, once."""
+        """Become a candidate by writing our key; call it once."""
         put_leased(self._client, self.key, self._capture.encode(), self._lease)
 
     def owner(self) -> Candidate | None:
-        """Who is the owner now; None: nobody stands."""
+        """The current owner; None: there is no candidate."""
         prefix = self._prefix.encode()
         found = self._client.range(prefix, prefix[:-1] + b"0").kvs
         least = min(found, key=lambda kv: int(kv.create_revision), default=None)
@@ -62,12 +63,12 @@ class Election:
 
 
 def drained_prefix(cluster: int) -> str:
-    """Of the keys of captures that are to be given nothing."""
+    """The prefix of the keys of captures that get no ranges."""
     return f"{ROOT}/{cluster}/{META}/drained/"
 
 
 def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
-    """Create a key that goes with the lease; one that is there stays as it is. Raises Retryable."""
+    """Create a key that ends with the lease; an existing key stays as it is. Raises Retryable."""
     absent = pb.Compare(target=pb.Compare.CREATE, key=key.encode(), create_revision=0)
     put = pb.RequestOp(request_put=pb.PutRequest(key=key.encode(), value=value, lease=lease))
     look = pb.RequestOp(request_range=pb.RangeRequest(key=key.encode()))

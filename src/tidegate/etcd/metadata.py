@@ -3,9 +3,9 @@
     guards, and each written key's revision as we know it --Txn--> yes: written
                                                           +------> no: all these keys as they are now
 
-Why the second kind of guard: an attempt whose answer does not come is made again, and the first may still be
-on its way. Were it to arrive after later writes, it would set an older value, such as a checkpoint that goes
-back. With the key's revision in it, it can be carried out once, and only where it was meant.
+The second kind of guard is for attempts that are repeated because no answer came. The first attempt may still
+be on its way. If it arrived after later writes, it would store an older value, for example a checkpoint that
+goes back. With the key's revision as a guard, it can be carried out only once, and only before later writes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tidegate.proto import etcdserverpb_pb2 as pb
 
 SCHEME: Final = "etcd:"
 PAGE: Final = 500
-"""Keys read at once; one is a few KiB."""
+"""The number of keys read at once; a key with its value has a few KiB."""
 PROOF_S: Final = 3.0
-"""How long a worker waits for etcd: shorter than its transaction lasts at the sink."""
+"""How long a worker waits for etcd; this must be shorter than its transaction lasts at the sink."""
 ROUNDS: Final = 16
-"""How often a transaction is tried because another writes the same keys without a guard. Nobody does."""
+"""How often a transaction is tried if another program writes the same keys unguarded. No capture does."""
 KNOWN_MAX: Final = 100_000
-"""Keys whose revision is remembered. Beyond, all are forgotten, and read when they are written next."""
+"""The most keys whose revision is remembered. Beyond it all are forgotten, and read before a write."""
 
 
 class EtcdMetadata:
-    """A `control.metadata.MetadataStore`. Thread-safe; calls block until etcd has answered, or Retryable.
+    """A `control.metadata.MetadataStore`. Thread-safe; calls block until etcd answers, or raise Retryable.
 
-    After Retryable a write may have happened or not.
+    A write that raised Retryable may have been carried out or not.
     """
 
     def __init__(self, client: EtcdClient) -> None:
@@ -61,13 +61,13 @@ class EtcdMetadata:
             at = page.kvs[-1].key + b"\0"
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
-        """Apply all writes at one new revision if all guards hold, else none."""
+        """Apply all writes at one new revision if all guards hold, otherwise none."""
         return self._through(
             Transaction(tuple(guards), tuple(writes)), self._request(guards, writes), unsure=False
         )
 
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
-        """As if one after the other. If it raises, each may have been applied or not."""
+        """Run transactions as if one after the other. If it raises, each may have been applied or not."""
         outcomes: list[Outcome] = []
         for group in _apart(asked):
             requests = [self._request(one.guards, one.writes) for one in group]
@@ -83,11 +83,11 @@ class EtcdMetadata:
         return outcomes
 
     def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         self.client.close()
 
     def _through(self, asked: Transaction, request: Any, *, unsure: bool) -> Outcome:
-        """Ask until it is known what has become of it. `unsure`: an attempt was made and not answered."""
+        """Repeat a transaction until its outcome is known. `unsure`: an earlier attempt was not answered."""
         state = [unsure]
 
         def attempt() -> Any:
@@ -101,7 +101,7 @@ class EtcdMetadata:
             outcome = self._judge(asked, self.client.until_answered(attempt), unsure=state[0])
             if outcome is not None:
                 return outcome
-            # An attempt that is still under way cannot be carried out any more: its guard has failed.
+            # An earlier attempt that is still on its way can have no effect any more: its guard fails.
             request, state[0] = self._request(asked.guards, asked.writes), False
         raise Fatal(
             "Somebody else writes the keys of this cluster's captures.",
@@ -118,7 +118,7 @@ class EtcdMetadata:
             found = self.get(key)
             known[key] = found.mod_revision if found is not None else 0
         compares = [one for guard in guards for one in _compares(guard)]
-        # A guard that names a revision does what ours would: etcd takes few comparisons in a transaction.
+        # A guard with a revision of the same key is enough, and etcd takes few comparisons in a transaction.
         guarded = {guard.key for guard in guards if guard.mod_revision is not None}
         compares += [_mod(key, revision or 0) for key, revision in known.items() if key not in guarded]
         looked_at = dict.fromkeys([*keys, *(guard.key for guard in guards)])
@@ -129,7 +129,7 @@ class EtcdMetadata:
         )
 
     def _judge(self, asked: Transaction, answer: Any, *, unsure: bool) -> Outcome | None:
-        """What has become of a transaction; None: a written key had another revision than we knew."""
+        """The outcome of a transaction; None: a written key had another revision than we knew."""
         revision = int(answer.header.revision)
         if answer.succeeded:
             self._remember((write.key, revision if isinstance(write, Put) else 0) for write in asked.writes)
@@ -143,6 +143,7 @@ class EtcdMetadata:
         self._remember(
             (write.key, found[write.key].mod_revision if write.key in found else 0) for write in asked.writes
         )
+        # An earlier attempt may have been applied, and this one has then failed because of it.
         if unsure and (done := _done_at(asked.writes, found, revision)):
             return Outcome(True, done)
         return None if all(_holds(guard, found) for guard in asked.guards) else Outcome(False, revision)
@@ -156,12 +157,12 @@ class EtcdMetadata:
 
 @lru_cache(maxsize=8)
 def shared(place: str) -> EtcdMetadata:
-    """The store at `etcd:ENDPOINTS`, with the connections that this process already has to it."""
+    """The store at `etcd:ENDPOINTS`; all callers in a process share its connections."""
     return EtcdMetadata(EtcdClient(place.removeprefix(SCHEME), patience_s=PROOF_S))
 
 
 def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:
-    """Groups of transactions that may be under way together: none writes what another writes or compares."""
+    """Groups of transactions that may run at once: none writes a key that another writes or compares."""
     group: list[Transaction] = []
     written: set[str] = set()
     compared: set[str] = set()
@@ -178,7 +179,7 @@ def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:
 
 
 def _done_at(writes: Sequence[Put | Delete], found: Mapping[str, KeyValue], now: int) -> int:
-    """At which revision these writes have been applied; 0: they were not, or another has written since."""
+    """The revision at which these writes were applied; 0: they were not, or were overwritten since."""
     if not any(isinstance(write, Put) for write in writes):
         return now if not any(write.key in found for write in writes) else 0
     revisions = set()
@@ -225,5 +226,5 @@ def _key_value(found: Any) -> KeyValue:
 
 
 def _after(prefix: bytes) -> bytes:
-    """The least key above all that begin with a prefix, which is text: its last byte is below 0xff."""
+    """The least key above all keys with a prefix. The prefix is text, so its last byte is below 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"

@@ -3,9 +3,9 @@
     grant --every TTL / 3--> renew, renew, ...        no answer for TTL - margin, or "it is gone" --> lost
 
 etcd ends a lease one TTL after it has answered a renewal. The answer takes time to arrive, and the capture
-may be stopped in between. So the capture counts from the moment at which it *sent* the renewal, and gives up
-a margin earlier: by its own clock it has ended before somebody else can take over by etcd's. The clock is
-the one that goes on while a machine sleeps (CLOCK_BOOTTIME).
+may be stopped in between. So the capture counts the TTL from the moment when it *sent* the renewal, and stops
+a margin earlier. Then its lease has ended by its own clock before another capture can take over by etcd's
+clock. Its clock is one that also runs while the machine sleeps (CLOCK_BOOTTIME).
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ LEAST_TTL_S: Final = 3
 RENEWALS: Final = 3
 """How often a lease is renewed within its TTL."""
 MARGIN: Final = 0.2
-"""The share of a TTL that is given up at its end."""
+"""The share of a TTL by which the capture stops relying on its lease early."""
 BEATS: Final = 3
-"""TTLs without a beat after which a lease is not renewed: the thread may go on when all else stands still."""
+"""TTLs without a beat after which a lease is not renewed, as this thread may run while the process hangs."""
 PAUSE_S: Final = 0.1
-"""Before the next attempt, after a renewal that was not answered."""
+"""The pause after a renewal that was not answered."""
 
 
 def now_s() -> float:
-    """Seconds by a clock that neither jumps nor stops while the machine sleeps."""
+    """Seconds by a clock that does not jump, and also runs while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 @dataclass(slots=True)
 class LocalLease:
-    """Until when a lease may be relied on here. Pure."""
+    """Until when this process may rely on a lease. Pure."""
 
     until: float = float("-inf")
     gone: bool = False
 
     def renewed(self, sent: float, ttl_s: int) -> None:
-        """A renewal that was sent then has been answered."""
+        """Note the answer to a renewal that was sent at `sent`."""
         if ttl_s <= 0:
             self.gone = True
         else:
             self.until = max(self.until, sent + ttl_s * (1 - MARGIN))
 
     def holds(self, now: float) -> bool:
-        """Whether nobody can have taken over yet."""
+        """Whether no other capture can have taken over yet."""
         return not self.gone and now < self.until
 
 
 class Session:
-    """A lease that a thread renews until `close`. Raises Retryable when etcd does not answer at the start."""
+    """A lease that a thread renews until `close`. Raises Retryable if etcd does not answer at the start."""
 
     def __init__(self, client: EtcdClient, ttl_s: int) -> None:
         self._client, self._lease, self._ended = client, LocalLease(), threading.Event()
@@ -73,11 +73,11 @@ class Session:
         return self._lease.holds(now_s())
 
     def beat(self) -> None:
-        """What the session is for gets on. Without a beat for BEATS TTLs it ends."""
+        """Report progress of the process. Without a beat for BEATS TTLs the session ends."""
         self._beat = now_s()
 
     def close(self) -> None:
-        """End the lease: its keys go, and whoever waits for them need not wait for the TTL."""
+        """End the lease, which deletes its keys, so that others need not wait for the TTL."""
         self._ended.set()
         self._client.revoke(self.lease)
 
@@ -93,7 +93,7 @@ class Session:
             except Unanswered as error:
                 self.why_lost, pause = str(error), PAUSE_S
                 continue
-            except TidegateError as error:  # etcd refuses us from now on: no later attempt would do better
+            except TidegateError as error:  # etcd refuses us, and a later attempt would fail as well
                 self.why_lost = str(error)
                 return
             if self._lease.gone:

@@ -1,4 +1,4 @@
-"""The process that runs the control machines: every edge of the control plane.
+"""The control process: it runs the control machines and has every edge of the control plane.
 
 Reading order: capture (a node), reactor (its changefeeds, with feed_creation, feed_updates, placement,
 held_history and housekeeping), feed (one changefeed), schema_tracker, supervisor (child processes and the

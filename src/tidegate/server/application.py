@@ -1,10 +1,10 @@
-"""The capture's application: started when a changefeed first runs, and again when it has ended.
+"""The capture's application process: starts it when an incarnation first needs it, and restarts it.
 
-    run ---> Run ---> the incarnation connects, and says what `model.reports` has for it
-    end ---> End ---> Ended: nobody works for it any more
-                      else, after END_S: the application is killed, and all it has with it
+    run ---> Run ---> the incarnation connects and sends its own reports (`model.reports`)
+    end ---> End ---> Ended: no worker works for the incarnation any more
+                      if Ended does not come within END_S: the application and all its children are killed
 
-However an incarnation ends, `Running.gone` says when. Nothing here decides whether it is to begin again.
+`Running.gone` is set whichever way an incarnation ends. The caller decides whether to start another one.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ END_S: Final = 15.0
 STOP_S: Final = 2.0
 """Grace for the process; it has nothing to save."""
 APART_S: Final = 1.0
-"""Between two starts at least: one that fails at once fails for all changefeeds."""
+"""The least time between two starts, because an application that fails at once fails for all changefeeds."""
 
 
 LOG_MAX: Final = 16 << 20
-"""Bytes of the log; then it is begun anew, and the one before is kept."""
+"""Size of the log in bytes above which it is truncated; one copy of the previous content is kept."""
 LOG_LOOK_S: Final = 60.0
 
 
@@ -47,16 +47,16 @@ NOTHING: Final = Working(0, (), ())
 
 
 class Running:
-    """An incarnation that the application was told to run."""
+    """An incarnation that the application is asked to run."""
 
     def __init__(self, changefeed: str, incarnation: int, spec: Path) -> None:
         self.message = Run(changefeed, incarnation, str(spec))
         self.reported = False
-        """Whether an application has heard of it."""
+        """Whether the Run message was sent to a connected application."""
         self.gone = asyncio.Event()
-        """Set when nobody works for it any more."""
+        """Set when no worker works for the incarnation any more."""
         self.how = ""
-        """Why it is gone, if the application is; else it has said so itself."""
+        """Why the application ended, if that ended the incarnation; empty if it ended by itself."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -64,7 +64,7 @@ class Running:
 
 
 class Application:
-    """The one of a capture."""
+    """The application of a capture. Lives in one asyncio loop."""
 
     def __init__(self, command: ApplicationCommand, socket: Path, folder: Path, clock: Clock) -> None:
         self._command, self._socket, self._folder, self._clock = command, socket, folder, clock
@@ -74,11 +74,11 @@ class Application:
         self._keeper: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._warm = False
-        """Whether it runs though nothing is to be run."""
+        """Keep the application running even while there is no incarnation to run."""
         self.working = NOTHING
-        """What it does, as it said last."""
+        """The last report of what the application and its workers are doing."""
         self._said: TidegateError | None = None
-        """Why it ends, by its own words."""
+        """The error that the application reported before it ended."""
 
     @property
     def log(self) -> Path:
@@ -87,11 +87,11 @@ class Application:
 
     @property
     def pid(self) -> int:
-        """Of the process, which leads the session of all it has started; 0: there is none."""
+        """The process id, which is also the id of its session; 0 if the application does not run."""
         return self._child.pid if self._child is not None and self._child.alive else 0
 
     def run(self, changefeed: str, incarnation: int, spec: Path) -> Running:
-        """Have an incarnation run, in the application that is there or in the next."""
+        """Run an incarnation in the current application, or in the next one if none is connected."""
         one = Running(changefeed, incarnation, spec)
         self._running[one.key] = one
         self._tell(one)
@@ -99,7 +99,7 @@ class Application:
         return one
 
     def warm(self) -> None:
-        """Start it now and keep it running: whoever stands by is to deliver at once when its turn comes."""
+        """Start it now and keep it running, so that a standby can deliver as soon as it is elected."""
         self._warm = True
         self._want()
 
@@ -109,7 +109,7 @@ class Application:
             self._keeper = asyncio.create_task(self._keep(), name="application keeper")
 
     async def end(self, one: Running) -> None:
-        """Until nobody works for it any more."""
+        """End an incarnation; returns when no worker works for it any more."""
         if not one.reported:
             self._over(one.key)
         elif self._connection is not None:
@@ -118,6 +118,8 @@ class Application:
             async with asyncio.timeout(END_S):
                 await one.gone.wait()
         if not one.gone.is_set() and self._child is not None:
+            # The next incarnation may replace the files of this one, so no worker may work for it any more.
+            # The incarnations of other changefeeds end with the application, too, and begin again.
             event(LOG, logging.WARNING, "application does not end a changefeed", changefeed=one.key[0])
             metrics.restarts.labels("application").inc()
             await self._child.stop(0)
@@ -134,7 +136,7 @@ class Application:
             one.gone.set()
 
     def receive(self, connection: Connection, report: FromApplication) -> None:
-        """What the application says of itself."""
+        """Take a report of the application."""
         match report:
             case ApplicationHello():
                 self._connection, self._said = connection, None
@@ -154,7 +156,7 @@ class Application:
                 assert_never(report)
 
     async def _to_its_end(self, child: Child) -> int:
-        """Its exit code; meanwhile what it prints is kept short."""
+        """Wait for the process and return its exit code; meanwhile keep its log short."""
         ended = asyncio.create_task(child.wait())
         try:
             while True:
@@ -176,7 +178,7 @@ class Application:
         self._lose("the application was ended")
 
     def _lose(self, how: str) -> None:
-        """Whatever ran in it is gone."""
+        """Mark every incarnation as gone, because the application that ran them has ended."""
         self._connection, self.working = None, NOTHING
         lost, self._running = self._running, {}
         for one in lost.values():
@@ -184,7 +186,7 @@ class Application:
             one.gone.set()
 
     async def _keep(self) -> None:
-        """Start it whenever something is to run and it is not there."""
+        """Start the application whenever something must run and no application is running."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -197,9 +199,9 @@ class Application:
                 code = await self._to_its_end(self._child)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 event(LOG, logging.WARNING, "application ended", how=how)
-                # Its leader may be gone and the rest not: no worker may be left when the next one begins.
+                # The process may be dead while its workers still run. Kill them before the next one starts.
                 await self._child.stop(0)
-            except (OSError, TidegateError) as error:  # no room for its log, for one
+            except (OSError, TidegateError) as error:  # for example no disk space for the log
                 how = str(error)
             self._lose(how)
             if self._warm:
@@ -208,8 +210,8 @@ class Application:
 
 
 def cut(log: Path) -> None:
-    """Begin a long log anew while it is written to: who appends goes on at its end, wherever that is."""
-    with contextlib.suppress(OSError):  # without room the log grows until there is some
+    """Truncate a long log while it is being written. Its writers append, so they continue at its end."""
+    with contextlib.suppress(OSError):  # without disk space for the copy the log grows until there is some
         if log.stat().st_size > LOG_MAX:
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
             os.truncate(log, 0)

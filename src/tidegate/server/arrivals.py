@@ -1,10 +1,11 @@
-"""What has arrived in this capture's event store of the spans that a changefeed delivers here.
+"""What the capture's event store has received for the spans that a changefeed delivers on this capture.
 
     floors and manifests --> begins too late | rows to deliver | nothing up to the bound: idle
 
-A span without rows advances without the pipeline. That is safe only if the store has the span from the
-changefeed's checkpoint on: a floor says up to where a span is known, and not from where. So the beginning is
-checked before a floor counts, and idle spans are looked up in the frontier once more after their manifests.
+A span without rows advances without the pipeline. That is safe only if the store has everything of the span
+since the changefeed's checkpoint. A floor says up to which ts a span is complete, but not from which ts. So
+the beginning is checked in the manifest before a floor counts. Idle spans are looked up in the frontier
+again after their manifests were read, because a span may have been restarted in between.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ReadManifest = Callable[[Path, str], Manifest | None]
 
 
 class Arrivals:
-    """Of one opening of a changefeed. One asyncio loop."""
+    """The arrivals for one opening of a changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self, machine: Processor, store: Path, ddl_span_id: str, read_manifest: ReadManifest
@@ -35,14 +36,14 @@ class Arrivals:
         self.undelivered: list[str] = []
         """Spans with rows that the pipeline may deliver now."""
         self.lacking: set[str] = set()
-        """Spans that do not begin early enough yet: the puller is asked for what is missing."""
+        """Spans whose stored part begins above the checkpoint; the puller is asked for the missing part."""
         self.all_idle = False
-        """Whether no row that is not durable is below the bound."""
+        """Whether every row at or below the bound is durable."""
         self._unchecked: set[str] = set()
-        """Spans of which it is not known yet whether they begin early enough."""
+        """Spans whose beginning has not been checked yet."""
 
     def check_beginning_of(self, spans: Iterable[str]) -> None:
-        """These spans have just become ours: whether they begin early enough is to be looked up."""
+        """Check later whether these spans, which were just added, begin early enough."""
         self._unchecked |= set(spans)
 
     def manifest(self, span: str) -> Manifest | None:
@@ -50,18 +51,18 @@ class Arrivals:
         return self._read_manifest(self.store, span)
 
     def frontier(self) -> Frontier:
-        """Up to where each span is in the store."""
+        """Up to which ts each span is complete in the store."""
         return store_view.read_frontier(self.store)
 
     def lifted(self, frontier: Frontier) -> Mapping[str, int]:
-        """As it is for us: parts of stripes may be behind of which we want nothing."""
+        """The frontier for this changefeed: tables of a stripe that it does not want do not hold it back."""
         ddl_ts = frontier.get(self._ddl_span_id, 0)
         return store_view.lifted(frontier, self._machine.stripes, ddl_ts, self.manifest)
 
     def advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
-        """Find what is to be delivered, and tell the machine of spans that have nothing.
+        """Find the spans with rows to deliver, and report to the machine those that have none.
 
-        `reached`: the frontier as it is for us (`lifted`).
+        `reached`: the frontier as this changefeed sees it (`lifted`).
         """
         idle = []
         undelivered = []
@@ -81,21 +82,23 @@ class Arrivals:
         self.undelivered, self.lacking, self.all_idle = undelivered, lacking, len(idle) == len(moved)
         if not idle:
             return
-        # Once more: a span that was begun again meanwhile left the frontier before its rows were dropped.
+        # Check again: a span that was restarted meanwhile left the frontier before its rows were dropped.
         again = self.lifted(self.frontier())
         for span, after, upto in idle:
             if again.get(span, 0) >= upto:
                 self._machine.idle(span, after, upto)
 
     def _reach_of(self, span: str, manifest: Manifest) -> int:
-        """Up to where all that we want of a stripe is there; 0 for a span that is wanted as a whole."""
+        """Up to which ts all wanted tables of a stripe are complete; 0 if the whole span is wanted."""
         bounds, wanted = self._machine.wanted(span)
         return store_view.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
 
     def _begin_late(self) -> set[str]:
-        """Spans of which nothing is received yet, whatever their floor says: the store's part of them begins
-        above the checkpoint. One that begins early enough is looked at no more: it is let go only up to where
-        the feed is done with it, and a span that is begun again shows when it has something to deliver.
+        """Spans that do not count as received, whatever their floor says, because their stored part begins
+        above the checkpoint.
+
+        A span that once began early enough is not checked again. The store drops rows only up to where the
+        feed no longer needs them, and `advance_idle` sees a restarted span in its manifest.
         """
         if not self._unchecked:
             return set()
@@ -109,7 +112,7 @@ class Arrivals:
         return set(late)
 
     def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:
-        """Whether a change in (after, upto] may be of a table that is wanted."""
+        """Whether (after, upto] may contain a change of a wanted table."""
         bounds, wanted = self._machine.wanted(span)
         folder, first = self.store / span, keys.stripe_ids(bounds).start if wanted else 0
         return not wanted or store_view.has_any(folder, manifest, after, upto, first, wanted)

@@ -1,19 +1,20 @@
-"""Pulls what a changefeed needs of a span from before the event store's part of it, and puts it in front.
+"""Pulls the earlier part of a span that a changefeed needs and the event store no longer has.
 
-A changefeed may be resumed, or created, below what is kept, because others have read on and let it go. If
-the span were begun again from there, the others would wait for a scan of everything written since. So what is
-kept stays and goes on. The part before it comes through a puller of its own, into a store of its own, and
-becomes the beginning of the span once it is complete: readers find a span that begins earlier than it did.
+A changefeed may be resumed or created below what is stored, because the other changefeeds have read further
+and the older segments were dropped. If the span were restarted from there, the other changefeeds would wait
+for a scan of everything written since. So the stored part stays and keeps growing. A separate puller writes
+the earlier part into a separate store. When that part is complete, it is put in front of the span, and
+readers find a span that begins earlier than before.
 
-A thread of the puller's process. It pulls all spans that are wanted at the same time. What it has pulled is
-lost when the process ends; the next process is told of all spans again, and starts again. Two promises:
- - the live part of a span never goes back, whatever is asked for;
- - a span says that it is complete from an earlier ts only when its manifest has every commit since.
+This is a thread of the puller process. It pulls all wanted spans at the same time. If the process ends, its
+unfinished work is lost; the next process gets all requests again and starts from the beginning. Two promises:
+ - the live part of a span never goes back, whatever is requested;
+ - the manifest says that a span is complete from an earlier ts only when it has every commit since then.
 
-Bounds: the streams hold a quarter of what those of live spans may. What is pulled takes the room that the
-quota leaves. If that is not enough for all spans, they are pulled one by one: together each would hold a part
-of the room, and none would ever be whole. If it is not enough for one, it waits until live segments go, and
-lets the next one try after TURN_S.
+Bounds: these streams may use a quarter of the memory that the streams of live spans may use. The pulled data
+may use the disk space that the quota leaves. If that is not enough for all spans, they are pulled one by one,
+because otherwise each would hold a part of the space and none would become complete. If the space is not
+enough for one span, that span waits until live segments are dropped, and after TURN_S the next span tries.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from tidegate.puller.segment_repair import Bounded
 LOG: Final = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.05
-"""How often what is being pulled is looked at."""
+"""How often the progress of the pulled spans is checked."""
 RETRY_S: Final = 1.0
 FOLDER: Final = "backfill"
-"""In the event store's, which removes it at a start."""
+"""A folder inside the event store's folder. The event store removes it when it starts."""
 SHARE: Final = 4
 MEMORY_BYTES: Final = 64 << 20
-"""Of changes that wait for their resolved ts."""
+"""Memory for changes that wait for their resolved ts."""
 TURN_S: Final = 30.0
-"""How long a span that has no room waits before the next one has its turn."""
+"""How long a span without disk space keeps its turn while others wait."""
 NOTICE_S: Final = 10.0
-"""How often it is said again what is wrong."""
+"""The least time between two notices."""
 ROOM_MIN: Final = 1 << 20
-"""A quota of 0 would mean that there is none."""
+"""The least quota of the separate store, because a quota of 0 means no quota."""
 
 
 @dataclass(slots=True)
@@ -66,35 +67,35 @@ class _Job:
 
 
 class Backfill:
-    """Serves `want` in a thread, until `close`."""
+    """Serves requests (`want`) in its own thread until `close`."""
 
     def __init__(self, pd: PdClient, store: EventStore, notice: Callable[[Retryable], None]) -> None:
-        """`notice` is told when there is no room, and of failures, in the thread."""
+        """`notice` is called in the thread, when there is no disk space and when pulling fails."""
         self._pd, self._store, self._notice = pd, store, notice
         self._lock = threading.Lock()
         self._wanted: dict[Span, Timestamp] = {}
         self._asked = threading.Event()
         self._closing = threading.Event()
         self.filled = 0
-        """How many spans begin earlier now than they did."""
+        """How many spans have been given an earlier beginning."""
         self._noticed_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
         self._thread.start()
 
     def want(self, span: Span, start_ts: Timestamp) -> None:
-        """An open span of the store is wanted from `start_ts` on, and no longer from what was said before."""
+        """Request an open span of the store from `start_ts` on. Replaces an earlier request for the span."""
         with self._lock:
             self._wanted[span] = start_ts
         self._asked.set()
 
     @property
     def waiting(self) -> dict[Span, Timestamp]:
-        """What was asked for and is not there yet."""
+        """The requests that are not fulfilled yet."""
         with self._lock:
             return dict(self._wanted)
 
     def close(self) -> None:
-        """End the thread; what it was pulling is pulled again when it is asked for again."""
+        """End the thread. Unfinished spans are pulled from their beginning when they are requested again."""
         self._closing.set()
         self._asked.set()
         self._thread.join(10)
@@ -103,7 +104,7 @@ class Backfill:
         while not self._closing.is_set():
             self._asked.wait()
             self._asked.clear()
-            # Most spans that are watched lack nothing: no puller is made for them.
+            # Most watched spans lack nothing. Do not make a puller for them.
             while self._still_wanted() and not self._closing.is_set():
                 try:
                     self._pull()
@@ -119,7 +120,7 @@ class Backfill:
                     self._closing.wait(RETRY_S)
 
     def _pull(self) -> None:
-        """Until nothing is wanted any more, or something fails."""
+        """Pull until nothing is wanted any more or something fails."""
         folder = self._store.folder / FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         aside = EventStore(
@@ -151,6 +152,7 @@ class Backfill:
                     if job is None:
                         jobs[span] = self._begin(live, start_ts, aside, bounded, puller)
                     elif job.pulled.resolved >= job.upto and self._fits(job):
+                        # First, because `prepend` takes the files of a store to which nothing is appended.
                         puller.unwatch(span)
                         self._fill(live, job)
                         self._end(jobs.pop(span), span, aside, puller)
@@ -162,7 +164,7 @@ class Backfill:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _still_wanted(self) -> dict[Span, tuple[SpanStore, Timestamp]]:
-        """The open spans that begin too late; the others are forgotten."""
+        """The open spans that begin too late. Requests for other spans are removed."""
         live = {span.span: span for span in self._store.open_spans()}
         with self._lock:
             for span, start_ts in list(self._wanted.items()):
@@ -171,7 +173,7 @@ class Backfill:
             return {span: (live[span], start_ts) for span, start_ts in self._wanted.items()}
 
     def _given_up(self, jobs: Mapping[Span, _Job], wanted: int) -> list[Span]:
-        """The spans that give their room back: all but the first; or that one, if others wait for a turn."""
+        """The spans that free their disk space: all but the first; or it, too, if others wait for a turn."""
         if len(jobs) > 1:
             return list(jobs)[1:]
         late = [span for span, job in jobs.items() if time.monotonic() - job.began_at >= TURN_S]
@@ -204,12 +206,12 @@ class Backfill:
         aside.remove_span(span)
 
     def _fits(self, job: _Job) -> bool:
-        """Whether the quota has room for it; without that, parts that others read would be given up."""
+        """Whether the quota has room for it. Otherwise parts that other changefeeds read would be dropped."""
         quota = self._store.disk_bytes
         return not quota or self._store.used_bytes + job.pulled.disk_bytes <= quota
 
     def _make_room(self, aside: EventStore) -> None:
-        """What is pulled may take what the quota leaves; when that is used up, it waits."""
+        """Let the pulled data use what the quota leaves. Without free space, pulling waits."""
         quota = self._store.disk_bytes
         if quota:
             aside.disk_bytes = max(quota - self._store.used_bytes, ROOM_MIN)
@@ -224,7 +226,7 @@ class Backfill:
             )
 
     def _say(self, notice: Retryable) -> None:
-        """Now and then."""
+        """Send a notice, at most every NOTICE_S."""
         if time.monotonic() - self._noticed_at >= NOTICE_S:
             self._noticed_at = time.monotonic()
             self._notice(notice)

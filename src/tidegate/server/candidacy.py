@@ -1,7 +1,7 @@
-"""A capture among those that share an etcd, in the event loop: its session, the others, its turn as owner.
+"""The session of a capture that shares an etcd: its lease, the other captures, and its turn as owner.
 
-`server.membership` makes the calls, which block; this keeps the session and looks at what etcd has while the
-capture runs. When the session ends, or nobody looks at the other captures any more, the capture is lost.
+`server.membership` makes the blocking calls. This module runs in the event loop: it keeps the session alive
+and reads the list of captures. When the session ends, or the list is not read any more, the capture is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.server.membership import CHECK_S, LOOK_S, CaptureInfo, Membership
 LOG: Final = logging.getLogger(__name__)
 
 CAPTURES_S: Final = 0.5
-"""How often is looked which captures there are."""
+"""How often the list of captures is read."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ async def until_etcd_answers(lifetime: Lifetime, work: Callable[[], T], what: st
 class Candidacy:
     """One session of a capture: `register`, `until_elected`, `close`, in this order.
 
-    `captures` and `owner` are those that were read last; the others may know more.
+    `captures` and `owner` have the values that were read last; etcd may have newer ones.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Candidacy:
         self.member = member
         self.captures: tuple[CaptureInfo, ...] = ()
         self.owner: CaptureInfo | None = None
-        """Who owns the feeds while this capture stands by."""
+        """The owner of the feeds while this capture stands by."""
         self._client, self._where, self._lifetime, self._standing_by = client, where, lifetime, standing_by
         self._watches: list[asyncio.Task[None]] = []
 
     async def register(self) -> int:
-        """Be seen by the others, and see them; the revision of this capture's key.
+        """Make this capture visible to the others, and read which others there are; returns its epoch.
 
-        It waits until this capture's last session, if that lasts, has ended.
+        It waits until the previous session of this capture has ended, if there still is one.
         """
         self._watches.append(asyncio.create_task(self._watch_session(), name="session"))
         what = f"{self._where}: the capture's last session to end"
@@ -69,7 +69,7 @@ class Candidacy:
         return epoch
 
     async def until_elected(self) -> Candidate:
-        """Stand, and wait for our turn; the key and revision of an owner. Raises when the capture is lost."""
+        """Become a candidate and wait until elected; the owner's key and revision. Raises if lost."""
         member, lifetime = self.member, self._lifetime
         await until_etcd_answers(lifetime, member.stand, f"{self._where} to answer")
         shown = None
@@ -82,7 +82,7 @@ class Candidacy:
                 if owner is not None and owner != shown:
                     await self._stand_by(owner.capture)
                     shown = owner
-            except Retryable as error:  # the session says when this has lasted too long
+            except Retryable as error:  # the session ends if this lasts too long
                 event(LOG, logging.WARNING, "etcd does not answer", error=str(error))
             await asyncio.sleep(LOOK_S)
         lifetime.waiting_for, self.owner = "", None
@@ -90,7 +90,7 @@ class Candidacy:
         return owner
 
     async def leave(self) -> None:
-        """End the session, so that the next owner need not wait until it has run out. May be called again."""
+        """End the session, so that the next owner need not wait for the lease to expire. Idempotent."""
         if self._lifetime.lost.done():
             self._client.hurry()
         try:
@@ -99,24 +99,24 @@ class Candidacy:
             event(LOG, logging.WARNING, "session ends by itself", error=str(error))
 
     async def close(self) -> None:
-        """Look no more, and leave."""
+        """Stop watching, and leave."""
         for watch in reversed(self._watches):
             watch.cancel()
         await self.leave()
 
     def over(self) -> TidegateError | None:
-        """Why nothing may be written any more."""
+        """Why this capture may not write any more; None if it may."""
         if self._lifetime.lost.done():
             return self._lifetime.lost.result()
         return None if self.member.holds else self.member.lost()
 
     def ids(self) -> dict[str, str]:
-        """The captures that are there: their ids, by their names in grants."""
+        """The ids of all captures that have a session, by their names in grants."""
         me = self.member.me
         return {one.name: one.id for one in self.captures} | {me.name: me.id}
 
     def others(self) -> dict[str, str]:
-        """The other captures that are there: the addresses of their APIs, by their names in grants."""
+        """The API addresses of the other captures that have a session, by their names in grants."""
         return {one.name: one.address for one in self.captures if one.name != self.member.me.name}
 
     async def _stand_by(self, name: str) -> None:
@@ -135,20 +135,20 @@ class Candidacy:
         self._lifetime.lose(self.member.lost())
 
     async def _watch_captures(self) -> None:
-        """Know which captures there are."""
+        """Keep the list of captures up to date."""
         failed = False
         while True:
             try:
                 self.captures = tuple(await asyncio.to_thread(self.member.captures))
                 failed = False
-            except TidegateError as error:  # those known before may still be there
+            except TidegateError as error:  # the captures read before may still exist
                 if not failed:
                     event(LOG, logging.WARNING, "captures not read", error=str(error))
                 failed = True
             await asyncio.sleep(CAPTURES_S)
 
     def _on_watch_end(self, watch: asyncio.Task[None]) -> None:
-        """A defect must end the session: without it nobody would notice captures that come and go."""
+        """End the session after a defect: otherwise nobody would notice captures that come and go."""
         if not watch.cancelled() and (error := watch.exception()) is not None:
             why = f"{type(error).__name__}: {error}"
             self._lifetime.lose(

@@ -1,12 +1,13 @@
-"""A capture: one node that replicates. Control process, puller process, one application for all feeds.
+"""A capture: one node that replicates. Control process, puller processes, one application for all feeds.
 
     async with capture(options) as node: ...      opens everything, ends everything
 
-One capture a data folder (a lock on `DATA_DIR/lock`). At start it waits until PD answers, however long that
-takes: `waiting_for` says so. Then it rewrites the cluster's owner key; the key's new revision is the first
-part of every token it grants and guards every write it makes, so that a capture that was replaced can store
-nothing. Where several captures share an etcd it stands in the election instead, with all its processes
-running, until it is the owner (`server.membership`). Children die with this process.
+Only one capture can use a data folder (a lock on `DATA_DIR/lock`). At the start it waits until PD answers,
+however long that takes; `waiting_for` says so. A capture that is alone then rewrites the cluster's owner key.
+The key's new revision is the first part of every token that the capture grants, and it guards every write,
+so a capture that was replaced cannot store anything. Captures that share an etcd hold an election instead:
+each runs all its processes and waits until it is the owner (`server.membership`). Children die with this
+process.
 """
 
 from __future__ import annotations
@@ -71,88 +72,93 @@ from tidegate.tls import Tls
 LOG: Final = logging.getLogger(__name__)
 
 LOCAL: Final = "local"
-"""The capture's name in grants and transactional ids: a metadata store of one node has one. The same for
-every data folder, so that a feed which is made again in another fences what the first has left behind."""
+"""The name in grants and transactional ids of a capture that does not share an etcd. It is the same for every
+data folder, so a feed that is created again with another folder fences the writers of its predecessor.
+"""
 
 
 def application_command(
     socket: Path, folder: Path, spark_master: str = "local[*]", workers: Sequence[str] = ()
 ) -> list[str]:
-    """How the application is started. `workers`: on a cluster (`pipeline.application.Workers`)."""
+    """The application's command line. `workers`: its options on a cluster
+    (`pipeline.application.Workers`).
+    """
     module = "tidegate.pipeline.application"
     return [sys.executable, "-m", module, str(socket), str(folder), spark_master, *workers]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a capture is started with."""
+    """The settings with which a capture is started."""
 
     pd: str
     data_dir: Path
     id: str = ""
-    """The capture's id, as long as its process lives; empty: a new one."""
+    """The capture's id for the life of this process; empty: a new one is made."""
     address: str = ""
-    """Where its API will be, for status."""
+    """The address of its API, shown in status."""
     event_store_bytes: int = 0
     """The event store's disk quota; 0: none."""
     event_store_reserve: float = 0.05
-    """The share of the disk that the event store leaves to others, of at most `pullers.RESERVE_MAX` bytes."""
+    """The share of the disk that the event store leaves free, limited to `pullers.RESERVE_MAX` bytes."""
     puller_timeout_s: float = 60.0
-    """A puller that follows spans and says nothing for so long is killed and started again."""
+    """A puller that follows spans and sends nothing for this long is killed and restarted."""
     gc_ttl_s: int = TTL_S
-    """How long upstream's history is kept for a feed that is stopped or has failed, and by PD without us."""
+    """How long upstream's history is held for a stopped or failed feed, and how long PD keeps a hold that is
+    not renewed.
+    """
     application_command: ApplicationCommand = application_command
     elsewhere: bool = False
-    """Whether that runs its workers on other machines."""
+    """Whether `application_command` runs the workers on other machines."""
     etcd: str = ""
-    """Endpoints of the etcd in which several captures keep what they share; empty: this capture is alone."""
+    """Endpoints of the etcd that several captures share; empty: this capture is alone."""
     session_ttl_s: int = 10
-    """How long others wait for a capture that says nothing."""
+    """How long the session of a capture lasts without a renewal."""
     standing_by: Callable[[Capture], None] = lambda capture: None
-    """Called when the capture begins to stand by, and when another owner is elected meanwhile."""
+    """Called when the capture begins to stand by, and when another owner is elected while it does."""
     token: Token | None = None
-    """What the other captures ask for, as this one does."""
+    """The token of the APIs of all captures, this one included."""
     api_tls: Tls | None = None
-    """With what the API speaks TLS, on all captures of a cluster; None: it does not."""
+    """The TLS settings of the API, on all captures of a cluster; None: plain HTTP."""
     record: Path | None = None
-    """Where it is recorded what owners and processors decide; None: it is not."""
+    """The file that records the decisions of owners and processors; None: nothing is recorded."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a capture's changefeeds are kept, and what it may write there."""
+    """The metadata store of a capture's changefeeds, and the capture's rights in it."""
 
     metadata: MetadataStore
     identity: str
-    """The metadata store's."""
+    """The metadata store's id."""
     name: str
-    """The capture's, in grants."""
+    """The capture's name in grants."""
     epoch: int
-    """Greater than that of any session of this name before."""
+    """Greater than that of every earlier session with this name."""
     owner_rev: int
-    """0: another may be the owner."""
+    """The owner's revision; 0 while another capture may be the owner."""
 
 
 class Capture:
-    """A running capture. Made by `start`, ended by `stop`."""
+    """A running capture. `start` opens it, `stop` ends it."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.id = options.id or str(uuid.uuid4())
         self.cluster = 0
         self.takes_messages = False
-        """Whether other captures may speak to this one."""
+        """Whether other captures may send messages to this one."""
         self._lifetime = Lifetime()
         self._stack = contextlib.AsyncExitStack()
         self._application: Application | None = None
         self._candidacy: Candidacy | None = None
-        """Among the captures that share an etcd; None: this one is alone, or not that far yet."""
+        """The session in the shared etcd; None: this capture is alone, or has not come that far yet."""
         self._ready = False
 
     async def start(self) -> None:
-        """Open everything; raises TidegateError. Leaves nothing behind when it fails or is cancelled."""
+        """Open everything; raises TidegateError. Closes what it has opened if it fails or is cancelled."""
         try:
             await self._open()
             self._ready = True
@@ -164,7 +170,7 @@ class Capture:
         """End feeds and children, close everything; takes a few seconds at most."""
         self._ready = self.takes_messages = False
         if self._candidacy is not None and self.lost.done() and self._application is not None:
-            # Another is to deliver, and need not wait: its sinks fence what still writes here.
+            # Another capture takes over without waiting for this end: its sinks fence our writers.
             await asyncio.gather(self._application.stop(), self._candidacy.leave())
         await self._stack.aclose()
 
@@ -250,7 +256,7 @@ class Capture:
         return cluster
 
     async def _open_alone(self, paths: Paths, disk: ThreadPoolExecutor, ballast: Ballast) -> Place:
-        """The metadata store of the data folder, and ownership of what is in it."""
+        """Open the metadata store of the data folder, and take ownership of what it contains."""
         loop = asyncio.get_running_loop()
         metadata = await loop.run_in_executor(disk, SqliteMetadata, paths.metadata, ballast)
         self._stack.callback(metadata.close)
@@ -260,7 +266,7 @@ class Capture:
         return Place(metadata, identity, LOCAL, epoch=owner_rev, owner_rev=owner_rev)
 
     async def _open_etcd(self) -> Place:
-        """The metadata store that several captures share, and this capture's session in it."""
+        """Open the metadata store that several captures share, with a session of this capture."""
         options, stack = self.options, self._stack
         client, where = EtcdClient(options.etcd), f"etcd at {options.etcd}"
         stack.callback(client.close)
@@ -302,7 +308,7 @@ class Capture:
         return catalogues
 
     async def _be_elected(self, candidacy: Candidacy) -> None:
-        """Work for changefeeds of other owners, with all that runs, until this capture is the owner."""
+        """Work as a standby, with all processes running, until this capture is elected as owner."""
         node, crew, options = self.node, self.reactor.crew, self.options
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
         address_of = lambda to: node.others().get(to, "")  # noqa: E731
@@ -317,37 +323,37 @@ class Capture:
 
     @property
     def ready(self) -> bool:
-        """Whether the start is over: only then there are a reactor and a node."""
+        """Whether the start is complete; before that there is no reactor and no node."""
         return self._ready
 
     @property
     def waiting_for(self) -> str:
-        """What the start waits for, in words; empty once that is over."""
+        """What the start waits for, in words; empty when the start is over."""
         return self._lifetime.waiting_for
 
     @property
     def lost(self) -> asyncio.Future[TidegateError]:
-        """Resolves when the capture cannot go on."""
+        """Resolves with the reason when the capture cannot continue."""
         return self._lifetime.lost
 
     @property
     def membership(self) -> Membership | None:
-        """Among the captures that share an etcd; None: this one is alone, or not that far yet."""
+        """The capture's session in the shared etcd; None: it is alone, or has not come that far yet."""
         return None if self._candidacy is None else self._candidacy.member
 
     @property
     def owner(self) -> CaptureInfo | None:
-        """Who owns the feeds while this capture stands by."""
+        """The owner of the feeds while this capture stands by."""
         return None if self._candidacy is None else self._candidacy.owner
 
     @property
     def ids(self) -> dict[str, str]:
-        """The captures that are there: their ids, by their names in grants."""
+        """The ids of all captures that are running, by their names in grants."""
         return {LOCAL: self.id} if self._candidacy is None else self._candidacy.ids()
 
     @property
     def spans(self) -> SpanRegistry:
-        """The spans of tables."""
+        """The span registry of the puller for tables."""
         return self.pullers.of(TABLE_MODE).spans
 
     @property
@@ -358,9 +364,8 @@ class Capture:
     # --- what a user may ask -------------------------------------------------------------------------
 
     async def resign(self) -> None:
-        """Take ownership again, as another capture would: feeds end, and start again under new tokens.
-
-        Among others: another capture becomes the owner, and this one stands by.
+        """Give up ownership. A capture that is alone takes it again at once: its feeds end and restart under
+        new tokens. If captures share an etcd, another one becomes the owner and this one stands by.
         """
         if self._candidacy is not None:
             self._lifetime.lose(Resigned("The capture was asked to resign.", where=self.options.address))
@@ -368,7 +373,7 @@ class Capture:
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
 
     def named(self, capture: str) -> str:
-        """A capture's name in grants, by its id or its name. Raises Refused."""
+        """A capture's name in grants, found by its id or its name. Raises Refused."""
         for name, found in self.ids.items():
             if capture in (name, found):
                 return name
@@ -379,7 +384,7 @@ class Capture:
         )
 
     async def evict(self, capture: str) -> None:
-        """End the session of another capture that can be reached no other way. Raises Refused."""
+        """End the session of another capture, which need not answer for that. Raises Refused."""
         name, member = self.named(capture), self.membership
         if member is None or name == self.node.capture:
             raise RequestRefused(
@@ -393,7 +398,9 @@ class Capture:
     # --- the socket ----------------------------------------------------------------------------------
 
     async def _receive(self, connection: Connection, report: Report) -> None:
-        """What a peer may say follows from its hello: the socket lets nothing else through."""
+        """Pass a report to its receiver. The peer's hello fixes which reports it may send; the socket rejects
+        all others.
+        """
         match connection.hello:
             case PullerHello() as puller:
                 self.pullers.receive(connection, puller, cast(FromPuller, report))

@@ -1,26 +1,26 @@
-"""An upstream's catalogue, once for all changefeeds: kept up by the DDL span, saved in base files.
+"""An upstream's catalogue, shared by all changefeeds: the DDL span keeps it current, base files save it.
 
-Changefeeds stand at different checkpoints. Those that are within the last jobs of one another (`Catalogue`'s
-STEPS_MAX) read one catalogue, each step of it at its own pace. Who stands further back reads another one,
-begun from a base file at or below its checkpoint, until it has caught up; then that one is given up. So
-nobody waits for anybody, what is held in memory is bounded by how many changefeeds are far apart, and no
-catalogue ever has to take in its own past. (To merge an earlier one into a catalogue in use would need all
-jobs in between at once, and a lock over the time that takes.)
+Changefeeds have different checkpoints. Those within the last jobs of one another (`Catalogue`'s STEPS_MAX)
+share one catalogue, and each goes through its steps at its own pace. A changefeed that is further behind
+reads a separate catalogue, which starts from a base file at or below its checkpoint. When it has caught up,
+that catalogue is released. So no changefeed waits for another one, memory is bounded by the number of
+changefeeds that are far apart, and no catalogue ever has to add its own past. (To merge an earlier catalogue
+into one in use would need all jobs in between at once, and a lock for all that time.)
 
 For the same reason there may be several base files (`mounter.bases`). A base serves every changefeed at or
-above it, and those with no DDL in between share one whatever their checkpoints; one that stopped long ago
-keeps the base that serves it, and holds back nobody else's. Each changefeed has upstream's history held
-from the `ts` of the base that serves its stored checkpoint, or from the checkpoint if that is less. What
-serves a checkpoint only ever moves up with it, so what the DDL span has dropped, which follows a minute
-later, is never above a base that anyone may take. A base is renamed as long as no DDL comes, which costs the
-same for any number of tables, and written anew after DDL.
+above it. Changefeeds with no DDL between their checkpoints share one. A changefeed that stopped long ago
+keeps the base that serves it, without holding back the others. Upstream's history is held for each
+changefeed from the `ts` of the base that serves its stored checkpoint, or from the checkpoint if that is
+less. The base that serves a checkpoint only moves up as the checkpoint does. The DDL span drops its entries
+a minute later, so it never drops anything above a base that a changefeed may still use. While no DDL comes,
+a base is only renamed, which costs the same for any number of tables. After DDL it is written again.
 
-A job that could not be taken in (refused, or not to be read) leaves its tables as they were. The changefeeds
-it concerns stop there; one that begins behind it must see what it did. So it takes no catalogue that has met
-such a job, and no base is ever made of one: both are read from upstream again.
+A job that was refused or could not be read leaves its tables in the catalogue as they were. The changefeeds
+that it concerns stop there. A changefeed that begins above such a job must see what the job did. So it uses
+no catalogue that contains one, and no base is made from such a catalogue: both are read from upstream again.
 
-What blocks runs in one thread (`run`), one thing after the other. `SchemaTracker.catch_up` runs in the
-control process's loop, and leaves the rest for later where that thread has the catalogue.
+Blocking work runs in one thread (`run`), one item after the other. `SchemaTracker.catch_up` runs in the event
+loop of the control process. If the thread is using the catalogue, it leaves the rest for its next call.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ T = TypeVar("T")
 DDL_SPAN: Final = keys.ddl_span()
 DDL_SPAN_ID: Final = span_id(DDL_SPAN)
 SAVE_REST: Final = 50
-"""A base is written again after so many times what writing it took, at the earliest."""
+"""A base is written again only after a pause of this many times the duration of the last write."""
 RENAME_S: Final = 10.0
-"""How often a base's name follows the DDL span while no DDL comes: history is held from there on."""
+"""How often a base is renamed while no DDL comes. Its `ts` is where the hold of upstream's history begins."""
 RETRY_S: Final = 10.0
-"""After a failure to write or rename one."""
+"""The pause after a failure to write or rename a base."""
 SOON_S: Final = 1.0
-"""How long `tables_at` waits for the DDL span, which is usually a quarter of a second behind at most."""
+"""How long `tables_at` waits for the DDL span, which is usually at most a quarter of a second behind."""
 LOOK_S: Final = 0.02
 
 
 class Shared:
-    """An open catalogue, and what filters say of its tables. Used under the lock, but for `reaches`."""
+    """An open catalogue with the verdicts of filters on its tables. All uses but `reaches` hold the lock."""
 
     def __init__(self, catalogue: Catalogue, store: Path) -> None:
         self.catalogue = catalogue
@@ -84,16 +84,16 @@ class Shared:
         self._store = store
 
     def reaches(self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = ()) -> bool:
-        """Whether it has what comes after `ts`, and of the jobs before lacks just those at `missing`."""
+        """Whether it has every job after `ts`, and of those up to `ts` lacks just the ones at `missing`."""
         catalogue = self.catalogue
         if catalogue.broken or catalogue.since > ts:
             return False
         return catalogue.missing(ts, feed_filter.concerned) == missing
 
     def read(self, upto: int) -> Iterator[int]:
-        """Take in the jobs of the DDL span up to `upto`; yields each ts once its jobs have been applied.
+        """Apply the jobs of the DDL span up to `upto`; yields each ts once its jobs have been applied.
 
-        Raises Retryable where the event store does not hold all of them, now or any more.
+        Raises Retryable if the event store does not have all of them yet, or no longer has them.
         """
         for ts, jobs in self._jobs(upto):
             self.catalogue.apply(ts, jobs)
@@ -102,7 +102,7 @@ class Shared:
             self.catalogue.advance(upto)
 
     def _jobs(self, upto: int) -> Iterator[tuple[int, list[DdlJob | UnreadableJob]]]:
-        """The jobs beyond what is known, ts by ts; read as they are asked for."""
+        """The jobs above the resolved ts, grouped by ts; the event store is read while they are consumed."""
         after = self.catalogue.resolved_ts
         if upto <= after:
             return
@@ -117,10 +117,10 @@ class Shared:
 
 
 class Catalogues:
-    """The catalogue of one upstream, as often as it is open; see the module's first lines.
+    """All open catalogues of one upstream, and its base files; the module's docstring explains both.
 
-    `serves`, `open_at`, `settled`, `offer` and `keep` block and belong to its thread (`run`); the rest may be
-    called from the loop.
+    `serves`, `open_at`, `settled`, `offer` and `keep` block and belong to its thread (`run`); the other
+    methods may be called from the loop.
     """
 
     def __init__(
@@ -138,46 +138,46 @@ class Catalogues:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catalogue")
         self._bases: tuple[Base, ...] = tuple(bases.found(self.folder))
         self._listing = threading.Lock()
-        # Weak: a catalogue is open as long as some changefeed reads it, however that one ends.
+        # Weak references: a catalogue stays open while a changefeed reads it, however that changefeed ends.
         self._open: tuple[ReferenceType[Shared], ...] = ()
         self._keeping: Future[None] | None = None
         self._write_at = self._rename_at = float("-inf")
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something that blocks, after what was asked for before."""
+        """Run blocking work in the thread, after all work submitted before, and wait for its result."""
         return await asyncio.wrap_future(self.submit(work, *args, **kwargs))
 
     def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """The same, for who does not wait."""
+        """Like `run`, for callers that do not wait."""
         return self._thread.submit(work, *args, **kwargs)
 
     def close(self) -> None:
-        """Take no more work; what is under way may take its time."""
+        """Accept no more work; the call does not wait for work that is running."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def base_ts(self, checkpoint: int) -> int | None:
-        """From where on the DDL span is read for who begins at `checkpoint`; None while no base serves."""
+        """The ts from which the DDL span is read for a feed that begins at `checkpoint`; None: no base."""
         base = bases.serving(self._bases, checkpoint)
         return base.ts if base is not None else None
 
     def newest(
         self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = (), *, read_to: int = 0
     ) -> Shared | None:
-        """The open catalogue that has come furthest, and to `read_to` at least, of those that reach `ts`."""
+        """Of the open catalogues that reach `ts`, the most recent one, if it has been read to `read_to`."""
         found = [shared for shared in self._opened() if shared.reaches(ts, feed_filter, missing)]
         best = max(found, key=lambda shared: shared.catalogue.resolved_ts, default=None)
         return best if best is not None and best.catalogue.resolved_ts >= read_to else None
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other catalogue to go over to."""
+        """Whether there is no other catalogue to change to."""
         return len(self._opened()) < 2
 
     async def tables_at(self, ts: int, feed_filter: FeedFilter) -> list[TableVersion] | None:
-        """The tables at `ts` as `SchemaStore.entries`, where the changefeeds that run have them at hand, or
-        will within SOON_S. The list is not to be changed.
+        """The tables at `ts` as `SchemaStore.entries`, if an open catalogue has them now or within SOON_S.
+        The caller must not change the list.
 
-        None: upstream has to be asked. Otherwise there is a base, too, for a changefeed that begins at `ts`.
+        None: the caller must ask upstream. Otherwise a base exists for a changefeed that begins at `ts`.
         """
         until = self._clock.monotonic() + SOON_S
         while bases.serving(self._bases, ts) is not None and self.newest(ts, feed_filter) is not None:
@@ -198,15 +198,15 @@ class Catalogues:
         with contextlib.suppress(Retryable):
             self.read_up(found, ts)
             with found.lock:
-                # Not after a job that could not be taken in: upstream knows what it did.
+                # A catalogue that lacks a refused job is not used: only upstream knows what the job did.
                 if found.reaches(ts, feed_filter):
                     return found.catalogue.tables(ts)
         return None
 
     def serves(self, checkpoint: int, safe_point: int) -> bool:
-        """Whether there is a base for a checkpoint, and the jobs after it can still be had.
+        """Whether a base exists for a checkpoint, and the jobs after it are still available.
 
-        `safe_point`: below it upstream's history may be gone; MAX: nobody knows.
+        `safe_point`: below it upstream's history may be gone; MAX: it is not known.
         """
         base = bases.serving(self._bases, checkpoint)
         if base is None:
@@ -216,7 +216,7 @@ class Catalogues:
     def leave_out(self, checkpoint: int, needed: int) -> None:
         """Remove the base for a checkpoint if DDL after it can be read neither here nor upstream.
 
-        `needed`: upstream keeps history from there on. The next base is read from upstream.
+        `needed`: upstream keeps history from there on. The next base is then read from upstream.
         """
         base = bases.serving(self._bases, checkpoint)
         while base is not None and base.ts < needed and not self._has_ddl(base.ts, checkpoint):
@@ -234,17 +234,18 @@ class Catalogues:
     def open_at(
         self, checkpoint: int, feed_filter: FeedFilter, safe_point: int = MAX, others: Iterable[int] = ()
     ) -> Shared:
-        """A catalogue that a changefeed can begin with at its checkpoint; `settled` brings it there.
+        """A catalogue with which a changefeed can begin at its checkpoint; `settled` reads it up to there.
 
-        Where no base serves, upstream's catalogue is read: at the least of the checkpoint and those of the
-        `others` who may need it next, as far as upstream has it. Raises what the reading raises.
+        If no base serves the checkpoint, upstream's catalogue is read at the least of the checkpoint and
+        those of the `others` that upstream still has, because those changefeeds may need a base next. Raises
+        the errors of that reading.
         """
         if not self.serves(checkpoint, safe_point):
             readable = (ts for ts in others if safe_point == MAX or ts >= safe_point)
             self._read_base(min([checkpoint, *readable]))
         base = bases.serving(self._bases, checkpoint)
         assert base is not None
-        # One that stands below the base may stand below what the DDL span has dropped, too.
+        # A catalogue that is below the base may also be below what the DDL span has dropped.
         found = self.newest(checkpoint, feed_filter, read_to=base.ts)
         if found is not None:
             return found
@@ -256,7 +257,9 @@ class Catalogues:
             return self._opened_from(self._read_base(checkpoint))
 
     def settled(self, found: Shared, checkpoint: int, feed_filter: FeedFilter) -> Shared:
-        """What `open_at` has found, read up to the checkpoint, or another in its place. Raises as `read`."""
+        """Read the result of `open_at` up to the checkpoint, or replace it if it cannot be used. Raises as
+        `Shared.read`.
+        """
         if not found.reaches(checkpoint, feed_filter):
             found = self.open_at(checkpoint, feed_filter)
         self.read_up(found, checkpoint)
@@ -266,7 +269,7 @@ class Catalogues:
 
     @staticmethod
     def read_up(shared: Shared, ts: int) -> None:
-        """Bring an open catalogue to `ts`, if it is not there. Raises as `Shared.read`."""
+        """Bring an open catalogue to `ts` if it is below. Raises as `Shared.read`."""
         with shared.lock:
             for _ in shared.read(ts):
                 pass
@@ -283,41 +286,42 @@ class Catalogues:
     # --- saved ---------------------------------------------------------------------------------------
 
     def offer(self, store: SchemaStore, ts: int, feed_filter: FeedFilter) -> None:
-        """Upstream's catalogue at `ts`, where a changefeed is to begin: kept unless there is one for it."""
+        """Save upstream's catalogue at `ts`, where a changefeed will begin, unless a base serves it."""
         found = self.newest(ts, feed_filter)
         if found is None or bases.serving(self._bases, ts) is None:
             self._write(Base(ts, ts), store.image(ts))
 
     def _read_base(self, ts: int) -> Base:
-        """Upstream's catalogue at `ts`, as a base."""
+        """Read upstream's catalogue at `ts`, and save it as a base."""
         image = self._load_upstream(ts).image(ts)
         for shared in self._opened():
             with shared.lock:
                 catalogue = shared.catalogue
                 if catalogue.since <= ts <= catalogue.resolved_ts and not catalogue.broken:
-                    # Upstream does not tell what recovered schemas held, nor which jobs are done.
+                    # Upstream does not say what recovered schemas contained, nor which jobs are done.
                     known = catalogue.image(ts)
                     image = replace(image, dropped=known.dropped, done=known.done)
         return self._write(Base(ts, ts), image)
 
     def tend(self, checkpoints: Collection[int], running: Collection[int]) -> None:
-        """Bring the bases up to date some time soon.
+        """Have the thread bring the bases up to date.
 
-        `checkpoints`: of every changefeed that may begin again; `running`: of those that run now.
+        `checkpoints`: of every changefeed that may start again; `running`: of those that run now.
         """
         if self._keeping is not None:
             if not self._keeping.done():
                 return
             self._keeping.result()
-        # Decided in the loop, where checkpoints move: if a base went that has just come to serve somebody,
-        # the one before it would serve again, from whose ts on history is not held any more.
+        # Decided in the loop, where checkpoints move. If the thread removed a base that has just begun to
+        # serve a changefeed, the earlier base would serve it again, and history from that base's ts on is
+        # not held any more.
         needed = {bases.serving(self._bases, ts) for ts in checkpoints} | {*self._bases[-1:]}
         gone = [base for base in self._bases if base not in needed]
         self._list(gone=gone)
         self._keeping = self.submit(self.keep, tuple(running), gone)
 
     def keep(self, running: Collection[int], gone: Collection[Base] = ()) -> None:
-        """Save what the open catalogues have learned, as far as it is due; remove the files of `gone`."""
+        """Save what the open catalogues have learned if that is due; remove the files of `gone`."""
         self._remove(gone)
         try:
             now = self._clock.monotonic()
@@ -328,13 +332,13 @@ class Catalogues:
             for shared in self._opened():
                 self._save(shared, running)
         except (TidegateError, OSError) as error:
-            # Not needed now: history is held from where the bases stand.
+            # Not urgent: history is held from where the bases are.
             why = error.why or error.what if isinstance(error, TidegateError) else str(error)
             event(LOG, logging.WARNING, "catalogue not saved", where=str(self.folder), why=why)
             self._write_at = self._rename_at = self._clock.monotonic() + RETRY_S
 
     def _extend(self, shared: Shared) -> None:
-        """Let each base reach to the next DDL, or to where the DDL span is known."""
+        """Rename each base so that it reaches up to the next DDL, or to where the DDL span is known."""
         for base in self._bases:
             with shared.lock:
                 catalogue = shared.catalogue
@@ -345,7 +349,7 @@ class Catalogues:
                 self._rename(base, base._replace(ts=ts))
 
     def _save(self, shared: Shared, running: Collection[int]) -> None:
-        """Write a base for the changefeed that has come furthest; the others will pass it, too."""
+        """Write a base for the running changefeed with the highest checkpoint; the others will reach it."""
         now = self._clock.monotonic()
         with shared.lock:
             catalogue = shared.catalogue
@@ -357,17 +361,19 @@ class Catalogues:
             base = bases.serving(self._bases, checkpoint)
             due = now >= self._write_at and (base is None or base.ts < since)
             complete = not catalogue.missing(checkpoint, lambda refusal: True)
+            # Taken under the lock and written outside it, because writing a large catalogue takes a second.
             image = catalogue.image(checkpoint) if due and complete else None
             catalogue.forget(min(covered))
         if image is not None:
             self._write(Base(since, ts), image)
         elif due:
+            # This catalogue lacks a refused or unreadable job, and only upstream knows what the job did.
             self._read_base(checkpoint)
         if due:
             self._write_at = now + SAVE_REST * (self._clock.monotonic() - now)
 
     def _write(self, base: Base, image: Image) -> Base:
-        """Takes about a second for 100,000 tables."""
+        """Write a base file, which takes about a second for 100,000 tables."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / base.name, chunks(image))
         self._list(base)
@@ -385,5 +391,5 @@ class Catalogues:
     def _remove(self, gone: Collection[Base]) -> None:
         self._list(gone=gone)
         for base in gone:
-            with contextlib.suppress(OSError):  # it is looked for no more; a restart tries again
+            with contextlib.suppress(OSError):  # it is no longer listed; the next start tries again
                 (self.folder / base.name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Asks PD for its time every few seconds and says what is odd about it: `control.upstream_time`.
+"""Asks PD for its time every few seconds and reports irregularities: `control.upstream_time`.
 
-Nothing waits for what is found here: positions are TiKV's timestamps, pauses and leases are counted by the
-monotonic clock. But what stands or jumps with PD's time a person should know.
+No other component depends on these findings: positions are TiKV's timestamps, and pauses and leases are
+measured with the monotonic clock. But an operator should know what is delayed when PD's time stops or jumps.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ASK_S: Final = 5.0
 
 
 class ClockWatch:
-    """PD's time as seen from here. `on_jump` is called when it has jumped ahead."""
+    """PD's time as received by this capture. `on_jump` is called when it has jumped ahead."""
 
     def __init__(self, pd: PdClient, clock: Clock, on_jump: Callable[[], None]) -> None:
         self._pd, self._clock, self._on_jump = pd, clock, on_jump
         self._time = UpstreamTime()
 
     async def run(self) -> None:
-        """Until it is cancelled. While PD is away nothing is said: others say so."""
+        """Run until cancelled. It reports nothing while PD does not answer, because others report that."""
         while True:
             try:
                 received = physical_ms(await asyncio.to_thread(self._pd.tso))
@@ -45,13 +45,13 @@ class ClockWatch:
             await asyncio.sleep(ASK_S)
 
     def now_ms(self) -> int:
-        """PD's physical time; before it was first heard the wall clock's."""
+        """PD's physical time; before PD's first answer the wall clock's."""
         found = self._time.now_ms(self._clock.monotonic())
         return self._clock.now_ms() if found is None else found
 
     @property
     def trouble(self) -> str:
-        """What is odd at present, in words; empty when nothing is."""
+        """The current irregularities, in words; empty if there are none."""
         time = self._time
         words = ["PD's time stands still: its machine's clock was set back"] if time.stands else []
         if time.differs_ms:

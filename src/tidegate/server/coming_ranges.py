@@ -1,12 +1,12 @@
-"""Ranges that a capture prepares to take over while it delivers others: their spans are pulled before.
+"""Ranges that a capture prepares to take over while it delivers others: it pulls their spans in advance.
 
     Dispatch names ranges --> their spans are held --> received up to a ts --> the owner divides again
 
-The owner moves a range only when its taker has received it, because otherwise the checkpoint would stand
-while upstream scans. What is held for ranges that no longer come is dropped, unless it is delivered here.
+The owner moves a range only when its taker has received it. Otherwise the checkpoint would not move while
+upstream scans. Spans of ranges that are no longer coming are dropped, unless they are delivered here.
 
-A taker may have opened the changefeed long before. So the tables that DDL has added since then are prepared,
-too, and those that it has dropped are waited for only until the checkpoint has passed the drop.
+A taker may have opened the changefeed long before. So it also prepares the tables that DDL has added since
+then, and waits for dropped tables only until the checkpoint has passed the drop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.server.spans import SpanRegistry
 
 
 class ComingRanges:
-    """Of one opening of a changefeed. One asyncio loop."""
+    """The coming ranges for one opening of a changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -42,32 +42,32 @@ class ComingRanges:
         self._spans, self._delivered, self._guarded = spans, delivered, guarded
         self._ranges: tuple[Span, ...] = ()
         self._since_ts = 0
-        """The checkpoint from which on spans are held for them."""
+        """The checkpoint from which spans are held for the coming ranges."""
         self._starts: dict[str, int] = {}
-        """The spans that are held for them, each with the ts from which on."""
+        """The spans held for the coming ranges, each with the ts from which it is held."""
         self._tasks: dict[str, SpanTask] = {}
-        """What is wanted of the changefeed at the last checkpoint or later, as far as DDL is known."""
+        """The spans that the changefeed wants at the last checkpoint or later, as far as DDL is known."""
         self._ended: dict[str, int] = {}
-        """Those that DDL has removed and not added again since; the ts of each, in ascending order."""
+        """Spans that DDL has removed and not added again; the ts of each removal, in ascending order."""
         self._has_new = False
-        """Whether there are more tasks than when spans were held last."""
+        """Whether tasks were added since spans were last held."""
 
     @property
     def since_ts(self) -> int | None:
-        """From where on their history is needed; None: no range is coming."""
+        """The ts from which upstream's history is needed for them; None: no range is coming."""
         return self._since_ts if self._ranges else None
 
     def open(self, initial: Iterable[SpanTask], batches: Iterable[DdlBatch]) -> None:
-        """What is wanted at the checkpoint of the opening, and the DDL above it as far as it is known."""
+        """Take the spans wanted at the checkpoint of the opening, and the DDL above it, if known already."""
         self._tasks = {task.id: task for task in initial}
         self.learn(batches)
 
     def learn(self, batches: Iterable[DdlBatch]) -> None:
-        """More DDL, in order."""
+        """Take more DDL, in order."""
         for batch in batches:
             self._ended |= dict.fromkeys(batch.removed, batch.finished_ts)
             for task in batch.added:
-                # One that is added again, such as a stripe with more tables, is needed from its first start.
+                # A span that is added again, such as a larger stripe, is needed from its first start.
                 self._ended.pop(task.id, None)
                 self._has_new = task.id not in self._tasks or self._has_new
                 self._tasks.setdefault(task.id, task)
@@ -101,13 +101,13 @@ class ComingRanges:
         return True
 
     def look(self, frontier: Mapping[str, int], checkpoint: int) -> None:
-        """Say in the next Sync how far their spans are received."""
+        """Note how far their spans are received, for the next Sync."""
         if self._ranges:
             received = (self._received(name, frontier, checkpoint) for name in self._starts)
             self._machine.received = min(received, default=self._machine.known)
 
     def _pass(self, checkpoint: int) -> bool:
-        """Forget what has ended at the stored checkpoint. True: something of what is held here has."""
+        """Forget spans that have ended at the stored checkpoint; True if one of them was held here."""
         found = False
         for name, ts in list(self._ended.items()):
             if ts > checkpoint:
@@ -118,11 +118,11 @@ class ComingRanges:
         return found
 
     def have_begun(self, checkpoint: int) -> None:
-        """Each of their spans now holds upstream's history by itself: it is needed from here on."""
+        """Each of their spans now holds upstream's history itself, so history is needed only from here on."""
         self._since_ts = max(self._since_ts, checkpoint)
 
     def _received(self, span: str, frontier: Mapping[str, int], checkpoint: int) -> int:
-        """Up to where a span is there from where it is wanted on; 0: its beginning is missing."""
+        """Up to which ts a span is received from where it is wanted; 0: its beginning is missing."""
         manifest = self._arrivals.manifest(span)
         begins = max(self._since_ts, checkpoint, self._starts[span])
         begins_late = manifest is None or manifest.dropped_to > begins

@@ -1,11 +1,11 @@
-"""Writes to the metadata store, of which those that come while one is under way become one commit.
+"""Combines writes to the metadata store: all that arrive during one commit go into the next commit.
 
     asked for --> waiting --the thread is free--> one commit of all that wait --> answers
 
-Each changefeed stores its checkpoint twice a second, and each commit waits for the disk: a hundred of them
-would keep the store's thread busy all the time, and a new one would wait for it. Each of the writes still has
-a revision and guards of its own; a guard that fails concerns no other. If the commit itself fails, none of
-them is stored, and each is told.
+Each changefeed stores its checkpoint twice a second, and each commit waits for the disk. With one commit for
+each write, a hundred changefeeds would keep the store's thread busy, and a new changefeed would wait for it.
+Each write still has its own revision and guards, and a guard that fails does not affect other writes. If the
+commit itself fails, none of the writes is stored, and every caller gets the error.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Final
 from tidegate.control.metadata import MetadataStore, Outcome, Transaction
 
 AT_ONCE: Final = 256
-"""Transactions in one commit."""
+"""The greatest number of transactions in one commit."""
 
 
 class Commits:
-    """One asyncio loop."""
+    """The queue of writes. Lives in one asyncio loop."""
 
     def __init__(self, metadata: MetadataStore, disk: Executor) -> None:
         """`disk`: the metadata store's thread."""
@@ -31,7 +31,7 @@ class Commits:
         self._work: asyncio.Task[None] | None = None
 
     async def transact(self, asked: Transaction) -> Outcome:
-        """As `MetadataStore.transact`. Not begun if it is cancelled while it waits for its turn."""
+        """As `MetadataStore.transact`. A call that is cancelled while it waits writes nothing."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         if self._work is None:
@@ -47,7 +47,7 @@ class Commits:
             self._work = None
 
     def _next(self) -> list[tuple[Transaction, asyncio.Future[Outcome]]]:
-        # Who was cancelled is gone: what it wanted to write may be deleted by now.
+        # Skip cancelled writes: the changefeed they belong to may have been deleted by now.
         wanted = [one for one in self._waiting if not one[1].done()]
         self._waiting = wanted[AT_ONCE:]
         return wanted[:AT_ONCE]

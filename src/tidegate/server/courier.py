@@ -1,9 +1,10 @@
-"""Sends messages to other captures over their HTTP API, in batches, one request at a time to each.
+"""Sends messages to other captures over their HTTP API, in batches, one request at a time to each capture.
 
     send(capture, message) --> queue of that capture --> POST /api/v2/messages
 
-Messages replace one another and are repeated by their senders, so the courier promises little: what could not
-be sent is tried again while it is among the newest `QUEUE_MAX`, and may arrive twice if an answer is lost.
+Each message replaces the one before, and its sender repeats it, so the courier promises little. A message
+that could not be sent is tried again while it is among the newest `QUEUE_MAX`. It may arrive twice if an
+answer is lost.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ SENDER: Final = "x-tidegate-capture"
 """The header with the sender's name in grants."""
 CLUSTER: Final = "x-tidegate-cluster"
 QUEUE_MAX: Final = 4096
-"""Messages that wait for one capture; if there are more, the oldest are dropped: they are repeated."""
+"""The most messages that wait for one capture. The oldest are dropped, because senders repeat them."""
 BATCH_BYTES: Final = 1 << 20
-"""A request has at most so many, or one message."""
+"""The greatest size of a request; a single larger message is sent alone."""
 ANSWER_S: Final = 5.0
 RETRY_FIRST_S: Final = 0.1
 RETRY_MAX_S: Final = 2.0
 IDLE_S: Final = 60.0
-"""The connection to a capture to which nothing was sent for so long is closed."""
+"""A connection that has sent nothing for this long is closed."""
 
 
 def scheme(tls: Tls | None) -> str:
-    """Of the addresses of captures: all of a cluster have an API with TLS, or none has."""
+    """The URL scheme of the captures' addresses. All APIs of a cluster use TLS, or none does."""
     return "http" if tls is None else "https"
 
 
 def peer_client(
     tls: Tls | None, timeout_s: float, headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """Asks other captures. Raises InvalidInput when a certificate cannot be read."""
+    """A client for requests to other captures. Raises InvalidInput if a certificate cannot be read."""
     verify = True if tls is None else tls.http_client()
     return httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=verify, headers=headers)
 
 
 class Courier:
-    """The sending side. One asyncio loop."""
+    """The queues to all other captures. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -62,8 +63,8 @@ class Courier:
         token: Token | None,
         tls: Tls | None = None,
     ) -> None:
-        """`me`: this capture's name in grants. `address_of`: of another's API by its name, empty while it is
-        not there. `tls`: what APIs of captures ask for, None: nothing.
+        """`me`: this capture's name in grants. `address_of`: the API address of another capture by its name,
+        empty while that capture is not running. `tls`: the certificates for requests, None: plain HTTP.
         """
         self._address_of, self._tls = address_of, tls
         self._headers = {SENDER: me, CLUSTER: str(cluster), "content-type": "application/json"}
@@ -71,7 +72,7 @@ class Courier:
         self._routes: dict[str, _Route] = {}
 
     def send(self, capture: str, message: bytes) -> None:
-        """Soon; returns at once."""
+        """Queue a message; returns at once."""
         route = self._routes.get(capture)
         if route is None or route.task.done():
             route = self._routes[capture] = _Route()
@@ -80,14 +81,14 @@ class Courier:
         route.some.set()
 
     async def stop(self) -> None:
-        """Send no more."""
+        """Stop sending; messages that wait are dropped."""
         tasks = [route.task for route in self._routes.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry(self, capture: str, route: _Route) -> None:
-        """Until nothing was sent for `IDLE_S`."""
+        """Send until nothing was queued for `IDLE_S`."""
         failures, said = 0, ""
         while await route.wait(IDLE_S):
             why = await self._carry_on(capture, route)
@@ -101,7 +102,9 @@ class Courier:
             failures = min(failures + 1, 10)
 
     async def _carry_on(self, capture: str, route: _Route) -> str:
-        """Until something goes wrong: then why. The next client reads certificates that were renewed."""
+        """Send until a request fails; returns the reason. The next client reads the certificates again, so
+        renewed ones are used.
+        """
         try:
             opened = peer_client(self._tls, ANSWER_S, self._headers)
         except InvalidInput as error:
@@ -117,22 +120,22 @@ class Courier:
         return ""
 
     async def _post(self, client: httpx.AsyncClient, capture: str, batch: list[bytes]) -> tuple[str, bool]:
-        """Why it failed, empty if it did not; and whether the same batch is to be sent again."""
+        """Send one batch; returns the reason of a failure, or "", and whether to send the batch again."""
         address = self._address_of(capture)
         if not address:
-            return "it is not among the captures", False  # they are said again if it comes back
+            return "it is not among the captures", False  # senders repeat the messages if it comes back
         try:
             url = f"{scheme(self._tls)}://{address}{PATH}"
             answer = await client.post(url, content=b"[" + b",".join(batch) + b"]")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}", True
-        # What it cannot read it could not read later either, and what comes next would wait behind it.
+        # A batch that was refused would be refused again, and would block the messages behind it.
         refused = 400 <= answer.status_code < 500 and answer.status_code not in (401, 403, 429)
         return ("", False) if answer.is_success else (f"{address} answers {answer.status_code}", not refused)
 
 
 class _Route:
-    """What waits for one capture."""
+    """The queue of messages to one capture."""
 
     def __init__(self) -> None:
         self.waiting: deque[bytes] = deque(maxlen=QUEUE_MAX)
@@ -140,7 +143,7 @@ class _Route:
         self.task: asyncio.Task[None]
 
     async def wait(self, most_s: float) -> bool:
-        """Whether something waits, within so many seconds."""
+        """Whether a message waits; returns after `most_s` seconds at the latest."""
         try:
             async with asyncio.timeout(None if self.waiting else most_s):
                 await self.some.wait()
@@ -149,7 +152,7 @@ class _Route:
         return True
 
     def batch(self) -> list[bytes]:
-        """The oldest, as many as go into one request."""
+        """The oldest messages, as many as fit into one request."""
         found: list[bytes] = []
         size = 0
         for message in self.waiting:
@@ -160,7 +163,7 @@ class _Route:
         return found
 
     def sent(self, batch: list[bytes]) -> None:
-        """Drop them; newer ones may have pushed some out meanwhile."""
+        """Remove the sent messages; newer ones may have displaced some of them meanwhile."""
         for message in batch:
             if self.waiting and self.waiting[0] is message:
                 self.waiting.popleft()

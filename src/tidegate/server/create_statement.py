@@ -1,8 +1,8 @@
-"""The statement that makes a table as its TableInfo says: what a load tells before a table's rows. Pure.
+"""The statement that creates a table as its TableInfo says, which a load sends before the table's rows. Pure.
 
-For targets of MySQL's language. Left out is what rows do not depend on: virtual columns (they are in no row)
-with the indexes over them, expression indexes, partitioning, foreign keys, and TiDB's own attributes except
-whether the primary key is clustered.
+For targets that understand MySQL's language. It leaves out everything that rows do not depend on: virtual
+columns (they are in no row) with the indexes over them, expression indexes, partitioning, foreign keys, and
+TiDB's own attributes except whether the primary key is clustered.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PUBLIC: Final = 5
 NOT_NULL, PRIMARY, AUTO_INCREMENT, NO_DEFAULT, ON_UPDATE_NOW = 1, 2, 512, 4096, 8192
 BIT: Final = 16
 TIMES: Final = (7, 12)
-"""timestamp, datetime."""
+"""The type codes of timestamp and datetime."""
 
 
 def create_table(table: TableVersion) -> str:
-    """`CREATE TABLE IF NOT EXISTS`, of the public columns and indexes."""
+    """`CREATE TABLE IF NOT EXISTS` with the public columns and indexes."""
     info, known = table.info(), {column.name: column for column in table.parsed().columns}
     entries = [entry for entry in info["cols"] if entry["name"]["O"] in known and not entry.get("hidden")]
     shown = {entry["name"]["O"] for entry in entries}

@@ -1,8 +1,8 @@
-"""What a capture works for: the processors of changefeeds, whoever owns these, and the upkeep of its stores.
+"""The processors of a capture, for changefeeds of any owner, and the upkeep of the capture's event stores.
 
-A processor runs from the moment its owner first speaks to it. While the capture owns the changefeeds, the
-reactor keeps house, since it knows all of them. While it stands by, the crew does it, and knows only those it
-works for.
+A processor runs from its owner's first message. While this capture owns the changefeeds, the reactor does the
+housekeeping, because it knows all of them. While it stands by, the crew does it, and knows only the
+changefeeds it works for.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ LOG: Final = logging.getLogger(__name__)
 HOUSEKEEPING_S: Final = 1.0
 RUNS: Final = (State.NORMAL, State.WARNING, State.PENDING)
 SWEEP_S: Final = 600.0
-"""How often files of spans that nobody here follows are looked for; not at once: a capture that
-has lost its session may deliver the same tables again in a moment.
+"""How often files of spans that nobody here follows are looked for. Not at once: a capture that has lost its
+session may deliver the same tables again in a moment.
 """
 LAST_WORDS: Final = 1000
-"""Messages that a processor may send while it ends: the next one's sequence begins behind them."""
+"""How many messages a processor may send while it ends: its successor's sequence begins above them."""
 RETIRE_S: Final = 10.0
-"""How often is looked for processors to which nobody speaks any more."""
+"""How often processors without an owner are looked for."""
 SILENT_S: Final = 60.0
-"""An owner that runs a changefeed speaks to its processors every few seconds."""
+"""A processor without messages for this long has no owner: an owner sends some every few seconds."""
 
 
 class Crew:
-    """The processors of one capture. One asyncio loop."""
+    """The processors of one capture. Lives in one asyncio loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.processors: dict[FeedId, FeedProcessor] = {}
         self._courier: Courier | None = None
         self._sequences: dict[FeedId, int] = {}
-        """Of processors that have ended: an owner does not listen to what seems to be older."""
+        """The sequences of processors that have ended. An owner drops messages with a lower sequence."""
         self._pulse: asyncio.Task[None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._swept_at = node.clock.monotonic() if node.clock is not None else 0.0
@@ -59,7 +59,7 @@ class Crew:
         node.post = Post(self.begin, node.capture, self._send)
 
     def start(self, courier: Courier | None = None) -> None:
-        """Begin to wake processors when rows come. `courier`: reaches other captures, if there are any."""
+        """Begin to wake processors when rows arrive. `courier`: sends to other captures, if there are any."""
         self._courier = courier
         self._pulse = asyncio.create_task(self.node.pulse.run(), name="pulse")
         self._pulse.add_done_callback(self.node.ended)
@@ -67,18 +67,18 @@ class Crew:
         self._retiring.add_done_callback(self.node.ended)
 
     def stand_by(self) -> None:
-        """Keep house alone, until `take_over`."""
+        """Do the housekeeping here until `take_over`."""
         self.node.checkpoints = self._checkpoints
         self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping of a standby")
         self._housekeeping.add_done_callback(self.node.ended)
 
     def take_over(self) -> None:
-        """This capture owns the changefeeds from now on: the reactor keeps house."""
+        """This capture owns the changefeeds from now on, so the reactor does the housekeeping."""
         if self._housekeeping is not None:
             self._housekeeping.cancel()
 
     async def stop(self) -> None:
-        """End the processors and what they started; what is stored stays."""
+        """End the processors and all tasks; stored data stays."""
         tasks = [task for task in (self._pulse, self._housekeeping, self._retiring) if task is not None]
         for task in tasks:
             task.cancel()
@@ -92,12 +92,12 @@ class Crew:
         send(capture, message)
 
     def begin(self, changefeed: str) -> None:
-        """Start the processor of a changefeed, unless the capture may do nothing any more."""
+        """Start the processor of a changefeed, unless this capture may not work any more."""
         if self.node.over() is not None:
             return
         feed = FeedId.parse(changefeed)
         if feed in self.processors:
-            return  # it ends, and lets go of spans that the next one would hold: what is said is said again
+            return  # it is ending, and must release its spans first; the owner repeats the message
         processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
         self.node.follow(trace.PROCESSOR, str(feed), processor.machine)
         self.processors[feed] = processor
@@ -105,7 +105,7 @@ class Crew:
         processor.start()
 
     async def end(self, feed: FeedId) -> None:
-        """End the processor of a changefeed that is removed."""
+        """End the processor of a changefeed, because the changefeed is removed or has no owner."""
         self.node.post.processors.pop(str(feed), None)
         if (processor := self.processors.get(feed)) is None:
             return
@@ -116,7 +116,7 @@ class Crew:
             self.processors.pop(feed, None)
 
     async def _retire(self) -> None:
-        """End processors whose changefeed does not run any more, if its owner could not tell them so."""
+        """End processors whose changefeed does not run any more, and whose owner could not tell them so."""
         while True:
             await asyncio.sleep(RETIRE_S)
             now = self.node.clock.monotonic()
@@ -130,21 +130,21 @@ class Crew:
                     event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
                     continue
                 if info is not None and State(info.state) in RUNS and info.instance == processor.instance:
-                    continue  # its owner may be about to speak
+                    continue  # its owner may be about to send a message
                 event(LOG, logging.INFO, "processor ends: nobody speaks to it", changefeed=str(feed))
                 await self.end(feed)
                 if info is None:
                     await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
 
     def captured(self, modes: Iterable[str] = ()) -> list[Captured]:
-        """The tables' event store, and those of other kv modes that changefeeds have."""
+        """The tables' event store, and those of the other kv modes that changefeeds use."""
         return [self.node.captured(mode) for mode in sorted({TABLE_MODE, *modes})]
 
     def let_go(
         self, stores: Iterable[Captured], done: Mapping[FeedId, tuple[int, int]] = MappingProxyType({})
     ) -> None:
-        """Let segments go that no processor needs. `done`: how far this capture is, as owner of changefeeds
-        that it delivers nothing of, with rows and with DDL.
+        """Drop segments that no processor needs. `done`: the ts of rows and of DDL that are not needed any
+        more, for changefeeds that this capture owns but delivers nothing of.
         """
         limits = {name: one.drop_below or (0, 0) for name, one in self.processors.items()}
         limits |= done
@@ -171,7 +171,7 @@ class Crew:
             await self._sweep(stores)
 
     async def _sweep(self, stores: Iterable[Captured]) -> None:
-        """Remove files of spans that nobody here follows. If they are wanted again, they are pulled again."""
+        """Remove files of spans that nobody here follows. A span that is wanted again is pulled again."""
         now = self.node.clock.monotonic()
         if now - self._swept_at < SWEEP_S:
             return

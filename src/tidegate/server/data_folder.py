@@ -1,4 +1,4 @@
-"""A capture's claim on its data folder: the lock that keeps others out, and the way the folder is used."""
+"""A capture's claim on its data folder: the lock that excludes other captures, and the use of the folder."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tidegate.server.membership import NAME_FILE
 
 
 def lock_folder(data_dir: Path) -> int:
-    """Make the data folder ours; the descriptor holds the lock. Raises InvalidInput when another has it."""
+    """Lock the data folder; the returned descriptor holds the lock. Raises InvalidInput if another has it."""
     try:
         data_dir.mkdir(0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # another's folder: its files are ours alone all the same
+        with contextlib.suppress(PermissionError):  # another user's folder; files in it are private anyway
             data_dir.chmod(0o700)
         return lock_file(data_dir / "lock", 0o600)
     except BlockingIOError as error:
@@ -34,7 +34,7 @@ def lock_folder(data_dir: Path) -> int:
 
 
 def check_mode(paths: Paths, *, shared: bool) -> None:
-    """Raises InvalidInput when the changefeeds of this data folder are kept elsewhere than we would look."""
+    """Raises InvalidInput if the folder was used with the other metadata store: its own file, or an etcd."""
     other = paths.metadata if shared else paths.data_dir / NAME_FILE
     if other.exists():
         kept = "in the folder itself" if shared else "in an etcd"

@@ -2,7 +2,8 @@
 
     a DDL ends a span --> its record is kept --> the checkpoint has passed the DDL --> its record may go
 
-A restart begins at the stored checkpoint. So it may read the record of a span that has ended above that.
+A record must outlive the span: a restart begins at the stored checkpoint, and if that is below the DDL, it
+reads the record again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ FORGET_S: Final = 10.0
 
 
 class EndedSpans:
-    """Of one changefeed."""
+    """The ended spans of one changefeed."""
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
-        """The ts at which each ended, by the key of its record."""
+        """The ts at which each span ended, by the key of its record."""
         self._looked_at = 0.0
 
     def take(self, batch: DdlBatch, rules: TableRules | None, start_of: Callable[[str], int | None]) -> None:
-        """A DDL is delivered. `start_of`: where a span begins that a waiting DDL brings back, such as a
+        """Note a delivered DDL. `start_of`: where a span begins that a waiting DDL brings back, such as a
         recovered table, or None.
 
-        A stripe is brought back by any new table of it, of which nobody may know yet: its record stays.
+        Records of stripes stay, because any new table brings a stripe back, maybe by a DDL not known yet.
         """
         if rules is None or rules.width > 1:
             return
@@ -40,7 +41,7 @@ class EndedSpans:
                 self._ended[span_key(name, rules.digest)] = batch.finished_ts
 
     def over(self, now: float, persisted_ts: int) -> list[str]:
-        """Now and then, the records that a restart at the stored checkpoint cannot want any more."""
+        """From time to time: the records that a restart at the stored checkpoint cannot need any more."""
         if now - self._looked_at < FORGET_S:
             return []
         self._looked_at = now

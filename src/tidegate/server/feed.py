@@ -1,10 +1,10 @@
-"""A changefeed on the node that owns it, as the rest of the node sees it: what may be asked of it, and shown.
+"""A changefeed on the node that owns it, as the rest of the node sees it: its commands and its state.
 
     FeedRecord    what is stored: info, status, life
-    Replication   what its owner does while it runs, incarnation after incarnation
-    FeedLife      the task that runs the one as the other says
+    Replication   the owner's work while the feed runs, incarnation after incarnation
+    FeedLife      the task that runs Replication as the life in FeedRecord says
 
-The API, the reactor and housekeeping know a changefeed by this class alone. It decides nothing by itself.
+The API, the reactor and housekeeping use only this class. It makes no decisions itself.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tidegate.server.totals import Totals
 
 
 class Feed:
-    """One asyncio loop. A caller that changes something holds `turn` from its first look on."""
+    """Lives in one asyncio loop. A caller that changes something holds `turn` from its first read on."""
 
     def __init__(self, node: Node, feed: FeedId, info: FeedInfo, status: FeedStatus) -> None:
         self.node, self.id = node, feed
         self.turn = asyncio.Lock()
-        """Held by whoever asks something of the feed, from the first look at its state to the last write."""
+        """Held by the caller of a command, from its first read of the feed's state to its last write."""
         self._record = FeedRecord(node, feed, info, status)
         self._replication = Replication(node, self._record)
         self._life = FeedLife(node, self._record, self._replication)
@@ -50,11 +50,11 @@ class Feed:
     # --- commands ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Run, unless its life has ended, it runs already, or another capture is to do so."""
+        """Run the feed, unless its life has ended, it runs already, or another capture is the owner."""
         self._life.start()
 
     async def stop(self, *, forget: bool = False) -> None:
-        """End all that it started; the stored state stays. `forget`: for ever."""
+        """End everything that it started; the stored state stays. `forget`: the feed is removed for good."""
         await self._life.stop(forget=forget)
 
     async def command(self, command: Command) -> None:
@@ -62,40 +62,40 @@ class Feed:
         await self._life.command(command)
 
     async def update(self, info: FeedInfo) -> None:
-        """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
+        """Store other settings durably; the feed must not run. They take effect when it is resumed."""
         await self.stop()
         self.check_ended()
         await self._record.update(info)
 
     async def repartition(self, partitions: int) -> None:
-        """Spread rows over so many partitions as soon as all before are out; durable on return.
+        """Spread rows over this many partitions as soon as all earlier rows are sent; durable on return.
 
-        Carried out by this incarnation or a later one. The number there is now takes an earlier request back.
+        This incarnation or a later one carries it out. The current number withdraws an earlier request.
         """
         await self._replication.layout.ask(partitions)
 
     def check_ended(self) -> None:
-        """Raises Retryable while something of the feed goes on that was to end."""
+        """Raises Retryable while work of the feed is still ending."""
         self._replication.check_ended()
 
     def forget_grant(self) -> None:
-        """The next incarnation runs under a token of its own; the feed must not run."""
+        """Give the next incarnation a new token; the feed must not run."""
         self._replication.shares.forget_grant()
 
     def warn(self, error: FeedError) -> None:
-        """Show a trouble that does not stop the pipeline."""
+        """Show an error that does not stop the pipeline."""
         self._replication.warn(error)
 
     # --- what is stored ------------------------------------------------------------------------------
 
     @property
     def info(self) -> FeedInfo:
-        """As it is stored."""
+        """The stored definition and state."""
         return self._record.info
 
     @property
     def uri(self) -> SinkUri:
-        """Of its sink."""
+        """The URI of its sink."""
         return self._record.uri
 
     @property
@@ -105,17 +105,17 @@ class Feed:
 
     @property
     def plan(self) -> FeedPlan:
-        """What the incarnations have in common."""
+        """The part of its specification that is the same for all incarnations."""
         return self._record.plan
 
     @property
     def life(self) -> Life:
-        """Whether it runs, and its last failure."""
+        """Its state, with the last failure."""
         return self._record.life
 
     @property
     def shown_state(self) -> State:
-        """As TiCDC shows it: waiting for a retry is a warning."""
+        """The state as TiCDC shows it: waiting for a retry is a warning."""
         return self._record.shown_state
 
     @property
@@ -129,7 +129,6 @@ class Feed:
         return self._record.loading
 
     # --- what it needs of upstream -------------------------------------------------------------------
-
     @property
     def needs(self) -> tuple[int, int]:
         """The least ts from which upstream must hold history: for rows, and for DDL."""
@@ -142,79 +141,79 @@ class Feed:
 
     @property
     def history(self) -> History:
-        """What PD keeps for us of what the feed follows."""
+        """The hold at PD on the history of the part of upstream that the feed follows."""
         return self._record.history
 
     @property
     def retained(self) -> int:
-        """How far behind the checkpoint, as a difference of ts, changes are kept."""
+        """How far behind the checkpoint changes are kept, as a difference of ts."""
         return self._record.retained
 
     @property
     def released(self) -> bool:
-        """Whether nothing is held for it, upstream or here: stopped for too long, or its history is gone."""
+        """Whether nothing is held for it, upstream or here: stopped too long ago, or its history is gone."""
         return self._record.released
 
     # --- how far it is -------------------------------------------------------------------------------
 
     @property
     def checkpoint(self) -> int:
-        """Durable downstream; never below `persisted`."""
+        """Everything up to here is durable downstream; never below `persisted`."""
         return self._replication.checkpoint
 
     @property
     def resolved_ts(self) -> int:
-        """Up to where all of upstream is known."""
+        """Everything upstream up to here is known."""
         return self._record.resolved_ts
 
     def lag_ms(self, now_ms: int) -> int:
-        """PD's time minus the checkpoint's."""
+        """PD's time minus the physical time of the checkpoint."""
         return max(0, now_ms - physical_ms(self.checkpoint))
 
     @property
     def totals(self) -> Totals:
-        """Of all captures since the control process started."""
+        """The sums over all captures since the control process started."""
         return self._replication.reports.totals
 
     @property
     def load(self) -> LoadState:
-        """How far the initial load is, or was."""
+        """The progress of the initial load."""
         return self._replication.reports.load
 
     @property
     def last_synced_ts(self) -> int:
-        """No row above this was delivered since the control process started; 0: none at all."""
+        """The greatest commit ts of a row delivered since the control process started; 0: there was none."""
         return self._replication.reports.last_synced_ts
 
     @property
     def owner(self) -> Owner | None:
-        """The machine that decides; None while its catalogue is not open."""
+        """The owner machine; None while its catalogue is not open."""
         return self._replication.owner
 
     @property
     def partitions(self) -> int:
-        """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
+        """The number of partitions over which its topic's rows are spread; 0: not known, or no partitions."""
         return self._replication.sink.partitions
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
-        """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""
+        """Tables that pass the rules but cannot be replicated: their number, and (name, reason) of some."""
         return self._replication.ddl.left_out(limit)
 
     # --- who delivers it -----------------------------------------------------------------------------
 
     @property
     def peers(self) -> Peers:
-        """What is believed of the captures' processors."""
+        """What the owner knows of the processors of all captures."""
         return self._replication.peers
 
     @property
     def sharing(self) -> Sharing:
-        """Who is to have what of the key space."""
+        """The decision which capture gets which part of the key space."""
         return self._replication.shares.sharing
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether several captures may write at once."""
+        """Whether several captures may write at the same time."""
         return self._replication.shares.may_be_shared
 
     def tables_of(self, peer: Peer) -> list[int]:
@@ -222,14 +221,14 @@ class Feed:
         return self._replication.shares.tables_of(peer)
 
     def left_on(self, capture: str) -> int:
-        """How many tables a capture delivers, or may deliver: 1 if that is not known yet."""
+        """The number of tables that a capture delivers or may still deliver; 1 if it is not known yet."""
         return self._replication.shares.left_on(capture)
 
     # --- what it waits for ---------------------------------------------------------------------------
 
     @property
     def waiting_for(self) -> str:
-        """What is waited for before anything can be delivered, in words; empty: nothing."""
+        """What must happen before anything can be delivered, in words; empty: nothing."""
         return self._replication.waiting_for
 
     def waits_for(self) -> str:

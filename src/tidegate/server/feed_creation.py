@@ -1,9 +1,9 @@
-"""How a changefeed comes to be: checked against upstream, its history held, stored, and only then started.
+"""Creates a changefeed: checks it against upstream, holds its history, stores it, and only then starts it.
 
-The order is what makes it safe to fail at any step. A short hold of its own covers the start ts before
-upstream is read there. The feed's key is stored last of what it needs on disk, because a start of the capture
-takes up every feed that has a key. The lasting hold is taken before the short one goes, so that GC finds no
-moment in between.
+The order makes it safe to fail at any step. A short hold of its own covers the start ts before upstream is
+read at that ts. Everything that the feed needs on disk is written before its key, because a starting capture
+starts every feed that has a key. The lasting hold is taken before the short one is released, so that GC never
+finds the history without a hold.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class FeedCreation:
-    """Creates changefeeds. Its checks are also those of a feed that is changed (`feed_updates`)."""
+    """Creates changefeeds. Its checks are also used for a feed that is changed (`feed_updates`)."""
 
     def __init__(self, node: Node, feeds: Feeds, history: HeldHistory) -> None:
         self.node, self._feeds, self._history = node, feeds, history
         self.creating: set[FeedId] = set()
-        """Those that are about to be stored."""
+        """Changefeeds that are being created and are not stored yet."""
 
     async def create(self, new: NewFeed) -> Feed:
-        """Check against upstream, hold its history, store the feed, start it."""
+        """Check a changefeed against upstream, hold its history, store it, start it."""
         if new.feed in self._feeds or new.feed in self._feeds.unreadable or new.feed in self.creating:
             raise Refused(
                 "CDC:ErrChangeFeedAlreadyExists",
@@ -97,20 +97,20 @@ class FeedCreation:
             lasting = await self._history.tend(force=True)
             feed.start()
         finally:
-            if guarded and lasting:  # else it stays until it expires: the lasting one is taken before
+            if guarded and lasting:  # otherwise the short hold stays until it expires, as nothing replaces it
                 await self._history.let_go(held, scope)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
 
     def check_shared(self, new: NewFeed) -> None:
-        """Where captures share an etcd, raises InvalidInput for a feed that another could not take over."""
+        """If captures share an etcd: raises InvalidInput for a feed that another one could not take over."""
         node = self.node
         if node.shared:
             sink = FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths)
             check_shared(new, sink.describe())
 
     async def _in_keyspace(self, new: NewFeed) -> NewFeed:
-        """With the id of the keyspace that it names; for life, whatever PD calls by that name later."""
+        """Add the id of the keyspace that it names. The id stays even if PD gives the name to another one."""
         own, pd = new.config.tidegate, self.node.pd
         if not own.keyspace:
             if own.keyspace_id >= 0:
@@ -127,9 +127,9 @@ class FeedCreation:
         return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found.id)))
 
     async def _known_tables(self, config: ReplicaConfig, ts: int) -> list[TableVersion] | None:
-        """The tables at `ts` without asking upstream; None where they are not known, or there are none.
+        """The tables at `ts` without asking upstream; None if they are not known, or there are none.
 
-        To read them all for each of many feeds took longer than everything else that these need to begin.
+        With many feeds, reading all tables from upstream for each took longer than the rest of their start.
         """
         catalogues = self.node.captured(TABLE_MODE).catalogues
         if catalogues is None or not config.has_tables:
@@ -154,7 +154,7 @@ class FeedCreation:
         return catalogue
 
     async def start_ts(self, new: NewFeed) -> int:
-        """Where it is to begin, now unless it says so. Raises Refused for a ts that cannot be."""
+        """The ts where it begins: the requested one, or now. Raises Refused for a ts that is not possible."""
         now: int = await asyncio.to_thread(self.node.pd.tso)
         start_ts = new.start_ts or now
         if start_ts > now:
@@ -203,7 +203,7 @@ class FeedCreation:
         return Feed(node, new.feed, info, FeedStatus(start_ts))
 
     async def offer(self, catalogue: SchemaStore, ts: int, config: ReplicaConfig) -> None:
-        """Keep what was read of upstream where a feed will begin, so that it is not read once more."""
+        """Save the catalogue that was read where a feed will begin, so that it is not read again."""
         catalogues = self.node.captured(TABLE_MODE).catalogues
         assert catalogues is not None
         await catalogues.run(catalogues.offer, catalogue, ts, FeedFilter.of(config))

@@ -1,10 +1,10 @@
-"""A feed's view of upstream's catalogue and DDL, as its capture has it. The owner has one, and the processor.
+"""A feed's view of upstream's catalogue and DDL on one capture. The owner has a view, and each processor.
 
     open   the catalogue at the checkpoint, and the DDL since then
     look   the DDL that has come since the last look
 
-Behind both views is the capture's one catalogue (`server.catalogues`), which is kept up by the DDL span of
-its event store, and saved in base files, from which the workers start, too.
+All views use the capture's one catalogue (`server.catalogues`). The DDL span of its event store keeps it
+current, and base files save it. The workers start from the same files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_S: Final = 0.02
 
 
 class FeedDdl:
-    """One task's view. Not thread-safe; one asyncio loop."""
+    """The view of one owner or processor. Not thread-safe; lives in one asyncio loop."""
 
     def __init__(self, node: Node, plan: FeedPlan, feed_filter: FeedFilter) -> None:
         self._node, self._plan, self._filter = node, plan, feed_filter
@@ -47,34 +47,34 @@ class FeedDdl:
         own = plan.config.tidegate
         self._stripes = Stripes(max(1, own.ids_per_stripe), own.cuts)
         self.initial: tuple[SpanTask, ...] = ()
-        """The spans wanted at the checkpoint that `open` was told."""
+        """The spans wanted at the checkpoint that was passed to `open`."""
 
     @property
     def span(self) -> Span:
-        """Whose resolved ts bounds all others': that of DDL, or of a feed of keys the only one there is."""
+        """The span whose resolved ts bounds all others: that of DDL; for a feed of keys, its only span."""
         config = self._plan.config
         return DDL_SPAN if config.has_tables else KeyRange.of(config).span
 
     @property
     def span_id(self) -> str:
-        """Its name in the event store."""
+        """The id of `span` in the event store."""
         return span_id(self.span, self._plan.config.tidegate.kv_mode)
 
     @property
     def tracker(self) -> SchemaTracker | KeyTracker:
-        """What is known; it is open."""
+        """The tables and DDL that are known; the view must be open."""
         assert self._tracker is not None
         return self._tracker
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened, and its catalogue is whole."""
+        """Whether `open` was successful and the catalogue is not broken."""
         return self._tracker is not None and not self._tracker.broken
 
     async def open(self, checkpoint: int, waits: Callable[[str], None]) -> tuple[list[DdlBatch], int]:
-        """The DDL above a checkpoint as far as it is known, and how far that is.
+        """The DDL above a checkpoint as far as it is known, and up to which ts that is.
 
-        `waits` is told what it waits for. Raises as `check_held` and `check_history`.
+        `waits` is called with what it waits for, in words. Raises as `check_held` and `check_history`.
         """
         self.check_held(checkpoint)
         tracker = await self._open_tracker(checkpoint, waits)
@@ -91,35 +91,35 @@ class FeedDdl:
 
     @property
     def resolved(self) -> int:
-        """Up to where the event store has the DDL span now."""
+        """Up to which ts the event store has the DDL span now."""
         return store_view.read_frontier(self._store).get(self.span_id, 0)
 
     def base_ts(self, checkpoint: int) -> int:
-        """From where on DDL is read to have the catalogue at a checkpoint."""
+        """The ts from which DDL is read to build the catalogue at a checkpoint."""
         base = self._catalogues.base_ts(checkpoint) if self._catalogues is not None else None
         return checkpoint if base is None else base
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """In the thread where whatever blocks of the catalogue is done; a feed of keys blocks nowhere."""
+        """Run work on the catalogue in its thread, because it may block; a feed of keys has no such work."""
         if self._catalogues is None:
             return work(*args, **kwargs)
         return await self._catalogues.run(work, *args, **kwargs)
 
     def hold(self, start_ts: int) -> None:
-        """Have the DDL span pulled from a ts on."""
+        """Have the puller pull the DDL span from a ts on."""
         guarded = self._plan.config.check_gc_safe_point
         self._spans.hold(self._plan.feed, self.span, start_ts, guarded=guarded)
 
     def look(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
-        """The DDL that has come, where so many batches wait already; and up to where all is known."""
+        """The new DDL, and up to which ts all DDL is known. `waiting`: the number of batches not done yet."""
         batches, known = self.tracker.catch_up(resolved, waiting)
         return self._stripes.follow(batches), known
 
     def check_held(self, checkpoint: int) -> None:
-        """Raises Retryable until PD has been asked to hold what the feed needs: nothing is read before."""
+        """Raises Retryable until PD holds what the feed needs; upstream must not be read before."""
         needed, history = min(checkpoint, self.base_ts(checkpoint)), self.history
         if not self._node.is_owner:
-            # The owner has history held for its own saved catalogue; ours is read again if it is older.
+            # The owner holds history for its own saved catalogue. If ours is older, it is read again.
             needed = checkpoint
         if self._plan.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"
@@ -132,18 +132,18 @@ class FeedDdl:
 
     @property
     def history(self) -> History:
-        """What PD keeps for us of what the feed follows."""
+        """The hold at PD on the history of the part of upstream that the feed follows."""
         return self._node.histories.get(self._plan.config.tidegate.keyspace_id, History())
 
     def check_history(self, checkpoint: int) -> None:
-        """Raises Fatal when neither upstream nor the event store has what the feed needs."""
+        """Raises Fatal if neither upstream nor the event store has what the feed needs."""
         refusal = self._spans.refusal(self._plan.feed)
         if refusal is not None:
             what = f"span {span_id(refusal.span, self._plan.config.tidegate.kv_mode)}"
             raise self.history_gone(checkpoint, refusal.start_ts, refusal.safe_point, what)
 
     def history_gone(self, checkpoint: int, ts: int, safe_point: int, what: str) -> Fatal:
-        """Neither upstream nor the event store has what the feed needs."""
+        """The error for history that neither upstream nor the event store has."""
         passed = "the checkpoint" if safe_point > checkpoint else "the saved catalogue"
         return Fatal(
             f"[{LOST}]upstream's GC safepoint {safe_point} has passed {passed}.",
@@ -154,9 +154,10 @@ class FeedDdl:
         )
 
     def _resolved_from(self, checkpoint: int, start: int) -> int:
-        """How far the DDL span is resolved that is kept from `start` on; 0: not to the checkpoint, or not so.
+        """Up to which ts the DDL span is complete from `start` on; 0: not up to the checkpoint, or not from
+        there.
 
-        What is kept may begin later, until the puller has begun anew from where it was told.
+        The stored part may begin later until the puller has restarted from the requested ts.
         """
         frontier = store_view.read_frontier(self._store)
         manifest = self._node.manifest(self._store, self.span_id)

@@ -1,9 +1,9 @@
 """Changes of the number of partitions over which a changefeed's rows are spread.
 
-    asked for: stored --> all rows before are out --> the sink changes it --> the next incarnation stores it
+    requested: stored --> all earlier rows are sent --> the sink changes it --> the next incarnation stores it
 
-A request is durable before it is carried out, and the incarnation that is there then or a later one does so.
-The sink says what the number is, because only its own transaction changes it.
+A request is durable before it is carried out, by the current incarnation or a later one. The sink has the
+authoritative number, because the change happens in the sink's own transaction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class FeedLayout:
-    """Of one changefeed. One asyncio loop."""
+    """The layout of one changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -30,27 +30,27 @@ class FeedLayout:
         running: Callable[[], tuple[Owner, OpenedSink] | None],
         wake: Callable[[], None],
     ) -> None:
-        """`running`: owner and sink of the incarnation, if there is one now. `wake`: is called after a
+        """`running`: owner and sink of the current incarnation, if there is one. `wake`: is called after a
         request that the incarnation may carry out.
         """
         self._record, self._running, self._wake = record, running, wake
 
     async def take_up(self, owner: Owner, sink: OpenedSink) -> None:
-        """Go on with a change that was asked for, unless the sink has it. Raises DiskFull."""
+        """Continue a requested change, or store it as done if the sink has it. Raises DiskFull."""
         info, partitions = self._record.info, sink.partitions
         changed = partitions if sink.is_repartitioned else 0
         wanted = 0 if info.repartition == partitions else info.repartition
         if (wanted, changed) != (info.repartition, info.partitions):
-            # Also if another number was asked for meanwhile: what guards the layout goes by the sink.
+            # Also if another number was requested meanwhile: the stored layout must follow the sink.
             event(LOG, logging.INFO, "repartitioned", changefeed=str(self._record.id), partitions=partitions)
             await self._record.store_layout(wanted, changed)
         if wanted:
             owner.ask_repartition(wanted)
 
     async def ask(self, partitions: int) -> None:
-        """Spread rows over so many partitions as soon as all before are out; durable on return.
+        """Spread rows over this many partitions as soon as all earlier rows are sent; durable on return.
 
-        The number there is now takes an earlier request back. Raises DiskFull.
+        The current number withdraws an earlier request. Raises DiskFull.
         """
         record, running = self._record, self._running()
         if running is None:
@@ -59,7 +59,7 @@ class FeedLayout:
         owner, sink = running
         if sink.partitions == partitions and not owner.repartitions:
             before = record.info.repartition
-            owner.ask_repartition(0)  # before it is stored: a tick meanwhile would carry it out
+            owner.ask_repartition(0)  # before the write, during which a tick could carry out the old request
             try:
                 await record.store_layout(0, record.info.partitions)
             except TidegateError:
@@ -69,7 +69,7 @@ class FeedLayout:
             partitions = 0
         else:
             await record.store_layout(partitions, record.info.partitions)
-        # The incarnation may have ended meanwhile: the next one finds what is stored.
+        # If the incarnation has ended meanwhile, the next one finds the stored request.
         if self._is_still(sink):
             if partitions or not owner.repartitions:
                 owner.ask_repartition(partitions)

@@ -2,8 +2,8 @@
 
     start -> [replicate -> back-off] ... -> ended
 
-`control.changefeed` says whether to run, `server.feed_record` stores that, and `server.replication` says how
-to replicate. This part knows neither spans nor pipelines.
+`control.changefeed` decides whether it runs, `server.feed_record` stores that, and `server.replication`
+replicates. This module knows neither spans nor pipelines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class FeedLife:
-    """The task of one changefeed. One asyncio loop; of several stops each waits for the one before."""
+    """The task of one changefeed. Lives in one asyncio loop; concurrent stops run one after the other."""
 
     def __init__(self, node: Node, record: FeedRecord, replication: Replication) -> None:
         self._node, self._record, self._replication = node, record, replication
@@ -39,15 +39,15 @@ class FeedLife:
         self._stopping = asyncio.Lock()
 
     def start(self) -> None:
-        """Run the loop, unless the feed's life has ended, it runs already, or another capture is to do so."""
-        if self._node.over() is not None:  # a request that was under way when that began
+        """Run the loop, unless the life has ended, it runs already, or another capture is the owner."""
+        if self._node.over() is not None:  # the request began before the capture was lost
             return
         if not self._record.life.ended and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name=f"feed {self._record.id}")
 
     async def stop(self, *, forget: bool = False) -> None:
-        """End the loop and everything it started; the stored state stays. `forget`: for ever."""
-        # A second cancellation would cut off the end of the incarnation: its process would live on.
+        """End the loop and everything it started; the stored state stays. `forget`: the feed is removed."""
+        # A second cancellation would interrupt the end of the incarnation, and leave its processes running.
         async with self._stopping:
             if self._task is not None:
                 self._task.cancel()
@@ -73,7 +73,7 @@ class FeedLife:
         try:
             await record.become(life)
         finally:
-            self.start()  # the feed goes on when it could not be stored that it stops
+            self.start()  # if the new state could not be stored, the feed continues
 
     async def _run(self) -> None:
         record = self._record
@@ -83,7 +83,7 @@ class FeedLife:
                     if record.life.runs:
                         await self._try()
                     await self._back_off()
-                    if record.life.ended:  # a resume that comes meanwhile finds the loop running
+                    if record.life.ended:  # inside the loop, so that a resume meanwhile finds it running
                         await to_its_end(self._leave())
                 except Retryable as error:
                     feed = str(record.id)
@@ -111,7 +111,7 @@ class FeedLife:
         except Exception as error:
             shown = error if isinstance(error, TidegateError) else unexpected(error)
             event(LOG, logging.WARNING, "changefeed failed", changefeed=str(record.id), error=str(shown))
-            # A full disk is waited for however long: it is nobody's failure to get on.
+            # Wait for disk space without a time limit: a full disk is not the changefeed's own failure.
             full = isinstance(shown, DiskFull) or bool(node.ballast.trouble)
             life = record.life.failed(
                 self._feed_error(shown),

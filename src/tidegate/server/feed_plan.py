@@ -1,7 +1,7 @@
-"""What a changefeed's incarnations have in common, and the files that tell the application what to do.
+"""The part of a changefeed that is the same for all incarnations, and the files that the application reads.
 
-`spec-*.json` says who it is, and goes when the next incarnation is told; `bounds.json` how far it may go,
-and is replaced whenever that changes (`pipeline.feed` reads both).
+`spec-*.json` identifies an incarnation and is removed when the next one is written. `bounds.json` says how
+far the incarnation may deliver and is replaced whenever that changes. `pipeline.feed` reads both.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.registry import sink_of
 
 OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
-"""What lies in a feed's folder for one incarnation only."""
+"""The files in a feed's folder that belong to one incarnation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a capture keeps its things; everything lies below `data_dir`."""
+    """The files and folders of a capture, all below `data_dir`."""
 
     data_dir: Path
     store: Path
@@ -53,7 +53,7 @@ class Paths:
         return self.data_dir / "feeds" / path_part(feed.namespace) / path_part(feed.name)
 
     def rename_earlier(self) -> None:
-        """Give folders of earlier releases, named as their feeds, the names that disks without case need."""
+        """Rename folders of earlier releases, which had the feeds' plain names, to case-safe names."""
         feeds = self.data_dir / "feeds"
         for namespace in _folders(feeds):
             for folder in _folders(namespace):
@@ -66,14 +66,15 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _rename_plain(folder: Path) -> None:
-    """No feed's name holds an equals sign, so that one in a folder's name says it is renamed already."""
+    """No feed's name contains an equals sign, so a folder's name with one was renamed before."""
     wanted = folder.with_name(path_part(folder.name))
     if "=" not in folder.name and wanted.name != folder.name and not wanted.exists():
         folder.rename(wanted)
 
 
 class BoundsFile:
-    """`bounds.json`: how far each span may go. Replaced atomically, only when a reader can do with it.
+    """`bounds.json`: up to which ts each span may go. Replaced atomically, and only if a reader needs the
+    change.
 
     Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second.
     """
@@ -86,10 +87,10 @@ class BoundsFile:
     def write(
         self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
     ) -> None:
-        """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`.
+        """Write bound and spans. A known span keeps the start that was written first, unless `raise_starts`.
 
-        `idle`: no row that is not durable lies below the bound. It is then told with the next other spans, or
-        once there are rows. Raises DiskFull; then what was told before stands.
+        `idle`: every row at or below the bound is durable. The bound is then written only together with other
+        spans, or later when there are rows. Raises DiskFull; the earlier file then stays as it is.
         """
         if raise_starts or not self._spans_text or self._are_others(spans):
             starts = {} if raise_starts else {name: task.start_ts for name, task in self._spans.items()}
@@ -111,7 +112,7 @@ class BoundsFile:
             self._sent, self._sent_spans = text, self._spans_text
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
-        """Whether these are other spans than were told, or other tables are wanted of one."""
+        """Whether the spans, or the wanted tables of one, differ from those that were written last."""
         if spans.keys() != self._spans.keys():
             return True
         return any(task.wanted != self._spans[name].wanted for name, task in spans.items())
@@ -128,30 +129,30 @@ class FeedPlan:
     instance: str
     paths: Paths
     capture: str
-    """Whose writers the pipeline's are."""
+    """The capture whose writers deliver; it is part of their names."""
     load: bool = False
-    """Whether the initial load comes first: `load.json` is there."""
+    """Whether the initial load comes first, as planned in `load.json`."""
     grant: Grant | None = None
-    """Under which the owner's sink is opened."""
+    """The grant under which the owner's sink is opened."""
     shared: str = ""
-    """Where several captures keep their metadata, as `etcd:ENDPOINTS`; empty: in the file of `paths`."""
+    """The shared metadata store as `etcd:ENDPOINTS`; empty: it is the file of `paths`."""
 
     @classmethod
     def of(
         cls, cluster: int, feed: FeedId, info: FeedInfo, paths: Paths, capture: str, shared: str = ""
     ) -> FeedPlan:
-        """That of a feed as it is stored."""
+        """The plan of a stored feed."""
         uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
         return cls(cluster, feed, uri, config, info.instance, paths, capture, shared=shared)
 
     @classmethod
     def sink_of(cls, cluster: int, feed: FeedId, uri: SinkUri, config: ReplicaConfig, paths: Paths) -> Sink:
-        """The sink of a feed that is not stored yet, to be asked what it is."""
+        """The sink of a feed that is not stored yet, to read its description."""
         return cls(cluster, feed, uri, config, "", paths, "").sink
 
     @property
     def metadata(self) -> str:
-        """Where grants are read."""
+        """The place from which workers read grants."""
         return self.shared or str(self.paths.metadata)
 
     @property
@@ -159,19 +160,19 @@ class FeedPlan:
         return self.paths.feed(self.feed)
 
     def slots(self, cores: int) -> int:
-        """Writers the pipeline may use at once on a machine."""
-        # One for each worker there is without spares, so that none takes another's (`timetable.workers_for`).
+        """The most writers that the pipeline may use at the same time on a machine."""
+        # One for each worker except spares, so that no worker takes another's slot (`timetable.workers_for`).
         return self.sink.describe().at_once(self.config.tidegate.slots or 2 * cores + 2)
 
     @property
     def sink(self) -> Sink:
-        """Where the feed goes."""
+        """The sink to which the feed is delivered."""
         grant = (0, 0, 0) if self.grant is None else (*self.grant.token, self.grant.incarnation)
         who = self.cluster, self.feed.namespace, self.feed.name, self.instance
         return sink_of(SinkFeed(*who, self.uri, self.config, grant, self.capture, self.folder))
 
     def spec(self, grant: Grant) -> dict[str, Any]:
-        """What an incarnation is told, in its `Grant.spec_file`."""
+        """The content of the spec file of an incarnation (`Grant.spec_file`)."""
         return {
             "cluster_id": self.cluster,
             "namespace": self.feed.namespace,
@@ -193,9 +194,10 @@ class FeedPlan:
 
 
 def write_spec(plan: FeedPlan, grant: Grant) -> Path:
-    """The spec of an incarnation, in a file of its own; what earlier ones had goes.
+    """Write the spec of an incarnation to a file of its own; remove the files of earlier incarnations.
 
-    A process of an earlier incarnation that wakes up must never read who it is from its successor's.
+    The name is new each time, because a process of an earlier incarnation that wakes up must never read the
+    spec of its successor and take it for its own.
     """
     path = plan.folder / grant.spec_file
     for pattern in OF_INCARNATIONS:

@@ -1,14 +1,14 @@
-"""A changefeed as it is stored: what it is, how far it is, and the life that a restart would find.
+"""A changefeed as it is stored: its definition, its progress, and the life that a restart would find.
 
-    info     what it is: sink, settings, target, layout of its topic, state and error
-    status   how far it is: checkpoint, whether its initial load is durable, the settings it chose rows by
+    info     the definition: sink, settings, target, layout of its topic, state and error
+    status   the progress: checkpoint, whether its initial load is durable, the settings for choosing rows
 
-Every write of either goes through here. If a write of the info fails, memory takes on again what it had
-before, so that what is shown is what a restart finds. The one exception is a full disk, and that is the
-caller's choice (`become_if_there_is_room`). The stored checkpoint never goes back.
+Every write of either goes through this module. If a write of the info fails, memory returns to the value
+before, so that status always shows what a restart would find. The one exception is a full disk, if the caller
+chooses so (`become_if_there_is_room`). The stored checkpoint never goes back.
 
-What follows from the stored checkpoint is here too: what must be held of upstream's history, and whether that
-may be released.
+The module also derives from the stored checkpoint what must be held of upstream's history, and whether the
+hold may be released.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALL_KEYS: Final = Span(b"", b"")
 
 
 class FeedRecord:
-    """Of one changefeed, on the node that owns it. One asyncio loop."""
+    """The record of one changefeed, on the node that owns it. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, feed: FeedId, info: FeedInfo, status: FeedStatus) -> None:
         self._node, self.id, self.info = node, feed, info
@@ -49,26 +49,26 @@ class FeedRecord:
         self.config = config_from_json(info.config)
         self.filter = FeedFilter.of(self.config)
         self.captured = node.captured(self.config.tidegate.kv_mode)
-        """What this capture has of the part of upstream that the changefeed follows."""
+        """This capture's event store and catalogue for the part of upstream that the changefeed follows."""
         self.life = Life.restored(info.state, info.error)
         if self.life.ended and not info.ended_ms:
             self.info = dataclasses.replace(info, ended_ms=node.now_ms())  # stored by an earlier version
         self.persisted = status.checkpoint_ts
-        """Durable in the metadata store: where a restart begins; never above what is durable downstream."""
+        """The stored checkpoint, where a restart begins; never above what is durable downstream."""
         self.resolved_ts = status.checkpoint_ts
-        """Up to where all of upstream is known; stored with the next checkpoint."""
+        """Everything upstream up to here is known; stored with the next checkpoint."""
         self.loading = self.config.tidegate.initial_load and not status.loaded
-        """Whether the rows there are at the checkpoint are still to be delivered, and nothing above it."""
+        """Whether the initial load is not delivered yet; changes are delivered only after it."""
         self.settings = status.settings
-        """Of the last incarnation: those by which it chose what to send."""
+        """The settings by which the last incarnation chose the rows to send."""
         self._status_turn = asyncio.Lock()
 
     # --- info ----------------------------------------------------------------------------------------
 
     async def become(self, life: Life) -> None:
-        """Take on a new life; state and error are stored when they changed.
+        """Change the life; state and error are stored if they changed.
 
-        When they cannot be stored the feed keeps the life it had: what is shown is what a restart finds.
+        If they cannot be stored, the feed keeps its earlier life, so that status shows what a restart finds.
         """
         changed = (life.state, life.error) != (self.life.state, self.life.error)
         (before, known), self.life = (self.life, self.info), life
@@ -86,7 +86,7 @@ class FeedRecord:
             event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
 
     async def become_if_there_is_room(self, life: Life) -> None:
-        """On a full disk the new state is shown, and not stored: a restart finds the one before."""
+        """As `become`, but on a full disk the new state is shown without being stored."""
         before = self.life
         try:
             await self.become(life)
@@ -95,14 +95,14 @@ class FeedRecord:
                 self.life = life
 
     async def update(self, info: FeedInfo) -> None:
-        """Take on other settings, durably; the feed must not run."""
+        """Store other settings durably; the feed must not run."""
         await self._write_info(info)
         self.info, self.uri = info, parse_sink_uri(info.sink_uri)
         self.config = config_from_json(info.config)
         self.filter = FeedFilter.of(self.config)
 
     async def store_layout(self, repartition: int, partitions: int) -> None:
-        """Store how many partitions are asked for (0: nothing), and to how many it was changed last.
+        """Store the requested number of partitions (0: no request), and the number of the last change.
 
         Raises DiskFull.
         """
@@ -121,10 +121,10 @@ class FeedRecord:
     # --- status --------------------------------------------------------------------------------------
 
     async def store(self, ts: int, *, loaded: bool = False, settings: str = "") -> None:
-        """Write the checkpoint durably, or the one that is stored if that is higher.
+        """Store a checkpoint durably; a lower one than the stored one leaves that unchanged.
 
         `loaded`: the initial load is durable downstream. `settings`: those by which rows are chosen from now
-        on; empty: as before. Raises DiskFull.
+        on; empty: unchanged. Raises DiskFull.
         """
         async with self._status_turn:
             loaded = loaded or (self.config.tidegate.initial_load and not self.loading)
@@ -137,7 +137,7 @@ class FeedRecord:
 
     @property
     def plan(self) -> FeedPlan:
-        """What the incarnations have in common."""
+        """The part of its specification that is the same for all incarnations."""
         node = self._node
         paths = dataclasses.replace(node.paths, store=self.captured.store)
         return FeedPlan.of(node.cluster, self.id, self.info, paths, node.capture, node.shared)
@@ -149,7 +149,7 @@ class FeedRecord:
 
     @property
     def needs(self) -> tuple[int, int]:
-        """The least ts from which rows, and DDL, may still be read of upstream, were all that is stored gone.
+        """The least ts from which rows, and DDL, would be read from upstream if the event store were lost.
 
         Upstream's history must be held from there on.
         """
@@ -164,29 +164,29 @@ class FeedRecord:
 
     @property
     def history(self) -> History:
-        """What PD keeps for us of what the feed follows."""
+        """The hold at PD on the history of the part of upstream that the feed follows."""
         return self._node.histories.get(self.scope, History())
 
     @property
     def retained(self) -> int:
-        """How far behind the checkpoint, as a difference of ts, changes are kept."""
+        """How far behind the checkpoint changes are kept, as a difference of ts."""
         return compose(round(self.config.tidegate.retention * 1000))
 
     @property
     def released(self) -> bool:
-        """Whether nothing is held for it, upstream or here: stopped for too long, or its history is gone."""
+        """Whether nothing is held for it, upstream or here: stopped too long ago, or its history is gone."""
         since_ms = self._node.now_ms() - self.info.ended_ms
         return self.life.ended and (self.lost or since_ms > self._node.gc_ttl_s * 1000)
 
     @property
     def lost(self) -> bool:
-        """Whether it has failed because neither upstream nor the event store has what it needs; or because a
-        reader's changes were let go.
+        """Whether it failed because neither upstream nor the event store has what it needs, or because the
+        changes of a reader were dropped.
         """
         error = self.life.error
         return self.life.state is State.FAILED and error is not None and error.code in (LOST, SILENT_CODE)
 
     @property
     def shown_state(self) -> State:
-        """As TiCDC shows it: waiting for a retry is a warning."""
+        """The state as TiCDC shows it: waiting for a retry is a warning."""
         return State.WARNING if self.life.state is State.PENDING else self.life.state

@@ -1,9 +1,9 @@
-"""Which capture delivers which part of a changefeed: the grants, and whether they are to be others.
+"""Which capture delivers which part of a changefeed: stores the grants, and notices when they should change.
 
     divide --> grants are stored --> earlier writers are fenced --> ... --> `reason`: divide again
 
-`server.sharing` says who should have what; here that becomes durable. A grant is stored before anybody acts
-on it. If several captures are to write, all earlier writers are fenced before any of them begins.
+`server.sharing` decides who gets what, and this module makes it durable. A grant is stored before any capture
+acts on it. If several captures are going to write, all earlier writers are fenced before any of them begins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class FeedShares:
-    """Of one changefeed. One asyncio loop."""
+    """The shares of one changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self, node: Node, record: FeedRecord, peers: Peers, link: ProcessorLink, reports: ProcessorReports
@@ -41,21 +41,21 @@ class FeedShares:
         self._node, self._record, self._peers, self._link, self._reports = node, record, peers, link, reports
         self.sharing = Sharing(node, record.wanted, peers, link.reachable, stays=not record.config.has_tables)
         self.reason = ""
-        """Why the incarnation is to end so that the key space is shared in another way; empty: it is not."""
+        """Why the incarnation must end so that the key space is divided again; empty: it need not."""
         self._grant: Grant | None = None
-        """By which the owner's own writes are proven."""
+        """The grant that proves the owner's own writes."""
         self._described: tuple[FeedInfo, Description] | None = None
-        """What the sink says of itself, and by which settings."""
+        """The sink's description, and the info for which it was made."""
         self._is_shared_out = False
-        """Whether this owner has said once which capture has what."""
+        """Whether this owner has granted ranges at least once."""
 
     def forget_grant(self) -> None:
-        """The next incarnation runs under a token of its own; the feed must not run."""
+        """Give the next incarnation a new token; the feed must not run."""
         self._grant = None
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether several captures may write at once."""
+        """Whether several captures may write at the same time."""
         if not self._node.shared:
             return False
         info = self._record.info
@@ -67,11 +67,14 @@ class FeedShares:
     # --- an incarnation begins -----------------------------------------------------------------------
 
     async def raise_grants(self, owner: Owner) -> dict[str, Grant]:
-        """Share the key space among the captures that answer, and store what each may write."""
+        """Divide the key space among the captures that answer, and store what each may write."""
         node, feed = self._node, self._record.id
         stored = await node.grants(feed) if node.shared else {}
         before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
+        # An initial load is delivered by one capture.
         shares = self.sharing.divide(before, shared=self.may_be_shared and not self._record.loading)
+        # Tokens order grants over the same keys, so with a shared etcd each round has a new one. A
+        # capture that is alone keeps its token, and only its incarnation rises.
         token = self._grant.token if self._grant and not node.shared else node.token()
         plan = self._record.plan
         slots = {name: plan.slots(self._peers[name].cores) for name in shares}
@@ -99,15 +102,15 @@ class FeedShares:
         return grants
 
     def lead(self, grants: dict[str, Grant]) -> str:
-        """The capture whose grant proves the owner's own writes: any in this round would do."""
+        """The capture whose grant proves the owner's own writes. Any grant of this round would be valid."""
         return self._node.capture if self._node.capture in grants else min(grants)
 
     async def fence_all(self, plan: FeedPlan, grants: dict[str, Grant], thread: SinkThread) -> None:
-        """Stop every earlier writer on every capture before anybody begins, if several are to begin.
+        """Stop every earlier writer on every capture before a new one begins, if several captures will write.
 
-        Not the givers alone: one that keeps its ranges may have left a transaction open, and whoever reads
-        progress meanwhile would not see what others have made durable behind it. A single capture fences
-        its own earlier writers and its givers by itself (`Grant.givers`).
+        Fencing only the givers is not enough: a capture that keeps its ranges may have left a transaction
+        open. A reader of progress stops there, and would not see what others have made durable behind it. A
+        single capture fences its own earlier writers and its givers itself (`Grant.givers`).
         """
         if len(grants) == 1:
             return
@@ -125,16 +128,17 @@ class FeedShares:
     # --- it goes on ----------------------------------------------------------------------------------
 
     def look_around(self, owner: Owner | None, *, is_starting: bool) -> None:
-        """Notice captures that come and go, and loads that differ: then the key space is divided again.
+        """Notice captures that come and go, and loads that differ; if needed, set `reason` to divide again.
 
-        `is_starting`: whether ranges are not delivered yet that were given last; then no others are better.
+        `is_starting`: some granted ranges are not delivered yet; until they are, no better division is
+        sought.
         """
         node, record, now = self._node, self._record, self._node.clock.monotonic()
         if not node.shared or not self.sharing.is_due(now):
             return
         self._link.announce(now)
         away = [peer for peer in self._peers if not peer.runs and peer not in self._link.reachable()]
-        for peer in away:  # a session that has ended, with all that it prepared
+        for peer in away:  # its session has ended, and what it prepared is lost
             peer.asked, peer.coming, peer.needs = None, (), MAX
         gone = [peer.capture for peer in away]
         self._peers.forget(gone, now)
@@ -164,12 +168,12 @@ class FeedShares:
         return sorted({t for one in ranges for t in self.sharing.tables_in(one.id)}) if has_tables else []
 
     def left_on(self, capture: str) -> int:
-        """How many tables a capture delivers, or may deliver: 1 if that is not known yet."""
+        """The number of tables that a capture delivers or may still deliver; 1 if it is not known yet."""
         peer = self._peers.get(capture)
         if self.sharing.stays and capture == self._node.capture:
-            return 0  # it goes with the ownership
+            return 0  # it moves with the ownership
         if not self._is_shared_out:
-            return 1  # what an earlier owner gave it, it may deliver still
+            return 1  # it may still deliver what an earlier owner granted
         if peer is None or peer.grant is None or not peer.grant.ranges:
             return 0
         return max(1, len(self._tables_in(peer.grant)))

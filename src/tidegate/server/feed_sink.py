@@ -1,8 +1,8 @@
-"""The owner's sink, from incarnation to incarnation: opened, watched while it is called, let go of.
+"""The owner's side of the sink, from incarnation to incarnation: opened, watched while called, released.
 
     begin: a new thread, watched --> open --> calls ... --> let_go: the caller closes it
 
-What the next incarnation must know outlives the sink: the topics to which rows may go.
+Only the topics to which rows may go outlive the sink, because the next incarnation must know them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tidegate.server.owner_sink import OpenedSink, SinkThread, open_sink
 
 
 class FeedSink:
-    """Of one changefeed. One asyncio loop."""
+    """The owner's sink of one changefeed. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, record: FeedRecord) -> None:
         self._node, self._record = node, record
         self.opened: OpenedSink | None = None
-        """That of this incarnation, once it is open."""
+        """The sink of the current incarnation, once it is open."""
         self.topics: frozenset[str] = frozenset()
-        """Where rows go by dispatch rules at the stored checkpoint or later, in addition to the URI's own."""
+        """The topics, besides the URI's own, that get rows at the stored checkpoint or later."""
         self._thread: SinkThread | None = None
         self._watch: SinkWatch | None = None
 
@@ -39,11 +39,11 @@ class FeedSink:
 
     @property
     def partitions(self) -> int:
-        """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
+        """The number of partitions over which its topic's rows are spread; 0: not known, or no partitions."""
         return self.opened.partitions if self.opened is not None else 0
 
     def begin(self) -> SinkThread:
-        """Watch a new thread, in which an incarnation's sink is called."""
+        """Begin to watch a new thread, in which the incarnation's sink is called."""
         own = self._record.config.tidegate
         self._watch = SinkWatch(self._node.clock, own.stall_timeout, own.start_timeout)
         self._thread = thread = SinkThread(self._record.id)
@@ -52,12 +52,12 @@ class FeedSink:
     async def open(
         self, plan: FeedPlan, grant: Grant, thread: SinkThread, first: Sequence[DdlEvent]
     ) -> OpenedSink:
-        """Open it under a grant that is durable already, and send what is `first`. Raises as `open_sink`."""
+        """Open the sink under a stored grant, and send the DDL in `first`. Raises as `open_sink`."""
         self.opened = opened = await open_sink(plan, grant, self._node.open_sink, thread, self.topics, first)
         return opened
 
     def look(self) -> Retryable | None:
-        """What stands still, or None."""
+        """The failure if a call hangs, or None."""
         watch, thread = self._watch, self._thread
         hung = watch.look(thread, opened=self.opened is not None) if watch and thread else None
         if hung is not None:
@@ -65,7 +65,7 @@ class FeedSink:
         return hung
 
     def let_go(self) -> OpenedSink | None:
-        """Watch and call it no more; the caller closes what is returned."""
+        """Stop watching and calling the sink; the caller closes the returned one."""
         opened, self.opened = self.opened, None
         self._watch = self._thread = None
         return opened

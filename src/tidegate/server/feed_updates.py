@@ -1,8 +1,8 @@
-"""How a stopped changefeed is changed: its settings, or the checkpoint from which it goes on.
+"""Changes a stopped changefeed: its settings, or the checkpoint from which it continues.
 
-Each change ends as a new stored state of the feed. What the sink has of it counts as long as the feed's
-`instance` is the same: so the instance changes where nothing sent so far may count, at another checkpoint or
-in another place.
+Each change ends as a new stored state of the feed. The progress at the sink counts as long as the feed's
+`instance` is the same. So a change after which earlier progress must not count makes a new instance: another
+checkpoint, or another place.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ FIXED: Final = (
     "end_key",
     "key_prefix",
 )
-"""Settings of `[tidegate]` that a feed has for life."""
+"""Settings of `[tidegate]` that cannot change after a feed's creation."""
 
 
 class FeedUpdates:
-    """Changes feeds that do not run. The caller has the feed's turn (`Feeds.in_turn`)."""
+    """Changes feeds that do not run. The caller holds the feed's turn (`Feeds.in_turn`)."""
 
     def __init__(self, node: Node, feeds: Feeds, history: HeldHistory, creation: FeedCreation) -> None:
         self.node, self._feeds, self._history, self._creation = node, feeds, history, creation
 
     async def move_checkpoint(self, found: Feed, ts: int) -> Feed:
-        """The feed at another checkpoint, as if it had been created there: nothing it has sent counts."""
+        """Move a feed to another checkpoint, as if it had been created there: no progress counts."""
         feed, info, node = found.id, found.info, self.node
         if found.life.state not in UPDATABLE:
             raise Refused(
@@ -105,7 +105,7 @@ class FeedUpdates:
     async def update(
         self, found: Feed, sink_uri: str, config: Mapping[str, Any] | None, target_ts: int
     ) -> None:
-        """Store other settings; for what is kept, and what is Refused, see `Reactor.update`."""
+        """Store other settings; `Reactor.update` says which are kept and which are Refused."""
         feed, info = found.id, found.info
         refuse_reader(found, "what it reads is in its query's options")
         if found.life.state not in UPDATABLE:
@@ -168,16 +168,16 @@ class FeedUpdates:
                 sink_uri=new.uri.render(redact=False),
                 config=new.config.to_json(),
                 target_ts=new.target_ts,
-                # Another place has nothing of what the old one was sent above the checkpoint.
+                # A new place has received nothing above the checkpoint.
                 instance=uuid.uuid4().hex if moved else info.instance,
             )
         )
 
     async def _is_elsewhere(self, found: Feed, new: NewFeed) -> bool:
-        """Whether another place is meant than where the feed has written so far.
+        """Whether the new settings mean another place than the one the feed has written to.
 
-        Where that cannot be told, another one is taken for granted: rows above the checkpoint go out again.
-        A feed that was re-partitioned is Refused then: its readers would not hear of it.
+        If that cannot be determined, it is assumed, and rows above the checkpoint are sent again. If the feed
+        was re-partitioned, the update is Refused instead, because its readers would not learn of that.
         """
         after = replace(found.plan, uri=new.uri, config=new.config).sink
         try:
@@ -202,7 +202,7 @@ class FeedUpdates:
 
 
 def refuse_reader(feed: Feed, why: str) -> None:
-    """Raises Refused for a changefeed that a Spark query leads."""
+    """Raises Refused for a changefeed that belongs to a Spark query."""
     if feed.uri.is_reader:
         raise Refused(
             "CDC:ErrChangefeedUpdateRefused",

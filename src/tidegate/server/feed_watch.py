@@ -1,11 +1,12 @@
-"""Notices when a feed's pipeline or the owner's sink has work and stands still, and says who.
+"""Notices when a feed's pipeline or the owner's sink has work but makes no progress, and says which part
+hangs.
 
-    pipeline   rows that may be delivered, or a start that is not over    reports: messages, beats
-    sink       a call under way in the owner's thread                     reports: answers
+    pipeline   rows that may be delivered, or a start that is not over    progress: messages, beats
+    sink       a call under way in the owner's thread                     progress: answers
 
-Processor and owner ask on every tick; what is found is the incarnation's failure: the feed shows it, its
-processes are killed, and the next incarnation fences whatever they still do. The counting is
-`control.watchdog`.
+Processor and owner ask on every tick. A finding is the failure of the incarnation: the feed shows it, its
+processes are killed, and the next incarnation fences anything they still do. `control.watchdog` counts the
+time.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ LOOK_S: Final = 0.5
 
 
 class _Watch:
-    """Looks every `LOOK_S`, however often it is asked to."""
+    """Looks at most every `LOOK_S`, however often it is asked."""
 
     def __init__(self, clock: Clock, stall_s: float, start_s: float) -> None:
-        """`stall_s`: patience with work under way. `start_s`: until the first thing is done."""
+        """`stall_s`: how long work may take. `start_s`: how long the first work may take."""
         self.clock, self.stall_s, self.start_s = clock, stall_s, start_s
         self.dog = Watchdog()
         self._looked_at = float("-inf")
 
     def is_due(self) -> bool:
-        """Whether it is time to look; then it is not for a while."""
+        """Whether it is time to look; if so, the next time is `LOOK_S` later."""
         now = self.clock.monotonic()
         if now - self._looked_at < LOOK_S:
             return False
@@ -43,13 +44,13 @@ class _Watch:
         return True
 
     def since(self, hung: Hung) -> str:
-        """Since when it stands still."""
+        """Since when it has hung, in words."""
         began = datetime.fromtimestamp(self.clock.now_ms() / 1000 - hung.silent_s, UTC)
         return f"since {began.isoformat(timespec='seconds')} ({hung.silent_s:.0f} s)"
 
 
 class PipelineWatch(_Watch):
-    """Looks after the pipeline of one incarnation; make a new one for the next."""
+    """Watches the pipeline of one incarnation; the next incarnation needs a new one."""
 
     def __init__(self, clock: Clock, beats: Path, stall_s: float, start_s: float) -> None:
         super().__init__(clock, stall_s, start_s)
@@ -57,16 +58,16 @@ class PipelineWatch(_Watch):
         self._messages = 0
         self._delivers = False
         self.beats: Mapping[str, int] = {}
-        """As read last, when there was work: with each piece that the sink has acknowledged they change."""
+        """The last counts read while there was work; each acknowledgement of the sink changes them."""
 
     def received(self) -> None:
-        """The pipeline has said something."""
+        """Count a message of the pipeline."""
         self._messages += 1
 
     def look(self, work: Callable[[], str], session: int) -> Retryable | None:
-        """What stands still, or None.
+        """The failure if the pipeline hangs, or None.
 
-        `work`: what the pipeline has to do, in words; empty: nothing. `session`: of its processes.
+        `work`: what the pipeline has to do, in words; empty: nothing. `session`: that of its processes.
         """
         if not self.is_due():
             return None
@@ -75,7 +76,7 @@ class PipelineWatch(_Watch):
             self.dog.step(now, to_do, None, self.stall_s)
             return None
         beats = self.beats = read_beats(self._beats)
-        # Python workers and kernels start with the first batch.
+        # The first batch takes longer, because it starts Python workers and loads kernels.
         self._delivers = self._delivers or bool(beats)
         reports = (self._messages, tuple(sorted(beats.items())))
         patience = self.stall_s if self._delivers else self.start_s
@@ -92,10 +93,10 @@ class PipelineWatch(_Watch):
 
 
 class SinkWatch(_Watch):
-    """Looks after the owner's sink of one incarnation; make a new one for the next."""
+    """Watches the owner's sink of one incarnation; the next incarnation needs a new one."""
 
     def look(self, thread: SinkThread, *, opened: bool) -> Retryable | None:
-        """What stands still, or None. A sink that is being opened has the patience of a start."""
+        """The failure if the sink hangs, or None. Opening it may take as long as a start."""
         if not self.is_due():
             return None
         patience = self.stall_s if opened else self.start_s

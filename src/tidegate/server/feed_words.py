@@ -1,7 +1,7 @@
-"""What a changefeed's checkpoint waits for, in words for its users.
+"""What a changefeed's checkpoint waits for, in words for users.
 
-The first reason that holds is shown, from the outermost in: the changefeed does not run, its processors
-start, its initial load goes on, its owner waits for a DDL or a layout, or the slowest capture waits.
+The outermost reason is shown: the changefeed does not run, its processors start, its initial load is under
+way, its owner waits for a DDL or a layout, or the slowest capture waits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tidegate.model.timestamp import MAX
 from tidegate.server.peers import Peer, Peers
 
 QUERY_SHOWN: Final = 80
-"""Characters of a DDL that are shown."""
+"""The number of characters of a DDL that are shown."""
 
 
 def words_of_load(load: LoadState) -> str:
-    """How far an initial load is."""
+    """The progress of an initial load."""
     return f"initial load: {load.done} of {load.ranges} ranges"
 
 
 def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partitions: int) -> str:
-    """What an owner waits for whose incarnation runs."""
+    """What an owner waits for while its incarnation runs."""
     if words := words_of_disagreement(owner.disagreement):
         return words
     if owner.repartition_ts:
@@ -44,7 +44,7 @@ def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partition
 
 
 def words_of_first(peers: Sequence[Peer], among: int) -> str:
-    """The first that says what it waits for, with its name if it is one of several."""
+    """The first stated reason among the captures; with the capture's name if there are several."""
     for peer in peers:
         if peer.status.waits:
             return f"capture {peer.capture}: {peer.status.waits}" if among > 1 else peer.status.waits
@@ -52,7 +52,7 @@ def words_of_first(peers: Sequence[Peer], among: int) -> str:
 
 
 def words_of_disagreement(disagreement: tuple[str, KnownDdl] | None) -> str:
-    """Which capture knows other DDL than the owner; empty: none does."""
+    """Which capture knows other DDL than the owner; empty: none."""
     if disagreement is None:
         return ""
     capture, known = disagreement
@@ -63,7 +63,7 @@ def words_of_disagreement(disagreement: tuple[str, KnownDdl] | None) -> str:
 
 
 def words_of_release(state: str, needed: int, gc_ttl_s: int) -> str:
-    """A changefeed has not run for so long that nothing is held for it any more."""
+    """Says that nothing is held for a changefeed any more, because it was stopped longer than gc-ttl."""
     return (
         f"a resume: it was {state} for longer than gc-ttl ({gc_ttl_s} s), so "
         "nothing is held for it any more; it goes on if upstream or the event store still has what "
@@ -72,7 +72,7 @@ def words_of_release(state: str, needed: int, gc_ttl_s: int) -> str:
 
 
 def words_of_history(needed: int, history: History) -> str:
-    """Whether a changefeed that does not run can go on later; empty: it can."""
+    """Says if a stopped changefeed may lack the history to continue; empty: it has what it needs."""
     if needed < history.safe_point < MAX:
         return (
             f"a resume: upstream's GC safepoint {history.safe_point} has passed ts {needed}, where it reads "

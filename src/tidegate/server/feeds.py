@@ -1,4 +1,4 @@
-"""The changefeeds that a capture owns, by name, and whose turn it is to change one."""
+"""The changefeeds that a capture owns, by name, and the turns of requests that change one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tidegate.server.unreadable import UnreadableFeed
 
 
 class Feeds(dict[FeedId, Feed]):
-    """All that are stored. A feed that is moved to another checkpoint is another object under its name."""
+    """All stored changefeeds. A feed moved to another checkpoint is a new object under the same name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unreadable: dict[FeedId, UnreadableFeed] = {}
-        """Those that are stored in a form that this version cannot read."""
+        """Changefeeds that are stored in a form which this version cannot read."""
 
     def named(self, feed: FeedId) -> Feed:
         """A feed by name; raises Refused (CDC:ErrChangeFeedNotExists, CDC:ErrChangefeedUnreadable)."""
@@ -34,7 +34,7 @@ class Feeds(dict[FeedId, Feed]):
 
     @contextlib.asynccontextmanager
     async def in_turn(self, feed: FeedId) -> AsyncIterator[Feed]:
-        """A feed, for one request at a time: each sees what the one before has made of it.
+        """A feed, for one request at a time, so that each request sees the result of the one before.
 
         Raises Refused (CDC:ErrChangeFeedNotExists), also when an earlier request has removed it.
         """
@@ -46,5 +46,5 @@ class Feeds(dict[FeedId, Feed]):
                     return
 
     def kv_modes(self) -> set[str]:
-        """Those that feeds have: each has an event store of its own."""
+        """The kv modes of all feeds; each mode has its own event store."""
         return {feed.config.tidegate.kv_mode for feed in self.values()}

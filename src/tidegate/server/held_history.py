@@ -1,9 +1,9 @@
-"""What PD keeps of upstream's history for the changefeeds: a service safepoint for each keyspace.
+"""The service safepoints at PD, one for each keyspace, that hold upstream's history for the changefeeds.
 
-A scan below the safepoint would miss deletes that GC has taken, without any sign of it. Two orders keep that
-from happening. A hold is renewed before anything is registered below it, so that there is no moment without
-one. And before PD is asked for a later safepoint, the pullers and the owners are given it as their lower
-bound, because what lies below may go as soon as PD has the call. `control/gc.py` decides which ts, and when.
+A scan below GC's safepoint would miss deletes that GC has removed, and nothing would show it. Two orders
+prevent that. A hold is renewed before anything is registered below it, so that there is always one. And
+before PD is asked for a later safepoint, pullers and owners get it as their lower bound, because history
+below it may go as soon as PD has the call. `control/gc.py` decides which ts to hold, and when.
 
 A new owner takes its own hold first, and only then removes those of earlier owners.
 """
@@ -33,12 +33,12 @@ from tidegate.server.unreadable import UnreadableFeed
 LOG: Final = logging.getLogger(__name__)
 
 PREDECESSORS_S: Final = 15.0
-"""What earlier owners held at PD is held until the processors of other captures have said what they need."""
+"""How long the holds of earlier owners stay, so that processors of other captures can report their needs."""
 CREATING_TTL_S: Final = 3600
 
 
 class HeldHistory:
-    """The holds of the owner of all changefeeds. One asyncio loop."""
+    """The holds of the owner of all changefeeds. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, feeds: Feeds, crew: Crew) -> None:
         self.node, self._feeds, self._crew = node, feeds, crew
@@ -48,10 +48,10 @@ class HeldHistory:
         self._resuming: set[FeedId] = set()
         self._released: set[FeedId] = set()
         self._has_predecessors = bool(node.shared)
-        """Whether owners before us may still hold history at PD."""
+        """Whether earlier owners may still have holds at PD."""
 
     async def tend(self, *, force: bool = False) -> bool:
-        """Renew the safepoints when due, that of each keyspace in its own scope. False: PD is away."""
+        """Renew the safepoints that are due, one for each keyspace; False: PD did not answer."""
         self._note_released()
         scopes = {f.scope for f in self._feeds.values()}
         scopes |= {one.scope for one in self._feeds.unreadable.values() if one.scope is not None}
@@ -69,7 +69,7 @@ class HeldHistory:
             if hold is None:
                 return True
             if hold.safe_point > self.node.histories.get(scope, History()).safe_point:
-                # Before PD is asked: from then on what lies below may go at any moment.
+                # Before PD is asked, because from then on history below the safepoint may go at any moment.
                 self.tell_needs()
                 self._keep_above(scope, History(hold.needed, hold.safe_point))
             try:
@@ -84,19 +84,19 @@ class HeldHistory:
         return True
 
     def _keep_above(self, scope: int, history: History) -> None:
-        """Let nothing be registered or read below what PD keeps for us."""
+        """Do not let anything be registered or read below the safepoint."""
         self.node.histories[scope] = history
         for captured in self._captured():
             captured.spans.keep_above(history.safe_point, scope)
 
     def tell_needs(self) -> None:
-        """Tell the pullers' stores from where on each feed may still read."""
+        """Report to the stores of the pullers from which ts each feed may still read."""
         needs = {f.id: self._needs_here(f) for f in self._feeds.values()}
         for captured in self._captured():
             captured.spans.needed(needs)
 
     def needs(self, scope: int) -> dict[FeedId, int]:
-        """From where on each feed of a keyspace may still read: those whose history is held."""
+        """The ts from which each feed of a keyspace may still read, for feeds whose history is held."""
         behind: dict[FeedId, int] = {}
         for captured in self._captured():
             floors = store_view.read_frontier(captured.store)
@@ -107,7 +107,7 @@ class HeldHistory:
         return found | self._needs_of_unreadable(scope)
 
     def _needs_of_unreadable(self, scope: int) -> dict[FeedId, int]:
-        """The same of those that cannot be read, also for the catalogue that is saved for them."""
+        """The same for feeds that cannot be read, including the catalogue that is saved for them."""
         catalogues = self.node.captured(TABLE_MODE).catalogues
         held = (one for one in self.unreadable_held if one.scope in (None, scope))
         bases = {one.id: catalogues.base_ts(one.checkpoint) if catalogues else None for one in held}
@@ -116,12 +116,12 @@ class HeldHistory:
 
     @property
     def unreadable_held(self) -> list[UnreadableFeed]:
-        """The changefeeds that cannot be read, and for which history is kept."""
+        """The feeds that cannot be read, and for which history is held."""
         now_ms, ttl_s = self.node.now_ms(), self.node.gc_ttl_s
         return [one for one in self._feeds.unreadable.values() if one.is_held(now_ms, ttl_s)]
 
     def _needs_here(self, feed: Feed) -> tuple[int, int]:
-        """What this capture may still read of upstream, as owner and as one that prepares a share."""
+        """What this capture may still read from upstream, as owner and while it prepares for ranges."""
         processor = self._crew.processors.get(feed.id)
         if processor is None or not processor.prepares:
             return feed.needs
@@ -129,7 +129,7 @@ class HeldHistory:
         return min(rows, first), min(ddl, first_ddl)
 
     def is_held(self, feed: Feed) -> bool:
-        """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""
+        """Whether history is held for a feed: not if it is finished, or stopped for longer than gc-ttl."""
         return feed.life.state in HELD and (not feed.released or feed.id in self._resuming)
 
     def _note_released(self) -> None:
@@ -144,14 +144,14 @@ class HeldHistory:
             raise over
         least = pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
         if (over := self.node.over()) is not None:
-            # The next owner may have let go of it already: then nobody else would do it again.
+            # The next owner may have removed this hold just before our call, so nobody else will do it.
             pd.hold_history(service, 0, 0, scope)
             raise over
         return least
 
     @contextlib.asynccontextmanager
     async def held_again(self, feed: Feed) -> AsyncIterator[None]:
-        """History that was released is asked for again before a feed is started, as far as PD has it."""
+        """Hold released history again, as far as PD still has it, while a feed is being started."""
         if not feed.released:
             yield
             return
@@ -163,7 +163,7 @@ class HeldHistory:
             self._resuming.discard(feed.id)
 
     async def hold(self, service: str, start_ts: int, scope: int) -> None:
-        """Hold upstream's history from `start_ts` on, or refuse it with the least that is possible."""
+        """Hold upstream's history from `start_ts` on, or raise Refused with the earliest possible ts."""
         pd = self.node.pd
         least = await asyncio.to_thread(pd.hold_history, service, CREATING_TTL_S, start_ts - 1, scope)
         if least > start_ts - 1:
@@ -177,7 +177,7 @@ class HeldHistory:
             )
 
     async def let_go(self, service: str, scope: int) -> bool:
-        """False: PD did not answer, and the hold stays until it expires."""
+        """Release a hold; False: PD did not answer, and the hold stays until it expires."""
         try:
             await asyncio.to_thread(self.node.pd.hold_history, service, 0, 0, scope)
         except TidegateError as error:
@@ -186,9 +186,10 @@ class HeldHistory:
         return True
 
     async def let_go_of_predecessors(self, owner_for_s: float) -> None:
-        """Let go of what earlier owners held and we hold now; otherwise PD keeps it until it runs out.
+        """Release the holds of earlier owners, which our own holds replace; otherwise they stay until they
+        expire.
 
-        Not before we have been the owner for PREDECESSORS_S.
+        Only after this capture has been the owner for PREDECESSORS_S.
         """
         if not self._has_predecessors or owner_for_s < PREDECESSORS_S:
             return
@@ -207,5 +208,5 @@ class HeldHistory:
             event(LOG, logging.WARNING, "holds of earlier owners stay for now", error=str(error))
 
     def _captured(self) -> list[Captured]:
-        """The tables' event store, and those of other kv modes that feeds have."""
+        """The tables' event store, and those of the other kv modes that feeds use."""
         return self._crew.captured(self._feeds.kv_modes())

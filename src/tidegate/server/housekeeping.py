@@ -1,9 +1,9 @@
-"""What the owner of the changefeeds does each second, whether or not anything happens.
+"""The work that the owner of the changefeeds repeats every second.
 
-Holds of upstream's history come first in a round, because a late one can cost history. The other steps do not
-depend on each other. A step that cannot be done now is logged, and done in a later round: none may keep the
-holds from being renewed. A defect does end the rounds, and with them the capture (`Reactor`), which would
-otherwise go on without holds.
+Renewing the holds of upstream's history comes first in a round, because a late renewal can cost history. The
+other steps do not depend on each other. A step that fails is logged and repeated in a later round, so that no
+step keeps the holds from being renewed. A defect ends the rounds and with them the capture (`Reactor`), which
+would otherwise continue without holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
 
 class Housekeeping:
-    """Keeps house for all feeds of a node, while it is the owner. One asyncio loop."""
+    """The housekeeping for all feeds of a node while it is the owner. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Housekeeping:
         self._swept_at = float("-inf")
 
     def wake(self) -> None:
-        """Begin the next round now, and renew the holds in it, due or not."""
+        """Begin the next round now, and renew the holds in it even if they are not due."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         began = self.node.clock.monotonic()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -81,7 +81,9 @@ class Housekeeping:
             self._measure()
 
     def _owned_only(self) -> dict[FeedId, tuple[int, int]]:
-        """The running changefeeds that other captures deliver: from where their DDL is still read here."""
+        """The running changefeeds that other captures deliver, with the ts from which this capture, as owner,
+        still reads their DDL.
+        """
         feeds = (feed for feed in self._feeds.values() if feed.owner is not None)
         return {
             f.id: (0, f.needs[1])
@@ -96,7 +98,7 @@ class Housekeeping:
                 captured.catalogues.tend(self.checkpoints(), running)
 
     def checkpoints(self) -> list[int]:
-        """Where each changefeed of tables, or one that may be one, would begin again."""
+        """Where each changefeed of tables would begin again, and each unreadable one that may have any."""
         readable = [
             feed.persisted
             for feed in self._feeds.values()
@@ -105,7 +107,7 @@ class Housekeeping:
         return [*readable, *(one.checkpoint for one in self._feeds.unreadable.values() if not one.is_over)]
 
     async def _look_at_disk(self) -> None:
-        """A full disk is a warning of every feed that runs, with the time since when."""
+        """Show a full disk as a warning of every running feed, with the time since when it is full."""
         ballast = self.node.ballast
         before = ballast.trouble
         trouble = await asyncio.to_thread(ballast.keep, self.node.clock.now_ms())
@@ -120,14 +122,14 @@ class Housekeeping:
                 feed.warn(error)
 
     async def _sweep(self) -> None:
-        """Now and then remove the files of spans that no feed follows or will need: of dropped tables."""
+        """From time to time, remove the files of spans that no feed follows or will need."""
         now = self.node.clock.monotonic()
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
         floor = min((self._floor(f) for f in self._feeds.values() if self._history.is_held(f)), default=MAX)
         if self._history.unreadable_held:
-            floor = 0  # how far behind its checkpoint a feed keeps changes is among its settings
+            floor = 0  # their retention is among the settings that cannot be read
         for captured in self._captured():
             held = captured.spans.held
             try:
@@ -140,7 +142,7 @@ class Housekeeping:
                     self.node.manifests.pop(span, None)
 
     def _floor(self, feed: Feed) -> int:
-        """What lies at or below this nobody needs for the feed any more, were a span's files to go at once.
+        """The ts up to which a feed needs nothing any more, even if a span's files were removed at once.
 
         A feed that does not run needs what is above its checkpoint when it is resumed.
         """
@@ -149,7 +151,7 @@ class Housekeeping:
         return done[0] if done is not None else max(0, feed.persisted - feed.retained)
 
     def _captured(self) -> list[Captured]:
-        """The tables' event store, and those of other kv modes that feeds have."""
+        """The tables' event store, and those of the other kv modes that feeds use."""
         return self._crew.captured(self._feeds.kv_modes())
 
     def _measure(self) -> None:

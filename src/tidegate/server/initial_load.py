@@ -1,4 +1,4 @@
-"""The control process's part of an initial load: the plan, kept in `load.json`, and what is told of it."""
+"""The control process's part of an initial load: the plan, the DDL before the rows, the progress."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LOG: Final = logging.getLogger(__name__)
 
 
 def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) -> LoadPlan:
-    """The plan in the folder, or a new one: the spans, cut where regions end now, kept durably. Blocks.
+    """The plan in the folder, or a new one: the spans cut at region borders, stored durably. Blocks.
 
-    A damaged one is replaced, and that of another ts, which an earlier changefeed of this name has left. If
-    ranges were begun that the new one does not have, `LoadQueue` refuses it.
+    A damaged plan is replaced, and so is one of another ts, which an earlier changefeed of this name has
+    left. If ranges were begun that the new plan does not have, `LoadQueue` refuses it.
     """
     path = folder / LOAD_FILE
     if path.exists():
@@ -40,7 +40,7 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
                 return kept
         except Undecodable as error:
             event(LOG, logging.WARNING, "initial load is planned again", where=str(path), why=error.why)
-    pd.regions.clear()  # what was read long ago may be one region where there are a thousand now
+    pd.regions.clear()  # cached regions may be old: what was one region may be a thousand now
     ranges = [
         LoadRange.of(task.physical_id, span)
         for task in tasks
@@ -52,7 +52,7 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
 
 
 def definitions(tables: Iterable[TableVersion], feed_filter: FeedFilter, ts: int) -> list[DdlEvent]:
-    """What makes the tables of a load at `ts` and their schemas, where they are not there; at `ts` - 1."""
+    """The DDL, at `ts` - 1, that creates the tables and schemas of a load at `ts` if they do not exist."""
     found = sorted(tables, key=lambda table: (table.schema, table.table))
     emitted = [
         EmittedDdl(_creation(ts - 1, 1, create_schema(schema), schema))
@@ -88,7 +88,7 @@ def _creation(ts: int, action: int, query: str, schema: str, table: TableVersion
 
 
 def shown(state: LoadState, *, loading: bool) -> dict[str, Any]:
-    """A load as the API shows it."""
+    """The progress of a load as the API shows it."""
     if not loading:
         return {"state": "done", "ranges": state.ranges, "ranges_done": state.done, "rows": state.rows}
     left = state.seconds_left

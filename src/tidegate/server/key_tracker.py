@@ -1,6 +1,6 @@
-"""What a feed without tables follows: one range of keys, for ever. Stands where `SchemaTracker` stands else.
+"""What a feed without tables follows: one fixed range of keys. It takes the place of a `SchemaTracker`.
 
-There is no DDL: what the range itself is resolved to takes the place of what is known about DDL.
+There is no DDL, so the resolved ts of the range itself is used where otherwise that of the DDL span is.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from tidegate.model.span import Span, span_id
 from tidegate.mounter.table_version import TableVersion
 
 NO_TABLE: Final = 0
-"""The physical id of keys that are no table's."""
+"""The physical id for keys that belong to no table."""
 
 
 class KeyTracker:
-    """One feed's range of keys."""
+    """The range of keys of one feed."""
 
     def __init__(self, span: Span, kv_mode: str, ts: int) -> None:
         self._span, self._kv_mode = span, kv_mode
@@ -24,7 +24,7 @@ class KeyTracker:
         self.initial: tuple[SpanTask, ...] = ()
         self.left_out: tuple[TableVersion, ...] = ()
         self.topics = frozenset[str]()
-        """As `SchemaTracker.topics`: keys go to the URI's own."""
+        """As `SchemaTracker.topics`; empty, because keys go to the URI's own topic."""
         self.broken = False
         """As `SchemaTracker.broken`."""
 
@@ -40,5 +40,5 @@ class KeyTracker:
         return [], self.resolved_ts
 
     def name_of(self, physical_id: int) -> str:
-        """The range, for people."""
+        """The range in words."""
         return f"keys from {self._span.start.hex() or 'the first'} to {self._span.end.hex() or 'the last'}"

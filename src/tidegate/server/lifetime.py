@@ -1,4 +1,4 @@
-"""A capture between its start and its end: what it waits for, and why it cannot go on."""
+"""The time of a capture between start and end: what it waits for, and why it cannot continue."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Final, TypeVar
 from tidegate.errors import Retryable, TidegateError
 
 WAITS_S: Final = (0.5, 1.0, 2.0, 5.0)
-"""Pauses between the attempts at the start; the last one repeats."""
+"""Pauses in seconds between attempts at the start; the last one repeats."""
 
 T = TypeVar("T")
 
 
 class Lifetime:
-    """Made in the capture's loop, and used in it alone. The first reason to end is the one that counts."""
+    """Used only in the capture's asyncio loop. Only the first reason to end counts."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
-        """Resolves when the capture cannot go on."""
+        """Resolves with the reason when the capture cannot continue."""
         self.waiting_for = ""
-        """What the start waits for, in words; empty once that is over."""
+        """What the start waits for, in words; empty when the start is over."""
 
     def lose(self, error: TidegateError) -> None:
-        """The capture cannot go on."""
+        """End the capture for this reason, unless there is an earlier one."""
         if not self.lost.done():
             self.lost.set_result(error)
 
     def raise_if_lost(self) -> None:
-        """Raises the reason why the capture cannot go on."""
+        """Raises the reason if the capture cannot continue."""
         if self.lost.done():
             raise self.lost.result()
 
     async def until(self, work: Callable[[], T], what: str, on_wait: Callable[[Retryable], None]) -> T:
         """Repeat `work`, which blocks, until it does not raise Retryable, however long that takes.
 
-        `what` it waits for, in words. `on_wait` is called with the first Retryable. Raises other errors of
-        `work`, and why the capture cannot go on if it is lost meanwhile.
+        `what`: what it waits for, in words. `on_wait` is called with the first Retryable. Raises other errors
+        of `work`, and the reason if the capture is lost meanwhile.
         """
         failures = 0
         while True:

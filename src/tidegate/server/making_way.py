@@ -1,10 +1,10 @@
-"""Whether a changefeed makes way for others while the event store fills up.
+"""Decides whether a changefeed releases its spans while the event store fills up, for the sake of others.
 
-    it stands still, others need room --> is_due: it fails --> is_done: it holds no spans --> it runs again
+    it makes no progress, others need room --> is_due: it fails --> is_done: it holds none --> it runs again
 
-What a changefeed has not delivered stays in the event store, also for all others that follow the same tables.
-If one stood still for ever, their spans would be given up, too. So it lets go of its own spans. When it runs
-again, what it lacks is pulled again.
+Changes that a changefeed has not delivered stay in the event store, and so do those of all other changefeeds
+with the same tables. If one never made progress, the store would fill up and drop the spans of all. So this
+one releases its spans. When it runs again, the missing part is pulled again.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ OTHERS_SHOWN: Final = 3
 
 
 class MakingWay:
-    """Of one changefeed on one capture. Times are monotonic, in seconds."""
+    """For one changefeed on one capture. Times are monotonic, in seconds."""
 
     def __init__(self, feed: FeedId) -> None:
         self._feed = feed
         self._passed: tuple[int, Mapping[str, int]] = (0, {})
-        """Checkpoint, and the beats of a pipeline that has delivered: either changes while it goes on."""
+        """The last checkpoint, and the beats of the last pipeline that delivered; progress changes either."""
         self.is_due = False
-        """Whether it is to let go of its spans for others."""
+        """Whether the changefeed must release its spans for others."""
         self.is_done = False
-        """Whether it has: it holds none until it is to run again."""
+        """Whether it has released them; it holds none until it runs again."""
 
     def look(
         self, now: float, spans: SpanRegistry, checkpoint: int, beats: Mapping[str, int], *, loads: bool
     ) -> Retryable | None:
-        """The failure with which it makes way, if it must now.
+        """The failure with which the changefeed makes way, if it must now.
 
-        `beats`: of its pipeline, empty if there is none. `loads`: whether its initial load goes on.
+        `beats`: those of its pipeline, empty if it has none. `loads`: whether its initial load is under way.
         """
         before, self._passed = self._passed, (checkpoint, beats or self._passed[1])
         if self._passed != before or loads:
@@ -61,9 +61,9 @@ class MakingWay:
         )
 
     def done(self) -> None:
-        """Its spans are let go of."""
+        """Note that its spans are released."""
         self.is_due, self.is_done = False, True
 
     def over(self) -> None:
-        """It may hold spans again."""
+        """Note that it may hold spans again."""
         self.is_due = self.is_done = False

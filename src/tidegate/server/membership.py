@@ -1,10 +1,10 @@
-"""A capture among others: its name, its session in etcd, and its place in the election.
+"""A capture in the shared etcd: its name, its session, and its place in the election.
 
     etcd answers -> session -> capture key -> stand -> [another is the owner] ... -> elected
                                                           the session ends at any time --> SessionLost
 
-The name is the data folder's: what the capture was granted before it died is known under it. The id is the
-process's, as TiCDC has it.
+The name belongs to the data folder, so that a restarted capture finds what it was granted before. The id
+belongs to the process, as in TiCDC.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tidegate.etcd.session import Session
 
 NAME_FILE: Final = "capture-name"
 LOOK_S: Final = 0.25
-"""How often a capture that stands by looks whether it is the owner."""
+"""How often a standby checks whether it is the owner."""
 CHECK_S: Final = 0.1
-"""How often it looks whether its session holds."""
+"""How often a capture checks whether its session is still valid."""
 AGAIN_S: Final = 1.0
-"""Before a capture that has lost its session stands again."""
+"""The pause before a capture that has lost its session stands again."""
 
 
 class SessionLost(Fenced):
@@ -41,7 +41,7 @@ class Resigned(Fenced):
 
 
 def unreached(feed: FeedId) -> Resigned:
-    """Upstream reaches other captures and not the owner, whose bound then holds back all of them."""
+    """Upstream reaches other captures but not the owner, whose bound then holds back all of them."""
     return Resigned(
         "The capture resigns as owner, because upstream does not reach it.",
         where=f"changefeed {feed}",
@@ -53,21 +53,21 @@ def unreached(feed: FeedId) -> Resigned:
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """What a capture says of itself in its key."""
+    """The content of a capture's key in etcd."""
 
     id: str
     name: str
     address: str
-    """Of its API."""
+    """The address of its API."""
     version: str
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The stored form."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CaptureInfo:
-        """Raises InvalidInput when it is not one."""
+        """Raises InvalidInput if the stored value is damaged."""
         try:
             body = json.loads(data)
             return cls(*(str(body[name]) for name in ("id", "name", "address", "version")))
@@ -76,7 +76,7 @@ class CaptureInfo:
 
 
 class Membership:
-    """One session of one capture. Blocks as etcd does; raises Retryable while that does not answer."""
+    """One session of one capture. Calls block as etcd does, and raise Retryable if it does not answer."""
 
     def __init__(self, client: EtcdClient, cluster: int, me: CaptureInfo, ttl_s: int) -> None:
         self.metadata, self.me = EtcdMetadata(client), me
@@ -85,8 +85,8 @@ class Membership:
         self._election = Election(client, cluster, self._session.lease, me.name)
 
     def register(self) -> int:
-        """Say that we are there; the revision at which we do. Raises Retryable while our last session, or
-        another's, has the name, or ours has ended.
+        """Write this capture's key; returns its revision. Raises Retryable while another session, such as our
+        last one, has the name, or if our session has ended.
         """
         key = capture_prefix(self._cluster) + self.me.name
         put_leased(self._client, key, self.me.to_bytes(), self._session.lease)
@@ -96,24 +96,24 @@ class Membership:
         return found.mod_revision
 
     def stand(self) -> None:
-        """Be a candidate."""
+        """Become a candidate."""
         self._election.stand()
 
     def owner(self) -> Candidate | None:
-        """Who is elected; None: nobody."""
+        """The elected candidate; None: there is none."""
         return self._election.owner()
 
     def is_mine(self, owner: Candidate) -> bool:
-        """Whether that is this session's candidate."""
+        """Whether this is the candidate of our session."""
         return owner.key == self._election.key
 
     def captures(self) -> list[CaptureInfo]:
-        """All that are there now, by name."""
+        """All captures that have a session now, by name."""
         return [CaptureInfo.from_bytes(kv.value) for kv in self.metadata.under(capture_prefix(self._cluster))]
 
     def evict(self, capture: str) -> bool:
-        """End another capture's session: it stops what it does within a moment, and registers again as a new
-        one. False: it is not there.
+        """End another capture's session. That capture stops its work within a moment and registers a new
+        session. False: there is no such capture.
         """
         found = self._client.range((capture_prefix(self._cluster) + capture).encode()).kvs
         if not found:
@@ -122,16 +122,16 @@ class Membership:
         return True
 
     def beat(self) -> None:
-        """Say that the control process gets on: its session is renewed for some time because of that."""
+        """Report that the control process makes progress; without that the session soon ends."""
         self._session.beat()
 
     @property
     def holds(self) -> bool:
-        """Whether nobody else can be the owner yet, if we are."""
+        """Whether the session is valid: if we are the owner, nobody else can be yet."""
         return self._session.holds
 
     def lost(self) -> SessionLost:
-        """Why it does not."""
+        """The error that says why the session has ended."""
         return SessionLost(
             "The capture's session in etcd has ended.",
             where=self._client.where,
@@ -140,12 +140,12 @@ class Membership:
         )
 
     def close(self) -> None:
-        """End the session: another is elected at once."""
+        """End the session, so that another owner is elected at once."""
         self._session.close()
 
 
 def capture_name(data_dir: Path) -> str:
-    """The name that belongs to a data folder, given once: 12 hex digits."""
+    """The name of a data folder, which it gets once: 12 hex digits."""
     file = data_dir / NAME_FILE
     try:
         found = file.read_text("ascii").strip()

@@ -1,9 +1,9 @@
-"""Mends damaged segments of the event store: what readers could not read is pulled from TiKV again.
+"""Repairs damaged segments of the event store: it pulls from TiKV again what readers could not read.
 
-A thread of the puller's process. For each report (`eventstore.damage`): which batches are bad, a GC safepoint
-below them, a puller into a store of its own, the whole segment in the damaged one's place, the report gone.
-Readers meanwhile raise Retryable, so their changefeed waits and tries again. When TiKV's GC has passed the
-range they raise Fatal from then on.
+This is a thread of the puller process. For each report (`eventstore.damage`) it finds the bad batches, holds
+a GC safepoint below them, pulls the range into a separate store, puts the whole segment in the place of the
+damaged one, and removes the report. Until then readers raise Retryable, so their changefeed waits and tries
+again. If TiKV's GC has passed the range, they raise Fatal from then on.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ LOG: Final = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 """How often reports are looked for."""
 HELD_S: Final = 3600
-"""A safepoint that is not given back for want of a PD expires by itself after so long."""
+"""The lifetime in seconds of a safepoint that could not be released, because PD did not answer."""
 FOLDER: Final = "mending"
 MEMORY_BYTES: Final = 64 << 20
 
 
 class Mender:
-    """Looks for reports until `close`."""
+    """Looks for reports in its own thread until `close`."""
 
     def __init__(self, pd: PdClient, store: EventStore, memory: StreamMemory | None = None) -> None:
-        """`memory` is what the streams of the process share."""
+        """`memory`: the memory that all streams of the process share."""
         self._pd, self._store, self._memory = pd, store, memory
-        self._word = uuid.uuid4().hex[:12]  # another capture may mend the same span
+        self._word = uuid.uuid4().hex[:12]  # distinguishes the holds of captures that repair the same span
         self._closing = threading.Event()
         self.mended = 0
         self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; what it was mending is mended after the next start."""
+        """End the thread; unfinished repairs are done after the next start."""
         self._closing.set()
         self._thread.join(10)
 
@@ -67,7 +67,7 @@ class Mender:
     def _look_at(self, report: Report) -> None:
         span = next((s for s in self._store.open_spans() if s.id == report.span_id), None)
         if span is None:
-            return  # nobody follows it, so nobody reads it
+            return  # nobody follows the span, so nobody reads it
         if report.file == MANIFEST:
             span.rewrite()
             damage.settle(self._store.folder, report)
@@ -106,7 +106,7 @@ class Mender:
         )
 
     def _pull(self, span: SpanStore, found: Damage) -> int:
-        """Pull the range into a store of its own and put the segment together; the rows it lacks."""
+        """Pull the range into a separate store and build the segment from it; the number of missing rows."""
         folder = self._store.folder / FOLDER
         shutil.rmtree(folder, ignore_errors=True)
         aside = EventStore(folder, memory_bytes=MEMORY_BYTES, kv_mode=self._store.kv_mode)

@@ -1,9 +1,9 @@
-"""The metadata store on one node: etcd's contract over SQLite.
+"""The metadata store of one node: etcd's contract over SQLite.
 
-One table of keys with create and modification revisions and one counter of revisions. A transaction takes
-the write lock first (BEGIN IMMEDIATE), compares, writes, and is on disk when `transact` returns (WAL,
-synchronous=FULL). Readers in other processes open the file read-only and see committed values. Thread-safe;
-calls block for as long as the disk takes.
+There is one table of keys with create and modification revisions, and one counter of revisions. A transaction
+first takes the write lock (BEGIN IMMEDIATE), then compares and writes, and is on disk when `transact` returns
+(WAL, synchronous=FULL). Readers in other processes open the file read-only and see committed values.
+Thread-safe; calls block for as long as the disk takes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUSY_S: Final = 10.0
 """How long a transaction waits for another process's lock before it raises Retryable."""
 
 ALMOST_FULL: Final = 1 << 20
-"""With less than so much free, an I/O error means that the disk is full."""
+"""With less free space than this, in bytes, an I/O error is taken for a full disk."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS kv (
@@ -38,7 +38,7 @@ class SqliteMetadata:
     """A `control.metadata.MetadataStore` in one file."""
 
     def __init__(self, path: Path, ballast: Ballast | None = None) -> None:
-        """`ballast`: given up when a transaction finds the disk full."""
+        """`ballast`: released when a transaction finds the disk full, so that it has room."""
         self._path, self._ballast = path, ballast or Ballast(None)
         self._lock = threading.Lock()
         try:
@@ -64,15 +64,15 @@ class SqliteMetadata:
         )
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
-        """Apply all writes at one new revision if all guards hold, else none. Durable on return.
+        """Apply all writes at one new revision if all guards hold, otherwise none. Durable on return.
 
-        Raises DiskFull, and Retryable for what else keeps the file from being used.
+        Raises DiskFull, and Retryable if the file cannot be used for another reason.
         """
         (outcome,) = self.transact_all([Transaction(tuple(guards), tuple(writes))])
         return outcome
 
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
-        """One after the other as `transact`, in one commit. If it raises, none is applied."""
+        """Run transactions one by one as `transact`, in one commit. If it raises, none is applied."""
         return self._ballast.small(lambda: self._commit(asked))
 
     def _commit(self, asked: Sequence[Transaction]) -> list[Outcome]:
@@ -83,7 +83,7 @@ class SqliteMetadata:
                     outcomes = [self._apply(one) for one in asked]
                     self._db.execute("COMMIT")
                 except BaseException:
-                    # On a full disk SQLite may have rolled back by itself, or not have committed.
+                    # On a full disk SQLite may or may not have rolled back itself.
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise
@@ -94,7 +94,7 @@ class SqliteMetadata:
             return outcomes
 
     def close(self) -> None:
-        """Give up the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 

@@ -1,4 +1,4 @@
-"""A request for a changefeed, checked before anything is stored: what it asks for, and what upstream has."""
+"""Checks a request for a changefeed before anything is stored, by itself and against upstream's tables."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from tidegate.server.table_cuts import find_cuts
 from tidegate.sink.base import Description
 
 SHOWN_TABLES: Final = 20
-"""How many tables without a key an error, or a changefeed's status, names."""
+"""How many tables without a key are named in an error or in a changefeed's status."""
 WEIGHED_TABLES: Final = 5_000
-"""How many tables' definitions are looked at for what their dispatcher gives up: half a second."""
+"""How many table definitions are checked for what their dispatcher gives up; that many take half a second."""
 
 
 class Refused(InvalidInput):
@@ -58,10 +58,10 @@ class NewFeed:
 def check_new(
     feed: FeedId, sink_uri: str, config: Mapping[str, Any], start_ts: int, target_ts: int
 ) -> NewFeed:
-    """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
+    """Checks everything about a new feed that needs neither upstream nor the sink; raises InvalidInput."""
     uri = parse_sink_uri(sink_uri)
     checked = merge_config(config, uri)
-    if not uri.is_reader:  # it takes rows, in no protocol
+    if not uri.is_reader:  # a reader takes rows, in no protocol
         checked = settled(checked)
     by_subject = (
         checked.has_tables and not uri.is_reader and codec_of(options_of(checked)).schemas is not None
@@ -97,7 +97,7 @@ def check_shared(new: NewFeed, sink: Description) -> None:
 
 
 def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
-    """The feed with what the tables at its start-ts decide. Raises Refused for some that it cannot follow."""
+    """Adds what depends on the tables at the start ts. Raises Refused if a table cannot be followed."""
     followed, ineligible = split_tables(tables, new.config)
     if ineligible and not new.config.ignore_ineligible_table:
         shown = ineligible[:SHOWN_TABLES]
@@ -120,7 +120,7 @@ def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
 
 
 def with_cuts(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> NewFeed:
-    """The feed with the cuts of its large tables, unless it brings its own. Asks PD for regions."""
+    """Adds the cuts of large tables, unless the request has some. Asks PD for regions."""
     own, scheduler = new.config.tidegate, new.config.scheduler
     if own.table_cuts or not scheduler.enable_table_across_nodes:
         return new
@@ -130,15 +130,15 @@ def with_cuts(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> New
 
 
 def with_spans_of(kept: ReplicaConfig, config: ReplicaConfig) -> ReplicaConfig:
-    """An updated configuration in which what was chosen of the spans stays, unless it says otherwise.
+    """An updated configuration with the spans chosen before, unless it sets others.
 
-    Cuts go when `[scheduler]` changes: `with_cuts` then chooses others.
+    If `[scheduler]` changes, the old cuts are removed, and `with_cuts` chooses new ones.
     """
     own, before = config.tidegate, kept.tidegate
     if not own.ids_per_stripe:
         own = replace(own, ids_per_stripe=before.ids_per_stripe)
     if config.scheduler != kept.scheduler:
-        if own.table_cuts == before.table_cuts:  # as the API had shown them
+        if own.table_cuts == before.table_cuts:  # the user sent back what the API had shown
             own = replace(own, table_cuts=())
     elif not own.table_cuts and config.scheduler.enable_table_across_nodes:
         own = replace(own, table_cuts=before.table_cuts)
@@ -148,7 +148,7 @@ def with_spans_of(kept: ReplicaConfig, config: ReplicaConfig) -> ReplicaConfig:
 def split_tables(
     tables: Sequence[TableVersion], config: ReplicaConfig
 ) -> tuple[list[TableVersion], list[TableVersion]]:
-    """The tables that pass the filter: those that are followed, and those that have no usable key."""
+    """The tables that pass the filter: those that can be followed, and those without a usable key."""
     verdicts = FeedFilter.of(config)
     passing = verdicts.passing(tables)
     return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
@@ -167,24 +167,24 @@ async def tables_at(
 
 @dataclass(frozen=True, slots=True)
 class WeakOrder:
-    """Tables that a dispatcher gives less order than dispatch by table would."""
+    """Tables to which a dispatcher gives less order than dispatch by table would."""
 
     dispatcher: str
     what: str
     tables: tuple[str, ...]
-    """The first of them, or the rules that name them."""
+    """The first table names, or the rules that name the tables."""
     more: int
 
 
 def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str) -> list[WeakOrder]:
-    """What the dispatch rules give up, for the first of the followed tables that they name; `topic`: the
-    sink URI's.
+    """The order that the dispatch rules give up, for the first WEIGHED_TABLES tables that they name. `topic`:
+    the sink URI's.
     """
     router = Router.of(config, topic)
     ruled = [(table, router.rule_of(table.schema, table.table)) for table in followed if not table.is_view]
     found: dict[tuple[str, str], list[str]] = {}
     for rule in config.sink.dispatchers:
-        if rule.partition == CONFLICT:  # said whatever tables there are, because more may be made later
+        if rule.partition == CONFLICT:  # reported for any tables, because more may be created later
             found.setdefault((CONFLICT, UNREADABLE), []).extend(rule.matcher)
     for table, rule in [one for one in ruled if one[1].topic][:WEIGHED_TABLES]:
         if router.topic_of(table.schema, table.table) != topic:
@@ -204,7 +204,7 @@ def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str)
 
 
 def is_embedded(pd: PdClient) -> bool:
-    """Whether it is our own upstream, in which tables may appear later."""
+    """Whether upstream is Tidegate's embedded one, in which tables may appear later."""
     try:
         pd.upstream_info()
     except InvalidInput:
@@ -214,7 +214,7 @@ def is_embedded(pd: PdClient) -> bool:
 
 @contextlib.contextmanager
 def named_code() -> Iterator[None]:
-    """An error whose first words are TiCDC's code is refused under that code."""
+    """Raise an error that begins with a code of TiCDC as Refused with that code."""
     try:
         yield
     except InvalidInput as error:
@@ -225,7 +225,7 @@ def named_code() -> Iterator[None]:
 
 
 def check_keyspace(keyspace: Keyspace | None) -> None:
-    """Raises Refused for one whose timestamps come from other servers: the capture's would not be in step."""
+    """Raises Refused for a keyspace with its own timestamp servers, because the capture uses PD's time."""
     if keyspace is not None and keyspace.tso_group:
         raise Refused(
             "CDC:ErrAPIInvalidParam",

@@ -44,19 +44,19 @@ from tidegate.server.recorder import Follow, follow_nothing
 from tidegate.server.spans import SpanRegistry
 
 KEYS_MAX: Final = 128
-"""So many keys etcd compares or writes in one transaction (`--max-txn-ops`)."""
+"""The most keys that etcd compares or writes in one transaction (`--max-txn-ops`)."""
 WRITE_MAX: Final = 1 << 20
-"""Bytes of one write to an etcd."""
+"""The most bytes in one write to an etcd."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What the puller of one kv mode is told, and where it keeps what it captures."""
+    """The event store of one kv mode, and the spans that its puller is asked to follow."""
 
     store: Path
     spans: SpanRegistry
     catalogues: Catalogues | None = None
-    """Of the tables; keys have none."""
+    """The catalogues of tables; None for keys."""
 
 
 @dataclass(slots=True)
@@ -65,64 +65,64 @@ class Node:
 
     cluster: int
     identity: str
-    """The metadata store's."""
+    """The metadata store's id."""
     capture: str
-    """Its name in grants and transactional ids: one of those that share a metadata store."""
+    """Its name in grants and transactional ids, unique among captures that share a metadata store."""
     epoch: int
-    """Of this process: greater than that of all before it on this data folder."""
+    """The epoch of this process: greater than that of all earlier ones on this data folder."""
     address: str
     owner_rev: int
     paths: Paths
     pd: PdClient
     metadata: MetadataStore
     captured: Callable[[str], Captured]
-    """By kv mode; the first call for a mode starts its puller."""
+    """The event store of a kv mode; the first call for a mode starts its puller."""
     clock: Clock
     disk: Executor
-    """One thread for the metadata store."""
+    """The one thread that uses the metadata store."""
     application: Application
     open_sink: OpenSink
     lost: Callable[[TidegateError], None]
-    """Called when another control process has taken over."""
+    """Called with the reason when this capture may not continue, such as another owner."""
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
-    """Room for small files on a full disk; and whether it is full."""
+    """Reserved space for small files on a full disk; it also knows whether the disk is full."""
     post: Post = field(default_factory=Post)
     pulse: Pulse = field(default_factory=Pulse)
     next_grant: int = 1
     next_message: int = 1
     shared: str = ""
-    """Where several captures keep their metadata, as `etcd:ENDPOINTS`; empty: there is one capture."""
+    """The metadata store that several captures share, as `etcd:ENDPOINTS`; empty: there is one capture."""
     owner_key: str = ""
-    """Whose revision is `owner_rev`."""
+    """The key whose revision is `owner_rev`."""
     over: Callable[[], TidegateError | None] = lambda: None
-    """Why nothing may be written any more, though the store may not know it yet; None: all is well."""
+    """Why this capture may not write any more, even if the store does not know it yet; None: it may."""
     gc_ttl_s: int = TTL_S
-    """How long upstream's history is kept for a feed that is stopped or has failed."""
+    """How long upstream's history is held for a stopped or failed feed."""
     histories: dict[int, History] = field(default_factory=dict)
-    """What PD keeps for us, by keyspace; -1: of what is in none."""
+    """The holds at PD, by keyspace; -1: of keys in no keyspace."""
     upstream_ms: Callable[[], int] | None = None
-    """PD's physical time, once somebody asks PD for it."""
+    """PD's physical time; None until something asks PD for it regularly."""
     follow: Follow = follow_nothing
-    """Records what a machine decides from now on (`server.recorder`)."""
+    """Begins to record the decisions of a machine (`server.recorder`)."""
     ended: Callable[[asyncio.Task[None]], None] = lambda task: None
-    """Called when a task of the capture has ended that never should."""
+    """Called when a task that should run as long as the capture has ended."""
     is_owner: bool = False
-    """Whether this capture owns the changefeeds; else it works for those that another owns."""
+    """Whether this capture owns the changefeeds; otherwise it works for another owner."""
     others: Callable[[], Mapping[str, str]] = dict
-    """The other captures that are there now: the addresses of their APIs, by their names in grants."""
+    """The API addresses of the other captures that have a session, by their names in grants."""
     burdens: Callable[[], Mapping[str, int]] = dict
-    """How many changefeeds each capture works for, by name."""
+    """The number of changefeeds that each capture works for, by name."""
     drained: set[str] = field(default_factory=set)
-    """Captures, by name, that are to be given nothing while there are others."""
+    """The captures, by name, that get no ranges while there are others."""
     ids: Callable[[], Mapping[str, str]] = dict
-    """Of the captures that are there, by name: of their processes."""
+    """The ids of the captures that have a session, by name; an id belongs to a process."""
     leaving: bool = False
-    """Whether this capture ends: others go on with what they do until the next owner speaks."""
+    """Whether this capture is ending; others then continue their work until the next owner sends messages."""
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
     _sent_history: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By keyspace, the order of what an owner has said last, while that is another capture."""
+    """For each keyspace, the order of the last History received from an owner on another capture."""
     _commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,8 +131,9 @@ class Node:
 
     @property
     def holder(self) -> str:
-        """Who holds upstream's history at PD: of several captures one as the owner that it is now. Whoever
-        was replaced and does not know it yet, or comes late, lets go of no hold but that of its own term.
+        """The name under which this capture holds upstream's history at PD. If captures share an etcd, the
+        name includes the owner's term. So an owner that was replaced without knowing it, or whose call comes
+        late, can only release the hold of its own term.
         """
         return f"{self.identity}-{self.term}" if self.shared else self.identity
 
@@ -142,7 +143,7 @@ class Node:
         return f"{self.capture}-{self.owner_rev}"
 
     def receive_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
-        """What an owner says of upstream's history. False: it was said before something later.
+        """Take an owner's statement about upstream's history; False: a later one has come before.
 
         `order`: the owner's revision, and the sequence of its message, which rises over all changefeeds.
         """
@@ -152,7 +153,7 @@ class Node:
         return True
 
     def now_ms(self) -> int:
-        """Upstream's time as far as it is known."""
+        """Upstream's time as far as it is known, otherwise the wall clock's."""
         return self.upstream_ms() if self.upstream_ms is not None else self.clock.now_ms()
 
     def token(self) -> tuple[int, int]:
@@ -161,12 +162,12 @@ class Node:
         return self.owner_rev, self.next_grant - 1
 
     def next_sequence(self) -> int:
-        """For a message of an owner: above all earlier ones."""
+        """The sequence of an owner's next message, greater than all earlier ones."""
         self.next_message += 1
         return self.next_message - 1
 
     async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
-        """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
+        """Write durably if this capture is the owner, otherwise raise Fenced. False: another guard failed."""
         while True:
             if (over := self.over()) is not None:
                 self.lost(over)
@@ -182,7 +183,7 @@ class Node:
                 raise
             if outcome.succeeded:
                 return True
-            if mine.mod_revision == self.owner_rev:  # else we have taken ownership anew meanwhile
+            if mine.mod_revision == self.owner_rev:  # otherwise ownership was taken again: repeat the write
                 break
         loop = asyncio.get_running_loop()
         held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
@@ -193,16 +194,16 @@ class Node:
         return False
 
     def _give_up(self, error: TidegateError) -> None:
-        """After a write of which nobody knows whether it is stored, all that we believe of our feeds goes.
+        """End this owner's term after a write whose outcome is unknown.
 
-        It is read again when the capture is elected again.
+        Its memory may differ from what etcd has stored, so everything is read again after the next election.
         """
         why = f"{error.what} {error.why}"
         fix = "; ".join(filter(None, (error.fix, "the capture stands for election again by itself")))
         self.lost(Fenced("It is not known what etcd has stored.", where=self.shared, why=why, fix=fix))
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
-        """A span's manifest, of which only what was appended is read again; None while there is none."""
+        """A span's manifest, or None while there is none; only what was appended since is read."""
         known = self.manifests.get(span)
         if known is None:
             known = self.manifests[span] = ManifestReader(store / span)
@@ -212,7 +213,7 @@ class Node:
             return None
 
     async def grants(self, feed: FeedId) -> dict[str, Grant]:
-        """All that are stored, by capture."""
+        """All stored grants of a feed, by capture."""
         return {name: grant for name, (grant, _) in (await self._grants(feed)).items()}
 
     async def _grants(self, feed: FeedId) -> dict[str, tuple[Grant, Compare]]:
@@ -233,9 +234,10 @@ class Node:
         shares: Mapping[str, Sequence[Span]],
         slots: Mapping[str, int],
     ) -> dict[str, Grant]:
-        """The next incarnations' grants, by capture, durable before anything acts under them.
+        """The grants of the next incarnations, by capture; durable before any capture acts on them.
 
-        One capture fences by itself those that its ranges are taken from; several must not (`shared_out`).
+        A capture that gets everything fences the captures that lose ranges itself. Several captures must not
+        (`shared_out`).
         """
         found = await self._grants(feed)
         stored = {name: grant for name, (grant, _) in found.items()}
@@ -244,14 +246,14 @@ class Node:
             grants = raised(stored, name, instance, token, shares[name], slots[name])
         else:
             grants = shared_out(stored, instance, token, shares, slots)
-        # Who has no range, and had none to fence, can neither lose one nor pass on whom to fence.
+        # A grant without ranges and givers cannot lose a range or pass on a giver, so it needs no guard.
         looked_at = {name for name, one in stored.items() if one.ranges or one.givers} | grants.keys()
         guards = tuple(seen for name, (_, seen) in found.items() if name in looked_at)
         await self._store_grants(feed, grants, guards)
         return {name: grants[name] for name in shares}
 
     async def settle(self, feed: FeedId, grants: Mapping[str, Grant]) -> dict[str, Grant]:
-        """Store that all writers of these captures and of their givers are fenced."""
+        """Store that all writers of these captures, and of their givers, are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
         changed = [(name, one) for name, one in after.items() if one != grants[name]]
         for first in range(0, len(changed), CAPTURES_MAX):
@@ -283,7 +285,7 @@ class Node:
 
 
 def check_size(writes: Sequence[Put | Delete], guards: Sequence[Compare] = ()) -> None:
-    """Raises InvalidInput for more than etcd takes in one request (1.5 MiB, `--max-request-bytes`; 128
+    """Raises InvalidInput for more than etcd accepts in one request (1.5 MiB, `--max-request-bytes`; 128
     comparisons or writes, `--max-txn-ops`).
     """
     keys = {one.key for one in (*writes, *guards)}

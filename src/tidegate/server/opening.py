@@ -1,10 +1,10 @@
-"""A changefeed as it is open on this capture: its catalogue, its spans, and what it needs of upstream.
+"""A changefeed that is open on this capture: its catalogue, its spans, and what it needs from upstream.
 
     history is held --> catalogue --> spans are held --> look: floors, DDL and rows that have come --> close
 
-An opening is of one state of the changefeed and of certain ranges. With others a new one is made, which finds
-the spans that are still held. What it may need of upstream's history is said before anything is read, and
-rises only when nothing that it follows can be registered below.
+An opening is for one state of the changefeed and for certain ranges. Other ranges need a new opening, which
+takes over the spans that are still held. What an opening needs of upstream's history is reported before
+anything is read, and rises only when none of its spans can still be registered below.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.node import Node
 
 NEEDS_S: Final = 1.0
-"""How often is looked how far behind regions are that nobody here wants."""
+"""How often its needs are worked out again, and the coming ranges are looked at."""
 
 
 class Opening:
-    """Of one changefeed. One asyncio loop."""
+    """One opening of one changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -44,25 +44,25 @@ class Opening:
         checkpoint: int,
         wake: Callable[[], None],
     ) -> None:
-        """`ranges`: those for which it is opened. `checkpoint`: at which it is. `wake`: is called when floors
+        """`ranges`: those for which it is opened. `checkpoint`: the stored one. `wake`: is called when floors
         move.
         """
         self._node, self._feed, self._machine, self._wake = node, feed, machine, wake
         self.plan, self.ranges = plan, ranges
         self.spans = node.captured(plan.config.tidegate.kv_mode).spans
-        """What is held of upstream, by all changefeeds of its kv mode."""
+        """All spans that the changefeeds of its kv mode hold."""
         self._since_ts = checkpoint
-        """The checkpoint from which on its spans are pulled."""
+        """The checkpoint from which its spans are pulled."""
         self.ddl = ddl = FeedDdl(node, plan, FeedFilter.of(plan.config))
         self._is_read = False
-        """Whether the catalogue is being read, or is known."""
+        """Whether the catalogue is being read or was read."""
         self.is_behind = False
-        """Whether DDL has come that the catalogue did not hand out at the last look."""
+        """Whether more DDL had arrived at the last look than the catalogue returned."""
         guarded, store = plan.config.check_gc_safe_point, plan.paths.store
         self.arrivals = Arrivals(machine, store, ddl.span_id, node.manifest)
         self.coming = ComingRanges(feed, machine, self.arrivals, ddl, self.spans, ranges, guarded=guarded)
         self._concerned: frozenset[str] | None = None
-        """The spans whose rows wake it at once; None: any."""
+        """The spans whose rows wake it at once; None: any span."""
         self._needs_at = float("-inf")
 
     # --- open and closed -----------------------------------------------------------------------------
@@ -79,14 +79,14 @@ class Opening:
         machine.open(dispatch.checkpoint, ddl.initial, batches, known)
         tasks = [*ddl.initial, *(task for batch in batches for task in batch.added)]
         self._hold(tasks)
-        # What was kept of an earlier opening, and has ended since.
+        # Spans that an earlier opening held, and that have ended since.
         for name in self.spans.within(self._feed, self.ranges) - {ddl.span_id, *(task.id for task in tasks)}:
             self.spans.drop(self._feed, name)
         self.say_needs()
         self.arrivals.check_beginning_of(machine.spans)
 
     def raise_to(self, checkpoint: int) -> None:
-        """It may have been opened long before: nothing is to begin below the stored checkpoint."""
+        """Raise its spans to the stored checkpoint, because it may have been opened long before."""
         machine = self._machine
         for batch in machine.passed():
             self._pass_ddl(batch)
@@ -95,7 +95,7 @@ class Opening:
         machine.confirm()
 
     def close(self, *, forget: bool, but: Collection[str]) -> None:
-        """Let go of the spans, `but` some; `forget`: for ever."""
+        """Release the spans except those in `but`. `forget`: the changefeed is removed for good."""
         store = self.plan.paths.store
         self._node.pulse.concern(store, self._feed, None)
         self._node.pulse.leave(store, self._feed, self._wake)
@@ -109,10 +109,10 @@ class Opening:
     # --- what has come -------------------------------------------------------------------------------
 
     def look(self, dispatch: Dispatch) -> None:
-        """Read what has arrived, and advance what is idle. Raises Fatal if history that it needs is gone."""
+        """Read what has arrived, and advance idle spans. Raises Fatal if history that it needs is gone."""
         machine, ddl, arrivals, node = self._machine, self.ddl, self.arrivals, self._node
         ddl.check_history(dispatch.checkpoint)
-        if machine.is_running:  # nothing of its spans is below that any more
+        if machine.is_running:  # its spans have been registered and need nothing below
             self.has_begun_at(dispatch.checkpoint)
         frontier = arrivals.frontier()
         resolved = frontier.get(ddl.span_id, 0)
@@ -121,7 +121,7 @@ class Opening:
             machine.learn(batches, known)
             if node.shared:
                 self.coming.learn(batches)
-            # Pulled from now on, delivered from the DDL on.
+            # New tables are pulled from now on, and delivered from the DDL on.
             self._hold(task for batch in batches for task in batch.added)
         self.is_behind = resolved > machine.known
         for batch in machine.passed():
@@ -138,13 +138,13 @@ class Opening:
                 self.say_needs()
             self.coming.look(frontier, dispatch.checkpoint)
             if self.spans.have_begun(self._feed, frontier):
-                # From here on each span holds history as far as it is, and not from where it was opened.
+                # Now each span holds history from where it is, and no longer from where it was opened.
                 self.has_begun_at(dispatch.checkpoint)
                 self.coming.have_begun(dispatch.checkpoint)
             self.say_needs()
 
     def _pass_ddl(self, batch: DdlBatch) -> None:
-        """Spans have ended, and others begin; a DDL that waits may bring one back (a recovered table)."""
+        """End and begin spans as a passed DDL says; another DDL may bring one back (a recovered table)."""
         for name in batch.removed:
             self.spans.drop(self._feed, name, again_from=self._machine.start_of(name))
         self.arrivals.check_beginning_of(task.id for task in batch.added)
@@ -152,25 +152,25 @@ class Opening:
     # --- what upstream has to keep -------------------------------------------------------------------
 
     def has_begun_at(self, checkpoint: int) -> None:
-        """Its ranges are delivered from here on: its spans need no earlier history."""
+        """Note that its ranges are delivered from here on, so that its spans need no earlier history."""
         self._since_ts = max(self._since_ts, checkpoint)
 
     @property
     def needs(self) -> tuple[int, int]:
-        """The least ts from which rows, and DDL, would be read upstream if all that is stored were lost."""
+        """The least ts from which rows, and DDL, would be read from upstream if the event store were lost."""
         machine = self._machine
         begins_at = machine.dispatch.checkpoint if machine.dispatch is not None else 0
         if not machine.is_running:
-            begins_at = min(begins_at, self._since_ts)  # its regions may still wait to be registered there
+            begins_at = min(begins_at, self._since_ts)  # regions may still be registered from there
         if (since_ts := self.coming.since_ts) is not None:
             begins_at = min(begins_at, since_ts)
         return begins_at, min(begins_at, self.ddl.base_ts(begins_at)) if self._is_read else begins_at
 
     def say_needs(self) -> None:
-        """Tell the owner, at once if it is less than what was said before."""
+        """Report the needs to the owner, at once if they are less than before."""
         machine = self._machine
         if self._node.is_owner:
-            machine.needs = MAX  # the reactor sees it; what was said before its election holds nothing
+            machine.needs = MAX  # the reactor reads `needs` itself; an earlier value is void
             return
         floors = store_view.read_frontier(self.plan.paths.store)
         behind = self.spans.behind(floors, only=self._feed, every=True).get(self._feed, MAX)
@@ -180,7 +180,7 @@ class Opening:
             self._wake()
 
     def note_history(self) -> None:
-        """Where another capture is the owner, it says what PD keeps."""
+        """Take what the owner says about upstream's history, if the owner is on another capture."""
         dispatch = self._machine.dispatch
         if dispatch is not None and not self._node.is_owner:
             scope = self.plan.config.tidegate.keyspace_id

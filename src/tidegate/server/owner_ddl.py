@@ -1,9 +1,11 @@
-"""The DDL that a changefeed's owner knows: the catalogue it opens, and when it looks for what has come since.
+"""The DDL that a changefeed's owner knows: it opens the catalogue, and looks for new DDL when there is a
+reason.
 
     open --> read, if there is a reason --> the owner learns --> ... --> close
 
-The owner does not look at each tick: a further bound is a message to every processor, and each answer is a
-tick. But before progress of a processor counts, its DDL is compared with ours (`Owner.lags`).
+The owner does not look at each tick, because a higher bound is a message to every processor, and each answer
+causes a tick. But it looks before it accepts progress of a processor that knows more DDL (`Owner.lags`),
+because that progress counts only if both know the same DDL.
 """
 
 from __future__ import annotations
@@ -28,54 +30,54 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class OwnerDdl:
-    """Of one changefeed. One asyncio loop."""
+    """The owner's DDL of one changefeed. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, record: FeedRecord) -> None:
         self._node, self._record = node, record
         self._ddl: FeedDdl | None = None
         self.is_behind = False
-        """Whether DDL has come that the catalogue did not hand out at the last look."""
+        """Whether more DDL had arrived at the last look than the catalogue returned."""
         self._floors_moved = True
-        """Whether more of the DDL span may have come than when it was looked at last."""
+        """Whether the DDL span may have grown since the last look."""
         self._looked_at = float("-inf")
         self._disagrees = False
         """Whether it was logged that a processor knows other DDL."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened, and its catalogue is whole."""
+        """Whether it was opened and the catalogue is not broken."""
         return self._ddl is not None and self._ddl.is_open
 
     def view(self) -> FeedDdl:
-        """A view that is to be opened. Raises Retryable until PD holds the history that it needs."""
+        """A new view, not opened yet. Raises Retryable until PD holds the history that it needs."""
         ddl = FeedDdl(self._node, self._record.plan, self._record.filter)
         ddl.check_held(self._record.persisted)
         return ddl
 
     async def open(self, ddl: FeedDdl, waits: Callable[[str], None]) -> tuple[list[DdlBatch], int]:
-        """Open a view at the stored checkpoint: the DDL since then, and up to where that is all."""
+        """Open a view at the stored checkpoint; the DDL since then, and up to which ts it is complete."""
         found = await ddl.open(self._record.persisted, waits)
         self._ddl = ddl
         return found
 
     def close(self) -> None:
-        """Forget what is known."""
+        """Forget the view."""
         self._ddl = None
 
     @property
     def initial(self) -> Sequence[SpanTask]:
-        """The spans wanted at the stored checkpoint; it is open."""
+        """The spans wanted at the stored checkpoint; it must be open."""
         assert self._ddl is not None
         return self._ddl.initial
 
     @property
     def topics(self) -> frozenset[str]:
-        """Where the rows of its tables go by dispatch rules; it is open."""
+        """The topics of its tables' rows by dispatch rules; it must be open."""
         assert self._ddl is not None
         return self._ddl.tracker.topics
 
     async def definitions(self) -> list[DdlEvent]:
-        """What is sent of the tables before the rows of an initial load; keys have no definition."""
+        """The DDL to send before the rows of an initial load; keys have none."""
         assert self._ddl is not None
         return await self._ddl.run(self._definitions, self._ddl)
 
@@ -88,11 +90,11 @@ class OwnerDdl:
         )
 
     def floors_have_moved(self) -> None:
-        """More of the DDL span may have come."""
+        """Note that the DDL span may have grown."""
         self._floors_moved = True
 
     def read(self, owner: Owner, now: float) -> None:
-        """Let the owner learn what has come, if there is a reason to look."""
+        """Let the owner learn new DDL, if there is a reason to look."""
         ddl = self._ddl
         assert ddl is not None
         rest_s = self._node.pulse.rest_s(self._record.captured.store)
@@ -106,13 +108,13 @@ class OwnerDdl:
         self._log_disagreement(owner)
 
     def _log_disagreement(self, owner: Owner) -> None:
-        """Log it once: the changefeed shows it until it is over."""
+        """Log a disagreement once. The changefeed shows it until it is over."""
         words = words_of_disagreement(owner.disagreement)
         if words and not self._disagrees:
             event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self._record.id), why=words)
         self._disagrees = bool(words)
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
-        """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""
+        """Tables that pass the rules but cannot be replicated: their number, and (name, reason) of some."""
         tables = self._ddl.tracker.left_out if self._ddl is not None and self._ddl.is_open else ()
         return len(tables), [(table.name, why_ineligible(table)) for table in tables[:limit]]

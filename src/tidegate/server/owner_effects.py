@@ -1,8 +1,9 @@
-"""Carries out what a changefeed's owner asks for: DDL and Resolved go to the sink, checkpoints are stored.
+"""Performs the effects of a changefeed's owner: sends DDL and Resolved to the sink, stores checkpoints.
 
     Effect --> performed at the sink, or stored --> the owner learns that it is done
 
-The owner (`control.owner`) decides the order, and asks for no effect of a kind while one is under way.
+The owner (`control.owner`) decides the order. It asks for no effect of a kind while one of that kind is under
+way.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from tidegate.server.totals import Totals
 LOG: Final = logging.getLogger(__name__)
 
 FULL_S: Final = 0.5
-"""Between two attempts to store a checkpoint that must be stored, on a full disk."""
+"""The pause between attempts to store, on a full disk, a checkpoint that must be stored."""
 
 
 class OwnerEffects:
-    """Of one changefeed. One asyncio loop; several effects may be under way."""
+    """The effects of one changefeed. Lives in one asyncio loop; several effects may be under way."""
 
     def __init__(
         self,
@@ -43,32 +44,33 @@ class OwnerEffects:
         totals: Totals,
         wake: Callable[[], None],
     ) -> None:
-        """`sharing`: is given each DDL that is delivered. `wake`: is called if the owner may go on."""
+        """`sharing`: gets each delivered DDL. `wake`: is called when the owner may continue."""
         self._node, self._record, self._sink = node, record, sink
         self._sharing, self._totals, self._wake = sharing, totals, wake
         self._ended = EndedSpans()
         self.is_target_reached = False
-        """Whether the changefeed is done."""
+        """Whether the target ts is reached, so that the changefeed is finished."""
         self.is_repartitioned = False
-        """Whether the sink has another number of partitions than this incarnation began with."""
+        """Whether the sink has another number of partitions than when this incarnation began."""
 
     def begin(self) -> None:
-        """An incarnation begins."""
+        """Reset the flags for a new incarnation."""
         self.is_target_reached = self.is_repartitioned = False
 
     async def perform(self, owner: Owner, effect: Effect) -> None:
-        """Carry out one effect and tell the owner. Raises what the sink or the metadata store raises."""
+        """Perform one effect and report it to the owner. Raises the errors of sink and metadata store."""
         sink = self._sink.opened
         assert sink is not None
         match effect:
             case SendDdl(batch):
                 if batch.error is not None:
                     raise batch.error
-                # Whatever becomes of the call: the next incarnation makes them.
+                # Even if the call fails: the next incarnation then creates the topics.
                 self._sink.topics |= batch.topics
                 if batch.added and not batch.events:
-                    # The sink's journal will have no trace of it. After a change of settings the feed must
-                    # not begin below: older rows of a table would follow those that are sent from here on.
+                    # Tables appear without a DDL for the sink, so its journal does not show the batch. After
+                    # a change of settings the feed must not begin below it: older rows of a table would
+                    # follow the rows that are sent from here on.
                     await self._store_when_there_is_room(owner.checkpoint)
                 await sink.send_ddl(batch)
                 passed = owner.ddl_done(batch.finished_ts)
@@ -83,17 +85,17 @@ class OwnerEffects:
             case SendRepartition(ts, partitions):
                 await sink.repartition(ts, partitions)
                 owner.repartition_done(ts)
-                self.is_repartitioned = True  # what it is now is noted by the next incarnation
+                self.is_repartitioned = True  # the next incarnation stores the new number
             case Persist(ts):
                 await self._persist(owner, ts)
                 if not owner.barrier.target_ts and owner.due_in(self._node.clock.monotonic()) > 0:
-                    return  # nothing waits for it, and a tick costs as much as any other
+                    return  # nothing waits for this checkpoint, so the cost of a tick is saved
             case Finish():
                 self.is_target_reached = True
         self._wake()
 
     def records_over(self, owner: Owner) -> list[str]:
-        """Now and then, the sink's records of spans that no restart can want any more."""
+        """From time to time: the sink's records of ended spans that no restart needs any more."""
         return self._ended.over(self._node.clock.monotonic(), owner.persisted_ts)
 
     def _count_ddl(self, ts: int, count: int) -> None:
@@ -106,7 +108,7 @@ class OwnerEffects:
         try:
             await self._record.store(ts)
         except DiskFull:
-            owner.persist_failed()  # and asks for it again
+            owner.persist_failed()  # it asks for it again
             return
         except Retryable:
             owner.persist_failed()

@@ -1,7 +1,7 @@
 """The owner's side of a feed's sink: Resolved, DDL and its journal, called in one thread, in order.
 
-The grant is raised in the metadata store before it is opened, so that whatever an earlier owner still does is
-refused by the sink.
+The owner raises the grant in the metadata store before it opens the sink. Therefore the sink refuses anything
+that an earlier owner still sends.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from tidegate.sink.base import Form, OpenTransactions, OwnerSink, PartitionedOwn
 T = TypeVar("T")
 
 CLOSE_S: Final = 2.0
-"""How long the end of a sink's last call is waited for."""
+"""How long closing waits for the sink's last call."""
 
 
 class SinkThread:
-    """The one thread that calls an incarnation's sink, in order; tells what it is at, and how far it got."""
+    """The one thread that calls an incarnation's sink, in order; it shows the current call."""
 
     def __init__(self, feed: FeedId) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{feed.name}")
         self.at = ""
-        """What the call under way does, in words; empty: there is none."""
+        """The current call in words; empty: there is none."""
         self.answers = 0
-        """How many messages and calls the sink has answered so far."""
+        """The number of messages and calls that the sink has answered."""
 
     def call(self, what: str, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do it after all earlier calls."""
+        """Run a call after all earlier ones."""
         return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
 
     def send(
         self, sink: OwnerSink, router: Router, events: Iterable[DdlEvent], topics: Iterable[str] = ()
     ) -> asyncio.Future[None]:
-        """See to it that topics are in use, then deliver in order those events that the journal lacks.
+        """Make sure that topics are in use, then deliver in order the events that the journal lacks.
 
-        In this order: when the events are out, rows may go to the topics, and Resolved must.
+        The order matters: once the events are sent, rows may go to the topics, and Resolved must.
         """
         to = [_placed(router, event) for event in events]
 
@@ -64,11 +64,11 @@ class SinkThread:
         return self.call("DDL", work)
 
     def end(self) -> None:
-        """Take no more calls. One that is under way may take its time, in a thread that nobody waits for."""
+        """Accept no more calls. A running one may continue in its thread; nothing waits for it."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def answered(self) -> None:
-        """A part of the call under way is done: one that has many does not stand still. Call it in there."""
+        """Count a finished part of the current call, so that a long call does not look hung. Called by it."""
         self.answers += 1
 
     def _run(self, what: str, work: Callable[[], T]) -> T:
@@ -88,39 +88,39 @@ class OpenedSink:
 
     @property
     def resolved_journal(self) -> int:
-        """The last Resolved the sink holds."""
+        """The last Resolved in the sink's journal."""
         return self._sink.journal.resolved_ts
 
     @property
     def ddl_journal(self) -> int:
-        """The ts of the last DDL that the sink holds."""
+        """The ts of the last DDL in the sink's journal."""
         return self._sink.journal.ddl_ts
 
     @property
     def delivered_to(self) -> int:
-        """Everything up to here is in the sink, by its journal: a DDL is sent after all rows up to it."""
+        """The sink has everything up to here by its journal: a DDL is sent after all rows up to it."""
         return max(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts - 1)
 
     async def send_ddl(self, batch: DdlBatch) -> None:
-        """Deliver a batch's events in order; the topics of its tables are in use then."""
+        """Deliver a batch's events in order, after the topics of its tables are in use."""
         await self._thread.send(self._sink, self._router, batch.events, batch.topics)
 
     async def send_resolved(self, ts: int) -> None:
-        """Broadcast a Resolved."""
+        """Send a Resolved to all partitions."""
         await self._thread.call(f"Resolved {ts}", lambda: self._sink.send_resolved(ts, _now_ms()))
 
     @property
     def partitions(self) -> int:
-        """Over how many partitions rows of the feed's own topic are spread; 0: the sink has none."""
+        """The number of partitions over which the feed's own topic is spread; 0: the sink has none."""
         return self._sink.partitions if isinstance(self._sink, PartitionedOwner) else 0
 
     @property
     def is_repartitioned(self) -> bool:
-        """Whether that number was ever changed."""
+        """Whether the number of partitions was ever changed."""
         return isinstance(self._sink, PartitionedOwner) and self._sink.is_repartitioned
 
     async def repartition(self, ts: int, partitions: int) -> None:
-        """Let rows above `ts` go to so many partitions, in one step with Resolved `ts`."""
+        """Spread rows above `ts` over this many partitions; one transaction with Resolved `ts`."""
         sink = self._sink
         assert isinstance(sink, PartitionedOwner), "a request for another sink is refused"
         await self._thread.call(
@@ -128,12 +128,12 @@ class OpenedSink:
         )
 
     async def forget(self, records: Iterable[str]) -> None:
-        """Delete records of progress that nobody needs any more."""
+        """Delete records of progress that are not needed any more."""
         await self._thread.call("the end of spans", lambda: self._sink.forget(records))
 
     async def close(self) -> None:
-        """One that does not answer may take its time: after `CLOSE_S` its call is left behind, and what that
-        still does is fenced by the next sink.
+        """Close the sink. If it does not answer within `CLOSE_S`, its call is abandoned; the next sink fences
+        whatever that call still does.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
@@ -142,7 +142,7 @@ class OpenedSink:
 
 
 def _placed(router: Router, event: DdlEvent) -> tuple[str, DdlEvent]:
-    """The topic of a DDL; and the event, which says so when its table goes on in another one."""
+    """The topic of a DDL, and the event; it names the topic of its table's later rows if that differs."""
     topic = router.topic_of_ddl(event)
     after = router.topic_of(event.schema, event.table) if event.table else topic
     return topic, event if after == topic else replace(event, moved_to=after)
@@ -153,9 +153,10 @@ def _now_ms() -> int:
 
 
 def fence_writers(plan: FeedPlan, writers: Mapping[str, int], alive: Callable[[], None]) -> None:
-    """Stop all writers of a feed on some captures, each with its slots. Blocks; raises as `Sink.fence`.
+    """Stop all writers of a feed on some captures, with the given numbers of slots. Blocks; raises as
+    `Sink.fence`.
 
-    `alive` is called when one of them is fenced.
+    `alive` is called after each fenced writer.
     """
     grant = plan.grant
     assert grant is not None
@@ -163,7 +164,7 @@ def fence_writers(plan: FeedPlan, writers: Mapping[str, int], alive: Callable[[]
     def still_ours() -> None:
         prove(plan.metadata, plan.cluster, plan.feed, plan.capture, grant)
 
-    still_ours()  # if it woke up long after, it must not disturb those that write now
+    still_ours()  # an owner that wakes up long after must not fence the writers of its successor
     plan.sink.fence(writers, still_ours, alive)
 
 
@@ -172,8 +173,8 @@ OpenSink = Callable[[FeedPlan], OwnerSink]
 
 
 def open_owner(plan: FeedPlan) -> OwnerSink:
-    """The owner's side of the sink that the feed's URI names. Raises Fenced when the plan's grant is not the
-    current one.
+    """The owner's side of the sink in the feed's URI. Raises Fenced if the plan's grant is not the current
+    one.
     """
     feed, grant = plan.feed, plan.grant
     assert grant is not None
@@ -187,7 +188,7 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
     try:
         return sink.open_owner(mark_options, still_ours)
     except OpenTransactions:
-        # Those of an earlier incarnation. The next one fences them when it begins, which is too late.
+        # They are of an earlier incarnation, and the next pipeline would fence them too late for this call.
         sink.fence({**grant.givers, plan.capture: grant.slots}, still_ours)
         return sink.open_owner(mark_options, still_ours)
 
@@ -200,10 +201,10 @@ async def open_sink(
     topics: Iterable[str] = (),
     first: Sequence[DdlEvent] = (),
 ) -> OpenedSink:
-    """Open the sink and send what is `first`. The grant must already be durable; `thread` is new.
+    """Open the sink and send the DDL in `first`. The grant must already be durable; `thread` is new.
 
-    `topics`: those of all tables whose rows may be delivered. Raises TidegateError when the sink cannot be
-    opened: a wrong topic shows before any process is started.
+    `topics`: those of all tables whose rows may be delivered. Raises TidegateError if the sink cannot be
+    opened, so that a wrong topic is noticed before any process is started.
     """
     router = Router.of(plan.config, plan.uri.topic)
     opening = thread.call("its opening", lambda: opener(replace(plan, grant=grant)))
@@ -218,6 +219,6 @@ async def open_sink(
 
 
 def _close_opened(opening: asyncio.Future[OwnerSink]) -> None:
-    """A sink whose incarnation never came to be is closed as soon as it is open."""
+    """Close a sink whose incarnation was cancelled before it was open."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

@@ -1,10 +1,10 @@
-"""What a capture looks at, and writes, in the metadata store before it owns the changefeeds.
+"""What a capture reads and writes in the metadata store before it owns the changefeeds.
 
     check_format    the store is of this version, or empty
-    identity_of     the store's own word, which no other store has
-    take_ownership  the cluster's owner key, of a capture that is alone: its revision guards all later writes
+    identity_of     the store's random id, which no other store has
+    take_ownership  the owner key of a capture that is alone: its revision guards all later writes
 
-All of it blocks.
+All calls block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.errors import Fatal, InvalidInput
 
 
 def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
-    """Raises InvalidInput when another version, to which the grants say something else, has written here."""
+    """Raises InvalidInput if another version, with other forms of grants, has written to this store."""
     found, owned = metadata.get(format_key(cluster)), metadata.get(owner_key(cluster))
     if (found.value if found is not None else b"") == FORMAT:
         return
@@ -41,13 +41,13 @@ def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
 
 
 def identified(metadata: MetadataStore, cluster: int, where: str) -> str:
-    """The store's word, once its form was looked at. Raises InvalidInput."""
+    """Check the store's format, and return its id. Raises InvalidInput."""
     check_format(metadata, cluster, where)
     return identity_of(metadata, cluster)
 
 
 def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
-    """Become the owner of a cluster's feeds: the new owner_rev. Whoever was it before can write no more."""
+    """Become the owner of a cluster's feeds; returns owner_rev. The earlier owner cannot write any more."""
     value = json.dumps({"capture": capture, "pid": os.getpid()}).encode()
     outcome = metadata.transact((), (Put(owner_key(cluster), value),))
     if not outcome.succeeded:
@@ -56,7 +56,7 @@ def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
 
 
 def identity_of(metadata: MetadataStore, cluster: int) -> str:
-    """The metadata store's own word, made when it is first asked for."""
+    """The metadata store's id, a random word that the first call makes."""
     key = identity_key(cluster)
     metadata.transact((Compare(key, mod_revision=0),), (Put(key, uuid.uuid4().hex[:12].encode()),))
     found = metadata.get(key)

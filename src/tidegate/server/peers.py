@@ -2,13 +2,14 @@
 
     unknown --Announce--> met --Dispatch(prepare)--> warm --Dispatch(run)--> runs --Dispatch(prepare)--> ...
 
-A capture may be given ranges while it is there and its processor answers. A processor that has been silent
-for `SILENT_S` counts as gone, although its capture's session in etcd may hold: it cannot be asked for
-anything, and the next incarnation fences what it still writes.
+A capture can get ranges while it has a session and its processor answers. A processor that has been silent
+for `SILENT_S` counts as gone, even if its capture's session in etcd holds. It cannot be asked for anything,
+and the next incarnation fences what it still writes.
 
-Each loss of a capture that delivers ends the incarnation of all others. So a capture that is lost again and
-again is left out for longer each time, as one whose part fails (`Peer.fails`). It is known again by its name
-for `FORGIVEN_S`, although a capture that is gone is forgotten otherwise.
+If a capture that delivers is lost, the incarnation ends on all captures. So a capture that is lost again and
+again gets no ranges for a time that doubles with each loss, like a capture whose part fails (`Peer.fails`).
+For `FORGIVEN_S` the owner remembers these failures by the capture's name, although it forgets everything else
+about a capture that is gone.
 """
 
 from __future__ import annotations
@@ -27,39 +28,44 @@ from tidegate.model.timestamp import MAX
 
 SILENT_S: Final = 4 * SYNC_S
 """A processor that has sent nothing for this time cannot be asked for anything. It repeats everything every
-`SYNC_S`."""
+`SYNC_S`.
+"""
 ANNOUNCE_S: Final = 1.0
 """How often an owner announces itself to a processor that has not answered."""
 JOIN_S: Final = 5.0
-"""A capture is given ranges once its processor has answered for this time. Otherwise one that starts again
-and again would make all the others start again, too."""
+"""A capture gets ranges once its processor has answered for this time. Otherwise a capture that restarts
+again and again would restart all the others as well.
+"""
 SHUN_S: Final = 10.0
-"""A capture that has failed is left out for this time while others are able; after the next failure for twice
-the time, and so on."""
+"""A capture that has failed gets no ranges for this time while others can take them. The time doubles with
+each further failure.
+"""
 SHUN_MAX_S: Final = 600.0
 FAILURES_MAX: Final = 7
-"""From this failure on it is left out for `SHUN_MAX_S`."""
+"""From this number of failures on, the time is `SHUN_MAX_S`."""
 FORGIVEN_S: Final = 1200.0
-"""After this time without a failure the next one counts as the first."""
+"""After this time without a failure, the next failure counts as the first."""
 WARM_S: Final = 2.0
 """A taker is warm when it has received everything up to this many seconds ago."""
 WARM_MAX_S: Final = 600.0
-"""A move waits at most this long for all that a taker has to receive; it never happens before the taker's
-application runs."""
+"""A move waits at most this long for a taker to receive its ranges; it never happens before the taker's
+application runs.
+"""
 
 CUT_OFF_S: Final = 300.0
-"""A capture that owns or delivers the changefeed, and reads no further in the history of DDL for this time
-while others do, is cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
+"""A capture that owns or delivers the changefeed is cut off from upstream if the DDL that it knows does not
+advance for this time while that of others does. Opening a catalogue of 100,000 tables takes less.
+"""
 STEP_MAX_S: Final = 10.0
-"""Of the time between two steps of the others so much counts: if upstream stands still, nobody is behind."""
+"""The most that one advance of the others counts: if upstream stopped for long, no capture is behind."""
 
 LAST: Final = ("lag_ms", "batch_ms")
-"""What of `ProcessorStatus` is no count: the greatest of all processors is shown."""
+"""Fields of `ProcessorStatus` that are no counts; the greatest of all processors is shown."""
 COUNTED: Final = (
     "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched",
     "misencoded", "batches",
 )  # fmt: skip
-"""What processors count, and the changefeed shows the sum of."""
+"""Fields that processors count; the changefeed shows their sum."""
 
 
 @dataclass(slots=True)
@@ -70,54 +76,54 @@ class Peer:
     met_rev: int = 0
     """The owner revision under which it has answered."""
     met_at: float = float("inf")
-    """When it did first, without a silence since."""
+    """When it first answered, counted again after each silence."""
     received_at: float = float("-inf")
     announced_at: float = float("-inf")
     latest: tuple[int, int] = (0, 0)
-    """Epoch and sequence of the last that it said of its state."""
+    """Epoch and sequence of its last message about its state."""
     version: str = ""
-    """Of its program; empty: it has not said."""
+    """The version of its program; empty: not known yet."""
     unheard: tuple[int, float] | None = None
-    """Of the first message to it that it has not said it has, the sequence, and when it was sent."""
+    """The first message to it that it has not confirmed: its sequence, and when it was sent."""
     known: int = 0
-    """Up to where it knows DDL."""
+    """Up to which ts it knows DDL."""
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
     holds: bool = False
-    """Whether it has said that it has ranges."""
+    """Whether it has reported that it has ranges."""
     ready: bool = False
     """`Sync.ready`."""
     received: int = 0
-    """Up to where it has received its ranges, since it was dispatched them."""
+    """Up to which ts it has received its ranges since they were dispatched."""
     asked: Dispatch | None = None
-    """What was dispatched last."""
+    """The last Dispatch to it."""
     asked_at: float = 0.0
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it has given up what it was asked to."""
+    """Set when it has given up what the last Dispatch asked it to give up."""
     grant: Grant | None = None
-    """Of the incarnation there is, or was last."""
+    """Its grant for the current incarnation, or for the last one."""
     failures: int = 0
-    """How often it has failed one time after the other."""
+    """The number of its failures in a row."""
     failed_at: float = float("-inf")
     coming: tuple[Span, ...] = ()
-    """The ranges for which it prepares."""
+    """The ranges that it prepares."""
     warming_since: float = float("inf")
-    """Since when it prepares without having been ready, and having received something."""
+    """Since when it has been preparing without being ready and having received its ranges."""
     status: ProcessorStatus = field(default_factory=ProcessorStatus)
 
     @property
     def runs(self) -> bool:
-        """Whether it is to deliver."""
+        """Whether it is asked to deliver."""
         return self.asked is not None and self.asked.wish is Wish.RUN
 
     @property
     def rests(self) -> bool:
-        """Whether it holds nothing, as it was asked, or was never asked for anything."""
+        """Whether it holds nothing, because it gave everything up or was never asked for anything."""
         return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
 
     def receive(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
-        """Note a message. False: a later one of its state has come before."""
+        """Note a message; False: it is about the state, and a later one has arrived before."""
         if now - self.received_at > SILENT_S:
             self.met_at = now
         self.received_at = now
@@ -128,25 +134,25 @@ class Peer:
         return True
 
     def fails(self, now: float) -> None:
-        """Its incarnation has failed, or it was lost while it delivered."""
+        """Note that its incarnation has failed, or that it was lost while it delivered."""
         self.failures = 1 if now - self.failed_at > FORGIVEN_S else self.failures + 1
         self.failed_at = now
 
     def fails_to_warm(self, now: float) -> None:
-        """It was waited for in vain. Others must have the time to prepare for what it was to take."""
+        """Note that it did not become ready. The long pause gives others time to prepare for its ranges."""
         self.failures, self.failed_at, self.warming_since = FAILURES_MAX, now, now
 
     def may_try(self, now: float) -> bool:
-        """Whether it is to be given ranges again while others are able."""
+        """Whether it may get ranges again while others can take them."""
         shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
         return now - self.failed_at >= shunned_s
 
     def answers(self, owner_rev: int, now: float) -> bool:
-        """Whether it can be asked for something: it speaks to us, and has what we say to it."""
+        """Whether it can be asked for something: its messages reach us, and ours reach it."""
         return self.met_rev == owner_rev and now - self.received_at <= SILENT_S and not self.is_deaf(now)
 
     def is_deaf(self, now: float) -> bool:
-        """Whether it does not confirm what we say to it."""
+        """Whether it does not confirm our messages."""
         return self.unheard is not None and now - self.unheard[1] > SILENT_S
 
     def say(self, sequence: int, now: float) -> None:
@@ -155,28 +161,28 @@ class Peer:
             self.unheard = sequence, now
 
     def has(self, sequence: int) -> None:
-        """It says that it has our messages up to one."""
+        """Note that it has confirmed our messages up to `sequence`."""
         if self.unheard is not None and sequence >= self.unheard[0]:
             self.unheard = None
 
     def knows(self, upto: int) -> None:
-        """It says up to where it knows DDL."""
+        """Note up to which ts it knows DDL."""
         self.known = max(self.known, upto)
 
 
 class Peers:
-    """All of them, by capture."""
+    """The processors of one changefeed, by capture."""
 
     def __init__(self) -> None:
         self._all: dict[str, Peer] = {}
         self._first_at = 0.0
-        """Since when the one that has read furthest in DDL is there."""
+        """When the processor that knows the most DDL last advanced."""
         self._read: dict[str, int] = {}
-        """Up to where each has read DDL."""
+        """Up to which ts each knew DDL then."""
         self._behind_s: dict[str, float] = {}
-        """For how long others have read on in DDL while one has not."""
+        """For how long the DDL of others has advanced while that of a capture has not."""
         self._failed: dict[str, tuple[int, float]] = {}
-        """Of those that were forgotten within `FORGIVEN_S`, `Peer.failures` and `Peer.failed_at`."""
+        """`Peer.failures` and `Peer.failed_at` of captures that were forgotten within `FORGIVEN_S`."""
 
     def __getitem__(self, capture: str) -> Peer:
         found = self._all.get(capture)
@@ -190,11 +196,11 @@ class Peers:
         return iter(list(self._all.values()))
 
     def get(self, capture: str) -> Peer | None:
-        """None: nothing was ever said to it."""
+        """A processor; None: nothing was ever sent to it."""
         return self._all.get(capture)
 
     def forget(self, captures: Iterable[str], now: float) -> None:
-        """They are gone, and were asked for nothing. How often they have failed is kept for `FORGIVEN_S`."""
+        """Forget captures that are gone and do not run. Their failures are kept for `FORGIVEN_S`."""
         for capture in captures:
             if (peer := self._all.pop(capture, None)) is not None and peer.failures:
                 self._failed[capture] = peer.failures, peer.failed_at
@@ -202,14 +208,14 @@ class Peers:
 
     @property
     def running(self) -> list[Peer]:
-        """Those that are to deliver."""
+        """The processors that are asked to deliver."""
         return [peer for peer in self if peer.runs]
 
     def cut_off(self, now: float, owner: str, owner_knows: int | None) -> list[str]:
-        """Those that receive nothing from upstream while others do: of all that run, and the owner.
+        """The captures that receive nothing from upstream while others do; all that run, and the owner's.
 
-        `owner_knows`: up to where the owner itself has read DDL, whether it delivers or not; None: it has not
-        begun to read.
+        `owner_knows`: up to which ts the owner itself knows DDL, whether its capture delivers or not; None:
+        it has not begun to read.
         """
         known = {peer.capture: peer.known for peer in self.running}
         if owner_knows is not None:
@@ -226,24 +232,25 @@ class Peers:
         return [name for name, behind_s in self._behind_s.items() if behind_s > CUT_OFF_S and name in known]
 
     def load(self) -> LoadState:
-        """How far the initial load is on all that run."""
+        """The progress of the initial load on all processors that run."""
         found = [peer.status.load for peer in self.running]
         return LoadState(*(sum(getattr(one, name.name) for one in found) for name in fields(LoadState)))
 
     @property
     def loaded(self) -> bool:
-        """Whether it is durable on all that run."""
+        """Whether the initial load is durable on all processors that run."""
         return all(peer.status.loaded for peer in self.running)
 
     def total(self, name: str) -> int:
-        """What all processors have told of something."""
+        """The sum, or for LAST the maximum, of a status field over all processors."""
         said = [int(getattr(peer.status, name)) for peer in self]
         return max(said, default=0) if name in LAST else sum(said)
 
     def needs(self, now: float) -> int:
-        """The least ts from which a processor may still register upstream; MAX: none says any.
+        """The least ts from which a processor may still register upstream; MAX: none reports any.
 
-        One that does not run and has been silent for long is left out: it must open its spans again anyway.
+        A processor that does not run and has been silent for long does not count: it must open its spans
+        again anyway.
         """
         received = (p for p in self if p.runs or now - p.received_at <= 2 * SILENT_S)
         return min((peer.needs for peer in received if not peer.rests), default=MAX)

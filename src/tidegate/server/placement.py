@@ -1,8 +1,8 @@
-"""Which capture delivers which tables, as far as a user has a say in it: rebalance, move, drain.
+"""A user's influence on which capture delivers which tables: rebalance, move, drain.
 
-A feed's own `sharing` divides its key space. What is here crosses changefeeds: what a capture has of all of
-them, and which captures are drained. Being drained is stored with the id of the capture's process, so that it
-ends when the process has started again, whichever capture is the owner then.
+A feed's own `sharing` divides its key space. This module looks at all changefeeds together: what a capture
+has of each, and which captures are drained. A drain is stored with the id of the capture's process, so that
+it ends when that process has been restarted, whichever capture is the owner then.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tidegate.server.sharing import Plan
 LOG: Final = logging.getLogger(__name__)
 
 DRAINED_S: Final = 86_400.0
-"""How long a capture that is not there stays drained. Its process may have lost its session for a while."""
+"""How long a capture without a session stays drained, because its process may only have lost its session."""
 COUNTED_S: Final = 1.0
-"""For so long the numbers of changefeeds by capture are good: they are asked for by each feed."""
+"""How long counts of changefeeds by capture are reused, because each feed asks for them."""
 
 
 class Placement:
-    """All feeds of a node, seen from the captures that deliver them."""
+    """The placement of all feeds of a node."""
 
     def __init__(self, node: Node, feeds: Feeds) -> None:
         self.node, self._feeds = node, feeds
         self._counted_at = float("-inf")
         self._counted = Counter[str]()
         self._gone_at: dict[str, float] = {}
-        """Drained captures that are not there, each with the time at which this owner saw that first."""
+        """Drained captures without a session, each with the time when this owner first noticed it."""
 
     def burdens(self) -> Counter[str]:
-        """How many changefeeds each capture delivers for; at most a second old."""
+        """The number of changefeeds that each capture delivers for; at most a second old."""
         now = self.node.clock.monotonic()
         if now - self._counted_at >= COUNTED_S:
             self._counted_at = now
@@ -50,16 +50,16 @@ class Placement:
         return self._counted
 
     def tables_of(self, capture: str) -> int:
-        """How many tables a capture delivers, of all changefeeds together."""
+        """The number of tables that a capture delivers, over all changefeeds."""
         peers = ((feed, feed.peers.get(capture)) for feed in self._feeds.values())
         return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
 
     def left_on(self, capture: str) -> int:
-        """How many tables a capture delivers or may deliver; 0: it can be stopped without anybody waiting."""
+        """The number of tables that a capture delivers or may deliver; 0: stopping it delays nothing."""
         return sum(feed.left_on(capture) for feed in self._feeds.values() if feed.life.runs)
 
     async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Plan:
-        """Divide a changefeed's key space in the best way there is. `dry_run`: only say how."""
+        """Divide a changefeed's key space in the best possible way. `dry_run`: only return the plan."""
         async with self._feeds.in_turn(feed) as found:
             if not found.may_be_shared:
                 raise Refused(
@@ -73,7 +73,7 @@ class Placement:
             return plan
 
     async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Plan:
-        """Let a capture deliver some tables, with all that share a span with them.
+        """Let a capture deliver some tables, with all tables that share a span with them.
 
         `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.
         """
@@ -95,7 +95,7 @@ class Placement:
             return plan
 
     def _check_movable(self, feed: Feed, capture: str) -> None:
-        """Raises Refused."""
+        """Raises Refused if the changefeed's tables cannot be moved to the capture now."""
         if not feed.may_be_shared:
             why = "the server runs without --etcd, or the changefeed's sink takes one writer at a time"
         elif feed.loading:
@@ -109,9 +109,9 @@ class Placement:
         raise _not_moved(feed.id, why)
 
     async def drain(self, capture: str, *, again: bool = False) -> int:
-        """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
+        """Give a capture's ranges to others, and no more to it; returns how many tables it still has.
 
-        `again`: it is to be given ranges again. It is, too, once its process has started again.
+        `again`: end the drain, as a restart of the capture's process does, too.
         """
         node, key = self.node, drained_prefix(self.node.cluster) + capture
         if again:
@@ -124,10 +124,10 @@ class Placement:
         return self.left_on(capture)
 
     async def note_drained(self) -> None:
-        """Which captures are drained, by what is stored; one that has started again is not.
+        """Read which captures are drained. A restarted capture is not drained any more.
 
-        Nor is one that has been away for `DRAINED_S`: its data folder may be gone, and nobody would ever
-        remove its key. That is safe, because the key fences nobody. It only says who is given nothing.
+        Neither is one that has been gone for `DRAINED_S`, because its data folder may be lost, and its key
+        would stay for ever. Removing the key is safe: it fences nothing, and only says who gets no ranges.
         """
         node, front, now = self.node, drained_prefix(self.node.cluster), self.node.clock.monotonic()
         ids = node.ids()
@@ -144,7 +144,7 @@ class Placement:
                 node.drained.add(name)
 
     async def end_drains(self) -> None:
-        """A capture that was drained and has started again may be given ranges again."""
+        """Let a drained capture that has restarted get ranges again."""
         if self.node.drained:
             try:
                 await self.note_drained()

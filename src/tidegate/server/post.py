@@ -3,8 +3,9 @@
     owner --> Post --> processor's box                      on the same capture
     owner --> Post --> Courier ~~HTTP~~> Post --> box       on another one
 
-Messages are bytes in bounded boxes, on one capture too: neither side ever holds an object of the other's. A
-message may be lost, come twice or overtake another. Both sides repeat what still holds every few seconds.
+Messages are bytes in bounded boxes, even on one capture, so neither side ever holds an object of the other. A
+message may be lost, come twice or overtake another one. Both sides repeat what is still true every few
+seconds.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from tidegate.control.messages import (
 )
 
 BOX_MAX: Final = 256
-"""Messages that wait for one receiver; if there are more, the oldest is dropped."""
+"""The most messages that wait for one receiver; then the oldest one is dropped."""
 
 
 class Box:
-    """Messages for one receiver."""
+    """The messages for one receiver."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._waiting: deque[bytes] = deque(maxlen=BOX_MAX)
 
     def put(self, message: bytes) -> None:
-        """One more."""
+        """Add a message, and wake the receiver."""
         self._waiting.append(message)
         self._wake()
 
     def take(self) -> list[bytes]:
-        """All that wait, in the order in which they came."""
+        """Take all waiting messages, in the order of arrival."""
         found = list(self._waiting)
         self._waiting.clear()
         return found
@@ -56,7 +57,7 @@ Send = Callable[[str, bytes], None]
 
 
 def nowhere(capture: str, message: bytes) -> None:
-    """There is no other capture: the message is lost, as if the network had lost it."""
+    """Drops the message, because there is no other capture."""
 
 
 class Post:
@@ -68,18 +69,18 @@ class Post:
         capture: str = "",
         send: Send = nowhere,
     ) -> None:
-        """`begins` is called when an owner speaks to a processor that does not run yet; it may start one.
+        """`begins` is called for a message to a processor that does not run yet; it may start one.
 
-        `capture`: this one's name, if there are others; `send` reaches those.
+        `capture`: this one's name if there are other captures; `send` sends messages to those.
         """
         self._begins, self._capture, self._send = begins, capture, send
         self.owners: dict[str, Box] = {}
         self.processors: dict[str, Box] = {}
         self._owned_by: dict[str, tuple[int, str]] = {}
-        """By changefeed, the greatest owner revision that spoke to us, and the capture that sent it."""
+        """By changefeed: the greatest owner revision in a message to us, and the capture that sent it."""
 
     def to_processor(self, message: FromOwner) -> None:
-        """To the capture that the header names."""
+        """Send to the processor on the capture that the header names."""
         capture, name = message.header.capture, message.header.changefeed
         if self._capture and capture != self._capture:
             self._send(capture, _encoded(message))
@@ -87,7 +88,7 @@ class Post:
             self._put_to_processor(name, _encoded(message))
 
     def to_owner(self, message: FromProcessor) -> None:
-        """To the owner of the changefeed: on this capture if it is here, else where it spoke from last."""
+        """Send to the owner of the changefeed: on this capture if it is here, otherwise where it last was."""
         name = message.header.changefeed
         if (box := self.owners.get(name)) is not None:
             box.put(_encoded(message))
@@ -95,7 +96,7 @@ class Post:
             self._send(self._owned_by[name][1], _encoded(message))
 
     def deliver(self, sender: str, message: bytes) -> None:
-        """A message that another capture sent. Raises ValueError if it is none."""
+        """Deliver a message from another capture. Raises ValueError if it is not valid."""
         parsed = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
         header = parsed.header
         if not isinstance(parsed, Announce | Dispatch):
@@ -103,7 +104,7 @@ class Post:
                 box.put(message)
             return
         if header.capture != self._capture:
-            return  # it was meant for a capture that had this address before
+            return  # it was meant for a capture that had this address earlier
         if header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]:
             self._owned_by[header.changefeed] = header.owner_rev, sender
         self._put_to_processor(header.changefeed, message)

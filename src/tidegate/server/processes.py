@@ -1,9 +1,9 @@
-"""The processes of a session, as Linux shows them: which there are, which are stopped, and an end for all.
+"""The processes of a session, as Linux shows them: lists them, finds stopped ones, and kills all.
 
-A child is started as the leader of a session of its own (`supervisor.spawn`), and what it starts stays in
-that session, whatever process groups it makes. Spark's worker daemon makes one: a signal to the child's group
-does not reach the Python workers. Nor does a stopped process notice that its parent is gone; only SIGKILL
-ends it.
+A child is started as the leader of a session of its own (`supervisor.spawn`). What it starts stays in that
+session, whatever process groups it makes. Signals to the child's group are not enough: Spark's worker daemon
+makes a group of its own, so they do not reach the Python workers. And a stopped process does not notice that
+its parent is gone; only SIGKILL ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOG: Final = logging.getLogger(__name__)
 PROC: Final = Path("/proc")
 LOOK_AGAIN_S: Final = 0.02
 UNKILLABLE_S: Final = 5.0
-"""How long the end of killed processes is waited for: one in a call to a dead disk does not end."""
+"""How long killed processes are waited for; one that is in a call to a dead disk does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Member:
 
     pid: int
     name: str
-    """The name of its program, as the kernel has it: at most 15 characters."""
+    """The name of its program in the kernel: at most 15 characters."""
     state: str
     """A letter: R runs, S sleeps, D waits for a disk, T was stopped by a signal, t by a debugger."""
 
@@ -43,7 +43,7 @@ def members(session: int) -> list[Member]:
     found = []
     for entry in PROC.iterdir():
         if entry.name.isdigit():
-            # It may end at any time between two looks.
+            # A process may end between listing and reading.
             with suppress(OSError):
                 name, state, of = _stat(entry)
                 if of == session and state not in "ZX":
@@ -59,7 +59,7 @@ def _stat(entry: Path) -> tuple[str, str, int]:
 
 
 def described(session: int) -> str:
-    """Why a session may stand still, for people: who of it is stopped, else all there are."""
+    """Why a session may hang, in words for users: its stopped processes, otherwise all of them."""
     there = members(session)
     stopped = [f"{one.name} ({one.pid})" for one in there if one.state in "Tt"]
     if stopped:
@@ -70,10 +70,10 @@ def described(session: int) -> str:
 
 
 async def kill_session(session: int) -> None:
-    """SIGKILL to every process of a session, stopped ones too; returns when they are gone.
+    """SIGKILL every process of a session, including stopped ones; returns when they are gone.
 
-    Looks again until none is left, since one may have forked just before. What does not end within
-    `UNKILLABLE_S` is left behind and logged.
+    It looks again until none is left, because one may have forked just before. Processes that do not end
+    within `UNKILLABLE_S` are left and logged.
     """
     until = asyncio.get_running_loop().time() + UNKILLABLE_S
     while there := members(session):

@@ -1,11 +1,11 @@
-"""How a changefeed's owner and its processors speak: what is sent, when it is repeated, which mail is read.
+"""The messages between a changefeed's owner and its processors: what is sent and repeated, and what is
+accepted.
 
     meet: Announce until answered --> dispatch: all that is wanted --> repeat until answered --> ask_to_end
 
-Messages may be lost, doubled or late. So each Dispatch says everything, and is sent again until it is
-answered. Mail for another owner, or for another changefeed of the same name, is dropped before anything
-acts on it.
-`server.peers` has what the owner believes of each processor.
+Messages may be lost, doubled or late. So each Dispatch says everything, and is repeated until it is answered.
+Messages to another owner, or about another changefeed of the same name, are dropped before anything acts on
+them. `server.peers` has what the owner knows of each processor.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ from tidegate.server.sharing import CAPTURES_S
 LOG: Final = logging.getLogger(__name__)
 
 MEET_S: Final = 3.0
-"""How long a start waits for the answers of other captures; those that come later are given ranges later."""
+"""How long a start waits for the answers of other captures; those that answer later get ranges later."""
 AGAIN_S: Final = 5.0
 """How often a Dispatch is repeated."""
 GIVE_UP_TRIES: Final = 3
-"""How often a processor is asked to end what it does, AGAIN_S apart. After that it is left behind, and the
-next incarnation fences it."""
+"""How often a processor is asked, AGAIN_S apart, to end its work. Then the owner continues without its
+answer, and the next incarnation fences it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What each Dispatch says of the changefeed, whichever processor it is for."""
+    """The part of a Dispatch that is the same for all processors of a changefeed."""
 
     instance: str
     wanted: Span
@@ -60,14 +61,14 @@ class Terms:
     bound: int
     """No range may be delivered above this ts."""
     checkpoint: int
-    """As it is stored."""
+    """The stored checkpoint."""
     loading: bool
-    """Whether the initial load is to be delivered first."""
+    """Whether the initial load must be delivered first."""
     history: History
 
 
 class ProcessorLink:
-    """Of one changefeed, to all its processors. One asyncio loop."""
+    """The link from one changefeed's owner to all processors. Lives in one asyncio loop."""
 
     def __init__(
         self,
@@ -78,22 +79,22 @@ class ProcessorLink:
         take: Callable[[Peer, FromProcessor], None],
         wake: Callable[[], None],
     ) -> None:
-        """`terms`: what holds now. `take`: is given each message to this owner, in the order of arrival.
-        `wake`: is called after all that came.
+        """`terms`: returns the current terms. `take`: gets each message to this owner, in order of arrival.
+        `wake`: is called after all waiting messages were taken.
         """
         self._node, self._feed, self._peers = node, feed, peers
         self._terms, self._take, self._wake = terms, take, wake
         self._answered = asyncio.Event()
-        """Set when a processor has answered the owner that this is."""
+        """Set when a processor has answered this owner."""
         self._box = Box(self._on_mail)
         self._is_mail_due = False
         node.post.owners[str(feed)] = self._box
 
     def reachable(self) -> list[Peer]:
-        """The processors that can be spoken to: ours, and those of captures that are there.
+        """The processors that messages may be sent to: our own, and those of captures that have a session.
 
-        Once this capture is no longer the owner, or ends, it speaks to its own only: the others are the next
-        owner's.
+        If this capture is not the owner any more, or ends, only its own, because the others belong to the
+        next owner.
         """
         node = self._node
         alone = node.leaving or node.over() is not None
@@ -101,9 +102,9 @@ class ProcessorLink:
         return [self._peers[name] for name in names]
 
     async def meet(self, waits: Callable[[], None]) -> None:
-        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most.
+        """Announce this owner until our own processor has answered; others are waited for `MEET_S` at most.
 
-        `waits` is called each time before an answer is waited for.
+        `waits` is called before each wait for an answer.
         """
         node, until = self._node, self._node.clock.monotonic() + MEET_S
         while missing := [peer for peer in self.reachable() if peer.met_rev != node.owner_rev]:
@@ -118,7 +119,7 @@ class ProcessorLink:
                     await self._answered.wait()
 
     def announce(self, now: float) -> None:
-        """Say that we are the owner to each processor that has not answered us."""
+        """Announce this owner to each processor that has not answered it."""
         instance = self._terms().instance
         for peer in self.reachable():
             if not peer.answers(self._node.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
@@ -126,7 +127,7 @@ class ProcessorLink:
                 self._send(peer, Announce(self._header(peer, instance), __version__))
 
     def dispatch(self, peer: Peer, wish: Wish) -> None:
-        """Send a processor all that is wanted of it."""
+        """Send a processor everything that is wanted of it."""
         terms, grant = self._terms(), peer.grant
         ranges: tuple[GrantedRange, ...] = ()
         if wish in (Wish.RUN, Wish.PREPARE):
@@ -149,13 +150,13 @@ class ProcessorLink:
         self._send(peer, message)
 
     def end_leftover(self, peer: Peer) -> None:
-        """Have a processor let go of what an earlier owner gave it."""
+        """Let a processor release what an earlier owner granted it."""
         if peer.holds and peer.asked is None and peer.grant is None:
             self.dispatch(peer, Wish.REST)
 
     def repeat(self) -> None:
-        """Dispatch again what has changed or was not answered. The stored checkpoint alone goes with the next
-        bound: only old segments wait for it.
+        """Repeat each Dispatch that has changed or was not answered. A new checkpoint alone is no reason, as
+        only the removal of old segments waits for it; it is sent with the next bound.
         """
         now, terms = self._node.clock.monotonic(), self._terms()
         for peer in self._peers.running:
@@ -168,7 +169,7 @@ class ProcessorLink:
                 self.dispatch(peer, peer.asked.wish)
 
     async def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
-        """Ask processors to give up what they do, and wait until they have, or their captures are gone."""
+        """Ask processors to give up their work; wait until they have done so or their captures are gone."""
         await asyncio.gather(*(self._end(peer, wish) for peer in peers))
 
     async def _end(self, peer: Peer, wish: Wish) -> None:
@@ -180,7 +181,7 @@ class ProcessorLink:
             if peer.capture != self._node.capture and not peer.answers(
                 self._node.owner_rev, clock.monotonic()
             ):
-                return  # it does not answer anyway, and is fenced
+                return  # it does not answer, so waiting is useless; it is fenced
             until = clock.monotonic() + AGAIN_S
             while clock.monotonic() < until:
                 if peer not in self.reachable():

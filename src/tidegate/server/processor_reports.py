@@ -1,12 +1,12 @@
-"""What a changefeed's processors report, and what an owner believes because of it.
+"""What a changefeed's processors report, and what its owner concludes from it.
 
     message --> is it late? --> is it of a new process? --> peer, owner's machine, totals --> findings
 
-The order is a promise. A late message about a processor's state changes nothing. A process that has started
-again is noticed before its message counts, since it may not begin what the earlier process was given. DDL is
-compared before progress counts, because a report that was made without a DDL may leave out a table.
+The order is a promise. A late message about a processor's state changes nothing. A restarted process is
+noticed before its message counts, because it may not begin what its predecessor was granted. DDL is compared
+before progress counts, because a report made without knowing a DDL may leave out a table.
 
-What follows for the incarnation is returned as findings, and `server.replication` acts on them.
+The consequences for the incarnation are returned as findings, and `server.replication` acts on them.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The process of a capture that delivers is another one: this incarnation is to end."""
+    """The process of a capture that delivers has restarted, so this incarnation must end."""
 
     capture: str
 
 
 @dataclass(frozen=True, slots=True)
 class PartFailed:
-    """What a capture was given has failed."""
+    """A capture's part of the changefeed has failed."""
 
     error: TidegateError
 
 
 @dataclass(frozen=True, slots=True)
 class CannotPrepare:
-    """A capture that was to prepare cannot: it is to rest."""
+    """A capture that was asked to prepare cannot do so, and must rest."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class RangesRun:
-    """Ranges are delivered now."""
+    """Some ranges are being delivered now."""
 
 
 @dataclass(frozen=True, slots=True)
 class MayHaveLeftovers:
-    """A capture has said what it holds: it may be what an earlier owner gave it."""
+    """A capture has reported what it holds, which may still be what an earlier owner granted it."""
 
     peer: Peer
 
@@ -90,24 +90,22 @@ Finding = Restarted | PartFailed | CannotPrepare | RangesRun | MayHaveLeftovers 
 
 
 class ProcessorReports:
-    """Of one changefeed. One asyncio loop."""
+    """The reports on one changefeed. Lives in one asyncio loop."""
 
     def __init__(
         self, capture: str, peers: Peers, set_loads: Callable[[str, Mapping[str, int]], None]
     ) -> None:
-        """`capture`: the owner's own. `set_loads`: is given each capture's loads, in bytes per
-        second, by span.
-        """
+        """`capture`: the owner's own. `set_loads`: gets a capture's loads by span, in bytes per second."""
         self._capture, self._peers, self._set_loads = capture, peers, set_loads
         self.totals = Totals()
         """The sums and maxima over all processors."""
         self.last_synced_ts = 0
-        """No row above this was delivered since the control process started; 0: none at all."""
+        """The greatest commit ts of a row delivered since the control process started; 0: there was none."""
         self.load = LoadState()
-        """How far the initial load is, or was."""
+        """The progress of the initial load."""
 
     def begin(self) -> None:
-        """Forget what processors said of the incarnation that has ended."""
+        """Forget what processors reported about the incarnation that has ended."""
         for peer in self._peers:
             peer.coming, peer.received = (), 0
             peer.status = dataclasses.replace(peer.status, waits="", load=LoadState(), loaded=False)
@@ -115,16 +113,16 @@ class ProcessorReports:
     def take(
         self, peer: Peer, message: FromProcessor, owner: Owner | None, now: float, *, loading: bool
     ) -> list[Finding]:
-        """Note a message. `owner`: None while there is none. `loading`: whether the initial load goes on."""
+        """Take a message. `owner`: None while there is none. `loading`: an initial load is under way."""
         header = message.header
         is_other_process = header.capture_epoch > peer.latest[0]
         if is_other_process:
-            peer.met_at = now  # it is to show that it lasts
+            peer.met_at = now  # it must answer for JOIN_S again before it gets ranges
         is_state = not isinstance(message, Checkpoint)
         if not peer.receive(now, header.capture_epoch, header.sequence, is_state=is_state):
             return []
         if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
-            # Its process has started again: what the earlier one was given may not begin a second time.
+            # Its process has restarted: what its predecessor was granted must not begin a second time.
             if is_other_process:
                 peer.fails(now)
             return [Restarted(peer.capture)]
@@ -135,7 +133,7 @@ class ProcessorReports:
                 return self._take_response(peer, message, owner, now)
             case Checkpoint():
                 self._take_progress(peer, message.incarnation, message.ranges, message.ddl, owner)
-                # A message that the network kept may name records that a later incarnation writes again.
+                # A delayed message may name records that a later incarnation writes again.
                 is_now = (
                     peer.runs and peer.asked is not None and message.incarnation == peer.asked.incarnation
                 )
@@ -201,7 +199,7 @@ class ProcessorReports:
         return [_take_running(message.header.capture, message.incarnation, message.ranges, owner)]
 
     def _failure_of(self, peer: Peer, error: TidegateError, now: float) -> TidegateError:
-        """A capture that fails is left out for a while: others may be able to deliver what it cannot."""
+        """Leave a capture that fails without ranges for a while; others may be able to deliver them."""
         peer.fails(now)
         if peer.capture == self._capture or isinstance(error, Retryable):
             return error

@@ -11,11 +11,11 @@ from tidegate.server.opening import Opening
 from tidegate.server.stripes import ids_of
 
 NAMES_TRIED: Final = 8
-"""Of how many tables of a stripe the name is looked up, until one has a name."""
+"""For how many tables of a stripe the name is looked up until one is found."""
 
 
 def words_of_slowest(machine: Processor, opening: Opening) -> str:
-    """What the least checkpoint waits for."""
+    """What the lowest checkpoint waits for."""
     slowest = machine.slowest()
     if slowest is None or machine.durable(slowest.id) >= machine.bound:
         return "resolved ts of the DDL span"
@@ -25,7 +25,7 @@ def words_of_slowest(machine: Processor, opening: Opening) -> str:
 
 
 def words_of_undelivered(machine: Processor, opening: Opening) -> str:
-    """What a pipeline that runs has to deliver; empty: nothing."""
+    """What a running pipeline has to deliver; empty: nothing."""
     spans = opening.arrivals.undelivered
     if not spans or not machine.is_open:
         return ""
@@ -35,9 +35,9 @@ def words_of_undelivered(machine: Processor, opening: Opening) -> str:
 
 
 def words_of_span(task: SpanTask, ddl: FeedDdl) -> str:
-    """A span, with its table's name where that is known."""
+    """A span, with its table's name if it is known."""
     ids = ids_of(task)
-    # The first of a stripe may have been dropped since; looking at all of them would cost too much.
+    # The first table of a stripe may have been dropped since; looking up all of them would cost too much.
     known = (ddl.tracker.name_of(id_) for id_ in ids[:NAMES_TRIED])
     name = next(filter(None, known), "")
     more = len(ids) - 1

@@ -1,13 +1,13 @@
-"""The puller's process: follows key spans upstream and keeps the event store.
+"""The puller's process: follows key spans upstream and writes the event store.
 
     python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES [KV_MODE [KEEP_FREE]]]
 
-There is one for each kv mode that feeds have, each with an event store of its own.
+There is one for each kv mode that feeds use, each with an event store of its own.
 
-Told by the control process over its socket what to follow (`model.reports`), and what it tells: its status
-every 200 ms, what it does not register as it lies below the safepoint, errors when something fails, and every
-10 s while there is no room. An order that the disk has no room for is carried out as soon as there is. Ends
-when the socket closes; every file it leaves is whole.
+The control process sends it over a socket which spans to follow (`model.reports`). It reports its status
+every 200 ms, spans that it refuses to register below the safepoint, and errors; while the disk is full, an
+error every 10 s. An order that needs more disk space than there is waits until there is enough. The process
+ends when the socket closes, and leaves no partly written file.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from tidegate.server.mender import Mender
 
 STATUS_S: Final = 0.2
 STATUS_LINES: Final = 4096
-"""Spans in one message, of some 200 bytes each, 1 KiB at the most: well inside `ipc.MAX_FRAME`."""
+"""Spans in one message. Each takes about 200 bytes, 1 KiB at most, so a message fits into `ipc.MAX_FRAME`."""
 Order = Watch | Unwatch | DropBelow | Remove
-"""What concerns one span."""
+"""An order about one span."""
 TROUBLE_S: Final = 10.0
-"""How often a lasting want of room is told again."""
+"""How often a lasting lack of disk space is reported."""
 
 
 def store_dir(data_dir: Path, cluster_id: int, kv_mode: str = TABLE_MODE) -> Path:
-    """Where the event store of a cluster lies."""
+    """The folder of a cluster's event store."""
     return data_dir / "events" / str(cluster_id) / kv_mode
 
 
 def run(
     data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TABLE_MODE, keep_free: int = 0
 ) -> int:
-    """Serve until told to end; the exit code.
+    """Serve until the socket closes; returns the exit code.
 
-    `disk_bytes`: the event store's quota, 0 for none; `keep_free`: what it leaves of the disk.
+    `disk_bytes`: the event store's quota, 0 for none; `keep_free`: how many bytes of the disk it leaves free.
     """
     control = ControlClient(data_dir / "control.sock", PullerHello(kv_mode, os.getpid()))
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
@@ -112,7 +112,7 @@ def _end(control: ControlClient, number: int, frame: FrameType | None) -> None:
 
 
 def _stop(control: ControlClient, error: TidegateError) -> None:
-    """The puller cannot go on: say why and end the process."""
+    """Report a failure after which the puller cannot continue, and end the process."""
     _report(control, error)
     control.close()
 
@@ -136,7 +136,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
 
 
 class _Orders:
-    """What the control process asked for, in order for each span; what cannot be done yet is tried again."""
+    """The orders of the control process, in order for each span. Orders that fail are tried again."""
 
     def __init__(self, control: ControlClient, store: EventStore, puller: Puller) -> None:
         self._control, self._store, self._puller = control, store, puller
@@ -144,13 +144,13 @@ class _Orders:
         self._waiting: list[Order] = []
 
     def take(self, order: Order) -> None:
-        """Carry it out, after what waits for the same span."""
+        """Carry out an order, after those that wait for the same span."""
         with self._lock:
             if any(each.span == order.span for each in self._waiting) or not self._do(order):
                 self._waiting.append(order)
 
     def again(self) -> None:
-        """Try what waits."""
+        """Try the waiting orders again."""
         with self._lock:
             stuck: set[Span] = set()
             rest = []
@@ -185,7 +185,7 @@ def _obey(order: Order, store: EventStore, puller: Puller) -> None:
 
 
 class _Notices:
-    """What the event store says of spans that are pulled again, until it is told: many at once as one."""
+    """Notices of the event store about spans that are pulled again; several are combined into one report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -193,13 +193,13 @@ class _Notices:
         self._count = 0
 
     def add(self, notice: Retryable) -> None:
-        """Called in any thread."""
+        """Add a notice; may be called in any thread."""
         with self._lock:
             self._first = self._first or notice
             self._count += 1
 
     def take(self) -> Retryable | None:
-        """What came since the last call; None: nothing."""
+        """The combined notice since the last call; None: there was none."""
         with self._lock:
             first, count = self._first, self._count
             self._first, self._count = None, 0
@@ -236,7 +236,7 @@ def _tell_status(
 
 
 def status_reports(lines: list[dict[str, Any]], filling: str = "") -> list[Status]:
-    """The status of all spans in as many messages as it takes: a frame has a bound, spans have none."""
+    """The status of all spans, in several messages if needed, because the size of a frame is bounded."""
     cuts = range(0, max(1, len(lines)), STATUS_LINES)
     return [
         Status(lines[at : at + STATUS_LINES], at == 0, at + STATUS_LINES >= len(lines), filling)
@@ -253,7 +253,7 @@ def _no_room(why: str) -> Retryable:
 
 
 def _refused(control: ControlClient, span: Span, start_ts: int, safe_point: int) -> None:
-    with suppress(Retryable):  # the control process is gone: this one ends as well
+    with suppress(Retryable):  # the control process is gone, so this process ends as well
         control.send(Refused(span, start_ts, safe_point))
 
 
@@ -266,7 +266,7 @@ def _report(control: ControlClient, error: TidegateError) -> None:
 
 
 def _exit(code: int) -> NoReturn:
-    """End with this code: on a full disk the interpreter's own last flush would make it 120."""
+    """End with this code. On a full disk the interpreter's own final flush would change it to 120."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -1,10 +1,9 @@
-"""The pullers of a capture: a process for each kv mode, the event store it fills, the spans it follows.
+"""The pullers of a capture: for each kv mode a process, the event store it writes, the spans it follows.
 
     of(kv_mode) -> process started -> hello -> reports ... -> process ended -> a pause -> process started ...
                                                  silence -> killed
 
-A puller that is gone costs nothing but time: the next one reads the same event store, and follows the same
-spans.
+Losing a puller only costs time: the next one reads the same event store, and follows the same spans.
 """
 
 from __future__ import annotations
@@ -38,35 +37,36 @@ LOG: Final = logging.getLogger(__name__)
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
 PULLER_START_S: Final = 600.0
-"""Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
-are none for this machine."""
+"""How long a puller may take to its first report. It opens its store, and compiles kernels if this machine
+has none yet.
+"""
 WATCH_S: Final = 0.5
-"""How often a puller's signs of life are looked at."""
+"""How often the pullers' reports are checked."""
 RESERVE_MAX: Final = 20 << 30
-"""However large a disk is, the event store need not leave more of it."""
+"""The event store need not leave more than this free, however large the disk is."""
 HEALTHY_S: Final = 30.0
-"""A puller that lived so long starts again without waiting."""
+"""A puller that ran for this long is restarted after the shortest pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullerOptions:
-    """What the pullers of a capture are started with."""
+    """The settings with which the pullers of a capture are started."""
 
     pd: str
     data_dir: Path
     cluster: int
     address: str
-    """Of the capture's API, for errors."""
+    """The address of the capture's API, shown in errors."""
     event_store_bytes: int
     """The disk quota of each event store; 0: none."""
     event_store_reserve: float
-    """The share of the disk that each event store leaves to others, of at most RESERVE_MAX bytes."""
+    """The share of the disk that each event store leaves free, limited to RESERVE_MAX bytes."""
     timeout_s: float
-    """A puller that follows spans and says nothing for so long is killed and started again."""
+    """A puller that follows spans and reports nothing for this long is killed and restarted."""
 
 
 class Pullers:
-    """Keeps one puller running for each kv mode that was asked for, until `stop`."""
+    """Keeps one puller running for each requested kv mode until `stop`."""
 
     def __init__(
         self,
@@ -77,18 +77,20 @@ class Pullers:
     ) -> None:
         """`open_catalogues` takes the tables' event store. `on_error` is called with each puller error."""
         self.processes: dict[str, Child] = {}
-        """By kv mode, those that were started last."""
+        """The processes started last, by kv mode."""
         self._options, self._clock, self._on_error = options, clock, on_error
         self._open_catalogues = open_catalogues
         self._modes: dict[str, Captured] = {}
         self._said: dict[int, int] = {}
-        """How often each puller has reported, by its process id; it says hello before it opens its store."""
+        """The number of reports of each puller, by process id. Its hello, sent before it opens the store,
+        does not count.
+        """
         self._keepers: list[asyncio.Task[None]] = []
         self._trouble = ("", 0)
-        """The last error that a puller has reported, and its first time in ms."""
+        """The last error that a puller has reported, and when it was first reported, in ms."""
 
     def of(self, kv_mode: str) -> Captured:
-        """The event store of a kv mode, and what its puller follows; the first call starts the puller."""
+        """The event store of a kv mode, and the spans to follow; the first call starts the puller."""
         if kv_mode not in self._modes:
             store = store_dir(self._options.data_dir, self._options.cluster, kv_mode)
             store.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,7 @@ class Pullers:
         await asyncio.gather(*(puller.stop() for puller in self.processes.values()))
 
     def receive(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
-        """A report of the puller that has introduced itself on this connection."""
+        """Take a report of a puller; its hello on this connection says which puller it is."""
         spans = self.of(puller.kv_mode).spans
         if isinstance(report, Status | Failed):
             self._said[puller.pid] = self._said.get(puller.pid, 0) + 1
@@ -131,14 +133,14 @@ class Pullers:
                 assert_never(report)
 
     def _error(self, failed: Failed) -> FeedError:
-        """The same words again carry the time of the first: since when it is so."""
+        """An error with the time of its first report, so that users see since when it lasts."""
         text = redact("\n".join(filter(None, (failed.what, failed.where, failed.why, failed.fix))))
         if text != self._trouble[0]:
             self._trouble = (text, self._clock.now_ms())
         return FeedError(text, "CDC:ErrPuller", self._trouble[1], self._options.address)
 
     async def _keep(self, kv_mode: str) -> None:
-        """Start the puller of a mode, and start it again with a growing pause whenever it ends."""
+        """Start the puller of a mode, and restart it with a growing pause whenever it ends."""
         options, wait = self._options, RESTART_FIRST_S
         keep_free = self._keep_free()
         command = [sys.executable, "-m", "tidegate.server.puller_process", str(options.data_dir), options.pd]
@@ -149,7 +151,7 @@ class Pullers:
             began = self._clock.monotonic()
             try:
                 puller = await spawn(name, command, options.data_dir / f"{name}.log")
-            except (OSError, TidegateError) as error:  # no room for its log, for one
+            except (OSError, TidegateError) as error:  # for example no disk space for its log
                 event(LOG, logging.WARNING, "puller not started", kv_mode=kv_mode, error=str(error))
                 await asyncio.sleep(RESTART_MAX_S)
                 continue
@@ -168,7 +170,7 @@ class Pullers:
         return min(share, RESERVE_MAX)
 
     async def _watch(self, kv_mode: str, puller: Child) -> None:
-        """Returns when the puller has ended; kills one that has spans to follow and says nothing."""
+        """Wait until the puller has ended; kill one that has spans to follow and reports nothing."""
         watchdog = Watchdog()
         ended = asyncio.create_task(puller.wait())
         try:

@@ -1,11 +1,11 @@
-"""The changefeeds of a node: what a user may ask of them, and how they start and end with the capture.
+"""The changefeeds of a node: what users may request of them, and how they start and end with the capture.
 
 The API calls these methods; each returns when its effect is durable. `Refused` carries TiCDC's error code.
 
-Each subject that crosses changefeeds has an object of its own: how a feed is created (`creation`) and changed
-(`updates`), which capture delivers what (`placement`), what upstream must keep (`history`), and what is done
-each second (`housekeeping`). They share `feeds`. A request that changes a feed has its turn first, so that
-each request sees what the one before has made of it.
+Each subject that concerns several changefeeds has an object of its own: creating (`creation`) and changing
+(`updates`) them, which capture delivers what (`placement`), what upstream must hold (`history`), and the work
+of every second (`housekeeping`). They share `feeds`. A request that changes a feed first waits for its turn,
+so that each request sees the result of the one before.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ FORGET_S: Final = 5.0
 
 
 class Reactor:
-    """All feeds of a node. One asyncio loop."""
+    """All feeds of a node. Lives in one asyncio loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.feeds = Feeds()
-        """Those that this capture owns."""
+        """The changefeeds that this capture owns."""
         self.crew = Crew(node)
         self.processors = self.crew.processors
-        """Those that it works for."""
+        """The processors of this capture, for changefeeds of any owner."""
         node.ended = self._on_end
         self.history = HeldHistory(node, self.feeds, self.crew)
         self.creation = FeedCreation(node, self.feeds, self.history)
@@ -74,12 +74,12 @@ class Reactor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take up every stored feed where it was."""
+        """Continue every stored feed from its stored state."""
         node, prefix = self.node, f"/tidegate/{self.node.cluster}/"
         self.crew.take_over()
         node.is_owner = True
         node.checkpoints, node.burdens = self.housekeeping.checkpoints, self.placement.burdens
-        node.histories.clear()  # what the owner before us said
+        node.histories.clear()  # received from the owner before us
         stored = {kv.key: kv for kv in await node.under(prefix)}
         for key, found in stored.items():
             named = feed_of_key(key)
@@ -90,7 +90,7 @@ class Reactor:
         if node.shared:
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
             await self.placement.note_drained()
-        # Before anything is registered: a hold that ran out while nothing ran here may have cost history.
+        # Before anything is registered: if a hold expired while no owner ran, history may be lost.
         await self.history.tend(force=True)
         for feed in self.feeds.values():
             feed.start()
@@ -102,7 +102,7 @@ class Reactor:
             task.add_done_callback(self._on_end)
 
     def _take_up(self, feed: FeedId, stored: bytes, status: bytes | None) -> None:
-        """Make a stored feed. One that cannot be read is set aside, whatever is wrong with it: otherwise
+        """Make the object of a stored feed. A feed that cannot be read for any reason is set aside: otherwise
         every capture that is elected would end because of it.
         """
         try:
@@ -115,25 +115,25 @@ class Reactor:
             event(LOG, logging.ERROR, "changefeed cannot be read", changefeed=str(feed), why=found.why)
 
     async def stop(self) -> None:
-        """End all feeds; their stored state stays, and other captures go on with their part of them."""
+        """End all feeds. Their stored state stays, and other captures continue their parts."""
         self.node.leaving = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for feed in self.feeds.values():
-            metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may have them from now on
+            metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may report them now
         for name in self.feeds.unreadable:
             metrics.forget_feed(name.namespace, name.name)
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
 
     async def resign(self, take_ownership: Callable[[], int]) -> None:
-        """End all feeds, let ownership be taken anew, start the feeds again under it."""
+        """End all feeds, take ownership again, and start the feeds under the new ownership."""
         async with contextlib.AsyncExitStack() as turns:
             feeds = list(self.feeds.values())
             for feed in feeds:
                 await turns.enter_async_context(feed.turn)
             await asyncio.gather(*(feed.stop() for feed in feeds))
-            # The loop waits for it: a write in between, guarded by the old revision, would count as a loss.
+            # This blocks the loop: a write in between, under the old revision, would look like a loss.
             self.node.owner_rev = self.node.disk.submit(take_ownership).result()
             for feed in feeds:
                 if self.feeds.get(feed.id) is feed:
@@ -142,7 +142,7 @@ class Reactor:
         event(LOG, logging.INFO, "ownership taken anew", owner_rev=self.node.owner_rev)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """A defect must end the capture with its reason: else nothing would hold upstream's history."""
+        """End the capture if a task has failed: otherwise nothing would hold upstream's history."""
         if not task.cancelled() and (error := task.exception()) is not None:
             why = f"{type(error).__name__}: {error}"
             self.node.lost(
@@ -152,7 +152,7 @@ class Reactor:
     # --- what a user may ask -------------------------------------------------------------------------
 
     async def create(self, new: NewFeed) -> Feed:
-        """Check against upstream, hold its history, store the feed, start it."""
+        """Check a changefeed against upstream, hold its history, store it, start it."""
         return await self.creation.create(new)
 
     async def command(self, feed: FeedId, command: Command) -> None:
@@ -164,7 +164,7 @@ class Reactor:
     async def resume(self, feed: FeedId, overwrite_ts: int = 0) -> None:
         """Start a stopped or failed feed again, at `overwrite_ts` unless that is 0.
 
-        Raises Refused for a ts that upstream has no history of, that lies in the future or at the target.
+        Raises Refused for a ts without history upstream, in the future, or at the target.
         """
         async with self.feeds.in_turn(feed) as found:
             if overwrite_ts:
@@ -177,9 +177,10 @@ class Reactor:
     async def update(
         self, feed: FeedId, sink_uri: str = "", config: Mapping[str, Any] | None = None, target_ts: int = 0
     ) -> Feed:
-        """Change a stopped or failed feed's settings; what is empty, None or 0 stays as it is.
+        """Change the settings of a stopped or failed feed; arguments that are empty, None or 0 change
+        nothing.
 
-        Raises Refused while it runs, for a target the feed has passed, and for what `create` refuses.
+        Raises Refused while it runs, for a target that it has passed, and for all that `create` refuses.
         """
         async with self.feeds.in_turn(feed) as found, self.history.held_again(found):
             await self.updates.update(found, sink_uri, config, target_ts)
@@ -187,10 +188,10 @@ class Reactor:
         return found
 
     async def repartition(self, feed: FeedId, partitions: int) -> Feed:
-        """Spread a running feed's rows over so many partitions of its topic from some ts on.
+        """Spread a running feed's rows over this many partitions of its topic from some ts on.
 
         On return the topic has them, and the request is stored. Raises Refused as `check_repartition`, and
-        what `widen` raises.
+        the errors of `widen`.
         """
         async with self.feeds.in_turn(feed) as found:
             refuse_reader(found, "what it reads is in its query's options")
@@ -201,7 +202,7 @@ class Reactor:
         return found
 
     async def remove(self, feed: FeedId) -> None:
-        """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
+        """End a feed and delete its stored state. Its grant stays, so that a leftover writer stays fenced."""
         node = self.node
         if feed in self.feeds.unreadable:
             await self._remove_unreadable(feed)
@@ -210,16 +211,18 @@ class Reactor:
             await found.stop(forget=True)
             await self._delete(feed)
             await self._forget_progress(found)
-            # Last: a feed of the same name has folder and progress in the same place.
+            # Last, because a feed of the same name has its folder and progress in the same places.
             del self.feeds[feed]
             node.post.owners.pop(str(feed), None)
         await self.history.tend(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
     async def _remove_unreadable(self, feed: FeedId) -> None:
-        """Its sink is not known, so its progress stays there. A changefeed of the same name has another
-        `FeedInfo.instance`, which tells its records from these, and fences what still writes under a grant of
-        this one. Other captures end its processors, because it is not stored any more.
+        """Remove a feed that cannot be read. Its sink is not known, so its progress stays there.
+
+        A changefeed of the same name has another `FeedInfo.instance`. That distinguishes its records from
+        these, and fences writers under a grant of this one. Other captures end its processors because it is
+        not stored any more.
         """
         await self._delete(feed)
         self.feeds.unreadable.pop(feed, None)
@@ -228,7 +231,7 @@ class Reactor:
         event(LOG, logging.WARNING, "changefeed removed", changefeed=str(feed), why="it could not be read")
 
     async def _delete(self, feed: FeedId) -> None:
-        """What is stored of it, and what this capture has; all but its grants."""
+        """Delete its stored keys except grants, and its processor and folder on this capture."""
         node = self.node
         await node.write(
             Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
@@ -248,6 +251,6 @@ class Reactor:
         return await asyncio.to_thread(self.node.pd.tso)
 
     def puller_error(self, error: FeedError) -> None:
-        """The puller is in trouble: every running feed shows it until it moves again."""
+        """Show a puller error as a warning of every running feed until it makes progress again."""
         for feed in self.feeds.values():
             feed.warn(error)

@@ -1,9 +1,9 @@
-"""How far a changefeed's workers may read here, and what they have read past for ever.
+"""How far a changefeed's workers may read on this capture, and what all of them have read past.
 
     begin: a file for an incarnation --> write: bound, spans --> move: starts follow the checkpoint --> end
 
-Workers read the bounds file (`server.feed_plan.BoundsFile`), and start at the start ts that it names. What
-is below may go only a while after that has moved (`server.reader_floor`).
+Workers read the bounds file (`server.feed_plan.BoundsFile`), and begin at the start ts in it. Segments below
+it may be removed only some time after that ts has moved (`server.reader_floor`).
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from tidegate.server.reader_floor import ReaderFloor
 
 
 class ReaderBounds:
-    """Of one changefeed on one capture. One asyncio loop."""
+    """The bounds of one changefeed on one capture. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, machine: Processor) -> None:
         self._node, self._machine = node, machine
         self._file: BoundsFile | None = None
-        """None: no incarnation reads one."""
+        """The file of the current incarnation; None: there is none."""
         self._floor = ReaderFloor()
 
     def begin(self, plan: FeedPlan, grant: Grant, opening: Opening) -> None:
-        """Write the file that an incarnation is to start from. Raises DiskFull."""
+        """Write the file from which an incarnation starts. Raises DiskFull."""
         self._file = BoundsFile(plan.folder / "bounds.json", grant.token, opening.ddl.span_id)
         self.write(opening)
 
     def end(self) -> None:
-        """Write it no more: the incarnation ends."""
+        """Stop writing the file, because the incarnation ends."""
         self._file = None
 
     def reset(self) -> None:
-        """The opening has ended: nothing is known to be passed."""
+        """The opening has ended, so nothing counts as passed any more."""
         self._file = None
         self._floor.reset()
 
     def write(self, opening: Opening | None, *, raise_starts: bool = False) -> None:
-        """Tell workers the bound and the spans, if there are workers. Raises DiskFull; then they keep to what
-        they were told before.
+        """Write the bound and the spans for the workers, if there are any. Raises DiskFull; workers then keep
+        to the earlier file.
 
-        `raise_starts`: they are to start at the checkpoint from now on.
+        `raise_starts`: they start at the checkpoint from now on.
         """
         file, machine = self._file, self._machine
         if file is not None:
@@ -54,16 +54,18 @@ class ReaderBounds:
             self._node.ballast.small(lambda: file.write(bound, spans, raise_starts=raise_starts, idle=idle))
 
     def move_floor(self, opening: Opening, checkpoint: int) -> None:
-        """Now and then move what workers start from, so that old segments can be dropped a while later."""
+        """From time to time, raise the workers' start, so that old segments can be dropped a while later."""
         now = self._node.clock.monotonic()
         if self._file is None or not self._floor.is_due(now):
             return
         try:
             self.write(opening, raise_starts=True)
         except DiskFull:
-            return  # workers may still start from below: nothing is let go
+            return  # workers may still start from the old ts, so nothing may be dropped
         self._floor.move(now, checkpoint, opening.ddl.base_ts(checkpoint))
 
     def passed(self, plan: FeedPlan) -> tuple[int, int]:
-        """Up to where rows, and DDL entries, may go: delivered, past every worker, not retained."""
+        """The ts up to which rows, and DDL entries, may be dropped: every worker is past it, and it is not
+        retained.
+        """
         return self._floor.passed(compose(round(plan.config.tidegate.retention * 1000)))

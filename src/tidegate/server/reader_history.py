@@ -1,4 +1,4 @@
-"""What a reader's rows are like at each ts: its tables' definitions, and where a query must stop. Pure."""
+"""The form of a reader's rows at each ts: its tables' definitions, and where a query must stop. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tidegate.tidb import table_info
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a query says of itself each time."""
+    """What a query sends about itself with each request."""
 
     instance: str
     columns: pa.Schema | None
-    """Those it takes rows for, of one table; None: rows of any table."""
+    """The columns that it expects in rows of one table; None: it takes rows of any table."""
     after_ddl: int
-    """The ts of a DDL that takes rows away, which it may pass; 0: none."""
+    """The ts of a DDL without row events that the query may pass, as its user has confirmed; 0: none."""
 
 
 class History:
-    """The definitions of one table, in order: what its rows are like at each ts. Pure."""
+    """The definitions of one table in order of ts, from which follow the columns of its rows. Pure."""
 
     def __init__(self, known: Sequence[Definition], rule: str) -> None:
         schema, table = (part.strip("`").replace("``", "`").lower() for part in rule.split("`.`"))
@@ -47,7 +47,7 @@ class History:
                 self._lines.append((one.ts, columns, one))
 
     def after(self, ts: int) -> pa.Schema | None:
-        """The columns of rows with a commit ts above `ts`, up to the next change; None: it is not there."""
+        """The columns of rows with commit ts above `ts`, up to the next change; None: there is no table."""
         found = None
         for at, columns, _ in self._lines:
             if at <= ts:
@@ -55,8 +55,8 @@ class History:
         return found
 
     def stop(self, after: int) -> int:
-        """The ts of the first DDL after a ts that rows on both sides of it are not read together; 0: there is
-        none.
+        """The ts of the first DDL above `after` whose two sides cannot be read together, because the columns
+        differ or rows changed without row events; 0: there is none.
         """
         before = self.after(after)
         for at, columns, one in self._lines:
@@ -73,12 +73,12 @@ class History:
         return found
 
     def silent(self, ts: int) -> Definition | None:
-        """The DDL at `ts` that took rows away, or brought some back, without a row event."""
+        """The DDL at `ts` that removed rows, or restored some, without row events; None: there is none."""
         return next((one for at, _, one in self._lines if at == ts and one.action in SILENT), None)
 
 
 def rules_of(tables: Sequence[str], rows: str) -> Sequence[str]:
-    """The filter's rules for a reader's tables; of typed rows one exact name. Raises InvalidInput."""
+    """The filter rules for a reader's tables; for typed rows one exact name. Raises InvalidInput."""
     if rows not in ROWS:
         raise InvalidInput(f"'{rows[:40]}' is no kind of rows.", where="option rows", fix=nearest(rows, ROWS))
     if not tables or not all(tables):
@@ -105,13 +105,13 @@ def rules_of(tables: Sequence[str], rows: str) -> Sequence[str]:
 
 
 def columns_of(table: TableSchema) -> pa.Schema:
-    """A table's columns in the types that they have in rows."""
+    """A table's columns with the types that they have in rows."""
     return pa.schema([(column.name, target_type(column)) for column in table.columns])
 
 
 def begin_reader(new: NewFeed, tables: Sequence[TableVersion], ts: int) -> list[Definition]:
-    """The tables that a new reader has at its start-ts. Raises InvalidInput for one of typed rows whose table
-    is not there, or has columns of our names.
+    """The tables of a new reader at its start ts. Raises InvalidInput if a reader of typed rows has no table,
+    or if the table has a column with one of our names.
     """
     followed, ineligible = split_tables(tables, new.config)
     found = [
@@ -140,7 +140,7 @@ def _check_names(columns: pa.Schema, name: str) -> None:
 
 
 def check_columns(history: History, asked: Query, start: int, *, replay: bool = False) -> None:
-    """Raises Refused when rows after `start` are not what the query takes them for."""
+    """Raises Refused if rows after `start` do not have the form that the query expects."""
     columns, ddl = history.after(start), history.last(start)
     silent = history.silent(start)
     if silent is not None and asked.after_ddl != start and not replay:
@@ -187,7 +187,7 @@ def _difference(asked: pa.Schema | None, columns: pa.Schema) -> str:
 
 
 def no_table(name: str, ineligible: Sequence[TableVersion]) -> Refused:
-    """What is answered when there is no such table, or it is one of those that are not followed."""
+    """The error for a table that does not exist or is not followed."""
     why = "it has no usable key" if ineligible else "no table of that name is there"
     return Refused(
         "CDC:ErrTableIneligible" if ineligible else "CDC:ErrAPIInvalidParam",

@@ -1,13 +1,13 @@
-"""Readers: changefeeds whose changes a Spark query takes from the capture itself (`tables.stream`).
+"""Readers: changefeeds whose changes a Spark query reads from the capture itself (`tables.stream`).
 
     create    a changefeed with a reader's sink, or the one of that name that no query has used yet
-    latest    how far the query may read; what it asks from, it is done with
-    plan      tickets, one a task
+    latest    how far the query may read; a query has finished everything up to the ts from which it asks
+    plan      tickets, one for each task
     open      what a ticket opens: the pieces of its part
 
-A reader's changes lie in its changefeed's folder (`sink.reader`), so a query that is slow or gone holds up
-neither upstream's history nor DDL: it costs disk, up to a limit. What a query is told to read is the same
-bytes whenever it asks.
+A reader's changes are stored in its changefeed's folder (`sink.reader`). So a slow or dead query holds up
+neither upstream's history nor DDL; it only takes disk space, up to a limit. A query that asks again for the
+same batch gets the same bytes.
 """
 
 from __future__ import annotations
@@ -56,23 +56,24 @@ LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEPT: Final = 10 << 30
-"""Bytes that are kept for a reader, unless it asks for more or less."""
+"""Bytes that are kept for a reader if its request gives no limit."""
 PARTS: Final = 4
-"""Tasks of a batch of several tables at most; a table's rows go to one."""
+"""The most tasks for a batch of several tables; all rows of a table go to one task."""
 READERS_MAX: Final = 200
 ORPHAN_S: Final = 3600.0
-"""A reader from which no query has read, silent for so long, goes: its query was killed before its checkpoint
-named it, and has made another since."""
+"""A reader that no query has read from is removed after this time. Its query was killed before its checkpoint
+named the reader, and has created another reader since.
+"""
 SWEEP_S: Final = 300.0
 QUERIED_S: Final = 30.0
-"""How often it is stored that a query lives."""
+"""How often it is stored that a query is alive."""
 LOOK_S: Final = 0.05
-"""Between two looks whether there is news for a query that waits."""
+"""How often a request that waits looks for new changes."""
 QUERIED_MAX: Final = 1000
-"""Of so many it is known when that was; else it is stored once more than need be."""
+"""The most readers for which the time of that write is remembered; with more, some write more often."""
 THREADS: Final = 8
 DDL_PIECE: Final = (1 << 63) - 1
-"""The number of the piece that has DDL: the last of part 0."""
+"""The number of the piece with DDL, which is the last piece of part 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Ticket:
     parts: int
 
     def sealed(self, secret: bytes) -> str:
-        """As it is handed out."""
+        """The form in which it is sent to a query: the values and their seal."""
         body = orjson.dumps(
             [self.feed.namespace, self.feed.name, self.instance, self.start, self.end, self.part, self.parts]
         )
@@ -95,7 +96,7 @@ class Ticket:
 
     @classmethod
     def opened(cls, text: str) -> tuple[Ticket, bytes, str]:
-        """What it says, the bytes that are sealed, and the seal, which nobody has looked at yet."""
+        """The ticket in a text, the sealed bytes, and the seal, which the caller must still check."""
         body, _, seal = text.partition(".")
         try:
             raw = base64.urlsafe_b64decode(body[:2000])
@@ -127,28 +128,28 @@ class Readers:
     """The readers of a capture."""
 
     def __init__(self, reactor: Reactor, *, elsewhere: bool = False) -> None:
-        """`elsewhere`: whether the capture's workers are on other machines."""
+        """`elsewhere`: whether the capture's workers run on other machines."""
         self._reactor, self._elsewhere = reactor, elsewhere
         self._received: dict[str, tuple[float, int]] = {}
-        """By instance, when it was stored last that its query lives (monotonic), and what it had done."""
+        """By instance: when its query was last stored as alive (monotonic), and what it had finished."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="readers")
 
     async def do(self, work: Callable[..., T], *values: Any, **named: Any) -> T:
-        """In a thread of ours: a file that is locked for long holds up nothing else of the capture."""
+        """Run work in the readers' own threads, so that a locked file blocks nothing else."""
         call = partial(work, *values, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def sweep(self) -> None:
-        """Remove readers that no query knows of; for ever, now and then."""
+        """Remove, from time to time, readers that no query uses. Runs until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_S)  # first: a capture that was down gives queries time to come back
+            await asyncio.sleep(SWEEP_S)  # first, so that queries can come back after the capture was down
             try:
                 await self.remove_orphans()
             except TidegateError as error:
                 event(LOG, logging.WARNING, "readers not looked through", error=str(error))
 
     async def remove_orphans(self) -> None:
-        """Once."""
+        """Remove readers that no query has read from for ORPHAN_S."""
         feeds = dict(self._reactor.feeds)
         for name, standing in (await self.standings(feeds.values())).items():
             silent_s = feeds[name].node.clock.now_ms() / 1000 - standing.queried_ms / 1000
@@ -159,7 +160,7 @@ class Readers:
     async def create(
         self, feed: FeedId, tables: Sequence[str], rows: str, start_ts: int, hold_s: int, max_kept: int
     ) -> Standing:
-        """Make a reader; or take the one of that name, if it is the same and no query has read from it."""
+        """Create a reader, or take the existing one if its options are the same and no query has used it."""
         uri = reader_uri(rows, hold_s or self._reactor.node.gc_ttl_s, max_kept or MAX_KEPT)
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed)
@@ -185,7 +186,7 @@ class Readers:
                     why="each keeps changes on its disk",
                     fix="remove those that nobody uses: `tidegate changefeed list` shows them",
                 )
-            # A reader that has its fill waits for its query as long as anything is kept for that.
+            # A reader that has reached its limit waits for its query as long as changes are kept for it.
             settings = {
                 "filter": {"rules": rules},
                 "changefeed_error_stuck_duration": int(uri.option("hold")) * 10**9,
@@ -214,7 +215,7 @@ class Readers:
         return standing
 
     async def standings(self, feeds: Iterable[Feed]) -> dict[FeedId, Standing]:
-        """How far those of the feeds are that are readers; one whose file cannot be read is left out."""
+        """The progress of the readers among the feeds; a reader whose file cannot be read is left out."""
         readers = [feed for feed in feeds if feed.uri.is_reader]
 
         def look() -> dict[FeedId, Standing]:
@@ -229,7 +230,9 @@ class Readers:
     async def columns(
         self, feed: FeedId | None, tables: Sequence[str], rows: str, start_ts: int
     ) -> pa.Schema:
-        """The columns of typed rows: of a reader at its place, else of the table at `start_ts`; 0: now."""
+        """The columns of typed rows: those at the ts that a reader's query has reached, otherwise those of
+        the table at `start_ts`; 0: now.
+        """
         if rows != "typed":
             raise InvalidInput("Generic rows have the same columns whatever the tables are.")
         rules = list(rules_of(tables, rows))
@@ -254,7 +257,9 @@ class Readers:
     async def latest(
         self, feed: FeedId, asked: Query, start: int, max_bytes: int, target: int, wait_s: float
     ) -> dict[str, Any]:
-        """How far a query that is done with all up to `start` may read; `start` without news in `wait_s`."""
+        """How far a query that has finished everything up to `start` may read; `start` after `wait_s`
+        seconds without new changes.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
         found = await self._receive(feed, asked, start)
@@ -264,7 +269,7 @@ class Readers:
             answer = await self.do(_latest, found, asked, start, max_bytes, target)
             if answer["upto"] > start:
                 return answer
-            _check_state(found)  # not before: what is there can be read, whatever became of the changefeed
+            _check_state(found)  # only now, because existing changes can be read in any state
             if loop.time() >= until:
                 return answer
             while loop.time() < until:
@@ -275,16 +280,16 @@ class Readers:
             found = self._feed(feed, asked.instance)
 
     async def plan(self, feed: FeedId, asked: Query, start: int, end: int) -> dict[str, Any]:
-        """Tickets for the tasks of a batch."""
+        """The tickets for the tasks of a batch."""
         found = await self._receive(feed, asked)
         return await self.do(_plan, found, asked, start, end)
 
     async def commit(self, feed: FeedId, asked: Query, ts: int) -> None:
-        """The query is done with all up to `ts`."""
+        """Note that the query has finished everything up to `ts`."""
         await self._receive(feed, asked, ts)
 
     async def open(self, text: str) -> tuple[Ticket, Changes, bool]:
-        """The ticket, the file that it opens, and whether DDL is told. Raises Refused."""
+        """The ticket, the file that it opens, and whether the query gets DDL. Raises Refused."""
         ticket, body, seal = Ticket.opened(text)
         found = self._reactor.feeds.get(ticket.feed)
         if found is None or not found.uri.is_reader or found.info.instance != ticket.instance:
@@ -324,7 +329,7 @@ class Readers:
 
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
-    """DDL of a batch as rows; None: there was none."""
+    """The DDL of a batch as rows in an Arrow stream; None: there was none."""
     found = changes.statements(start, end)
     if not found:
         return None
@@ -346,13 +351,13 @@ def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
 
 
 def numbers_of(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> list[int]:
-    """The numbers of a ticket's pieces beyond `past`."""
+    """The numbers of a ticket's pieces above `past`."""
     found = changes.numbers(ticket.start, ticket.end, past, ticket.part, ticket.parts)
     return [*found, DDL_PIECE] if ddl and ticket.part == 0 and past < DDL_PIECE else found
 
 
 def piece_of(ticket: Ticket, changes: Changes, n: int) -> Piece | None:
-    """One of them; None: there was no DDL."""
+    """A piece by its number; None: it would have DDL, but there was none."""
     if n < DDL_PIECE:
         return changes.piece(n, ticket.start)
     data = ddl_piece(changes, ticket.start, ticket.end)
@@ -364,7 +369,7 @@ def _changes(feed: Feed) -> Changes:
 
 
 def _history(found: Feed, changes: Changes, standing: Standing) -> History | None:
-    """Of a reader of typed rows."""
+    """The history of a reader of typed rows; None for generic rows."""
     if found.uri.option("rows") != "typed":
         return None
     return _known(changes.path.parent, standing.instance, standing.ddl, found.config.filter.rules[0])
@@ -372,7 +377,7 @@ def _history(found: Feed, changes: Changes, standing: Standing) -> History | Non
 
 @lru_cache(256)
 def _known(folder: Path, instance: str, ddl: int, rule: str) -> History:
-    """The same while the reader has so many definitions: none goes, and none is changed."""
+    """Cached by the number of definitions, because definitions are only added, never changed or removed."""
     return History(Changes(folder).definitions(), rule)
 
 
@@ -381,24 +386,24 @@ def _latest(found: Feed, asked: Query, start: int, max_bytes: int, target: int) 
     standing = changes.standing()
     _check_place(found, standing, start)
     upto = max(start, standing.readable)
-    if target:  # which may lie below the start of a reader that was made after it was taken
+    if target:  # it may be below the start of a reader that was created later
         upto = max(start, min(upto, target))
     history = _history(found, changes, standing)
     if history is not None:
         check_columns(history, asked, start)
         stop = history.stop(start)
-    else:  # DDL come behind the rows before them, at the end of a batch
+    else:  # a batch ends at a DDL: the DDL follows the rows before it
         stop = changes.next_ddl(start)
     reached = 0 < stop <= upto
     last = min(upto, stop or upto)
     end = changes.cut(start, last, max_bytes)
     if end == start and (reached or 0 < target <= upto):
-        end = last  # no row lies there, but the query must come to a DDL, and to its target
+        end = last  # there are no rows, but the query must reach the DDL, or its target
     return {"upto": end, "readable": standing.readable, "waits": _waits(found)}
 
 
 def _check_place(found: Feed, standing: Standing, start: int) -> None:
-    """Raises InvalidInput when what lies behind `start` may be gone."""
+    """Raises Refused if changes after `start` may have been removed."""
     if standing.let_go:
         raise Refused(
             SILENT_CODE,
@@ -411,7 +416,7 @@ def _check_place(found: Feed, standing: Standing, start: int) -> None:
 
 
 def _check_state(found: Feed) -> None:
-    """Raises Refused when nothing more will come."""
+    """Raises Refused if no more changes will come."""
     error, feed = found.life.error, found.id
     if found.life.state is State.FAILED and error is not None:
         raise Refused(
@@ -422,7 +427,7 @@ def _check_state(found: Feed) -> None:
 
 
 def _waits(found: Feed) -> str:
-    """What keeps changes from coming, or is not among them, in words; empty: nothing to see to."""
+    """What stops or limits the changes, in words; empty: nothing that a user must act on."""
     if found.life.state is State.STOPPED:
         return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` lets it go on"
     error = found.life.error

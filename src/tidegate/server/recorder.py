@@ -1,10 +1,10 @@
-"""Records of what the machines of a capture decide, as files: `tidegate server --record FOLDER`.
+"""Records the decisions of a capture's machines in files: `tidegate server --record FOLDER`.
 
-Each machine has a segment (`control.trace`), which is a file `NUMBER-MACHINE-CHANGEFEED.jsonl`. When it is
-large the next one begins, with all that the machine holds then, so every file can be replayed alone. When all
-files together are too large the oldest are removed. The numbers go on after a restart.
+Each machine has a segment (`control.trace`), which is a file `NUMBER-MACHINE-CHANGEFEED.jsonl`. When a
+segment is large, the next one begins with the complete state of the machine, so every file can be replayed
+alone. When all files together are too large, the oldest are removed. Numbers continue after a restart.
 
-Records are for finding defects. A disk that is full, or a folder that is not writable, ends them, and nothing
+Records are for finding defects. A full disk or a folder that is not writable ends the recording, and nothing
 else.
 """
 
@@ -27,22 +27,22 @@ from tidegate.log import event
 LOG: Final = logging.getLogger(__name__)
 
 SEGMENT_BYTES: Final = 8 << 20
-"""After an event that makes a segment larger, the next one begins."""
+"""The next segment begins after the event that makes a segment larger than this."""
 TOTAL_BYTES: Final = 256 << 20
-"""What the folder's records may take, and one segment of each machine more at most."""
+"""The most bytes in the folder, not counting one segment of each machine."""
 SUFFIX: Final = ".jsonl"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
-"""What the name of a file has a dot for."""
+"""Characters that the name of a file has a dot for."""
 Follow = Callable[[Kind, str, Owner | Processor], None]
-"""Called with a machine when it has just been made, and the changefeed that it is of."""
+"""Called with a machine just after it is made, and with the name of its changefeed."""
 
 
 def follow_nothing(kind: Kind, name: str, machine: Owner | Processor) -> None:
-    """Where nothing is recorded."""
+    """Used when nothing is recorded."""
 
 
 class Recorder:
-    """Writes segments into a folder. Events of one machine come from one thread."""
+    """Writes segments into a folder. All events of a machine come from one thread."""
 
     def __init__(
         self, folder: Path, segment_bytes: int = SEGMENT_BYTES, total_bytes: int = TOTAL_BYTES
@@ -57,14 +57,14 @@ class Recorder:
         _Tape(self, kind, name, machine)
 
     def begin(self, kind: Kind, name: str, head: Record) -> Path | None:
-        """A new segment with its first line; None: nothing is recorded any more."""
+        """Begin a segment with its first line; None: recording has ended."""
         if self._ended:
             return None
         try:
             self._number = self._number or self._last_number()
             self._number += 1
             path = self.folder / f"{self._number:08d}-{kind.name}-{_NO_NAME.sub('.', name)}{SUFFIX}"
-            with path.open("xb") as file:  # another capture may have been given the same folder
+            with path.open("xb") as file:  # fails if another capture uses the same folder
                 file.write(orjson.dumps(head) + b"\n")
             self._remove_oldest(path)
         except OSError as error:
@@ -73,7 +73,7 @@ class Recorder:
         return path
 
     def give_up(self, error: OSError) -> None:
-        """Writing has failed: record nothing any more."""
+        """End the recording, because writing has failed."""
         if not self._ended:
             self._ended = True
             event(LOG, logging.WARNING, "recording ended", folder=str(self.folder), error=str(error))
@@ -112,7 +112,8 @@ class _Tape:
         try:
             _append(self._path, line)
         except FileNotFoundError:
-            # It was the oldest, of a machine with few events. A file without its head could not be replayed.
+            # It was removed as the oldest one, of a machine with few events. A file without its head could
+            # not be replayed, so a new segment begins.
             self._begin()
             return
         except OSError as error:
@@ -125,9 +126,9 @@ class _Tape:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Add a line to a file that is there.
+    """Append a line to an existing file.
 
-    It is opened for each line, because a capture may have more machines than it may have files open.
+    The file is opened for each line, because a capture may have more machines than it may have files open.
     """
     target = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:

@@ -1,4 +1,4 @@
-"""Whether a changefeed can change the number of its topic's partitions while it runs: docs/repartition.md."""
+"""Checks if a changefeed can change its topic's number of partitions while it runs: docs/repartition.md."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused
 
 PARTITIONS_MAX: Final = 10_000
-"""More partitions of one topic no changefeed is given."""
+"""The most partitions that a changefeed can be given for a topic."""
 REFUSED: Final = "CDC:ErrChangefeedUpdateRefused"
 
 
 def check_repartition(feed: Feed, partitions: int) -> None:
-    """Raises Refused where a change of the number of partitions cannot be carried out."""
+    """Raises Refused if the number of partitions cannot be changed."""
     if not 0 < partitions <= PARTITIONS_MAX:
         raise _refused(
             f"{partitions} is no number of partitions.", fix=f"use a number between 1 and {PARTITIONS_MAX}"
@@ -42,7 +42,7 @@ def check_repartition(feed: Feed, partitions: int) -> None:
 
 
 def check_layout(config: ReplicaConfig) -> None:
-    """Raises Refused for settings under which readers could not follow a change."""
+    """Raises Refused for settings with which readers could not follow a change."""
     options = options_of(config)
     if not has_marks(options):
         raise _refused(
@@ -61,7 +61,7 @@ def check_layout(config: ReplicaConfig) -> None:
 
 
 def check_update(info: FeedInfo, before: ReplicaConfig, after: ReplicaConfig) -> None:
-    """Raises Refused for settings of a changefeed that goes on at the same place, if they undo a change."""
+    """Raises Refused for settings of a changefeed that continues at the same place, if they undo a change."""
     old, new = before.sink.kafka_config.partition_num, after.sink.kafka_config.partition_num
     if info.partitions and old != new:
         raise _refused(
@@ -75,7 +75,7 @@ def check_update(info: FeedInfo, before: ReplicaConfig, after: ReplicaConfig) ->
 
 
 def check_overwrite(info: FeedInfo) -> None:
-    """Raises Refused for another checkpoint of a changefeed whose number of partitions has changed."""
+    """Raises Refused for another checkpoint if the changefeed's number of partitions has changed."""
     if info.partitions or info.repartition:
         raise _refused(
             "The checkpoint cannot be overwritten: the changefeed was re-partitioned.",

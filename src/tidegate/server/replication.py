@@ -2,13 +2,13 @@
 
     meet processors -> open catalogue -> [share -> grant -> sink -> dispatch -> tick ... -> end] -> [...]
 
-Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon as
-a processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The
-owner (`control.owner`) says what to do; this file only performs. Rows, spans and the pipeline are the
-processors' (`server.processor`), which are known here by their messages alone, whatever captures they are on
-(`server.peers`). When the key space is to be shared in another way, all incarnations end and others begin.
+Everything runs in the control process's asyncio loop; blocking calls run in threads. A tick happens when a
+processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The owner
+(`control.owner`) decides, and this file performs. Rows, spans and the pipeline belong to the processors
+(`server.processor`). This file knows them only by their messages, whichever captures they are on
+(`server.peers`). To divide the key space in another way, all incarnations end and new ones begin.
 
-What goes wrong ends the incarnation, and is raised to the life (`server.feed_life`), which tries again.
+A failure ends the incarnation and is raised to the life (`server.feed_life`), which tries again.
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ from tidegate.server.sharing import CAPTURES_S
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
-"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+"""The pause between ticks while new DDL waits for the catalogue, which another thread may be using."""
 PIPELINE_STARTS: Final = "pipeline"
-"""What a feed waits for until its processors deliver."""
+"""What a feed waits for until its processors deliver, as shown to users."""
 
 
 class Replication:
-    """Of one changefeed, while its life runs. One asyncio loop."""
+    """The replication of one changefeed, while its life runs. Lives in one asyncio loop."""
 
     def __init__(self, node: Node, record: FeedRecord) -> None:
         self._node, self._record = node, record
         self.checkpoint = record.persisted
-        """Durable downstream; never below what is stored."""
+        """Everything up to here is durable downstream; never below the stored checkpoint."""
         self.owner: Owner | None = None
-        """While the catalogue is open."""
+        """The owner machine; None while the catalogue is not open."""
         self.waiting_for = ""
-        """What is waited for before anything can be delivered, in words."""
+        """What must happen before anything can be delivered, in words."""
         self.left_behind = False
-        """Whether something that was to end has not: it may still write the feed's files."""
+        """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
         self._wake = asyncio.Event()
         wake = self._wake.set
         self._jobs = Jobs(record.id, wake)
@@ -85,7 +85,7 @@ class Replication:
         self.layout = FeedLayout(record, self._running, wake)
         self._effects = OwnerEffects(node, record, self.sink, self.shares.sharing, self.reports.totals, wake)
         self._is_storing_load = False
-        """Whether that the initial load is durable is being stored."""
+        """Whether the end of the initial load is being stored."""
 
     def _set_loads(self, capture: str, loads: Mapping[str, int]) -> None:
         self.shares.sharing.loads[capture] = loads
@@ -97,7 +97,7 @@ class Replication:
     # --- from start to end ---------------------------------------------------------------------------
 
     async def replicate(self) -> None:
-        """Replicate until the target is reached. Raises what goes wrong; is cancelled at a stop."""
+        """Replicate until the target is reached. Raises the failure; a stop cancels it."""
         node, record = self._node, self._record
         self._jobs.begin()
         self._effects.begin()
@@ -106,25 +106,25 @@ class Replication:
             await self._open()
         store = record.captured.store
         node.pulse.follow(store, record.id, self._on_floors, first=True)
-        self.ddl.floors_have_moved()  # what has changed since it followed last
+        self.ddl.floors_have_moved()  # what has changed while it did not follow
         try:
             while not self._effects.is_target_reached:
                 await self._start_incarnation()
                 await self._deliver()
-                if not self._effects.is_target_reached:  # the next has other shares, or another layout
+                if not self._effects.is_target_reached:  # the next one has other shares, or another layout
                     await to_its_end(self._end_incarnation())
         finally:
             node.pulse.leave(store, record.id, self._on_floors)
-            await to_its_end(self._end_incarnation())  # else a pause would save its process
+            await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
 
     async def settle(self) -> None:
-        """Wait for what runs beside the loop, once that has ended."""
+        """Wait for background tasks, after the loop has ended."""
         await self._jobs.settle()
 
     async def close(self, *, forget: bool = False) -> None:
-        """Let go of catalogue and spans; the next start opens them at the stored checkpoint.
+        """Release catalogue and spans; the next start opens them at the stored checkpoint.
 
-        `forget`: for ever, with what processors keep.
+        `forget`: the changefeed is removed, so processors delete what they keep for it.
         """
         owner = self.owner
         if owner is not None and owner.checkpoint > self._record.persisted and not forget:
@@ -139,12 +139,12 @@ class Replication:
             rest, [peer for peer in self._link.reachable() if forget or peer.asked is not None]
         )
         mine = self.peers.get(self._node.capture)
-        # What another capture still does is fenced; here it would write the same files as a successor.
+        # A leftover on another capture is fenced; one here would write the same files as its successor.
         self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
         self._record.captured.spans.release(self._record.id, forget=forget)
 
     async def _store_last(self, checkpoint: int) -> None:
-        """At a stop, so that the checkpoint people see is where an update begins.
+        """Store the checkpoint at a stop, so that an update begins at the checkpoint that users see.
 
         If it cannot be stored, the next start reads some rows again.
         """
@@ -155,7 +155,7 @@ class Replication:
             event(LOG, logging.WARNING, "checkpoint not stored", changefeed=feed, error=str(error))
 
     def check_ended(self) -> None:
-        """Raises Retryable while something of the feed goes on that was to end."""
+        """Raises Retryable while work of the feed is still ending."""
         if self.left_behind:
             raise Retryable(
                 "The changefeed has not ended yet.",
@@ -165,7 +165,7 @@ class Replication:
             )
 
     def warn(self, error: FeedError) -> None:
-        """Show a trouble that does not stop the pipeline."""
+        """Show an error that does not stop the pipeline."""
         if self._record.life.runs:
             self._jobs.spawn(self._show(error))
 
@@ -173,10 +173,10 @@ class Replication:
         await self._record.become_if_there_is_room(self._record.life.warned(error))
 
     async def _open(self) -> None:
-        """Catalogue and owner at the stored checkpoint; the processors prepare meanwhile."""
+        """Open catalogue and owner at the stored checkpoint, while our processor prepares."""
         node, record = self._node, self._record
         view = self.ddl.view()
-        if not node.others():  # else it is not known yet who gets what
+        if not node.others():  # with other captures it is not known yet which one gets what
             self._link.dispatch(self.peers[node.capture], Wish.PREPARE)
 
         def waits(what: str) -> None:
@@ -199,7 +199,10 @@ class Replication:
     # --- an incarnation ------------------------------------------------------------------------------
 
     async def _start_incarnation(self) -> None:
-        """Shares, grants, sink, processors: in this order."""
+        """Raise grants, fence and open the sink, dispatch to the processors: in this order.
+
+        A processor may begin only when its grant is stored and earlier writers are fenced.
+        """
         owner, record = self.owner, self._record
         assert owner is not None
         self._jobs.begin()
@@ -228,10 +231,11 @@ class Replication:
     async def _adopt_settings(self, delivered_to: int) -> bool:
         """If the settings have changed since the last incarnation, begin at `delivered_to` at least.
 
-        Everything up to there is in the sink, as the old settings chose it. If the new ones let more pass,
-        rows from below would follow a Resolved that covers them, or an older row of a table a newer one.
+        The sink has everything up to there, as the old settings chose it. If the new settings let more rows
+        pass, rows from below would follow a Resolved that covers them, or an older row would follow a newer
+        one of the same table.
 
-        True: the feed has been opened again at that ts, above its checkpoint, and this incarnation is over.
+        True: the feed was opened again at that ts, above its checkpoint, and this incarnation is over.
         """
         record = self._record
         settings = record.info.settings
@@ -245,7 +249,7 @@ class Replication:
             event(LOG, logging.INFO, "checkpoint raised to what the sink has", changefeed=feed, ts=begin)
             try:
                 await self._end_incarnation()
-            finally:  # whatever fails: nothing goes on from below
+            finally:  # even after a failure nothing may continue from below
                 await self.close()
             self.check_ended()
             await self._open()
@@ -253,7 +257,7 @@ class Replication:
 
     @contextlib.asynccontextmanager
     async def _watched_start(self) -> AsyncIterator[None]:
-        """Interrupts the start within when the sink stands still in it, and raises that."""
+        """Interrupts the start within it if the sink hangs, and raises that failure."""
         loop = asyncio.get_running_loop()
 
         async def watch(limit: asyncio.Timeout) -> None:
@@ -275,7 +279,7 @@ class Replication:
             raise self._jobs.failure from None
 
     async def _end_incarnation(self) -> None:
-        """Stop processor and sink. A sink call that does not end is left behind: the next sink fences it."""
+        """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
         if self.owner is not None:
             self.owner.sink_lost()
         sink = self.sink.let_go()
@@ -287,7 +291,7 @@ class Replication:
     # --- the loop ------------------------------------------------------------------------------------
 
     async def _deliver(self) -> None:
-        """Go on until the incarnation has nothing more to do. Raises what it fails with."""
+        """Tick until the incarnation has nothing more to do. Raises its failure."""
         effects = self._effects
         while not (effects.is_target_reached or effects.is_repartitioned or self.shares.reason):
             self._tick()
@@ -302,30 +306,30 @@ class Replication:
         self._wake.set()
 
     async def _pause(self) -> None:
-        """Until the next tick: at once when something happened."""
+        """Wait for the next tick, which comes at once when something has happened."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
         self._wake.clear()
 
     def _rest_s(self) -> float:
-        """How long nothing is to be done if nothing happens."""
+        """The time until something is due if nothing happens before."""
         node, owner, store = self._node, self.owner, self._record.captured.store
         if owner is None or self.ddl.is_behind:
             return TICK_S
-        # A call that was only just spawned has not said yet what it is at.
+        # A call that was only just spawned does not show in `sink.is_called` yet.
         rest_s = node.pulse.rest_s(store, watched=self._jobs.are_any or self.sink.is_called)
         if node.shared:
-            # In a crowd less often, as all that is done for changefeeds without rows.
+            # With many changefeeds less often, as everything that is done for changefeeds without rows.
             rest_s = min(rest_s, max(CAPTURES_S, node.pulse.calmer_s(store) / 2))
         return min(rest_s, owner.due_in(node.clock.monotonic()))
 
     def _tick(self) -> None:
-        """Read what DDL has come, obey the owner, tell the processors their bound."""
+        """Read new DDL, perform the owner's effects, send the processors their bound."""
         node, record, owner = self._node, self._record, self.owner
         assert owner is not None
         now = node.clock.monotonic()
-        # One without rows has nothing to say between two wake-ups, and each Resolved is a transaction.
+        # Without rows there is nothing to announce between two wake-ups, and each Resolved is a transaction.
         owner.quiet_interval_s = node.pulse.calmer_s(record.captured.store)
         self.ddl.read(owner, now)
         for effect in owner.tick(now):
@@ -338,7 +342,7 @@ class Replication:
             self._jobs.spawn(sink.forget(over))
 
     def _look_out(self) -> None:
-        """Notice when the sink stands still."""
+        """Notice if the sink hangs."""
         hung = self.sink.look()
         if hung is not None:
             self._jobs.fail(hung)
@@ -366,7 +370,7 @@ class Replication:
             self._act_on(finding)
 
     def _act_on(self, finding: Finding) -> None:
-        """What a report means for the incarnation."""
+        """Act on a report's consequence for the incarnation."""
         owner, sink = self.owner, self.sink.opened
         match finding:
             case Restarted(capture):
@@ -379,7 +383,7 @@ class Replication:
                 if self.waiting_for == PIPELINE_STARTS and owner is not None and owner.is_running:
                     self.waiting_for = ""
             case MayHaveLeftovers(peer):
-                if sink is not None:  # before, grants are not raised: what it holds may be ours
+                if sink is not None:  # before the sink is open, what it holds may belong to the coming grants
                     self._link.end_leftover(peer)
             case RecordsOver(keys):
                 if sink is not None:
@@ -392,7 +396,7 @@ class Replication:
                 assert_never(finding)
 
     async def _end_load(self, owner: Owner) -> None:
-        """The load is durable downstream: store that, then let the stream go on."""
+        """Store that the initial load is durable downstream, then let the stream continue."""
         record, ts = self._record, self._record.persisted
         try:
             await record.store(ts, loaded=True)

@@ -1,9 +1,9 @@
 """Which tables a feed replicates over time: its view of the catalogue (`catalogues`).
 
-Begins with the tables there are at the feed's checkpoint, and turns the catalogue's steps after it into
-`DdlBatch`es: what to send, which tables come and go, and where the feed must stop (`mounter.ddl_rules` says
-what every kind of job does; `stripes`, which spans hold the tables). What is wanted is noted nowhere: it
-follows from the verdicts on a table's versions before and after a step, which feeds with equal rules share.
+It begins with the tables at the feed's checkpoint, and turns the catalogue's later steps into `DdlBatch`es:
+what to send, which tables come and go, and where the feed must stop. `mounter.ddl_rules` says what each kind
+of job does; `stripes` says which spans hold the tables. The set of wanted tables is not stored. It follows
+from the verdicts on a table's versions before and after a step, which feeds with equal rules share.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tidegate.server.stripes import table_task
 from tidegate.tidb import keys
 
 WAITING_MAX: Final = 512
-"""DDL batches read ahead of the feed; each holds table definitions. The rest stays in the event store."""
+"""The most DDL batches read ahead, as each holds table definitions. The rest stays in the event store."""
 BEGINS: Final = 5
-"""How often a feed tries to find a catalogue that still has its checkpoint when it has been read up to it."""
+"""How often `begin` tries to get a catalogue up to its checkpoint before other feeds read it further."""
 
 
 def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
-    """The catalogue upstream has at `ts`. Blocks; raises Retryable, or Fatal when no DDL table is there."""
+    """Upstream's catalogue at `ts`. Blocks; raises Retryable, or Fatal if there is no table of DDL jobs."""
     store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
     if store.version_at(keys.DDL_JOB_TABLE_ID, ts) is None:
         raise Fatal(
@@ -50,7 +50,7 @@ def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
 class SchemaTracker:
     """One feed's view of the catalogue.
 
-    `open`, `begin` and `followed` block and belong to the catalogues' thread; the rest does not wait.
+    `open`, `begin` and `followed` block and belong to the catalogues' thread; the other methods do not wait.
     """
 
     def __init__(
@@ -66,17 +66,18 @@ class SchemaTracker:
         self._place = 0
         self._stopped = False
         self._moving: Future[Shared] | None = None
-        """While another catalogue is opened: the shared one has forgotten what comes next here."""
+        """Another catalogue that is being opened, because the shared one has forgotten our next steps."""
         self._estranged = False
         self._lacking: dict[int, TableVersion] = {}
-        """By physical id, what `left_out` is made of."""
+        """The tables of `left_out`, by physical id."""
         self.initial: tuple[SpanTask, ...] = ()
-        """The tables wanted at the checkpoint that `begin` was told, each as a span of its own."""
+        """The tables wanted at the checkpoint of `begin`, each as a span of its own."""
         self.topics = frozenset[str]()
-        """Where their rows go by dispatch rules, beside the URI's own topic."""
+        """The topics of their rows by dispatch rules, without the URI's own topic."""
         self.left_out: tuple[TableVersion, ...] = ()
-        """Tables that pass the rules and are not followed, for want of a key; by logical id. Never changed
-        in place, so that other threads may look."""
+        """Tables that pass the rules but are not followed, because they have no key; by logical id. Never
+        changed in place, so that other threads may read it.
+        """
         with shared.lock:
             self._take(shared)
 
@@ -91,32 +92,32 @@ class SchemaTracker:
         *,
         waiting_max: int = WAITING_MAX,
     ) -> SchemaTracker:
-        """A view that can begin at `checkpoint`; as `Catalogues.open_at`."""
+        """A view that can begin at `checkpoint`; arguments as for `Catalogues.open_at`."""
         shared = catalogues.open_at(checkpoint, feed_filter, safe_point, others)
         return cls(catalogues, shared, feed_filter, waiting_max=waiting_max)
 
     @property
     def resolved_ts(self) -> int:
-        """Every DDL finished at or before it has been handed out."""
+        """Every DDL finished at or before it has been returned."""
         return self._place
 
     @property
     def broken(self) -> bool:
-        """Whether the feed has to open its catalogue anew: a failure came while a job was being applied, so
-        that half of what it did may be there.
+        """Whether the feed must open its catalogue again, because an error came while a job was being
+        applied, so that the catalogue may have only a part of it.
         """
         return self._estranged or self._shared.catalogue.broken
 
     def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
-        """Stand at the checkpoint; what was finished at or before it is history.
+        """Begin at the checkpoint; what was finished at or before it is history.
 
-        `resolved` >= `checkpoint` is how far the DDL span is resolved. Sets `initial`. As `catch_up`.
+        `resolved` >= `checkpoint` is how far the DDL span is resolved. Sets `initial`. Returns as `catch_up`.
         """
         assert resolved >= checkpoint
         for _ in range(BEGINS):
             shared = self._catalogues.settled(self._shared, checkpoint, self._given)
             with shared.lock:
-                # Else another feed has read so far ahead with it meanwhile that the checkpoint is forgotten.
+                # Not so if another feed has read it so far ahead that it has forgotten the checkpoint.
                 if shared.reaches(checkpoint, self._given):
                     self._take(shared)
                     self._place = checkpoint
@@ -125,10 +126,10 @@ class SchemaTracker:
         raise Retryable("The catalogue cannot be opened.", where=f"checkpoint {checkpoint}")
 
     def catch_up(self, resolved: int, waiting: int = 0) -> tuple[list[DdlBatch], int]:
-        """The DDLs that come next, and up to where they are known now.
+        """The DDL that comes next, and up to which ts it is known now.
 
-        That is `resolved`, unless so many are `waiting` already that the rest is left for later, a batch
-        stops the feed, or another thread has the catalogue. After a failure the next call hands out
+        That ts is `resolved`, unless so many batches are `waiting` that the rest is left for later, a batch
+        stops the feed, or another thread is using the catalogue. After a failure the next call returns
         everything. Raises Retryable.
         """
         if self._stopped or resolved <= self._place or waiting >= self._waiting_max:
@@ -142,7 +143,7 @@ class SchemaTracker:
         if not self._shared.lock.acquire(blocking=False):
             return [], self._place
         try:
-            # Under the lock: another thread may have had it read on, and forget what comes next here.
+            # Under the lock, because another thread's reading may have made it forget our steps.
             if self._shared.catalogue.since > self._place:
                 return [], self._place
             return self._catch_up(resolved, waiting)
@@ -159,7 +160,7 @@ class SchemaTracker:
         return frozenset(found - {""})  # the URI's own
 
     def name_of(self, physical_id: int) -> str:
-        """`schema.table` of a physical id as known now; empty where it is not, or another thread reads."""
+        """`schema.table` of a physical id as known now; empty if unknown, or if another thread is reading."""
         if not self._shared.lock.acquire(blocking=False):
             return ""
         try:
@@ -169,7 +170,7 @@ class SchemaTracker:
             self._shared.lock.release()
 
     def _wants(self, tables: list[TableVersion]) -> None:
-        """Begin with the tables there are at the checkpoint."""
+        """Begin with the tables at the checkpoint."""
         followed, left_out = self._verdicts.split(tables)
         self._leave_out({i: table for table in left_out for i in table.physical_ids})
         ids = (physical_id for table in followed for physical_id in table.physical_ids)
@@ -177,13 +178,13 @@ class SchemaTracker:
         self.topics = self._topics_of(followed) if self._given.router.has_topics else frozenset()
 
     def _take(self, shared: Shared) -> None:
-        """Go on with a catalogue that has every step from here on; under its lock."""
+        """Continue with a catalogue that has every step from here on. The caller holds its lock."""
         self._shared = shared
         self._verdicts = shared.verdicts.of(self._given)
         self._filter = replace(self._given, tables=self._verdicts.tables)
 
     def _settle(self) -> bool:
-        """Whether the catalogue has what comes next; else see to it that one will."""
+        """Whether the catalogue has the next steps; if not, have one opened that does."""
         if self._moving is not None:
             if not self._moving.done():
                 return False
@@ -199,11 +200,11 @@ class SchemaTracker:
         return best is self._shared or self._go_over(best)
 
     def _missing(self) -> tuple[int, ...]:
-        """Jobs that concern the feed, which it has passed over though they could not be taken in."""
+        """Refused or unreadable jobs that concern the feed and that it has passed."""
         return self._shared.catalogue.missing(self._place, self._given.concerned)
 
     def _opened_again(self, place: int) -> Shared:
-        """A catalogue at `place`, for a feed further back than what the shared one keeps; blocks."""
+        """A catalogue at `place`, which is below what the shared one still has; blocks."""
         shared = self._catalogues.open_at(place, self._given)
         self._catalogues.read_up(shared, place)
         return shared
@@ -212,7 +213,7 @@ class SchemaTracker:
         if not shared.lock.acquire(blocking=False):
             return False
         try:
-            # Under the lock: what is forgotten may have grown by what another feed has read.
+            # Under the lock, because another feed's reading may have made it forget more steps.
             if shared.catalogue.since > self._place:
                 return False
             if not shared.reaches(self._place, self._given, self._missing()):
@@ -244,7 +245,7 @@ class SchemaTracker:
         return found, place
 
     def _steps(self, upto: int) -> Iterator[Step]:
-        """The steps from here on; those that nobody has asked for yet are read as they are asked for."""
+        """The steps from here on; steps that no feed has requested yet are read while they are consumed."""
         catalogue = self._shared.catalogue
         yield from catalogue.steps(self._place, upto)
         for ts in self._shared.read(upto):
@@ -274,8 +275,8 @@ class SchemaTracker:
         return DdlBatch(ts, tuple(sent), added, gone, error, removed, topics)
 
     def _new_topics(self, ts: int, changed: frozenset[int]) -> frozenset[str]:
-        """Where rows of tables that these physical ids belong to from `ts` on go: of new ones, and of renamed
-        ones, whose spans stay. Not where they went before.
+        """The topics of rows of tables to which these physical ids belong from `ts` on, without their topics
+        before: of new tables, and of renamed ones, whose spans stay.
         """
         version_at = self._shared.catalogue.store.version_at
 
@@ -286,7 +287,7 @@ class SchemaTracker:
         return at(ts) - at(ts - 1)
 
     def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[int]]:
-        """The tables that come and go at `ts`, when these physical ids belong to other tables or to none."""
+        """The tables that come and go at `ts`, where these physical ids change their table or lose it."""
         added, removed, lacking = [], set(), dict[int, TableVersion]()
         version_at = self._shared.catalogue.store.version_at
         for physical_id in sorted(changed):

@@ -1,9 +1,10 @@
-"""Who gets what of a changefeed's key space, and when it is to be divided in another way.
+"""Decides who gets which part of a changefeed's key space, and when it is divided in another way.
 
     captures come and go, tables come and go, loads change --> look --> takers prepare --> "divide it again"
 
-`control.share` divides; this part says among whom, by which loads, and whether it is worth the trouble: all
-incarnations of the changefeed end for it, and others begin, which stops the checkpoint for about a second.
+`control.share` divides. This module decides among which captures, by which loads, and whether a new division
+is worth its cost: all incarnations of the changefeed end for it and new ones begin, which stops the
+checkpoint for about a second.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_
 from tidegate.server.stripes import ids_of
 
 CAPTURES_S: Final = 0.5
-"""How often the captures that exist are compared with those that deliver."""
+"""How often the existing captures are compared with those that deliver."""
 BALANCE_S: Final = 60.0
 """How often loads are compared while the same captures deliver the same tables."""
 IDLE_LOAD: Final = 512.0
-"""The load that a span without rows counts for, in bytes per second."""
+"""The load that every span has in addition to its rows, in bytes per second."""
 WORTH: Final = float(1 << 20)
-"""Bytes per second of the whole changefeed below which every span counts the same: that is no load."""
+"""Bytes per second of the whole changefeed below which every span counts the same, because there is
+no load.
+"""
 TOLERANCE: Final = 0.2
-"""By how much a load may exceed the best possible one, as a share of it, when captures have come or gone."""
+"""By which share a load may exceed the best possible one after captures have come or gone."""
 UNEVEN: Final = 0.5
-"""The same while no capture comes or goes: loads change all the time."""
+"""The same while no capture comes or goes; more, because loads change all the time."""
 
 
 class Here(Protocol):
@@ -43,19 +46,19 @@ class Here(Protocol):
     """Its name in grants."""
     owner_rev: int
     drained: set[str]
-    """Captures that are to be given nothing while there are others."""
+    """Captures that get no ranges while there are others."""
 
     @property
     def clock(self) -> Clock:
-        """By which silence is measured."""
+        """The clock that measures silence."""
         ...
 
     def others(self) -> Mapping[str, str]:
-        """The other captures that are there now, by name."""
+        """The other captures that have a session, by name."""
         ...
 
     def burdens(self) -> Mapping[str, int]:
-        """How many changefeeds each capture works for, by name."""
+        """The number of changefeeds that each capture works for, by name."""
         ...
 
     def now_ms(self) -> int:
@@ -65,60 +68,60 @@ class Here(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Other shares than there are now, and what they would change."""
+    """A possible new division, and what it would change."""
 
     shares: Shares
     moves: Sequence[Move]
     loads: Mapping[str, float]
-    """By capture, in bytes per second; or in spans, if the changefeed has no load to speak of."""
+    """By capture, in bytes per second; or in spans, if the changefeed has less than `WORTH`."""
     before: Mapping[str, float]
     in_bytes: bool
 
 
 @dataclass(slots=True)
 class Sharing:
-    """Of one changefeed. One asyncio loop."""
+    """The sharing of one changefeed. Lives in one asyncio loop."""
 
     node: Here
     wanted: Span
     peers: Peers
     reachable: Callable[[], list[Peer]]
     stays: bool = False
-    """Whether it is the owner's capture that delivers, whatever others there are: a feed of keys, all of
-    which the owner pulls to know how far it may go.
+    """Whether only the owner's capture delivers. So it is for a feed of keys, because the owner must pull all
+    its keys anyway to know how far it may go.
     """
     tasks: dict[str, SpanTask] = field(default_factory=dict)
-    """What is delivered at the checkpoint: the places at which the key space may be cut."""
+    """The spans that are delivered at the checkpoint; the key space may be cut only at their starts."""
     loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
-    """By capture, what it has said last of its spans, in bytes per second; those with most."""
+    """By capture, the loads it has last reported, in bytes per second; only its spans with the most."""
     aim: Shares | None = None
-    """Those for which takers prepare."""
+    """The division for which takers prepare."""
     next: Shares | None = None
-    """Those for which they have prepared; None: who delivered before goes on with it."""
+    """The division for which takers have prepared; None: the earlier captures continue."""
     _changed: int = 0
     _best_for: object = None
-    """For what the shares were found to be as good as any: they are not compared again and again."""
+    """The circumstances in which no better division was found, so that it is not looked for again."""
     _planned_for: object = None
-    """For what `aim` was planned."""
+    """The circumstances for which `aim` was planned."""
     is_owner_cut_off: bool = False
-    """Whether upstream does not reach the owner, although it reaches others: then it must resign."""
+    """Whether upstream reaches other captures but not the owner, which must then resign."""
     _looked_at: float = float("-inf")
     _asked_for: bool = False
     _by_hand: tuple[frozenset[int], str] | None = None
-    """Tables that are to be moved, and the capture that is to have them."""
+    """Tables to move by a user's request, and the capture that gets them."""
     _is_by_hand: bool = False
-    """Whether that is what takers prepare for."""
+    """Whether `aim` is for that request."""
     _kept_for: frozenset[str] = frozenset()
-    """Those among whom tables were moved by hand. Loads move nothing until others are there."""
+    """The captures at the last move by request. Loads move nothing until the set of captures changes."""
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
-        """What is delivered at the stored checkpoint."""
+        """Set the spans that are delivered at the stored checkpoint."""
         self.tasks = {task.id: task for task in tasks}
         self._changed += 1
         self.aim = self.next = None
 
     def passed(self, batch: DdlBatch) -> None:
-        """A DDL is behind the checkpoint."""
+        """Follow a DDL that the checkpoint has passed."""
         for name in batch.removed:
             self.tasks.pop(name, None)
         self.tasks |= {task.id: task for task in batch.added}
@@ -126,7 +129,7 @@ class Sharing:
 
     @property
     def pieces(self) -> tuple[list[Piece], bool]:
-        """What can be given away, in key order; and whether weights are bytes per second."""
+        """The pieces of the key space in key order, and whether their weights are bytes per second."""
         said = {name: load for one in self.loads.values() for name, load in one.items()}
         loads = {name: float(said.get(name, 0)) for name in self.tasks}
         in_bytes = sum(loads.values()) >= WORTH
@@ -136,16 +139,17 @@ class Sharing:
         ], in_bytes
 
     def divide(self, before: Mapping[str, Sequence[Span]], *, shared: bool) -> Shares:
-        """For the next incarnation. `shared`: whether several captures may write at once."""
+        """The division for the next incarnation. `shared`: whether several captures may write at once."""
         able, self.next = self.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
             if self._is_by_hand:
                 self._by_hand, self._kept_for = None, frozenset(self.able())
         elif self._is_kept(able) and shared and self._covers(before, able):
+            # Tables that were moved by hand stay where they are as long as the same captures are able.
             found = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
-            # Others may lack what they would be given: they get it once they have prepared (`better`).
+            # Captures without ranges have not prepared. They get some once they have (`better`).
             there = [name for name in able if before.get(name)]
             found = self._divided(there or able, before, shared=shared)
         self.aim = self.next = None
@@ -155,11 +159,11 @@ class Sharing:
         return found
 
     def _is_kept(self, able: Collection[str]) -> bool:
-        """Whether tables were moved by hand among just these captures."""
+        """Whether a user has moved tables among exactly these captures."""
         return bool(self._kept_for) and self._kept_for == frozenset(able)
 
     def _covers(self, before: Mapping[str, Sequence[Span]], able: Collection[str]) -> bool:
-        """Whether all that is wanted is some able capture's."""
+        """Whether able captures together have all wanted keys."""
         given = sorted((span.start, span.end) for name in able for span in before.get(name, ()))
         reached = self.wanted.start
         for start, end in given:
@@ -182,7 +186,7 @@ class Sharing:
     ) -> Shares:
         if self.stays:
             return {self.node.capture: (self.wanted,)}
-        # Those that are too many for one transaction get ranges with the next division.
+        # Captures that are too many for one transaction get ranges at the next division.
         others = [name for name in able if not before.get(name)]
         left_out = set(others[max(1, GRANTS_MAX - sum(map(bool, before.values()))) :])
         able = [name for name in able if name not in left_out]
@@ -193,9 +197,10 @@ class Sharing:
         return share(self.wanted, pieces, able, before, at_most=most, tolerance=tolerance)
 
     def able(self, *, joined_s: float | None = None) -> list[str]:
-        """The captures that may be given ranges, those with the fewest changefeeds first; at least this one.
+        """The captures that may get ranges, those with the fewest changefeeds first; at least this one.
 
-        `joined_s`: how long the processor of one without ranges must have answered; by default `JOIN_S`.
+        `joined_s`: how long the processor of a capture without ranges must have answered; by default
+        `JOIN_S`.
         """
         node, now, burdens = self.node, self.node.clock.monotonic(), self.node.burdens()
         patience = JOIN_S if joined_s is None else joined_s
@@ -205,7 +210,7 @@ class Sharing:
             if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
         ]
         for is_good in (
-            lambda name: name not in node.drained,  # first, since a person asked for it
+            lambda name: name not in node.drained,  # first, because a user asked for it
             lambda name: self.peers[name].version in ("", __version__),
             lambda name: self.peers[name].may_try(now),
         ):
@@ -215,11 +220,11 @@ class Sharing:
 
     @property
     def now(self) -> dict[str, list[Span]]:
-        """What each capture has."""
+        """The ranges that each capture has now."""
         return {one.capture: [r.id for r in one.grant.ranges] for one in self.peers.running if one.grant}
 
     def plan(self, *, shared: bool) -> Plan:
-        """The best shares there are, whatever it costs to get there."""
+        """The best possible division, whatever it costs to get there."""
         before = self.now
         after = self._divided(self.able(), before, shared=shared, tolerance=0.0)
         pieces, in_bytes = self.pieces
@@ -227,7 +232,8 @@ class Sharing:
         return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
     def handed(self, tables: Collection[int], taker: str) -> Plan:
-        """The shares as they are, but one capture has some tables, with all that share a span with them.
+        """The current division, except that one capture gets some tables, with all that share a span with
+        them.
 
         Raises KeyError with a table that is not delivered, ValueError if there would be too many ranges.
         """
@@ -248,12 +254,12 @@ class Sharing:
         return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
     def hand(self, tables: Collection[int], taker: str) -> None:
-        """Do so, as soon as the taker has prepared."""
+        """Move the tables as soon as the taker has prepared."""
         self._by_hand, self.aim, self.next = (frozenset(tables), taker), None, None
         self._asked_for, self._best_for, self._planned_for = False, None, None
 
     def _handed(self, able: Collection[str]) -> Shares | None:
-        """What was asked for by hand; None: nothing, or it is not possible any more."""
+        """The division that a user has requested; None: there is no request, or it is not possible."""
         if self._by_hand is None:
             return None
         tables, taker = self._by_hand
@@ -264,34 +270,34 @@ class Sharing:
             return None
 
     def forget(self, captures: Iterable[str]) -> None:
-        """They are gone."""
+        """Forget captures that are gone."""
         for capture in captures:
             self.loads.pop(capture, None)
 
     def ask(self) -> None:
-        """Divide it in the best way, now."""
+        """Divide the key space in the best way as soon as possible, for a user's request."""
         self._asked_for, self._best_for, self._planned_for = True, None, None
         self._by_hand, self._kept_for, self.aim, self.next = None, frozenset(), None, None
 
     # --- whether it is time --------------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:
-        """Whether to look again."""
+        """Whether it is time to look again; if so, the next time is `CAPTURES_S` later."""
         if now - self._looked_at < CAPTURES_S:
             return False
         self._looked_at = now
         return True
 
     def lost(self, now: float, known: int | None) -> str:
-        """Why those who deliver now cannot go on so; empty: they can.
+        """Why the captures that deliver now cannot continue; empty: they can.
 
-        `known`: up to where the owner knows DDL; None: it has not begun to read.
-        Those that are lost count as failed. Also sets `is_owner_cut_off`.
+        `known`: up to which ts the owner knows DDL; None: it has not begun to read. A lost capture counts as
+        failed. Also sets `is_owner_cut_off`.
         """
         others = (peer for peer in self.peers.running if peer.capture != self.node.capture)
         why = {peer.capture: words for peer in others if (words := self._why_lost(peer, now))}
         for name in why:
-            # Or a capture that crashes as soon as it delivers would end everybody's work for ever.
+            # Otherwise a capture that crashes whenever it delivers would end the others' work each time.
             self.peers[name].fails(now)
         if why:
             return next(iter(why.values()))
@@ -313,7 +319,7 @@ class Sharing:
         return f"capture {peer.capture} {what} for {SILENT_S:.0f} s"
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
-        """Why it is to be divided in another way now, empty if it is not; and who is to prepare for that."""
+        """Why the key space must be divided again now, or ""; and the processors that must prepare for it."""
         able, before = self.able(), self.now
         known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
@@ -323,7 +329,7 @@ class Sharing:
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
         is_planned = self.aim is not None and known[:-1] == self._planned_for
         if self.aim is not None and is_planned:
-            after = self.aim  # takers prepare for these: loads that change meanwhile are for the next time
+            after = self.aim  # takers prepare for these; loads that change meanwhile count the next time
         elif (asked := self._handed(able) if shared else None) is not None:
             after, self._planned_for, self._is_by_hand = asked, known[:-1], True
         elif self._is_kept(able) and shared and not self._asked_for and self._covers(before, able):
@@ -339,8 +345,8 @@ class Sharing:
         waits = [self.peers[name] for name, ranges in takers.items() if ranges]
         prepare = [peer for peer in waits if peer.coming != takers[peer.capture]]
         for peer in prepare:
-            # Tables that come and go change the ranges again and again. Who cannot take any must not get
-            # more time for that: all other moves wait for it.
+            # Tables that come and go change the ranges again and again. A taker that is not ready, or
+            # receives nothing, must not get more time for that, because all other moves wait for it.
             if not peer.coming or (peer.ready and peer.received):
                 peer.warming_since = now
             peer.coming, peer.received = takers[peer.capture], 0
@@ -351,7 +357,7 @@ class Sharing:
             return f"other shares are better: {', '.join(sorted(after))}", prepare
         late = [peer for peer in waits if now - peer.warming_since > WARM_MAX_S]
         if unable := [peer for peer in late if not peer.ready or not peer.received]:
-            # While it prepares upstream keeps history for it, and nothing else is moved.
+            # While it prepares, upstream holds history for it, and nothing else is moved.
             for peer in unable:
                 peer.fails_to_warm(now)
             self._planned_for = None
@@ -366,11 +372,11 @@ class Sharing:
 
     @staticmethod
     def _to_come(after: Sequence[Span], before: Sequence[Span]) -> tuple[Span, ...]:
-        """The ranges of which a capture has not all yet."""
+        """The ranges that a capture does not have completely yet."""
         return tuple(one for one in after if not any(had.covers(one) for had in before))
 
     def _is_worth_it(self, before: Mapping[str, Sequence[Span]], after: Shares) -> bool:
-        """Whether more changes than edges between which there is nothing, such as at a table that is gone."""
+        """Whether more would change than edges in empty key space, such as that of a dropped table."""
         now = {name: tuple(spans) for name, spans in before.items() if spans}
         if now == after or now.keys() != after.keys():
             return now != after
@@ -378,7 +384,7 @@ class Sharing:
         return any(one.weight for one in moved(now, after, pieces))
 
     def not_wanted(self) -> list[Peer]:
-        """Those that prepare for ranges that they are not to have any more."""
+        """The processors that prepare for ranges which they will not get any more."""
         coming, now = self.aim or {}, self.now
         found = [
             peer

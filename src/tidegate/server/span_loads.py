@@ -1,7 +1,7 @@
-"""How many bytes of changes come for each span of a changefeed, as the owner needs it to divide the load.
+"""Measures how many bytes of changes arrive for each span of a changefeed; the owner divides the load by it.
 
 The puller counts bytes for each span since its process started. The difference of two counts, averaged with
-the rates found before, is the load that a capture reports: a single burst moves no ranges.
+the earlier rates, is the load that a capture reports. Because of the average a single burst moves no ranges.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Final
 WEIGH_S: Final = 10.0
 """How often the load of spans is measured."""
 LOADS_MAX: Final = 256
-"""Spans whose load is reported; the others have less."""
+"""The most spans whose load is reported: those with the greatest load."""
 
 
 class SpanLoads:
-    """Of one changefeed on one capture. Times are monotonic, in seconds."""
+    """The loads of one changefeed on one capture. Times are monotonic, in seconds."""
 
     def __init__(self) -> None:
         self._weighed_at = float("-inf")
         self._received: dict[str, int] = {}
-        """Bytes that the puller had received for each span at the last measurement."""
+        """The bytes that the puller had received for each span at the last measurement."""
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to measure."""
@@ -34,8 +34,8 @@ class SpanLoads:
         lines: Iterable[Mapping[str, Any]],
         earlier: Mapping[str, int],
     ) -> dict[str, int]:
-        """The loads of `spans`, in bytes per second. `lines`: what the puller says of each span that it has.
-        `earlier`: the loads that were found last.
+        """The loads of `spans`, in bytes per second. `lines`: the puller's status of each span. `earlier`:
+        the loads of the last measurement.
         """
         since_s, self._weighed_at, before = now - self._weighed_at, now, self._received
         self._received = {
@@ -44,16 +44,16 @@ class SpanLoads:
         return heaviest(earlier, before, self._received, since_s)
 
     def reset(self) -> None:
-        """What was received before does not count; the next measurement keeps its time."""
+        """Forget earlier counts; the time of the next measurement is unchanged."""
         self._received = {}
 
 
 def heaviest(
     earlier: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int], since_s: float
 ) -> dict[str, int]:
-    """The spans with the most bytes per second, at most `LOADS_MAX`, averaged with what was found earlier.
+    """The spans with the most bytes per second, at most `LOADS_MAX`, averaged with the earlier rates.
 
-    `before`, `now`: bytes received in all; a count that has fallen is that of another puller's process.
+    `before`, `now`: all bytes received; a count that has fallen is from a new puller process.
     """
     rates = {
         name: (earlier.get(name, 0) + max(0, count - before[name]) / since_s) / 2

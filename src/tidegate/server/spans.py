@@ -1,16 +1,17 @@
-"""Which spans the puller must follow, for which feeds, from where; and what it has said about them.
+"""Which spans the puller must follow, for which feeds and from which ts; and the puller's reports about them.
 
-The registry outlives the puller's process: when a new one introduces itself, it is told everything again.
-A span is followed while any feed holds it, from the least ts that any of them still needs: where it asked
-to begin, or what it has made durable since. If a feed comes later and needs more, because it begins earlier
-or is resumed, the puller pulls what is missing by itself and puts it in front (`server/backfill.py`); the
-others go on meanwhile.
+The registry outlives the puller's process; a new process gets everything again after its hello. A span is
+followed while any feed holds it, from the least ts that a feed still needs: where it asked to begin, or what
+it has made durable since. A feed may come later and need an earlier part, because it begins earlier or is
+resumed. Then the puller pulls the missing part separately and puts it in front (`server/backfill.py`), and
+the other feeds continue meanwhile.
 
-What a feed has not delivered stays in the event store. When that fills up, a feed that stands still makes way
-for those that share its spans and go on: else the spans would be given up for all of them.
+Changes that a feed has not delivered stay in the event store. When the store fills up, a feed without
+progress makes way for feeds that share its spans and make progress. Otherwise the store would drop the spans
+of all.
 
-The puller registers nothing below `safe_points`, which PD holds for us: the scan could lack what GC has
-taken. It says what it has refused, and the feed that needs it cannot go on.
+The puller registers nothing below `safe_points`, which PD holds for us: a scan below could miss deletes that
+GC has removed. It reports a span that it refuses, and a feed that needs the span fails.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from tidegate.server.supervisor import Connection
 from tidegate.tidb.keys import stripe_ids
 
 STANDS_S: Final = 10.0
-"""A feed that holds spans and has not gone on for so long stands still."""
+"""A feed that holds spans and has made no progress for this long stands still."""
 
 
 class SpanRegistry:
-    """Spans of one kv mode held by feeds; talks to the puller of the moment. One asyncio loop."""
+    """The spans of one kv mode that feeds hold; sends orders to the puller. Lives in one asyncio loop."""
 
     def __init__(self, kv_mode: str = TABLE_MODE) -> None:
         self._kv_mode = kv_mode
         self._spans: dict[str, Span] = {}
         self._stripes: set[str] = set()
-        """Those of several tables."""
+        """The spans with several tables."""
         self._holders: dict[str, dict[FeedId, int]] = {}
         self._held_by: dict[FeedId, set[str]] = {}
         """The spans of each feed."""
@@ -47,17 +48,17 @@ class SpanRegistry:
         self._refused: dict[str, Refused] = {}
         self._unguarded: set[FeedId] = set()
         self.safe_points = {-1: MAX}
-        """Below it the puller registers nothing that is guarded; by keyspace, -1: all that are not named."""
+        """The puller registers no guarded span below; by keyspace, -1: all keyspaces without an entry."""
         self.status: list[Mapping[str, Any]] = []
-        """What the puller last said about its spans."""
+        """The puller's last complete report about its spans."""
         self._saying: list[Mapping[str, Any]] = []
         self.filling = ""
-        """Why the event store may soon have no room, as the puller says."""
+        """The puller's reason why the event store may soon be full; empty: none."""
         self._went_on: dict[FeedId, float] = {}
-        """When each feed did last, in monotonic seconds."""
+        """When each feed last made progress, in monotonic seconds."""
 
     def connect(self, puller: Connection) -> None:
-        """A puller has introduced itself: tell it everything."""
+        """Send everything to a puller that has just introduced itself."""
         self._puller = puller
         self._dropped.clear()
         for keyspace, ts in self.safe_points.items():
@@ -66,19 +67,19 @@ class SpanRegistry:
             self._watch(name, span)
 
     def disconnect(self, puller: Connection) -> None:
-        """A puller is gone."""
+        """Forget a puller that is gone."""
         if self._puller is puller:
             self._puller = None
 
     def keep_above(self, safe_point: int, keyspace: int = -1) -> None:
-        """PD holds upstream's history for us from here on: that of a keyspace, or (-1) of the cluster."""
+        """Set the ts from which PD holds upstream's history: that of a keyspace, or (-1) of the cluster."""
         before = self.safe_points.get(keyspace)
         self.safe_points[keyspace] = safe_point
         if self._puller is not None and safe_point != before:
             self._puller.send(SafePoint(safe_point, keyspace))
 
     def receive_status(self, status: Status) -> None:
-        """A part of what the puller says about its spans; known once it is whole."""
+        """Take a part of the puller's report about its spans; `status` changes once it is complete."""
         if status.first:
             self._saying = []
         self._saying += status.spans
@@ -86,23 +87,23 @@ class SpanRegistry:
             self.status, self._saying, self.filling = self._saying, [], status.filling
 
     def receive_refused(self, refused: Refused) -> None:
-        """The puller does not register a span."""
+        """Note that the puller refuses to register a span."""
         name = span_id(refused.span, self._kv_mode)
         if name in self._spans:
             self._refused[name] = refused
 
     def refusal(self, feed: FeedId) -> Refused | None:
-        """A span that the feed needs and cannot get any more."""
+        """The refusal of a span that the feed needs, which it cannot get any more; None: there is none."""
         for name, refusal in self._refused.items():
             if self._holders[name].get(feed, MAX) <= refusal.start_ts:
                 return refusal
         return None
 
     def hold(self, feed: FeedId, span: Span, start_ts: int, *, guarded: bool = True) -> None:
-        """Follow a span for a feed from `start_ts` on, or from where the feed holds it already.
+        """Follow a span for a feed from `start_ts`, or from the earlier ts from which the feed holds it.
 
-        Not `guarded`: although upstream may not have the history any more. That goes for the span, whoever
-        else holds it; spans that such a feed does not hold stay guarded.
+        Not `guarded`: follow it even if upstream may not have the history any more. This applies to the span
+        for all its holders; spans that such a feed does not hold stay guarded.
         """
         if not guarded:
             self._unguarded.add(feed)
@@ -118,9 +119,9 @@ class SpanRegistry:
             self._watch(name, span)
 
     def drop(self, feed: FeedId, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
-        """A feed no longer needs a span; with `forget` its segments go too, when nobody else holds it.
+        """Release a span of a feed. With `forget` its segments are removed when no other feed holds it.
 
-        `again_from`: it will need the span again, from that ts on.
+        `again_from`: the feed will need the span again, from that ts.
         """
         holders = self._holders.get(name, {})
         if again_from is not None and feed in holders:
@@ -132,7 +133,7 @@ class SpanRegistry:
         if holders and (
             name in self._refused or self._guarded(name) is not guarded or min(holders.values()) > least
         ):
-            # What was refused, or is being pulled from earlier, was for this feed.
+            # A refusal, or an earlier part that is being pulled, was only for this feed.
             self._watch(name, self._spans[name])
         if not holders and name in self._spans:
             span = self._spans.pop(name)
@@ -145,7 +146,7 @@ class SpanRegistry:
                 self._tell(Remove(span))
 
     def release(self, feed: FeedId, *, forget: bool = False, but: Collection[str] = ()) -> None:
-        """A feed needs nothing now, `but` some spans; `forget`: nor later."""
+        """Release all spans of a feed except those in `but`; `forget`: it will not need them later either."""
         for name in self._held_by.get(feed, set()) - set(but):
             self.drop(feed, name, forget=forget)
         if not self._held_by.get(feed):
@@ -154,11 +155,11 @@ class SpanRegistry:
         self._went_on.pop(feed, None)
 
     def went_on(self, feed: FeedId, now: float) -> None:
-        """A feed that holds spans has delivered something, or has nothing to deliver."""
+        """Note that a feed that holds spans has delivered something, or has nothing to deliver."""
         self._went_on[feed] = now
 
     def in_the_way_of(self, feed: FeedId, now: float) -> list[FeedId]:
-        """The feeds that go on and share spans with one that stands still, while the event store fills up."""
+        """While the event store fills up: the feeds with progress that share spans with a stuck one."""
         if not self.filling or now - self._went_on.setdefault(feed, now) < STANDS_S:
             return []
         shared = [
@@ -168,19 +169,19 @@ class SpanRegistry:
         return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
 
     def try_again(self, feed: FeedId, start_ts: int) -> None:
-        """Follow from `start_ts` on what the puller has refused from an earlier ts on."""
+        """Follow from `start_ts` the spans that the puller refused to follow from an earlier ts."""
         refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
         for name in [one for one in refused if feed in self._holders[one]]:
             self._holders[name][feed] = max(start_ts, self._holders[name][feed])
             self._begin_again(name)
 
     def _begin_again(self, name: str) -> None:
-        """Follow a span from where it is needed now, also where it stands still before that."""
+        """Follow a span from where it is needed now, even if the puller waits at an earlier ts."""
         self._tell(Unwatch(self._spans[name]))
         self._watch(name, self._spans[name])
 
     def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
-        """The spans that a feed holds of some ranges."""
+        """The spans in some ranges that a feed holds."""
         held = {name: self._spans[name] for name in self._held_by.get(feed, ())}
         tasks = list(ranges)
         return frozenset(
@@ -188,9 +189,9 @@ class SpanRegistry:
         )
 
     def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
-        """From where each feed would read rows, and DDL, were all that is stored gone.
+        """Set the ts from which each feed would read rows, and DDL, if the event store were lost.
 
-        What is pulled anew is pulled from there, so it is to be told before what PD holds is raised.
+        Spans that are pulled again are pulled from there. So this must be set before PD's hold is raised.
         """
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
@@ -198,10 +199,10 @@ class SpanRegistry:
                 holders[feed] = max(holders[feed], needs[feed][ddl])
         for name, refused in list(self._refused.items()):
             if min(self._holders[name].values()) > refused.start_ts:
-                self._begin_again(name)  # nobody needs any more what was refused
+                self._begin_again(name)  # no feed needs the refused part any more
 
     def drop_below(self, limits: Mapping[FeedId, tuple[int, int]]) -> None:
-        """Let segments go that no holder needs; `limits`: where each feed is done with rows, with DDL."""
+        """Drop segments that no holder needs. `limits`: the ts of rows and DDL that each has finished."""
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
             done = {feed: limits[feed][ddl] if feed in limits else 0 for feed in holders}
@@ -218,11 +219,12 @@ class SpanRegistry:
     def behind(
         self, floors: Mapping[str, int], *, only: FeedId | None = None, every: bool = False
     ) -> dict[FeedId, int]:
-        """For each feed, how far the slowest of its stripes is: its own progress may have passed that.
+        """For each feed, how far its slowest stripe is, which may be less than the feed's own progress.
 
-        Upstream's history must be held from there: a region that is behind is registered again from where it
-        stands, whoever wants its tables. `every`: of all its spans. If captures share a feed, its checkpoint
-        rises by what others deliver while regions of a span that this one is to take still wait.
+        Upstream's history must be held from there, because a region that is behind is registered again from
+        where it is, even if this feed wants none of its tables. `every`: of all its spans. If captures share
+        a feed, its checkpoint rises by what others deliver, while regions of a span that this capture
+        prepares may still wait.
         """
         found: dict[FeedId, int] = {}
         names: Collection[str] = self._holders.keys() if every else self._stripes
@@ -237,15 +239,15 @@ class SpanRegistry:
         return found
 
     def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
-        """Whether something has come of each span of a feed, so that `behind` knows how far each is."""
+        """Whether each span of a feed has received something, so that `behind` knows how far each is."""
         return all(floors.get(name, 0) for name in self._held_by.get(feed, ()))
 
     def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:
-        """Remove stored spans that nobody holds and that hold nothing above `floor`; which they are.
+        """Remove stored spans that no feed holds and that have nothing above `floor`; returns their ids.
 
-        `stored`: span id to the span and the ts up to which it may hold rows. `floor`: what every feed is
-        done with, whether it runs or not. The DDL span stays while there is any: catalogues that were saved
-        some time before their checkpoints need it.
+        `stored`: span id to the span and the ts up to which it may have rows. `floor`: every feed, running or
+        not, is finished with rows up to here. The DDL span stays while there is a feed, because catalogues
+        that were saved some time before their checkpoints need it.
         """
         kept = self._holders.keys() | ({DDL_SPAN_ID} if floor < MAX else set())
         gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in kept]
@@ -259,7 +261,7 @@ class SpanRegistry:
         self._tell(Watch(span, min(holders.values()), self._guarded(name)))
 
     def _guarded(self, name: str) -> bool:
-        """Whether all that hold a span asked for that."""
+        """Whether no holder of a span has asked for an unguarded one."""
         return self._unguarded.isdisjoint(self._holders.get(name, ()))
 
     def _tell(self, report: ToPuller) -> None:

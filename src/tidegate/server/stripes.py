@@ -4,11 +4,12 @@
     more        tables whose ids are neighbours share one: a *stripe*
     cuts        keys inside tables at which such a span is cut into pieces, each a span of its own
 
-A stripe's edges are multiples of its width in table ids, so they follow from an id alone: nothing about them
-is stored, two feeds of the same width have the same stripes, and DDL changes what is wanted of a stripe,
-never the stripe. Cuts follow from nothing: they are chosen once (`server.table_cuts`), and part of the feed's
-settings. What is wanted at a commit ts follows from the feed's rules and the schema history; who
-plans work is told it in a number (`SpanTask.wanted`), who decodes rows looks it up (`mounter.decode`).
+A stripe's edges are multiples of its width in table ids, so they follow from an id alone. Nothing about them
+is stored, feeds of the same width have the same stripes, and DDL changes which tables of a stripe are wanted
+but never the stripe. Cuts do not follow from ids: they are chosen once (`server.table_cuts`) and stored in
+the feed's settings. Which tables are wanted at a commit ts follows from the feed's rules and the schema
+history. Planners get the answer as a number (`SpanTask.wanted`); decoders of rows look it up
+(`mounter.decode`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from tidegate.model.span import Span, span_id
 from tidegate.tidb import keys, memcomparable
 
 TABLES_APART: Final = 1_000
-"""Up to so many tables each has a span of its own: a lock in one of them then delays no other."""
+"""With at most this many tables each has a span of its own, so that a lock in one delays no other table."""
 STRIPES: Final = 64
-"""A span costs a look at each tick, a folder, and a registration in each region that it touches."""
+"""The target for the number of stripes. Each span costs a look at each tick, a folder, and a registration in
+each region that it touches.
+"""
 SPANS_REMEMBERED: Final = 1 << 17
-"""Spans whose names are known, so that the next feed of the same tables opens in milliseconds."""
+"""Spans whose names are cached, so that another feed of the same tables opens in milliseconds."""
 
 
 @lru_cache(SPANS_REMEMBERED)
@@ -46,8 +49,8 @@ def _stripe(first: int, width: int) -> tuple[str, Span]:
 
 
 def chosen_width(tables: Iterable[int]) -> int:
-    """For a feed that begins with these physical ids: 1 as long as they are few, else the least power of two
-    with which they lie in `STRIPES` stripes at most.
+    """The width for a feed that begins with these physical ids: 1 for few tables, otherwise the least power
+    of two with which they are in at most `STRIPES` stripes.
     """
     ids = np.fromiter(tables, np.int64)
     if len(ids) <= TABLES_APART:
@@ -59,7 +62,7 @@ def chosen_width(tables: Iterable[int]) -> int:
 
 
 def ids_of(task: SpanTask) -> list[int]:
-    """The ids of the tables that are wanted of a span."""
+    """The ids of a span's wanted tables."""
     if not task.wanted:
         return [task.physical_id]
     first = keys.stripe_ids(task.span).start
@@ -67,28 +70,28 @@ def ids_of(task: SpanTask) -> list[int]:
 
 
 def table_task(physical_id: int, start_ts: int) -> SpanTask:
-    """The record span of a physical table, to be delivered from `start_ts` on."""
+    """The task for the record span of a physical table, delivered from `start_ts`."""
     name, span = _record_span(physical_id)
     return SpanTask(name, span, physical_id, start_ts)
 
 
 class Stripes:
-    """What a feed wants, as spans, at the last DDL that was followed. Keeps one number a stripe."""
+    """The spans that a feed wants after the last followed DDL. Keeps one number for each stripe."""
 
     def __init__(self, width: int, cuts: Iterable[bytes] = ()) -> None:
-        """`width`: table ids a stripe; 1: a span for each table, which are passed on as they come.
-        `cuts`: record keys.
+        """`width`: table ids in a stripe; 1: a span for each table, which is passed on as it is. `cuts`:
+        record keys.
         """
         self._width = width
         self._cuts: dict[int, list[bytes]] = {}
-        """Ascending, by the first id of the stripe they lie in; with width 1 that is the table."""
+        """The cuts in ascending order, by the first id of their stripe; with width 1 that is the table."""
         for key in sorted(cuts):
             self._cuts.setdefault(self._first(memcomparable.decode_int(key, 1)), []).append(key)
         self._wanted: dict[int, int] = {}
-        """By a stripe's first id, which of its ids are wanted: bit i is the i-th."""
+        """Which ids of a stripe are wanted, by the stripe's first id: bit i is the i-th."""
 
     def begin(self, tables: Iterable[SpanTask]) -> tuple[SpanTask, ...]:
-        """The spans of the tables that are wanted at the checkpoint, each by its own task."""
+        """The spans of the tables that are wanted at the checkpoint, given as one task for each table."""
         self._wanted.clear()
         tables = tuple(tables)
         if self._width == 1:
@@ -101,8 +104,8 @@ class Stripes:
     def follow(self, batches: Iterable[DdlBatch]) -> list[DdlBatch]:
         """The same DDL, in order, with stripes in the place of tables.
 
-        A stripe is added when the first of its tables is wanted, and again whenever another set of them is;
-        it is removed with the last.
+        A stripe is added when its first table is wanted, and again whenever its set of wanted tables changes;
+        it is removed with its last table.
         """
         return list(map(self._followed_apart if self._width == 1 else self._followed, batches))
 
@@ -144,7 +147,7 @@ class Stripes:
         return first
 
     def _tasks(self, first: int, wanted: int, start_ts: int) -> Iterator[SpanTask]:
-        """The spans of a stripe with tables that are wanted: itself, or its pieces."""
+        """The tasks of a stripe with wanted tables: the stripe itself, or its pieces."""
         name, span = _stripe(first, self._width)
         if first not in self._cuts:
             if wanted:
@@ -160,7 +163,7 @@ class Stripes:
                 yield SpanTask(span_id(piece), piece, ids.start + _lowest(there), start_ts, there)
 
     def _pieces_of(self, tables: Iterable[SpanTask]) -> Iterator[SpanTask]:
-        """Tables with a span each, those that are cut by piece."""
+        """The tasks of tables with their own spans; a table with cuts has one for each piece."""
         for task in tables:
             cuts = self._cuts.get(task.physical_id)
             if cuts is None:
@@ -176,7 +179,7 @@ def _lowest(bits: int) -> int:
 
 
 def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
-    """Spans as `bounds.json` holds them; numbers of more than 64 bits are in hex."""
+    """Spans in the form of `bounds.json`; numbers of more than 64 bits are in hex."""
     return {
         t.id: {
             "start": t.span.start.hex(),

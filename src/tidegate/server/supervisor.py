@@ -1,14 +1,14 @@
 """Child processes of a capture, and the Unix socket between them and the control process.
 
-A child dies with the control process: it is started through a launcher that sets the kernel's parent-death
-signal (SIGKILL) before it becomes the child. Each child leads a session of its own, so that stopping
-it takes along what it has started. Supervisor and socket live in one asyncio loop; no method blocks.
+A child dies with the control process, because it is started through a launcher that sets the kernel's
+parent-death signal (SIGKILL) before it becomes the child. Each child leads a session of its own, so that
+stopping it also stops what it has started. Supervisor and socket live in one asyncio loop; no method blocks.
 
     Children  ---- spawn, watch, stop
     ControlSocket ---- hello, then messages of `tidegate.ipc`'s frames; one task per connection
 
-The socket outlives what comes over it: a peer that does not introduce itself, begins a message and does not
-end it, sends what is no message, or does not read what it is sent, loses its own connection only.
+A bad peer loses only its own connection, and the socket stays open. A peer is bad if it does not introduce
+itself, does not finish a message, sends something that is no message, or does not read its messages.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tidegate.server.processes import kill_session
 LOG: Final = logging.getLogger(__name__)
 
 GRACE_S: Final = 5.0
-"""Between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL."""
 LAST_WORDS_S: Final = 1.0
-"""How long messages of a dead child are still waited for."""
+"""How long messages of a dead child are still accepted."""
 
 HELLO_S: Final = 10.0
 """How long a connection may take to introduce itself."""
@@ -45,9 +45,9 @@ FRAME_S: Final = 60.0
 """How long a message may take from its first byte to its last."""
 HELLO_MAX: Final = 64 << 10
 STRANGERS_MAX: Final = 256
-"""Connections that have not introduced themselves; one more is closed at once."""
+"""The most connections that have not introduced themselves; one more is closed at once."""
 UNREAD_MAX: Final = 128 << 20
-"""Bytes that wait for a peer to read them, some 600,000 spans; then its connection is closed."""
+"""The most bytes, about 600,000 spans, that wait for a peer to read them; then its connection is closed."""
 
 
 class Child:
@@ -58,7 +58,7 @@ class Child:
         self.pid = process.pid
 
     async def wait(self) -> int:
-        """Its exit code; negative: the signal that ended it."""
+        """Wait for its exit code; a negative one is the signal that ended it."""
         return await self._process.wait()
 
     @property
@@ -73,7 +73,7 @@ class Child:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self._process.wait()
-        # Its leader may be gone and the rest not: a stopped process does not notice.
+        # The leader may be gone while others are stopped: a stopped process does not notice its parent's end.
         await kill_session(self.pid)
         return await self._process.wait()
 
@@ -81,7 +81,7 @@ class Child:
 async def spawn(
     name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Child:
-    """Start a child whose output is appended to `log`; raises Fatal when it cannot be started."""
+    """Start a child whose output is appended to `log`; raises Fatal if it cannot be started."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         try:
@@ -101,16 +101,16 @@ async def spawn(
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One child's end of the socket, after its hello."""
+    """One child's connection to the socket, after its hello."""
 
     hello: Hello
     writer: asyncio.StreamWriter
     closed: asyncio.Event
 
     def send(self, report: Report) -> None:
-        """Queue a message; one to a closed connection is dropped, since its process is gone.
+        """Queue a message. A message to a closed connection is dropped, because its process is gone.
 
-        A peer that leaves more than `UNREAD_MAX` bytes unread loses the connection.
+        A peer that leaves more than `UNREAD_MAX` bytes unread loses its connection.
         """
         if self.closed.is_set():
             return
@@ -125,7 +125,7 @@ Handler = Callable[[Connection, Report], Awaitable[None]]
 
 
 class ControlSocket:
-    """Listens on a Unix socket; hands each message, hello first, `Gone` last, to the handler."""
+    """Listens on a Unix socket; gives each message to the handler, the hello first and `Gone` last."""
 
     def __init__(
         self, path: Path, handler: Handler, hello_s: float = HELLO_S, frame_s: float = FRAME_S
@@ -138,7 +138,7 @@ class ControlSocket:
         self._closing = False
 
     async def open(self) -> None:
-        """Start listening; a socket file left behind is replaced."""
+        """Start listening; replaces a socket file that an earlier process has left."""
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._serve, self._path)
         self._path.chmod(0o600)
@@ -176,7 +176,7 @@ class ControlSocket:
                 await self._say_gone(connection)
 
     async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
-        """The first message; None when there is none. Raises what `_read` does, and TimeoutError."""
+        """The first message; None if the connection ends before. Raises as `_read`, and TimeoutError."""
         if self._strangers >= STRANGERS_MAX:
             raise ValueError(f"{self._strangers} connections have not introduced themselves yet")
         self._strangers += 1
@@ -189,21 +189,22 @@ class ControlSocket:
     async def _say_gone(self, connection: Connection) -> None:
         try:
             await self._handler(connection, Gone())
-        except BROKEN as error:  # a hello that names no changefeed, for one
+        except BROKEN as error:  # for example a hello that names no changefeed
             event(LOG, logging.WARNING, "end of a control connection not told", reason=str(error))
 
 
 BROKEN: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, TidegateError)
-"""What a message that is none raises: where it is read, or where its members are used."""
+"""Errors that an invalid message causes, where it is read or where its members are used."""
 
 
 async def _read(
     reader: asyncio.StreamReader, frame_s: float, kinds: Sequence[type[Kind]], longest: int = MAX_FRAME
 ) -> Kind | None:
-    """The next message, one of `kinds`; None at the end of the stream. Waits for its first byte for ever.
+    """The next message, one of `kinds`; None at the end of the stream. Waits for its first byte without
+    limit.
 
-    Raises ValueError when it is no frame, or none of them, or ends within; TimeoutError when the rest does
-    not come.
+    Raises ValueError if it is no frame, not one of `kinds`, or incomplete at the end of the stream;
+    TimeoutError if the rest does not arrive in `frame_s`.
     """
     first = await reader.read(1)
     if not first:

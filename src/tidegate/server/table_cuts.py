@@ -1,12 +1,12 @@
 """Where large tables are cut into pieces, so that several tasks deliver one table: TiCDC's `[scheduler]`.
 
     enable-table-across-nodes   the switch
-    region-threshold            a table of more regions is cut
-    region-count-per-span       into pieces of about so many regions, PIECES at most
+    region-threshold            a table with more regions is cut
+    region-count-per-span       the approximate number of regions in a piece; PIECES pieces at most
 
 Source: TiCDC's splitters by region count (tiflow `cdc/scheduler/internal/v3/keyspan`, ticdc
-`maintainer/split`). As there, a table is cut at the edges of regions, into pieces of equally many. Unlike
-there, the cuts are chosen when the changefeed is created or these settings change, and then stay.
+`maintainer/split`). As there, a table is cut at the edges of regions into pieces with equally many regions.
+Unlike there, the cuts are chosen when the changefeed is created or these settings change, and then stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.tables.reader import region_starts
 from tidegate.tidb import keys, memcomparable
 
 PIECES: Final = 64
-"""Of one table at most."""
+"""The most pieces of one table."""
 
 
 def find_cuts(pd: PdClient, tables: Collection[int], settings: SchedulerConfig) -> tuple[str, ...]:
@@ -30,14 +30,14 @@ def find_cuts(pd: PdClient, tables: Collection[int], settings: SchedulerConfig) 
     if not tables or not settings.enable_table_across_nodes:
         return ()
     hull = Span(keys.record_prefix(min(tables)), keys.table_prefix(max(tables) + 1))
-    pd.regions.clear()  # what was read long ago may be one region where there are a thousand now
+    pd.regions.clear()  # cached regions may be old: what was one region may be a thousand now
     return tuple(key.hex() for key in chosen_cuts(region_starts(pd, hull), tables, settings))
 
 
 def chosen_cuts(starts: Collection[bytes], tables: Collection[int], settings: SchedulerConfig) -> list[bytes]:
-    """Of the keys at which regions begin those at which pieces end, ascending.
+    """Chooses from the start keys of regions those at which pieces end; in ascending order.
 
-    At most `TABLE_CUTS_MAX`: the tables with most regions come first, and the rest stay whole.
+    At most `TABLE_CUTS_MAX`: the tables with the most regions come first, and the rest stay whole.
     """
     wanted, edges = frozenset(tables), dict[int, list[bytes]]()
     for key in starts:

@@ -1,7 +1,7 @@
-"""The text of a DDL on its way to targets: restored as TiCDC restores it.
+"""Restores the text of a DDL for targets, as TiCDC does.
 
-The one place where the statement that a user wrote becomes the one that targets read. Filters have seen the
-user's; every protocol sends what leaves here.
+This is the only place where the user's statement becomes the statement that targets read. Filters use the
+user's statement; every protocol sends the restored one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tidegate.tidb import sql
 
 LOG = logging.getLogger(__name__)
 SHOWN: Final = 500
-"""Characters of a statement in the log."""
+"""The number of characters of a statement in the log."""
 
 
 def for_targets(ddl: DdlEvent, charset: str, sql_mode: int) -> DdlEvent:
-    """The event with its statement restored; one that cannot be read stays as it is, with a warning."""
+    """The event with its statement restored; a statement that cannot be parsed stays, with a warning."""
     outgoing = sql.outgoing(ddl.query, charset=charset, sql_mode=sql_mode)
     if outgoing.problem:
         event(

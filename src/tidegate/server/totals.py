@@ -1,4 +1,4 @@
-"""What a feed's pipeline has reported, summed up: for the API and the metrics."""
+"""The sums of what a feed's pipeline has reported, for the API and the metrics."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Totals:
-    """What the pipeline has reported since the control process started."""
+    """The sums of what the pipeline has reported since the control process started."""
 
     rows: int = 0
     messages: int = 0
     bytes: int = 0
     quarantined: int = 0
     matched: int = 0
-    """Images of rows that are what their checksum says; the next three: that carry none, old ones that
-    may differ after a DDL, and damaged ones (mounter.integrity.Tally)."""
+    """Images of rows that match their checksums; the next three count those without a checksum, old ones that
+    may differ after a DDL, and damaged ones (mounter.integrity.Tally).
+    """
     unchecked: int = 0
     excused: int = 0
     mismatched: int = 0
     misencoded: int = 0
-    """Rows whose messages did not say what they are (codec.readback)."""
+    """Rows whose messages, decoded again, differ from them (codec.readback)."""
     batches: int = 0
     batch_ms: int = 0
     lag_ms: int = 0
     ddl_events: int = 0
     starts: int = 0
-    """Pipeline processes started."""
+    """How often the pipeline has been started."""
 
     def count(self, feed: FeedId, stats: Mapping[str, int], folder: Path) -> None:
-        """Add what one batch tells, here and to the metrics; `folder`: the feed's."""
+        """Add the counts of one batch, here and to the metrics; `folder`: the feed's."""
         labels = (feed.namespace, feed.name)
         for name, counter in (
             ("rows", metrics.rows),

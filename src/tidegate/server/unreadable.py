@@ -1,8 +1,9 @@
 """A stored changefeed that this version cannot read: settings of a later version, or a damaged value.
 
-It does not run, and the others do. Nothing that it may need later is let go: upstream's history and the event
-store are kept as for one that can be read. For that, each number that its values have is believed, and where
-one is missing the safe one is taken. A later version takes it up where it was; otherwise a person removes it.
+It does not run, while the others do. Nothing that it may need later is released: upstream's history and the
+event store are kept as for a readable one. For that, numbers that can be read from its values are used, and
+for missing ones a safe default. A later version continues it from its stored state; otherwise a user removes
+it.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from tidegate.log import redact
 from tidegate.server.new_feed import Refused
 
 NOT_KNOWN: Final = 1
-"""The ts from which history is needed, if its values do not say: PD holds all that it still has."""
+"""The ts from which history is needed if its values do not say: PD then holds all that it still has."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableFeed:
-    """What is known of it."""
+    """The known facts about it."""
 
     id: FeedId
     why: str
-    """In one line; without its settings, which may have secrets."""
+    """Why it cannot be read, in one line; without its settings, which may contain secrets."""
     checkpoint: int
-    """From where on its history is needed."""
+    """The ts from which its history is needed."""
     scope: int | None
     """The keyspace whose history it needs, -1: that of the cluster; None: it may be any."""
     ended_ms: int
-    """When it was last stopped or failed, by upstream's time; 0: it runs, or that is not known."""
+    """When it was last stopped or failed, by upstream's time; 0: it runs, or the time is not known."""
     is_over: bool
-    """Whether it needs nothing: it is finished."""
+    """Whether it is finished, so that it needs nothing."""
 
     @classmethod
     def of(cls, feed: FeedId, info: bytes, status: bytes | None, error: Exception) -> UnreadableFeed:
-        """From its values, neither of which need be readable. `error`: why it is not."""
+        """Collects what its values say; neither need be readable. `error`: why it cannot be read."""
         wanted, reached = _object(info), _object(status or b"")
         own = wanted.get("config")
         own = own.get("tidegate") if isinstance(own, dict) else None
@@ -57,11 +58,11 @@ class UnreadableFeed:
         )
 
     def is_held(self, now_ms: int, gc_ttl_s: int) -> bool:
-        """Whether history is kept for it: not if it is finished, or was stopped for longer than gc-ttl."""
+        """Whether history is held for it: not if it is finished, or was stopped for longer than gc-ttl."""
         return not self.is_over and (not self.ended_ms or now_ms - self.ended_ms <= gc_ttl_s * 1000)
 
     def refused(self) -> Refused:
-        """What a request is answered that would read or change it."""
+        """The error for a request that would read or change it."""
         return Refused(
             "CDC:ErrChangefeedUnreadable",
             f"[CDC:ErrChangefeedUnreadable]this version cannot read changefeed {self.id}.",
