@@ -1,9 +1,10 @@
-"""From what the flow allows to the verbs of a target: rows are settled table by table, DDLs become steps.
+"""Turns what the flow releases into calls of a target: rows table by table, DDLs as steps.
 
-What the user's rules leave out, and under which names the rest is applied, is settled first (`selection`).
-Whatever the target is, a table looks as its definition says (`definition`), rows that no DDL announced make
-it grow, and a DDL is rendered from the TableInfo of its event (`ddl_plan`), never from its SQL. How steps and
-changes become durable, and what a restart finds, is the target's part (`target`).
+The user's rules come first: `selection` leaves tables out or renames them. Every target then follows the same
+rules. A table looks as its definition says (`definition`). Columns in rows that no DDL announced are added to
+a guessed definition. A DDL is rendered from the TableInfo of its event (`ddl_plan`). Its SQL is used only if
+the message has no header, or if a target that executes SQL holds a table whose TableInfo is not known. How
+steps and changes become durable, and what a restart finds, is up to the target (`target`).
 """
 
 from __future__ import annotations
@@ -43,23 +44,24 @@ from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 
 MAX_BARRIERS: Final = 1024
-"""Tables of which the last DDL is remembered: a producer repeats what came since its checkpoint only."""
+"""Tables whose last DDL is remembered. A producer that restarts repeats only what came since its
+checkpoint."""
 QUARANTINE: Final = "quarantine.jsonl"
-"""In the consumer's folder."""
+"""File name, in the consumer's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What may be in memory at once, in bytes of staged rows: several times that when settled."""
+    """How many bytes of staged rows may be in memory at once; their net effects take several times that."""
 
     step: int = 2 * STEP_BYTES
-    """Of a step that is settled whole."""
+    """Bytes up to which a step is applied as a whole, without cutting tables into parts."""
     part: int = 8 << 20
-    """Of a part of a table, in a larger step."""
+    """Bytes of one part of a table, when a larger step is applied in parts."""
 
 
 def only_topic(number: int) -> tuple[str, int]:
-    """The topic and partition of a partition's number where there is one topic."""
+    """The default of `place`, for a consumer of one topic, which needs no name."""
     return "", number
 
 
@@ -80,31 +82,32 @@ class Applier:
         selection: Selection | None = None,
         schema_changes: SchemaChanges = SchemaChanges.EVOLVE,
     ) -> None:
-        """`folder`: where rows are set aside that the target's tables cannot hold.
+        """`folder`: receives the file of rows that the target's tables cannot hold (quarantine).
 
-        `trust_inserts`: an insert on the wire is one; False when updates carry no old values. `place`: the
-        topic and partition that a number means; by default there is one topic. `learns_zone`: DDL headers
-        tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same. `clock`: of
-        topics that are read by offset. `selection`: what is applied, and under which names; None: everything.
-        `schema_changes`: what is done when columns change.
+        `trust_inserts`: an insert on the topic is always a new row; False when updates carry no old values,
+        because they then look like inserts. `place`: maps a partition's number to topic and partition.
+        `learns_zone`: take the time zone of TIMESTAMP texts from DDL headers if `time_zone` is empty;
+        otherwise the headers must agree with it. `clock`: given only for topics that are read by offset.
+        `selection`: which tables are applied, and under which names; None: all, unchanged. `schema_changes`:
+        the policy when a DDL changes columns.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
         self.selection, self._schema_changes = selection or Selection(), schema_changes
         self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
-        """Of TIMESTAMP texts; empty: nobody has told it."""
+        """The zone of TIMESTAMP texts; empty while neither the user nor a DDL header has named it."""
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
         self._barriers: dict[Name, int] = {}
         self._numbers = 0
-        """Of the files of parts."""
+        """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()
 
     def rows(self, pieces: Mapping[Name, Sequence[Piece]], reached: Position) -> None:
-        """Apply the net effect of each table's pieces; `reached`: what is in then.
+        """Apply the net effect of each table's pieces; `reached` is the position once they are applied.
 
-        Where they do not fit into memory, tables with a key are settled in parts. A table without a key is
-        settled whole, however large: equal rows can be counted only together.
+        If they do not fit into memory, tables with a key are applied in parts. A table without a key is
+        always applied whole, however large, because equal rows can be counted only together.
         """
         pieces = self.selection.pieces(pieces, self.target.definitions.keys())
         sizes = self._sizes_of(pieces)
@@ -120,7 +123,7 @@ class Applier:
             self.target.write(small, reached, parted)
 
     def _sizes_of(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
-        """By table, the bytes of its staged rows; of a step that is small for certain, none."""
+        """The bytes of staged rows by table; empty if the step is certainly small enough to apply whole."""
         begun = self.target.begun
         most = sum(piece.segment.length for part in pieces.values() for piece in part)
         if most <= self._sizes.step and not (begun is not None and begun.parts):
@@ -128,7 +131,11 @@ class Applier:
         return {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
 
     def _parts(self, pieces: Mapping[Name, Sequence[Piece]], sizes: Mapping[Name, int]) -> dict[Name, int]:
-        """By table, into how many parts its rows are cut: as in the write that was interrupted, if any."""
+        """How many parts each large table is cut into.
+
+        If a write was interrupted, its numbers are repeated: only then do the parts that it finished hold
+        the same rows as those of this run.
+        """
         if (begun := self.target.begun) is not None:
             return {(schema, table): count for schema, table, count in begun.parts}
         if sum(sizes.values()) <= self._sizes.step:
@@ -146,7 +153,7 @@ class Applier:
 
     def _parted(self, name: Name, pieces: Sequence[Piece], count: int, size: int) -> PartedTable:
         pieces = sorted(pieces, key=lambda piece: piece.segment.first_offset)
-        # With the staged rows: what a killed process leaves there is removed.
+        # The folder of staged rows is emptied at every start, so a killed process leaves no file behind.
         folder = Path(pieces[0].segment.file).parent if pieces else self._folder
         self._numbers += 1
         file = folder / f"parts-{self._numbers}.arrow"
@@ -170,7 +177,7 @@ class Applier:
             yield known, changes
 
     def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
-        """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
+        """Execute the DDLs of one FinishedTS in order. Returns a description of each step."""
         events = _in_order(messages)
         for _, message in events:
             self._learn_zone(message)
@@ -179,7 +186,8 @@ class Applier:
             chosen = self.selection.ddl(event, message, self.target.definitions.keys())
             if chosen is None:
                 continue
-            if self.target.has_done(chosen.message):  # it cannot be planned: the tables are as it made them
+            # A DDL that the target has executed cannot be planned again: its tables already look that way.
+            if self.target.has_done(chosen.message):
                 self._raise_barriers(chosen, self.target.definitions)
                 continue
             if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
@@ -196,7 +204,9 @@ class Applier:
         return done
 
     def stops_at(self, messages: Sequence[DdlMessage]) -> Fatal | None:
-        """The error that ends the consumer before these DDLs, if they change columns and must not."""
+        """The error that ends the consumer before these DDLs, if they change columns and the policy is
+        `stop`.
+        """
         if self._schema_changes is not SchemaChanges.STOP:
             return None
         selection, held = self.selection.apart(), self.target.definitions.keys()
@@ -212,7 +222,10 @@ class Applier:
         return None
 
     def _kept(self, chosen: Chosen, message: DdlMessage) -> Chosen:
-        """The DDL as if the target's columns did not change. Fatal where they cannot stay."""
+        """The DDL without its changes of columns, for the policy `ignore`.
+
+        Fatal if the target cannot keep its columns, or if the message does not say what it changes.
+        """
         event, by_sql = chosen.event, self.target.replays_sql
         if event is None or (by_sql and self._found(event)):
             changes = schema_changes.changed_columns(event) if event is not None else ()
@@ -231,6 +244,7 @@ class Applier:
         return self.selection.sources
 
     def _planned(self, chosen: Chosen) -> list[Step]:
+        """The steps of a chosen DDL: drops, SQL to replay, or a plan from the TableInfo or the text."""
         event, message = chosen.event, chosen.message
         if chosen.refusal is not None:
             raise chosen.refusal
@@ -248,7 +262,7 @@ class Applier:
         return ddl_plan.plan_without_header(message, held)
 
     def _learn_zone(self, message: DdlMessage) -> None:
-        """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it is another than was known."""
+        """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it contradicts the known zone."""
         stated = ddl_header.timestamp_zone(message.header) if message.header is not None else ""
         if not self._learns_zone or stated in ("", self.zone):
             return
@@ -262,7 +276,7 @@ class Applier:
         self.zone = stated
 
     def _zone_for(self, known: Definition) -> str:
-        """The zone for a table's rows; Fatal when it needs one and nobody has told it."""
+        """The zone for a table's rows; Fatal when the table has a TIMESTAMP and the zone is not known."""
         if not self.zone:
             needs = [column.name for column in known.columns if column.mysql_type == TIMESTAMP]
             if needs:
@@ -275,12 +289,12 @@ class Applier:
         return self.zone or "UTC"
 
     def _found(self, event: DdlEvent) -> bool:
-        """Whether the table is known by what the target says of it: no TableInfo tells how it looks there."""
+        """Whether the table's definition was read from the target, and not made from a TableInfo."""
         held = self.target.definition((event.old_schema, event.old_table))
         return held is not None and held.info is None
 
     def commit(self, position: Position) -> Position:
-        """Name the snapshot at position.ts; the position as it is kept."""
+        """Name the snapshot at position.ts. Returns the position as the target has stored it."""
         position = self.target.commit(position)
         self.stats.snapshots += 1
         return position
@@ -296,7 +310,8 @@ class Applier:
             return None
         with self._counting:
             self.stats.rows += len(changes)
-        # A row that the topic inserts may be at an adopted table already, and its delete may yet come.
+        # An adopted table may already hold a row that the topic inserts, or one whose delete is still to
+        # come, so an insert there need not be a new row.
         trust = self._trust and not known.uniques
         if not known.keys:
             return TableChanges(known, net_bag(changes))
@@ -304,7 +319,11 @@ class Applier:
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
-        """By offset: the rows that were not sent again behind a DDL. The table may be gone, or another."""
+        """Discard rows older than the last DDL of their table, if the topic is read by offset.
+
+        The producer sent them again after the DDL. Meanwhile the table may have been dropped, or another
+        table may have its name, so they must not be applied.
+        """
         if self._clock is None:
             return staged
         known = self.target.definition(name)
@@ -313,15 +332,18 @@ class Applier:
 
     @property
     def barriers(self) -> tuple[tuple[str, str, int], ...]:
-        """For the position: the ts of the last DDL about each table, of the newest `MAX_BARRIERS`."""
+        """The ts of the last DDL of each table, for the newest `MAX_BARRIERS`. Part of the position."""
         return tuple((*name, ts) for name, ts in self._barriers.items())
 
     def know_barriers(self, kept: Sequence[tuple[str, str, int]]) -> None:
-        """Go on from a position."""
+        """Resume with the barriers of a stored position."""
         self._barriers = {(schema, table): ts for schema, table, ts in kept}
 
     def _raise_barriers(self, chosen: Chosen, before: Mapping[Name, Definition]) -> None:
-        """A DDL is executed: rows up to its ts of the tables that it is about were before it."""
+        """Remember the ts of an executed DDL for each table that it changed, named or renamed.
+
+        `_fresh` then discards rows up to that ts. The newest entry is last, so the oldest is evicted first.
+        """
         if self._clock is None:
             return
         now, message = self.target.definitions, chosen.message
@@ -341,7 +363,7 @@ class Applier:
             self.stats.bad_rows += fresh
 
     def _definition_for(self, name: Name, segments: Sequence[Segment]) -> Definition:
-        """The table these rows belong to; made or changed by guess when no DDL header told of it."""
+        """The definition of the table for these rows; guessed, or extended, if no DDL header announced it."""
         for segment in segments:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
@@ -357,13 +379,13 @@ class Applier:
         return known
 
     def _grown(self, known: Definition, segment: Segment) -> Definition | None:
-        # By offset, `min_ts` is none: the ts of the table's last DDL stays.
+        # By offset, `min_ts` is an offset and no ts, so the version stays that of the table's last DDL.
         version = segment.min_ts if self._clock is None else known.version
         return definition.grown(known, segment.columns, version)
 
 
 def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, DdlMessage]]:
-    """DDLs of one ts with what their headers say, in the order of their job."""
+    """DDLs of one ts with their decoded headers, in the order of their job."""
     events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
     return sorted(events, key=lambda pair: pair[0].seq if pair[0] is not None else 0)
 
@@ -379,7 +401,7 @@ def _no_zone(where: str) -> Fatal:
 
 
 def _check_columns(known: Definition, segment: Segment) -> None:
-    """Fatal when rows have a column that the DDLs do not tell of."""
+    """Fatal when rows have a column that no DDL has announced."""
     other = {*known.generated, *known.ignored}
     unknown = [c.name for c in segment.columns if known.column(c.name) is None and c.name not in other]
     if unknown:
@@ -399,13 +421,13 @@ def _check_columns(known: Definition, segment: Segment) -> None:
 
 
 def _other_key(known: Definition, segment: Segment) -> bool:
-    """Whether the topic tells rows apart by other columns than a key that was read from the target."""
+    """Whether the topic identifies rows by other columns than the key that was read from the target."""
     key = {column.name for column in segment.columns if column.key}
     return known.info is None and bool(key) and key != set(known.keys)
 
 
 def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
-    """Fatal when a step is refused: nothing of the DDL has been done then."""
+    """Fatal when a step is refused. Checked before the first step, so nothing of the DDL is executed."""
     for step in steps:
         if isinstance(step, ddl_plan.Refuse):
             name = f"{message.schema}.{message.table}".strip(".")

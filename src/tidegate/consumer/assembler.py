@@ -1,13 +1,13 @@
-"""What has been read and not yet applied: rows wait here until their partition is resolved. Pure.
+"""Rows that have been read and not yet applied. They wait here until their partition is resolved. Pure.
 
-Rows themselves lie in staging files; the assembler holds their descriptors (`Segment`: one table's rows of
-one fetch of one partition) and cuts out of them what lies in (applied, bound] of each partition. A row
-is a duplicate, and never handed out, when its commit_ts is not above what its partition has applied: after
-Resolved R a partition brings no *new* row <= R. (TiCDC's filter "largest ts per table" loses rows once a
-table has several writers; this one does not.) Duplicates above the applied ts meet in one batch and are
-settled there by `net_effect`, by key and commit_ts.
+The rows themselves are in staging files. The assembler holds their descriptors (`Segment`: one table's rows
+of one fetch of one partition) and cuts out the rows in (applied, bound] of each partition. A row is a
+duplicate, and never handed out, when its commit_ts is not above the ts up to which its partition is applied:
+after Resolved R a partition brings no *new* row <= R. (TiCDC's filter "largest ts per table" loses rows once
+a table has several writers; this one does not.) Duplicates above the applied ts are handed out in one batch,
+where `net_effect` drops them by key and commit_ts.
 
-Bounds: descriptors only, a few hundred bytes per segment; `rows` says how many rows wait on disk.
+Bounds: only descriptors are in memory, a few hundred bytes each; `rows` says how many rows wait on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 from tidegate.codec.base import WireColumn
 
 STEP_BYTES: Final = 128 << 20
-"""About how many bytes of staged rows one step takes; settled and rendered they are several times that."""
+"""About how many bytes of staged rows one step takes. Computing their net effect needs several times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Segment:
     min_ts: int
     max_ts: int
     first_offset: int
-    """Kafka offset of its first row: where to restart from when it is lost."""
+    """Kafka offset of its first row: reading restarts there if the staging file is lost."""
     commit_ts: int = 0
-    """The newest that the rows say, where offsets + 1 stand for commit ts (`offset_flow`); 0: they do not."""
+    """The newest commit ts of the rows if `min_ts` and `max_ts` are offsets + 1 (`offset_flow`); else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +61,11 @@ class Assembler:
         self._segments: dict[int, list[Segment]] = {partition: [] for partition in applied}
 
     def join(self, partition: int) -> None:
-        """A partition that was not there before; nothing of it is applied."""
+        """Add a new partition, of which nothing is applied yet."""
         self._applied[partition], self._segments[partition] = 0, []
 
     def leave(self, partition: int) -> None:
-        """A partition that is not read any more; nothing of it was read."""
+        """Remove a partition that is not read any more. None of its rows may be waiting."""
         assert not self._segments[partition]
         del self._applied[partition], self._segments[partition]
 
@@ -76,21 +76,24 @@ class Assembler:
 
     @property
     def bytes(self) -> int:
-        """The size of the same on disk."""
+        """Bytes of the waiting rows in staging files."""
         return sum(segment.length for held in self._segments.values() for segment in held)
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Take newly staged segments; those that hold only applied rows are dropped at once."""
+        """Take newly staged segments; those that hold only applied rows are discarded at once."""
         for segment in segments:
             if segment.max_ts > self._applied[segment.partition]:
                 self._segments[segment.partition].append(segment)
 
     def pending(self, bounds: Mapping[int, int]) -> int:
-        """About how many rows (an upper bound) lie within the bounds."""
+        """About how many rows are within the bounds (an upper bound)."""
         return sum(piece.segment.rows for piece in self._pieces(bounds))
 
     def cut(self, upto: int, max_rows: int, max_bytes: int = STEP_BYTES) -> int:
-        """The largest ts <= upto within which about as much waits; makes progress, never splits a ts."""
+        """The largest ts <= upto with about `max_rows` or `max_bytes` waiting up to it.
+
+        It is above what is applied, so each call makes progress, and rows of one ts stay together.
+        """
         edges = sorted(
             (min(segment.max_ts, upto), segment.rows, segment.length)
             for held in self._segments.values()
@@ -107,9 +110,10 @@ class Assembler:
     def cut_each(
         self, bounds: Mapping[int, int], max_rows: int, max_bytes: int = STEP_BYTES
     ) -> dict[int, int]:
-        """The bounds, lowered so that about as much lies within; for bounds that mean nothing to one another.
+        """The bounds, lowered so that about `max_rows` or `max_bytes` are within them.
 
-        Each partition gets an equal share, of at least one segment.
+        For topics read by offset, where the bounds of two partitions cannot be compared. Each partition gets
+        an equal share, and at least one segment.
         """
         held = {number: list(self.waiting(number)) for number in bounds}
         busy = max(1, sum(1 for number, waiting in held.items() if waiting and self._moves(number, bounds)))
@@ -129,13 +133,13 @@ class Assembler:
         return bounds[number] > self._applied[number]
 
     def waiting(self, number: int) -> Iterable[Segment]:
-        """The segments of a partition with rows that are not handed out, in the order of their last ones."""
+        """The segments of a partition with rows that are not handed out yet, by their last ts."""
         floor = self._applied[number]
         held = (segment for segment in self._segments[number] if segment.max_ts > floor)
         return sorted(held, key=lambda segment: segment.max_ts)
 
     def take(self, bounds: Mapping[int, int]) -> dict[tuple[str, str], list[Piece]]:
-        """Rows within the bounds by (schema, table), and move the applied ts there."""
+        """Hand out the rows within the bounds by (schema, table), and raise the applied ts to the bounds."""
         found: dict[tuple[str, str], list[Piece]] = {}
         for piece in self._pieces(bounds):
             found.setdefault((piece.segment.schema, piece.segment.table), []).append(piece)
@@ -144,7 +148,7 @@ class Assembler:
         return found
 
     def release(self) -> set[str]:
-        """Forget segments that are wholly applied; returns the staging files nobody needs any more."""
+        """Forget segments that are wholly applied. Returns the staging files that can be removed."""
         before = {segment.file for held in self._segments.values() for segment in held}
         for partition, held in self._segments.items():
             floor = self._applied[partition]
@@ -157,12 +161,12 @@ class Assembler:
 
     @property
     def aligned(self) -> int | None:
-        """The common applied ts when all partitions stand at the same one: then the target is consistent."""
+        """The applied ts when it is the same in all partitions: then the target is consistent. Else None."""
         distinct = set(self._applied.values())
         return distinct.pop() if len(distinct) == 1 else None
 
     def restart_offset(self, partition: int, next_offset: int) -> int:
-        """Where reading must restart so that no row that waits is lost; `next_offset` when none waits."""
+        """Where reading must restart so that no waiting row is lost; `next_offset` when none waits."""
         floor = self._applied[partition]
         waiting = [segment.first_offset for segment in self._segments[partition] if segment.max_ts > floor]
         return min([next_offset, *waiting])

@@ -1,10 +1,10 @@
-"""Attempts that fail: what is reported, how long they pause, and when an error ends the run.
+"""Failed attempts: which are reported, how long they pause, and when an error ends the run.
 
-    Retryable     reported once; attempts go on with growing pauses until one succeeds
+    Retryable     reported once, then retried with growing pauses until an attempt succeeds
     other         ends the run after `GIVE_UP_S`
     at the start  a Retryable ends the run too, after `START_S`
 
-Called by the driver's loop alone.
+Called only by the driver's loop.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from tidegate.errors import InvalidInput, Retryable, TidegateError
 T = TypeVar("T")
 
 POLL_S: Final = 0.05
-"""Between two looks whether it is time to go on or to stop."""
+"""How often a pause looks whether the run is to stop, in seconds."""
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
-"""Pauses between attempts while something fails; the last one repeats."""
+"""Seconds between attempts while something fails; the last one repeats."""
 GIVE_UP_S: Final = 15.0
-"""How long an error that is not Retryable is given to pass before it ends the run."""
+"""Seconds for which an error that is not Retryable is retried before it ends the run."""
 START_S: Final = 30.0
-"""How long the broker is asked at the start before the error goes to the user."""
+"""Seconds for which the broker is asked at the start before its error ends the run."""
 
 
 class Attempts:
-    """Counts failures of one run."""
+    """Counts the failed attempts of one run."""
 
     def __init__(
         self, topic: str, stop: Callable[[], bool], listener: Listener, meanwhile: Callable[[], None]
     ) -> None:
-        """`meanwhile` is called again and again during a pause."""
+        """`meanwhile` is called every `POLL_S` during a pause."""
         self._topic, self._stop, self._listener, self._meanwhile = topic, stop, listener, meanwhile
         self.trouble = ""
-        """What fails now, in words; empty: nothing."""
+        """The failure that is being retried, in words; empty when there is none."""
         self._failures, self._since = 0, 0.0
         self._reported = False
         self._doubtful_since: float | None = None
 
     def failed(self, error: TidegateError) -> None:
-        """An attempt failed: say so once, and pause. Raises what further attempts have not cured.
+        """Report a failed attempt once, and pause. Raises the error if it has lasted `GIVE_UP_S`.
 
-        An error that is not Retryable is not reported before it is raised, because it may pass: right after
+        An error that is not Retryable is reported only when it is raised, because it may pass: right after
         its start a broker may say that a topic is missing, or shorter than it is.
         """
         now = time.monotonic()
@@ -67,16 +67,16 @@ class Attempts:
             self._meanwhile()
 
     def recovered(self) -> None:
-        """An attempt succeeded: say so if its failure was said."""
+        """An attempt succeeded: report that, if the failure was reported."""
         if self._reported:
             seconds = time.monotonic() - self._since
             self._listener.note(f"topic {self._topic} is read again after {seconds:.0f} s")
         self._failures, self.trouble, self._reported, self._doubtful_since = 0, "", False, None
 
     def patiently(self, ask: Callable[[], T]) -> T:
-        """Ask the broker at the start: for `START_S`, then the error goes to the user.
+        """Ask the broker at the start, for at most `START_S`; then raise its error.
 
-        A topic that is not there may be one whose changefeed has only just been created.
+        A missing topic is retried too, because its changefeed may have been created only a moment ago.
         """
         began = time.monotonic()
         while True:

@@ -1,4 +1,4 @@
-"""Rows that hold what their table's definition does not know: each is kept once, however often it is read."""
+"""Rows with values that their table's definition does not allow: each is kept once, even if read twice."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 
 BadPlace: TypeAlias = tuple[str, int, int, int]
-"""Topic, partition, offset and number within the message; the number -1: all of it."""
+"""Topic, partition, offset, and number within the message; the number -1 is the whole message."""
 
 
 class BadRows:
-    """The quarantine of one consumer's rows; may be called from several threads."""
+    """The quarantine file of one consumer's rows; may be called from several threads."""
 
     def __init__(self, file: Path, place: Callable[[int], tuple[str, int]]) -> None:
-        """`place`: the topic and partition that a number means; the topic is empty if there is one."""
+        """`place`: maps a partition's number to topic and partition; the topic is empty if there is one."""
         self._quarantine, self._place = Quarantine(file), place
         self._known = {row_place(entry) for entry in quarantine.sound_entries(file)}
         self._lock = threading.Lock()
 
     def add(self, name: tuple[str, str], rows: Sequence[BadRow]) -> int:
-        """Keep rows of the table `name` (schema, table); how many were not kept before."""
+        """Append rows of the table `name` (schema, table). Returns how many were not in the file before."""
         with self._lock:
             placed = [(*self._place(row.partition), row) for row in rows]
             fresh = [one for one in placed if (*one[:2], one[2].offset, one[2].seq) not in self._known]
@@ -50,6 +50,6 @@ class BadRows:
 
 
 def row_place(entry: Mapping[str, Any]) -> BadPlace:
-    """Where what a quarantine entry holds stood."""
+    """Where the row or message of a quarantine entry is on the topic."""
     where = entry["where"]
     return where.get("topic", ""), where["partition"], where["offset"], where.get("seq", -1)

@@ -1,7 +1,7 @@
-"""Where a run of the consumer begins: at the target's own position, or at the topic's first offsets.
+"""Where a run of the consumer begins: at the target's stored position, or at the topic's first offsets.
 
-What the target keeps is compared with what the broker has and with what the user gives. Whatever does not
-fit ends the run before anything is applied.
+The stored position is compared with what the broker has and with the options that the user gives. A mismatch
+ends the run before anything is applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidegate.consumer.target import Address, Target
 
 @dataclass(slots=True)
 class Beginning:
-    """Finds the position of one run; the applier and `offsets` go on from what it holds."""
+    """Finds the position at which one run begins, and prepares the applier and `offsets` for it."""
 
     settings: Settings
     topic: Topic
@@ -43,13 +43,13 @@ class Beginning:
     attempts: Attempts
     listener: Listener
     ids: dict[str, str] = field(default_factory=dict)
-    """By topic, Kafka's id of the one that is read; known with the position."""
+    """Kafka's id of each topic, by name; filled by `position`."""
 
     def position(self) -> Position:
-        """Recover the target, and ask the broker.
+        """Recover the target, and ask the broker for the topics' partitions and offsets.
 
-        Raises InvalidInput when the target was filled otherwise; Retryable when the broker does not answer;
-        Fatal when the topic does not have what the target needs next.
+        Raises InvalidInput when the target was filled with other options; Retryable when the broker does not
+        answer; Fatal when the topic no longer has the messages that the target needs next.
         """
         held, rules = self.target.recover(), self.settings.rules.given
         for kept in filter(None, (held, self.target.begun)):
@@ -92,7 +92,7 @@ class Beginning:
 def bounds_begun(
     begun: Position | None, topic: Topic, address: Address, until: int | None
 ) -> dict[int, int] | None:
-    """By partition, up to where a write went that was interrupted; None when none was."""
+    """How far an interrupted write went in each partition; None when no write was interrupted."""
     if begun is None:
         return None
     found = {number: part.applied for number, part in begun.over(topic.names).partitions.items()}

@@ -1,4 +1,4 @@
-"""Staged rows as the changes of one table: mapped from files, cut at the bounds, in a target's types."""
+"""Staged rows as the changes of one table: read from files, cut at the bounds, in a target's types."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ WHOLE_DELETES: Final = (
     "create a changefeed without delete-only-output-handle-key-columns into a new topic, and read that one "
     "into a new target; or begin a new target without --soft-delete for the table"
 )
-"""What to do about deletes that have only their keys."""
+"""The advice in an error about deletes that carry only their keys."""
 
 
 class Values(Protocol):
-    """How a target keeps the values of columns."""
+    """How a target stores the values of columns."""
 
     def type_of(self, column: TargetColumn) -> pa.DataType:
-        """The type in which a column's values are settled and handed to the target."""
+        """The type of a column's values in net effects, and when they are handed to the target."""
 
     def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
-        """A decoded column in that type; `time_zone` is that of its TIMESTAMP texts.
+        """Convert a decoded column to that type; `time_zone` is that of its TIMESTAMP texts.
 
-        Undecodable when a value does not fit at all.
+        Undecodable when a value does not fit.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row change that holds what the table's definition does not know."""
+    """A row change with a value that the table's definition does not allow."""
 
     partition: int
     offset: int
@@ -51,14 +51,14 @@ class BadRow:
     commit_ts: int
     why: str
     values: dict[str, Any]
-    """As they came: `n.NAME` of the after image, `o.NAME` of the before image."""
+    """As decoded: `n.NAME` from the after image, `o.NAME` from the before image."""
     op: int
-    """As `net_effect.Changes.op`."""
+    """The operation, as in `net_effect.Changes.op`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The rows of one piece as the protocol decoded them; at least one."""
+    """The rows of one piece as the protocol decoded them; never empty."""
 
     segment: Segment
     rows: pa.RecordBatch
@@ -67,7 +67,8 @@ class Staged:
 def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
     """The pieces that hold a row within their bounds, in the order of the topic.
 
-    A segment may have rows below and above the bounds and none within: its columns say nothing then.
+    Pieces without one are left out: a segment may have rows below and above the bounds and none within,
+    and its columns must then not change the table's definition.
     """
     read = [Staged(piece.segment, _within(read_staged(piece.segment), piece)) for piece in pieces]
     found = [one for one in read if one.rows.num_rows]
@@ -75,9 +76,10 @@ def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
 
 
 def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> list[Staged]:
-    """The rows of a topic that is read by offset, without those older than the last DDL about their table.
+    """The rows of a topic that is read by offset, without those older than the last DDL of their table.
 
-    The producer sends a DDL when all rows up to its ts are acknowledged. Such a row was sent again.
+    The producer sends a DDL only after all rows up to its ts are acknowledged, so an older row after the
+    DDL was sent again.
     """
     if clock is Clock.NONE:
         return list(staged)
@@ -91,7 +93,7 @@ def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> lis
 
 
 def sides_of(segment: Segment, ts: int, clock: Clock) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The offset of each row of a topic that is read by offset, and whether its commit ts is above `ts`."""
+    """By row of a topic that is read by offset: its offset, and whether its commit ts is above `ts`."""
     rows = read_staged(segment)
     said = rows.column(SAID_TS).to_numpy()
     return rows.column("_offset").to_numpy(), _ticks(said, clock) > clock.tick(ts)
@@ -104,7 +106,7 @@ def _ticks(said: np.ndarray[Any, Any], clock: Clock) -> np.ndarray[Any, Any]:
 
 
 def staged_bytes(piece: Piece) -> int:
-    """About how many bytes of its segment lie within a piece's bounds; 0: no row does."""
+    """About how many bytes of its segment are within a piece's bounds; 0 when no row is."""
     segment = piece.segment
     if _holds_all(piece):
         return segment.length
@@ -120,7 +122,7 @@ def staged_changes(
     values: Values,
     aside: Callable[[Sequence[BadRow]], None],
 ) -> Changes:
-    """The rows in the types of `values`, without those that `aside` is given."""
+    """The rows in the types of `values`, without bad rows, which are passed to `aside`."""
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     names = tuple(column.name for column in known.columns)
@@ -163,7 +165,7 @@ def staged_changes(
 
 
 def _taken(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
-    """The rows without columns that the table's DDLs have not brought to the target."""
+    """The rows without columns that the target's table does not take (`Definition.ignored`)."""
     ignored = [
         name for name in batch.schema.names if name.startswith(("n.", "o.")) and name[2:] in known.ignored
     ]
@@ -171,14 +173,15 @@ def _taken(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
 
 
 def _with_moments(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
-    """With the moment of each change in its old image, because a deleted row is kept as that.
+    """Add the moment of each change to its old image, because a deleted row is stored with that moment.
 
     Fatal when a delete carries only its key: the row's other values would be lost.
     """
     names = {name[2:] for name in batch.schema.names if name.startswith("o.")}
     own = {known.soft_delete, *known.ignored}
     lacking = [one.name for one in known.columns if one.name not in names and one.name not in own]
-    # Without a header the definition has every column that was ever seen: some may be gone upstream.
+    # A definition without a TableInfo has every column ever seen, and some may have been dropped upstream.
+    # A delete may lack those, so only one with nothing but the key is refused.
     bare = bool(lacking) and (known.info is not None or names <= set(known.keys))
     if bare and pc.any(pc.equal(batch.column("_op"), DELETE)).as_py():
         raise Fatal(
@@ -204,7 +207,7 @@ def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
 
 
 def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa.RecordBatch, list[BadRow]]:
-    """The rows without those that hold an unknown element of an enum or set."""
+    """Split off the rows with a number that no element of their enum or set has."""
     whys: dict[int, str] = {}
     for name in batch.schema.names:
         column = known.column(name[2:]) if name.startswith(("n.", "o.")) else None

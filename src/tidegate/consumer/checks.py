@@ -1,7 +1,7 @@
-"""What must hold between a topic and its target, or the target would silently lack rows. Pure.
+"""Conditions that must hold between a topic and its target; otherwise the target silently lacks rows. Pure.
 
-Each check raises an error that says what was found and what to do. They are made at the start, and again
-with every round of fetching, since a topic can change while it is read.
+Each check raises an error that says what was found and what to do. The checks run at the start, and again
+with every round of fetching, because a topic can change while it is read.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROW_MODE: Final = "use --mode row, which applies changes as it reads them, not b
 
 
 def check_timed(topic: Topic) -> None:
-    """Raises InvalidInput for options under which a change does not say when it was committed.
+    """Raises InvalidInput for options under which a change does not carry its commit ts.
 
-    Such a change has the commit ts 0: it would be taken for an old one and left out, silently. And for a
-    protocol that has no watermarks under any options: no row would ever be applied. A topic that is read by
-    offset needs neither.
+    Such a change has the commit ts 0, so it would be taken for an old one and silently left out. Also raised
+    for a protocol that has no watermarks under any options, because no row would ever be applied. A topic
+    that is read by offset needs neither.
     """
     if topic.by_offset:
         return
@@ -84,8 +84,8 @@ def check_soft_delete(topic: Topic, rules: Collection[str], *, adopt: bool) -> N
 def check_same(
     held: Position, topic: Topic, partitions: Sequence[int], target: str, until: int | None
 ) -> None:
-    """Raises unless these topics, or some of them, filled the target, with these partitions, and not past
-    `until`.
+    """Raises unless the target was filled from these topics, or some of them, with these partitions, and is
+    not past `until`.
     """
     _check_progress(held, topic, target)
     places = [place_of(held.topics, number) for number in held.partitions]
@@ -117,7 +117,7 @@ def check_same(
 
 
 def check_by_offset(topic: Topic, until: int | None) -> None:
-    """InvalidInput for what no topic without watermarks can give."""
+    """InvalidInput for `--until`, which a topic without watermarks cannot give."""
     if topic.by_offset and until is not None:
         codec = reader_of(topic.options)
         option = codec.unmarked.option if codec.unmarked is not None else ""
@@ -134,8 +134,8 @@ def check_by_offset(topic: Topic, until: int | None) -> None:
 def check_one_topic(topic: Topic) -> None:
     """InvalidInput for several topics without watermarks, if there may be DDLs.
 
-    A DROP DATABASE, or a RENAME from one topic to another, is on one of them, and nothing tells where it
-    stands between the rows of the others.
+    A DROP DATABASE, or a RENAME from one topic to another, is on one of them only, and its place between the
+    rows of the others is not known.
     """
     if topic.by_offset and len(topic.names) > 1 and reader_of(topic.options).plain_ddls:
         raise InvalidInput(
@@ -172,9 +172,9 @@ def _check_progress(held: Position, topic: Topic, target: str) -> None:
 
 
 def check_ids(known: Mapping[str, str], found: Mapping[str, str], target: str) -> None:
-    """Fatal when a topic is no longer the one that the target was filled from, though its name is the same.
+    """Fatal when a topic was deleted and created again, under its name, since the target was filled from it.
 
-    Offsets of the old one mean other rows in the new one. Where an id is not known nothing can be said.
+    Offsets of the old topic mean other rows in the new one. A topic whose id is not known is not checked.
     """
     other = [name for name, id_ in known.items() if found.get(name, id_) != id_]
     if other:
@@ -188,7 +188,7 @@ def check_ids(known: Mapping[str, str], found: Mapping[str, str], target: str) -
 
 
 def check_uncompacted(topic: Topic, compacted: Sequence[str]) -> None:
-    """InvalidInput for topics of which the broker may remove single messages: rows, DDLs and marks."""
+    """InvalidInput for compacted topics: the broker may remove single messages, be it rows, DDLs or marks."""
     if compacted:
         raise InvalidInput(
             "a compacted topic cannot be consumed into tables",
@@ -200,7 +200,7 @@ def check_uncompacted(topic: Topic, compacted: Sequence[str]) -> None:
 
 
 def check_begun(bounds: Mapping[int, int], target: str, until: int | None) -> None:
-    """InvalidInput when a write that was interrupted, and must be completed, goes beyond `until`."""
+    """InvalidInput when an interrupted write, which must be completed, goes beyond `until`."""
     furthest = max(bounds.values(), default=0)
     if until is not None and furthest > until:
         raise InvalidInput(
@@ -212,7 +212,7 @@ def check_begun(bounds: Mapping[int, int], target: str, until: int | None) -> No
 
 
 def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: str) -> None:
-    """Fatal when a topic has other partitions than those that are read: rows in them would be missing."""
+    """Fatal when a topic has other partitions than those that are read: their rows would be missing."""
     if sorted(held) == sorted(partitions):
         return
     name = topic.place(min(set(held) ^ set(partitions)))[0]
@@ -229,9 +229,10 @@ def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int
 
 
 def without_added(held: Position, topic: Topic, partitions: Sequence[int]) -> list[int]:
-    """The partitions to begin with at a target that is filled: not those that were added to its topics since.
+    """The partitions to read from the start on: those that the target holds, and those of topics new to it.
 
-    They are read as soon as something is on them.
+    Partitions that were added to the target's topics since are read as soon as something is on them
+    (`added_partitions`).
     """
     known = {place_of(held.topics, n) for n in held.partitions}
     names = {name for name, _ in known}
@@ -239,11 +240,11 @@ def without_added(held: Position, topic: Topic, partitions: Sequence[int]) -> li
 
 
 def added_partitions(topic: Topic, unread: Mapping[int, int], written: Mapping[str, int]) -> list[int]:
-    """Those to be read from now on of the partitions that are not, given where each ends.
+    """Select the `unread` partitions that must be read from now on; `unread` gives the end of each.
 
-    Something is on them, or the producer has said that it writes them: what it writes in one transaction is
-    not visible in all partitions at the same moment. Others hold nothing back: what a watermark speaks of is
-    written before it.
+    A partition must be read if something is on it, or if the producer has announced that it writes it: the
+    messages of one Kafka transaction do not become visible in all partitions at the same moment. The other
+    partitions hold nothing back, because the rows that a watermark covers were written before it.
     """
     found = []
     for number, end in unread.items():
@@ -254,9 +255,9 @@ def added_partitions(topic: Topic, unread: Mapping[int, int], written: Mapping[s
 
 
 def check_there(topic: Topic, read: Sequence[int], written: Mapping[str, int]) -> None:
-    """Retryable while partitions that are written are not read, since the broker does not show them.
+    """Retryable while the producer writes partitions that the broker does not show yet.
 
-    Nothing that names them may be taken before: a watermark may speak of rows that are there.
+    Nothing that names them may be taken before, because a watermark may cover rows in them.
     """
     there = set(read)
     for name, count in written.items():
@@ -273,10 +274,10 @@ def check_there(topic: Topic, read: Sequence[int], written: Mapping[str, int]) -
 def check_announced(
     topic: Topic, added: Collection[int], fetched: Iterable[Fetched], written: Mapping[str, int]
 ) -> None:
-    """Fatal when something is on a partition that was added, and no Resolved has named it.
+    """Fatal when an added partition holds messages, and no Resolved has announced that partition.
 
-    Its producer spreads rows anew as soon as it sees a partition: a row's changes are then in several, and
-    nothing says since when.
+    Its producer distributes rows over all partitions as soon as it sees a new one. The changes of one row are
+    then in several partitions, and nothing says since which ts.
     """
     for part in fetched:
         name, partition = topic.place(part.partition)
@@ -293,7 +294,7 @@ def check_announced(
 
 
 def check_joining(topic: Topic, first: Mapping[int, int], target: str) -> None:
-    """Fatal when a topic that is to be read from now on has lost its beginning; `first`: oldest offsets."""
+    """Fatal when a topic that is read from now on has lost its beginning; `first`: its oldest offsets."""
     lost = [number for number, offset in first.items() if offset > 0]
     if lost:
         raise Fatal(
@@ -307,10 +308,10 @@ def check_joining(topic: Topic, first: Mapping[int, int], target: str) -> None:
 def check_followed(
     topic: Topic, fetched: Iterable[Fetched], until: int | None, read: Collection[str]
 ) -> None:
-    """InvalidInput when a table's rows go on in a topic that is not read: the target would stand still.
+    """InvalidInput when a DDL moves a table's rows to a topic that is not read: the target would miss them.
 
-    Retryable when it is to be read, and is not among the topics that are `read` now: brokers tell each other
-    late.
+    Retryable when that topic is named in --source but is not among the topics that are `read` now: brokers
+    report a new topic with a delay.
     """
     for part in fetched:
         for ddl in part.ddls:
@@ -335,7 +336,7 @@ def check_followed(
 
 
 def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    """Fatal when a partition ends before what has been read of it."""
+    """Fatal when a partition ends before an offset up to which it has been read."""
     short = [p for p, offset in wanted.items() if ends[p] < offset]
     if short:
         raise Fatal(
@@ -349,7 +350,7 @@ def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]
 def check_retained(topic: Topic, needed: Mapping[int, int], first: Mapping[int, int]) -> None:
     """Fatal when the broker has deleted messages that the target still needs.
 
-    At the start, and whenever a range cannot be read: retention may overtake a consumer that runs.
+    Checked at the start, and whenever a range cannot be read: retention may also overtake a running consumer.
     """
     lost = {p: (offset, first[p]) for p, offset in needed.items() if offset < first[p]}
     if lost:
@@ -384,7 +385,7 @@ def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) 
 
 
 def check_marks_read(topic: Topic, fetched: Iterable[Fetched]) -> None:
-    """Fatal when an alignment mark cannot be read: for row mode, which would not wait where it must."""
+    """Fatal when an alignment mark cannot be read. For row mode, whose partitions must wait at each mark."""
     for part in fetched:
         for offset, why in part.lost_aligns:
             raise Fatal(
@@ -396,12 +397,12 @@ def check_marks_read(topic: Topic, fetched: Iterable[Fetched]) -> None:
 
 
 def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
-    """Fatal when the producer says that it now writes another number of partitions, and the reader cannot
-    follow.
+    """Fatal when the producer writes another number of partitions, and the reader cannot follow.
 
-    Behind an Admin alone it sends the rows above its last Resolved again, each to its new partition: rows
-    that wait here from before would be taken for later ones. By offset no partition waits for another, so
-    that it would pass the change before the others have reached it.
+    An Admin message alone cannot be followed: after it the producer sends the rows above its last Resolved
+    again, each to its new partition, and older copies that wait here would be taken for later changes. A
+    topic that is read by offset cannot follow either: its partitions do not wait for each other, so one would
+    pass the change before the others have reached it.
     """
     for part in fetched:
         if topic.by_offset and part.layouts:
@@ -424,6 +425,6 @@ def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
 
 
 def _option_of(topic: Topic) -> str:
-    """The option of the source URI by which a topic has watermarks, in words; empty: there is none."""
+    """The option of the source URI that gives a topic watermarks, as advice; empty if there is none."""
     unmarked = reader_of(topic.options).unmarked
     return f": add {unmarked.option}" if unmarked is not None and unmarked.option else ""

@@ -1,12 +1,12 @@
-"""Rows that did not fit into their messages, read where they are: claim-check's storage, or upstream.
+"""Rows that did not fit into their messages, read from claim-check's storage or from upstream.
 
-The decoder says of such a message that its row is not in it. Here the message is taken apart into its rows,
-each that is claimed is read, decoded like any other and compared with what its message tells of it: table,
-commit ts, handle key. What the storage does not have now is Retryable: the messages stay to be read, and
-nothing behind them is applied. What is read at a time is bounded, since one small message names an object of
-any size: what a batch holds comes in pieces. A row of which only the handle key was sent is read from TiKV
-(`handle_keys`), if an address of PD is given; what cannot be had at all leaves its message bad, with its ts
-(`checks.check_complete`).
+The decoder reports that a message does not contain its row. This module splits the message into its rows,
+reads each claimed row, decodes it like any other, and compares it with what the message says: table, commit
+ts, handle key. An object that the storage does not have now is Retryable: the messages are read again later,
+and nothing after them is applied. Memory is bounded, because one small message may name an object of any
+size: a batch is returned in pieces. If only a row's handle key was sent, the row is read from TiKV
+(`handle_keys`), if PD's address is given. If a row cannot be read at all, its message stays bad and keeps its
+ts (`checks.check_complete`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.model.row import RowChange
 
 
 class Storage(Protocol):
-    """Where claimed messages lie: `tidegate.claim_check.ClaimStorage`."""
+    """The storage of claimed messages: `tidegate.claim_check.ClaimStorage`."""
 
     def read(self, location: str) -> bytes:
         """The message that a location names; Retryable when it is not there."""
@@ -38,15 +38,15 @@ class Storage(Protocol):
 
 
 class Upstream(Protocol):
-    """Where every row is: `handle_keys.RowReader`."""
+    """The cluster that the rows come from: `handle_keys.RowReader`."""
 
     def row(self, stated: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
-        """The whole change of which a message tells the key; GoneError, or Retryable."""
+        """The whole change whose key a message carries. Raises GoneError, or Retryable."""
         ...
 
 
 class ClaimReader:
-    """Puts whole rows in the place of the messages that only name them."""
+    """Replaces messages that only name their rows with the whole rows."""
 
     def __init__(
         self,
@@ -58,23 +58,24 @@ class ClaimReader:
         *,
         most: int = MAX_EXPANDED,
     ) -> None:
-        """`decoder` takes messages that are expanded already. A claimed row is read from the storage, if
-        there is one, any other from upstream. `most`: bytes of rows that are read before a piece is given.
+        """`decoder` takes messages that are already decompressed. A claimed row is read from `storage` if it
+        is given, any other row from `upstream`. `most`: bytes of rows that are read before a piece is
+        returned.
         """
         self._most = most
         self._storage, self._decoder, self._options, self._large = storage, decoder, options, large
         self._upstream = upstream
 
     def resolve(self, decoded: Decoded) -> Decoded:
-        """All that `pieces` gives, at once."""
+        """All pieces of `pieces`, joined into one."""
         pieces = list(self.pieces(decoded))
         return pieces[0] if len(pieces) == 1 else join(pieces)
 
     def pieces(self, decoded: Decoded) -> Iterator[Decoded]:
-        """What was decoded, with the rows of the storage, in the order of the messages.
+        """The decoded batch with the rows that were read, in the order of the messages.
 
-        At most one message's rows are read beyond `most` bytes before a piece is given. Raises Retryable when
-        a row cannot be had.
+        A piece exceeds `most` bytes by the rows of at most one message. Raises Retryable when a row cannot be
+        read now.
         """
         rest, rows, left, size = decoded, list[DecodedTable](), list[BadMessage](), 0
         for bad in decoded.bad:
@@ -92,7 +93,7 @@ class ClaimReader:
         yield _with(rest, rows, left) if rows or left else rest
 
     def _rows(self, bad: BadMessage) -> list[DecodedTable] | BadMessage | None:
-        """The rows of a message; None when one lies nowhere; what must wait for a definition."""
+        """The rows of a message; a bad message that says why there are none; None if no place has a row."""
         try:
             parts = self._large.parts(bad.key, None if bad.value is None else self._opened(bad.value))
         except (DecodeError, ValueError) as error:
@@ -115,13 +116,17 @@ class ClaimReader:
         return found
 
     def _has(self, reduced: Reduced) -> bool:
-        """Whether there is a place to read such a row from."""
+        """Whether the storage or upstream is there to read such a row from."""
         return self._upstream is not None or (bool(reduced.claim) and self._storage is not None)
 
     def _opened(self, value: bytes) -> bytes:
         return opened(value, self._options.large_message_handle_compression, framed=self._large.framed)
 
     def _one(self, offset: int, part: Part) -> Decoded:
+        """One row of a message: as sent, or read elsewhere and compared with what the message says.
+
+        A row whose table version is not known yet stays bad, so that its definition is searched for first.
+        """
         stated = self._decoder.decode(Batch([part.key], [part.value], [offset]))
         if part.reduced is None or any(bad.unknown is not None for bad in stated.bad):
             return stated
@@ -139,14 +144,15 @@ class ClaimReader:
         return whole
 
     def _of_upstream(self, offset: int, stated: Decoded) -> Decoded:
-        """The row that upstream has under the key, through the protocol's own encoder and decoder."""
+        """Read the row from upstream by its key, then apply the protocol's own encoder and decoder."""
         assert self._upstream is not None, "asked for only where there is one"
         keys = describe(stated)
         if len(keys) != 1 or stated.bad:
             raise GoneError(
                 "its message does not tell its key as text" if not stated.bad else stated.bad[0].why
             )
-        # Such options leave out what did not change, so that nothing of an update's old key is left.
+        # These options leave out columns that did not change, so an update's old key may be missing and the
+        # message may look like an insert's.
         hides = ("only_output_updated_columns", "content_compatible")
         options = bare(self._options)
         whole = self._upstream.row(
@@ -164,7 +170,7 @@ def _bytes_of(table: DecodedTable) -> int:
 
 
 def _with(decoded: Decoded, rows: list[DecodedTable], bad: list[BadMessage]) -> Decoded:
-    """With these rows, and these messages instead of the bad ones."""
+    """`decoded` with these rows added, and with `bad` as its bad messages."""
     tables = sorted([*decoded.rows, *rows], key=lambda table: (int(table.offset[0]), int(table.seq[0])))
     return replace(decoded, rows=tables, bad=bad)
 

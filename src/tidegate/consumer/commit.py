@@ -1,8 +1,8 @@
-"""From what the flow allows to a named snapshot: rows, DDLs, rows, and then the commit point.
+"""Applies what the flow releases, up to a named snapshot: rows, DDLs, rows, and then the commit point.
 
-One `commit` ends at the first snapshot it names, so that a long backlog becomes many consistent snapshots
-of about `rows` changes each. A snapshot is named only where all partitions stand at one ts and no DDL of
-that ts waits; in row mode that may be some calls later. Without watermarks every state can be named.
+One `commit` ends at the first snapshot it names, so that a long backlog becomes many consistent snapshots of
+about `rows` changes each. A snapshot is named only where all partitions are at one ts and no DDL of that ts
+waits; in row mode that may take several calls. Without watermarks every state can be named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.consumer.position import Position
 
 
 class Committer:
-    """Drives an applier by a flow; `position` is that of the newest snapshot."""
+    """Passes steps of a flow to an applier; `position` is that of the newest snapshot."""
 
     def __init__(
         self, flow: Flow | OffsetFlow, applier: Applier, position: Position, rows: int, idle_s: float
@@ -29,13 +29,14 @@ class Committer:
         self._flow, self._applier, self._rows, self._idle_s = flow, applier, rows, idle_s
         self._published_at = 0.0
         self._before: Position | None = None
-        """What a restart needs that is to begin with the DDLs that were handed out last."""
+        """The position before the DDLs that were handed out last: a restart from it reads them again."""
 
     def commit(self, now: float) -> bool:
-        """Apply what is allowed, up to one snapshot; whether one was named. `now` is a monotonic time.
+        """Apply what is allowed, up to one snapshot. Returns whether one was named. `now` is a monotonic
+        time.
 
-        When the topic only moves on in time, a snapshot is named every `idle_s` seconds, and at `until`.
-        Raises Fatal before a DDL at which the applier stops; what comes before it is a snapshot then.
+        While the topic brings only Resolved, a snapshot is named every `idle_s` seconds, and at `until`.
+        Raises Fatal before a DDL at which the applier stops, after naming a snapshot of what comes before it.
         """
         while (step := self._next()) is not None:
             if isinstance(step, Ddls):
@@ -61,12 +62,12 @@ class Committer:
         return now - self._published_at
 
     def _next(self) -> Rows | Ddls | None:
-        # When a DDL is handed out, the flow takes it for executed.
+        # The flow counts a DDL as executed when it hands it out, so the position is taken before.
         self._before = self._at(self.position.ts) if self._flow.ddls_waiting else None
         return self._flow.next_step(self._rows)
 
     def _publish_before(self, ddl_ts: int) -> None:
-        """Name the state just before a DDL, if the tables are all at that moment."""
+        """Name the state just before a DDL, if all tables are at that moment."""
         ts = self._flow.snapshot(self.position.ts)
         if not self._flow.by_offset:
             ts = ddl_ts - 1 if ts == ddl_ts else None  # no other transaction has the DDL's ts
@@ -75,7 +76,7 @@ class Committer:
         self.position, self.unpublished = self._applier.commit(replace(self._before, ts=ts)), False
 
     def _reached(self) -> Position:
-        """What is in when the step that was taken last is; no snapshot is named by it."""
+        """The position once the step that was taken last is applied. It names no snapshot."""
         return self._at(self.position.ts)
 
     def _at(self, ts: int) -> Position:

@@ -1,8 +1,8 @@
-"""Source and target at one timestamp: which rows differ.
+"""Compares source and target at one timestamp, and finds the rows that differ.
 
-Source: every base table as TiKV holds it at ts, decoded with the schema of ts. Target: the Delta tables at
-a snapshot. Both become the same typed Arrow and are compared as bags of whole rows, so a table without key
-is no special case. One table at a time is in memory, both sides.
+Source: every base table as TiKV holds it at ts, decoded with the schema of ts. Target: the Delta tables at a
+snapshot. Both become the same typed Arrow and are compared as bags of whole rows, so a table without a key
+needs no special case. Both sides of one table are in memory at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TableVerdict:
     source_rows: int
     target_rows: int
     differing: int
-    """Rows that stand on one side only; a changed row counts on both."""
+    """Rows that are on one side only; a changed row counts on both."""
     differences: tuple[dict[str, Any], ...]
     """Some of them: {"side": "source" or "target", "row": {column: value}}, by key."""
     note: str = ""
@@ -64,7 +64,7 @@ class Source:
         self.undecodable = 0
 
     def tables(self, rules: TableFilter | None = None) -> dict[str, TableSchema]:
-        """User tables by `schema.table`, those that the rules let pass."""
+        """User tables by `schema.table`; only those that the rules let pass."""
         return {
             table.name: table
             for table in self._store.tables(self.ts)
@@ -84,7 +84,8 @@ class Source:
 
     def _decode(self, page: Sequence[tuple[bytes, bytes]]) -> list[pa.RecordBatch]:
         n = len(page)
-        # A row's schema is that of its commit_ts - 1: stamp the rows with the ts after the snapshot's.
+        # A row is decoded with the schema of its commit_ts - 1, so the rows are stamped with the snapshot's
+        # ts + 1.
         stamp = pa.array(np.full(n, self.ts + 1, np.uint64))
         arrays = [
             stamp,
@@ -143,7 +144,7 @@ def _verdict(
 def differences(
     source: pa.Table, target: pa.Table, order: Sequence[str], limit: int
 ) -> tuple[int, tuple[dict[str, Any], ...]]:
-    """How many rows stand on one side only, and some of them in the order of the columns `order`."""
+    """How many rows are on one side only, and `limit` of them, sorted by the columns `order`."""
     both = pa.concat_tables([canonical(source, source.schema), canonical(target, source.schema)])
     code = factorize(both)
     size = int(code.max(initial=-1)) + 1
@@ -162,7 +163,7 @@ def differences(
 
 
 def canonical(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Equal values get equal forms: lists by their elements, -0.0 as 0.0, a key's texts as moments."""
+    """Give equal values equal forms: lists by their elements, -0.0 as 0.0, a key's texts as moments."""
     columns = []
     for field in schema:
         column = rows[field.name]

@@ -1,10 +1,10 @@
-"""Columns as a protocol decodes them, turned into the target's types. Pure.
+"""Converts columns, as a protocol decodes them, to the target's types. Pure.
 
-`wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is
-the target's type (docs/delta.md). Everything is done on whole columns; values that no calendar knows (zero
-dates, 31 February) become null and are counted, and only columns that hold such a value are looked at value
-by value. In a key they must stay apart, so a date, datetime or timestamp that identifies rows is text:
-`YYYY-MM-DD`, or `YYYY-MM-DD HH:MM:SS.ffffff` whatever the column's precision, timestamps in UTC.
+`wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is the
+target's type (docs/delta.md). Conversions work on whole columns. Values that no calendar knows (zero dates,
+31 February) become null and are counted; only columns that hold such a value are converted value by value. In
+a key such values must stay distinct, so a date, datetime or timestamp that identifies rows is stored as text:
+`YYYY-MM-DD`, or `YYYY-MM-DD HH:MM:SS.ffffff` regardless of the column's precision, timestamps in UTC.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ YEAR, BIT, JSON, DECIMAL, ENUM, SET, VECTOR = 13, 16, 245, 246, 247, 248, 225
 FLOAT, DOUBLE, TIMESTAMP, DATE, TIME, DATETIME, NEWDATE = 4, 5, 7, 10, 11, 12, 14
 TINY, SHORT, LONG, LONGLONG, INT24 = 1, 2, 3, 8, 9
 MOMENTS: Final = frozenset({DATE, NEWDATE, DATETIME, TIMESTAMP})
-"""Types of which the target's calendar knows less values than TiDB."""
+"""Types of which the target's calendar has fewer values than TiDB."""
 _DAY, _SECONDS = len("YYYY-MM-DD"), len("YYYY-MM-DD HH:MM:SS")
 _MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
 STRINGS: Final = frozenset({15, 249, 250, 251, 252, 253, 254})
@@ -68,15 +68,15 @@ class TargetColumn:
     mysql_type: int
     type: pa.DataType
     elems: tuple[str, ...] = ()
-    """Names of an enum or set; empty when unknown: then the number is kept as text."""
+    """Names of an enum's or set's elements; empty when unknown: the number is then stored as text."""
     id: int = 0
     """TiDB's column id, 0 when guessed."""
     collation: str = ""
-    """How TiDB compares its text; empty when unknown or not text."""
+    """The collation by which TiDB compares its text; empty when unknown or not text."""
 
 
 def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, decimal: int) -> pa.DataType:
-    """The Delta type of a MySQL type; decimals of unknown or over 38 digits are text."""
+    """The Delta type of a MySQL type; decimals with unknown precision, or over 38 digits, are text."""
     if mysql_type in _SIGNED:
         return (_UNSIGNED if unsigned else _SIGNED)[mysql_type]
     if mysql_type in (DECIMAL, 0):
@@ -93,19 +93,19 @@ def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, dec
 
 
 def in_key(column: TargetColumn) -> TargetColumn:
-    """The column as part of a key: exact, so that two rows never share one."""
+    """The column as part of a key: an exact type, so that two different rows never get the same key."""
     return replace(column, type=pa.string()) if column.mysql_type in MOMENTS else column
 
 
 def on_calendar(column: TargetColumn) -> TargetColumn:
-    """A moment's column as it is outside of a key."""
+    """The column of a date, datetime or timestamp as it is outside of a key."""
     return replace(
         column, type=target_type(column.mysql_type, unsigned=False, binary=False, flen=0, decimal=0)
     )
 
 
 def moments(texts: pa.Array, of_type: pa.DataType) -> pa.Array:
-    """The moments that a key's texts stand for; null for those that no calendar knows."""
+    """The moments that a key's texts mean; null for those that no calendar knows."""
     if pa.types.is_date(of_type):
         return _calendar(texts, of_type, date.fromisoformat, Losses())
     return _calendar(texts, pa.timestamp("us"), datetime.fromisoformat, Losses()).cast(of_type)
@@ -119,7 +119,7 @@ def key_texts(typed: pa.Array) -> pa.Array:
 
 
 def unknown_members(wire: pa.Array, column: TargetColumn) -> pa.Array | None:
-    """True for the values that stand for elements which an enum or set does not have; None when none does."""
+    """True for numbers without an element in their enum or set; None when there is no such number."""
     if column.mysql_type not in (ENUM, SET) or not column.elems or not pa.types.is_integer(wire.type):
         return None
     count = len(column.elems)
@@ -136,11 +136,11 @@ class Losses:
 
     bad_dates: int = 0
     bad_texts: int = 0
-    """Text that is not UTF-8: kept with U+FFFD in place of the bad bytes."""
+    """Texts that are not UTF-8: stored with U+FFFD in place of the bad bytes."""
 
 
 def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
-    """A decoded column in the type of its target; Undecodable when a value does not fit at all."""
+    """Convert a decoded column to its target's type; Undecodable when a value does not fit."""
     try:
         return _converted(wire, column, time_zone, losses)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, IndexError) as error:
@@ -201,7 +201,7 @@ def _calendar(wire: pa.Array, target: pa.DataType, parse: Callable[[str], Any], 
     try:
         return wire.cast(target)
     except pa.ArrowInvalid:
-        pass  # at least one value is no day of the calendar: look at each distinct one
+        pass  # at least one value is not on the calendar: parse each distinct one
 
     def known(text: str) -> Any:
         try:
@@ -229,16 +229,16 @@ def _key_texts(wire: pa.Array, kind: int, time_zone: str) -> pa.Array:
 
 
 def utc_texts(wire: pa.Array, time_zone: str) -> pa.Array:
-    """Texts of moments in a zone as texts in UTC, with microseconds."""
+    """Convert texts of moments in a zone to texts in UTC, with microseconds."""
     try:
         naive = wire.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:  # at least one value is no day of the calendar: look at each distinct one
+    except pa.ArrowInvalid:  # at least one value is not on the calendar: parse each distinct one
         return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
     return key_texts(_utc(naive, time_zone))
 
 
 def _utc_text(text: str, time_zone: str) -> str:
-    """A moment of the feed's zone in UTC; what no calendar knows (the zero timestamp) stays as it is."""
+    """A moment of the feed's zone in UTC; text that no calendar knows (the zero timestamp) is only padded."""
     padded = (text if len(text) > _SECONDS else f"{text}.").ljust(_MICROSECONDS, "0")
     try:
         naive = pa.array([datetime.fromisoformat(padded)], pa.timestamp("us"))

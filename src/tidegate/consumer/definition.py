@@ -1,8 +1,8 @@
-"""What one table looks like at the target. Pure.
+"""The definition of one table at the target: its columns and key. Pure.
 
-Best known from TiDB's TableInfo (the DDL header `tidegate-ddl`); without it guessed from the first rows,
-which carry type codes but neither precision nor the names of enum and set elements: what was guessed is
-listed, and is put right when a header comes by.
+The best source is TiDB's TableInfo (the DDL header `tidegate-ddl`). Without it, the definition is guessed
+from the first rows, which carry type codes but neither precision nor the names of enum and set elements. What
+was guessed is listed, and is corrected when a DDL with a header arrives.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tidegate.tidb import table_info
 from tidegate.tidb.value import missing, present
 
 IGNORED: Final = "tidegate_ignored_changes"
-"""Of a TableInfo at the target: `left_out` and `gone`, names of columns (`schema_changes`)."""
+"""Member of a TableInfo at the target: `left_out` and `gone`, names of columns (`schema_changes`)."""
 ROWID: Final = "_tidegate_rowid"
-"""Further column of tables without a key: partition-offset-seq of the change that inserted the row."""
+"""Extra column of tables without a key: partition-offset-seq of the change that inserted the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +52,28 @@ class Definition:
     table_id: int
     """TiDB's logical table id; 0 when guessed."""
     version: int
-    """FinishedTS of the DDL that made it, or the commit_ts of the first row it was guessed from."""
+    """FinishedTS of the DDL that made it, or the commit_ts of the first row from which it was guessed."""
     columns: tuple[TargetColumn, ...]
     keys: tuple[str, ...]
     """Names of the handle key's columns; empty: the table is a bag."""
     info: dict[str, Any] | None
-    """TiDB's TableInfo; None: guessed."""
+    """TiDB's TableInfo; None when the definition was guessed, or read from the target."""
     guessed: tuple[str, ...] = ()
-    """In words, what had to be guessed."""
+    """The parts that had to be guessed, in words."""
     uniques: tuple[tuple[str, ...], ...] = ()
-    """Of a table that was loaded before the consumer had it: the columns of each of its unique indexes. Its
-    rows may be newer than the topic's."""
+    """For a table that was loaded before the consumer adopted it: the columns of each of its unique indexes.
+    Its rows may be newer than the topic's."""
     generated: tuple[str, ...] = ()
-    """Columns that the target computes by itself, and whose values it is not given."""
+    """Columns that the target computes itself; it gets no values for them."""
     soft_delete: str = ""
     """The column that says when a row was deleted (`soft_delete`); empty: deleted rows are removed."""
     ignored: frozenset[str] = frozenset()
     """Names of columns whose values are not taken from rows (`schema_changes`): the table does not have them,
-    or has a column of that name from before."""
+    or has an older column of that name."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The Delta table's columns."""
+        """The columns of the target table."""
         fields = [pa.field(column.name, column.type) for column in self.columns]
         return pa.schema(fields if self.keys else [*fields, pa.field(ROWID, pa.string())])
 
@@ -87,13 +87,13 @@ class Definition:
         return next((column for column in self.columns if column.name == name), None)
 
     def fingerprint(self) -> str:
-        """16 hex digits over what matters at the target: names, types, order, key."""
+        """16 hex digits of a hash over what matters at the target: names, types, order, key."""
         what = [self.schema, self.table, self.table_id, list(self.keys)]
         what += [[column.name, str(column.type), list(column.elems)] for column in self.columns]
         return hashlib.sha256(orjson.dumps(what)).hexdigest()[:16]
 
     def to_json(self) -> bytes:
-        """For `_tidegate/definitions`."""
+        """The content of a file in `_tidegate/definitions`."""
         body: dict[str, Any] = {
             "format": 1,
             "schema": self.schema,
@@ -131,7 +131,7 @@ def from_json(text: bytes) -> Definition:
 
 
 def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") -> Definition:
-    """The definition by TiDB's own TableInfo."""
+    """The definition from TiDB's own TableInfo."""
     described = table_info.table_schema(schema, info, version)
     columns = tuple(
         in_key(target_column(column)) if at in described.handle_key else target_column(column)
@@ -144,7 +144,7 @@ def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") 
 
 
 def target_column(column: Column) -> TargetColumn:
-    """One column by TiDB's description."""
+    """One column from TiDB's description of it."""
     of_type = target_type(
         column.mysql_type,
         unsigned=column.unsigned,
@@ -156,7 +156,7 @@ def target_column(column: Column) -> TargetColumn:
 
 
 def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) -> Definition:
-    """The best that messages alone tell; `guessed` says what was not known."""
+    """The definition as far as messages alone show it; `guessed` lists what is not known."""
     made, unknown = [], []
     for wire in columns:
         column = TargetColumn(wire.name, wire.mysql_type, _guessed_type(wire))
@@ -172,10 +172,10 @@ def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) 
 
 
 def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definition | None:
-    """A guessed definition with what further messages show; None when they show nothing new.
+    """A guessed definition extended by what further messages show; None when they show nothing new.
 
-    A message may show fewer columns (a delete with the key alone): none is ever taken away. A column whose
-    type has changed gets one that holds both; Fatal when there is none.
+    A message may show fewer columns (a delete with the key alone), so no column is ever removed. A column
+    whose type has changed gets a type that holds old and new values; Fatal when there is none.
     """
     columns = {column.name: column for column in held.columns}
     notes = list(held.guessed)
@@ -194,7 +194,7 @@ def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definit
 
 
 def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> TargetColumn:
-    """One column for the values of both."""
+    """One column that holds the values of both."""
     exact = any(one.mysql_type in MOMENTS and pa.types.is_string(one.type) for one in (known, seen))
     if exact and {known.mysql_type, seen.mysql_type} <= MOMENTS:
         return in_key(_joined(held, on_calendar(known), on_calendar(seen)))
@@ -204,7 +204,8 @@ def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> Target
         and (known.mysql_type == seen.mysql_type or not _numbered(known, seen))
     ):
         return known
-    # A key's moment has one form of text, which other texts do not have: a row would no longer be found.
+    # A key's moment is stored in one form of text. Other texts differ from it, so a row would no longer be
+    # found by its key.
     of_type = None if exact or _numbered(known, seen) else _wider(known.type, seen.type)
     if of_type is None:
         raise Fatal(
@@ -214,18 +215,18 @@ def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> Target
             fix="read the topic of a changefeed of Tidegate, whose DDL messages have the header; or drop the "
             "table's rows at the target's start: a new target from a new changefeed",
         )
-    # Text holds anything, under a type code that takes text as it is.
+    # A string type holds any value, under a type code whose text is stored unchanged.
     code = _VARCHAR if pa.types.is_string(of_type) else seen.mysql_type
     return known if of_type == known.type else replace(seen, type=of_type, mysql_type=code)
 
 
 def _numbered(known: TargetColumn, seen: TargetColumn) -> bool:
-    """Whether just one side are numbers that stand for names nobody knows (enum, set)."""
+    """Whether exactly one side has numbers in place of unknown names (enum, set)."""
     return known.mysql_type != seen.mysql_type and bool({known.mysql_type, seen.mysql_type} & {ENUM, SET})
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The narrowest of the target's types that holds both."""
+    """The narrowest of the target's types that holds the values of both; None when there is none."""
     for order in _WIDENING:
         if one in order and other in order:
             return order[max(order.index(one), order.index(other))]
@@ -272,10 +273,10 @@ def _type_named(text: str) -> pa.DataType:
 
 
 def fill_value(column: Column, target: TargetColumn, losses: Losses) -> pa.Scalar:
-    """What rows older than an added column hold in it, in the target's type.
+    """The value of an added column in rows that are older than it, in the target's type.
 
-    It is the column's origin default (TiDB resolved a `current_timestamp` to the job's start when it
-    stored it), else NULL, else the type's zero (docs/formats/columns.md#columns-that-a-row-lacks).
+    It is the column's origin default (TiDB resolved a `current_timestamp` to the job's start when it stored
+    it), otherwise NULL, otherwise the type's zero (docs/formats/columns.md#columns-that-a-row-lacks).
     """
     value: Value = present(column, missing(column), UTC)
     wire_type = WIRE_TYPES.get(column.kind, pa.string())

@@ -1,8 +1,9 @@
-"""The tables' definitions, a file for each version, beside the data.
+"""The files of table definitions, one for each version, stored next to the data.
 
-Definitions are numbered as they come to be known. Their ts would not do: what is guessed from rows has the ts
-of a row, and a DDL that TiCDC sends after Resolved of its ts is in the next snapshot. A position names the
-numbers of its tables' definitions, so that a file is durable before any snapshot needs it.
+Definitions are numbered in the order in which the consumer learns them. A ts would not do as a number: a
+guessed definition has the ts of a row, and a DDL that TiCDC sends after Resolved of its ts belongs to the
+next snapshot. A position names the numbers of its tables' definitions, so a file is durable before any
+snapshot needs it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ FILE: Final = re.compile(r".*@\d+\.json", re.DOTALL)
 NUMBERS_MAX: Final = 1_000
 """Attempts to find a free number."""
 STEM_MAX: Final = 255 - len(f"@{0:020d}.json")
-"""Signs of a definition file's name before its number."""
+"""Characters of a definition file's name before its number; file systems allow 255 for a name."""
 
 
 class DefinitionFiles:
-    """Those of one target; may be called from several threads."""
+    """The definition files of one target; may be called from several threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._files: dict[str, dict[int, str]] = {}
-        """Their names, by the names' stems and by their numbers."""
+        """Their names, by stem and number."""
         self._number = 0
-        """Of the newest; those of a crashed run count too, so that none is ever overwritten."""
+        """The newest number. Files of a crashed run count too, so that none is ever overwritten."""
 
     def read(self) -> None:
-        """List the folder: a writer does it once, when no earlier writer can name a snapshot any more."""
+        """List the folder. A writer does this once, after earlier writers can no longer name a snapshot."""
         found: dict[str, dict[int, str]] = {}
         for name in self._store.names(DEFINITIONS):
             if FILE.fullmatch(name):
@@ -51,14 +52,14 @@ class DefinitionFiles:
             self._number = max((number for files in found.values() for number in files), default=0)
 
     def keep(self, path: str, made: Definition) -> int:
-        """Keep the definition of the table at `path`; its number."""
+        """Store the definition of the table at `path`. Returns its number."""
         stem, data = file_stem(path), made.to_json()
         for _ in range(NUMBERS_MAX):
             with self._lock:
                 self._number += 1
                 number = self._number
             name = f"{stem}{number:020d}.json"
-            # A consumer that was replaced may have taken the number since the folder was listed.
+            # A consumer that was replaced may have used this number after the folder was listed.
             if self._store.create(f"{DEFINITIONS}/{name}", data):
                 with self._lock:
                     self._files.setdefault(stem, {})[number] = name
@@ -73,15 +74,15 @@ class DefinitionFiles:
     def find(
         self, path: str, holds: Callable[[pa.Schema], bool], columns: Sequence[str], position: Position
     ) -> tuple[Definition, int]:
-        """That of a table in the snapshot of `position`; its number.
+        """The definition of a table in the snapshot of `position`, and its number.
 
-        `holds`: whether the table's columns are those of a definition; `columns`: their names, for people.
+        `holds`: whether the table's columns are those of a definition; `columns`: their names, for the error.
         """
         with self._lock:
             files = dict(self._files.get(file_stem(path), {}))
         if position.definitions is not None:
             numbers = [position.definitions.get(path, 0)]
-        else:  # an earlier release numbered them by the ts of their DDL
+        else:  # an earlier release used the ts of the DDL as the number
             numbers = sorted((number for number in files if number <= position.ts), reverse=True)
         for number in numbers:
             data = self._store.get(f"{DEFINITIONS}/{files[number]}") if number in files else None
@@ -97,7 +98,7 @@ class DefinitionFiles:
 
 
 def file_stem(path: str) -> str:
-    """How the names of a table's definition files begin; two long folder names do not fit into one."""
+    """How the names of a table's definition files begin; shortened if the two folder names are too long."""
     return shortened(path.replace("/", "+"), path, STEM_MAX) + "@"
 
 

@@ -1,4 +1,4 @@
-"""One process writes a target directory: a lock of the operating system, which ends with that process."""
+"""Makes sure that only one process writes a target directory, by a lock that ends with that process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ LOCKS: Final = Path("/proc/locks")
 
 @contextmanager
 def directory_lock(root: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the directory for this process; InvalidInput when another one has it. Ends with the process.
+    """Lock the directory for this process; InvalidInput when another one holds it. Released at the latest
+    when the process ends.
 
-    `check` raises for a directory that cannot be a target, before anything is put into it.
+    `check` raises for a directory that cannot be a target, before anything is written into it.
     """
     try:
         check()
@@ -51,10 +52,10 @@ def directory_lock(root: Path, check: Callable[[], None]) -> Iterator[None]:
 
 
 def lock_holder(root: Path) -> int | None:
-    """The process that holds the target; None: none that can be seen from here. Takes no lock.
+    """The process that holds the target's lock; None when none is visible from here. Takes no lock.
 
-    A lock for a moment, only to try, would turn away a consumer that starts in that moment. So the kernel's
-    list of locks is read. It does not show locks of other machines and of other containers.
+    Taking the lock for a moment, as a test, would make a consumer fail that starts in that moment. So the
+    kernel's list of locks is read. It does not show locks of other machines and of other containers.
     """
     path = root / OWN / "lock"
     try:

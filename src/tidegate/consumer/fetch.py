@@ -1,12 +1,12 @@
-"""From Kafka to staged Arrow, in a task: the driver decides offset ranges, tasks fetch and decode them.
+"""Fetches from Kafka to staged Arrow. The driver chooses offset ranges; tasks fetch and decode them.
 
-A task reads one partition's range read_committed, decodes it with the protocol's decoder and writes the
-rows, table by table, into staging files (`consumer.staging`); back to the driver goes only a `Fetched`:
-descriptors, marks and DDLs, no rows. A worker process keeps its Kafka client for its life.
+A task reads one partition's range read_committed, decodes it with the protocol's decoder, and writes the
+rows, table by table, into staging files (`consumer.staging`). Only a `Fetched` goes back to the driver:
+descriptors, marks and DDLs, no rows. A worker process keeps its Kafka client until it ends.
 
-Bounds: a task fetches at most `Range.max_bytes` of messages. What they expand to, or only name, may be far
-more: it is decoded and written in pieces, each into a file of its own (`codec.opening`, `consumer.claims`). A
-partition without an answer for `STALL_S` ends its task with what it has.
+Bounds: a task fetches at most `Range.max_bytes` of messages. They may expand to far more, or name objects
+that are far larger, so they are decoded and written in pieces, each into a file of its own (`codec.opening`,
+`consumer.claims`). If a partition does not answer for `STALL_S`, the task returns what it has.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidegate.sink.kafka.client import take
 
 CONSUME_MESSAGES: Final = 10_000
 LOOK_BACK_MESSAGES: Final = 20_000
-"""The first window in which definitions are looked for: TiCDC repeats a table's after 10,000 of its rows."""
+"""The first window in which definitions are searched: TiCDC repeats a table's after 10,000 of its rows."""
 STALL_S: Final = 5.0
 
 _readers: dict[str, tuple[Consumer, TopicDecoder]] = {}
@@ -41,7 +41,7 @@ _readers: dict[str, tuple[Consumer, TopicDecoder]] = {}
 
 
 def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
-    """Read and decode one range into a staging file. Runs in a Spark task."""
+    """Read and decode one range into staging files. Runs in a Spark task or a worker process."""
     reader, decoder = _reader(topic)
     reader.assign([TopicPartition(*topic.place(wanted.partition), wanted.start)])
     try:
@@ -65,7 +65,7 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
 
 
 def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, staging: Path) -> Fetched:
-    """What was fetched, with all that the messages held; each piece of rows is in a file of its own."""
+    """`found` with everything that the messages hold; each piece of rows is in a file of its own."""
     unmarked = registry.codec(topic.options.protocol).unmarked
     try:
         for piece in decoder.pieces(batch):
@@ -95,7 +95,7 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
 
 
 def _of_partitions(found: Fetched, piece: Decoded, reported: Mapping[int, Layout]) -> dict[str, Any]:
-    """What messages so far say of the number of partitions."""
+    """The changes of the number of partitions in the messages so far."""
     unsaid = [one for one in piece.repartitions if one[1] not in reported]
     return {
         "repartitions": (*found.repartitions, *unsaid),
@@ -104,13 +104,13 @@ def _of_partitions(found: Fetched, piece: Decoded, reported: Mapping[int, Layout
 
 
 def _drop(found: Fetched) -> None:
-    """Remove the staging files of what will be fetched once more."""
+    """Remove the staging files of a range that will be fetched again."""
     for file in {segment.file for segment in found.segments}:
         Path(file).unlink(missing_ok=True)
 
 
 def sound_values(decoder: TopicDecoder, batch: Batch, messages: Iterable[BadMessage]) -> list[bytes | None]:
-    """The first value that could be decoded, without its compression; none when there is none."""
+    """The first value that could be decoded, decompressed, in a list; an empty list when there is none."""
     bad = {message.offset for message in messages}
     for value, offset in zip(batch.values, batch.offsets, strict=True):
         if value is not None and int(offset) not in bad:
@@ -137,12 +137,12 @@ def unknown_versions(messages: Iterable[BadMessage]) -> set[tuple[str, str, int]
 def look_back(
     topic: Topic, reader: Consumer, decoder: TopicDecoder, wanted: Range, unknown: set[tuple[str, str, int]]
 ) -> str:
-    """Let the decoder meet the definitions of these table versions, which lie before the range.
+    """Search the messages before the range for the definitions of these table versions, for the decoder.
 
-    Reads the partition backwards, in windows that double, until it has found all of them or is at the
-    partition's oldest message. A producer repeats a definition every now and then, so the first window
-    usually has it. What is not there is then said by the rows themselves. Returns why the broker did not
-    answer; empty when it did.
+    Reads the partition backwards, in windows that double, until all are found or the partition's oldest
+    message is reached. A producer repeats a definition regularly, so it is usually in the first window. Rows
+    whose definition is not found stay undecodable, and their next decoding reports that. Returns why the
+    broker did not answer; empty when it did.
     """
     definitions = registry.reader_of(topic.options).definitions
     assert definitions is not None, "only such a protocol has rows that wait"
@@ -178,7 +178,7 @@ def look_back(
 def _definitions(
     topic: Topic, reader: Consumer, window: Range, tells: Callable[[bytes], bool]
 ) -> tuple[list[Message], str]:
-    """The messages of a window that may tell a table version, and the broker's trouble, if any."""
+    """The messages of a window that may define a table version, and the broker's error, if any."""
     reported, at = [], window.start
     while at < window.end:
         reader.assign([TopicPartition(*topic.place(window.partition), at)])
@@ -207,7 +207,7 @@ class _Taken:
 
 
 def _take(reader: Consumer, wanted: Range) -> _Taken:
-    """Messages of the range until its end, the size limit, or silence."""
+    """Read the range until its end, the size limit, or `STALL_S` without an answer."""
     taken, size, received = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
     while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
@@ -219,7 +219,7 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
                 taken.next_offset = message.offset() + 1
                 size += len(message)
             elif error.code() == KafkaError._PARTITION_EOF:
-                # Behind the last message stand only transaction markers: nothing of ours.
+                # Only transaction markers follow the last message, so the partition is read to its end.
                 taken.next_offset, at_end = max(taken.next_offset, message.offset()), True
             else:
                 taken.trouble = str(error)

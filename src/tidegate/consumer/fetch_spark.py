@@ -1,9 +1,9 @@
-"""Ranges as Spark tasks: one job for each round.
+"""Fetches ranges in Spark tasks: one job for each round.
 
-    master local[..]          tasks stage rows where the driver reads them
-    a cluster                 tasks stage rows on their own disk, and give them back with their results
+    master local[..]          tasks stage rows in files that the driver can read
+    a cluster                 tasks stage rows on their own disk, and return the files with their results
 
-What is given back passes through the driver's JVM, so that such a round is bounded by `APART_BYTES`.
+Returned files pass through the driver's JVM, so `APART_BYTES` bounds such a round.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
 DRIVER_MEMORY: Final = "512m"
 DAEMON: Final = "tidegate.consumer.daemon"
 JVM_LOG: Final = "spark.log"
-"""In the consumer's folder: what the JVM and its workers print."""
+"""File name, in the consumer's folder, of what the JVM and its workers print."""
 APART_BYTES: Final = 64 << 20
-"""About how many bytes of messages one round reads whose rows pass through the JVM."""
+"""About how many bytes of messages a round reads if its rows pass through the JVM."""
 APART_RANGES: Final = 16
-"""Ranges of such a round; the others have their turn in the next ones."""
+"""The number of ranges in such a round; the following rounds take the others in turn."""
 APART_MEMORY: Final = "1536m"
-"""Of that JVM: decoded rows may be several times as large as their messages before they are compressed."""
+"""Memory of that JVM: decoded rows may be several times as large as their messages before compression."""
 STOP_S: Final = 1.0
-"""How much later than the JVM this process may get a signal that was sent to both."""
+"""How much later than the JVM this process may get a signal that was sent to both, in seconds."""
 POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What a Spark cluster needs to be told."""
+    """The addresses and paths that a Spark cluster needs."""
 
     python: str = ""
-    """The executors' interpreter, which has this package; empty: at the path of this one."""
+    """The executors' Python interpreter, which has this package; empty: the same path as here."""
     driver_host: str = "127.0.0.1"
-    """An address of this machine that executors reach."""
+    """An address of this machine that executors can reach."""
 
     @property
     def spark_settings(self) -> dict[str, str]:
-        """Spark's own."""
+        """The same as settings of Spark."""
         return {
             "spark.driver.host": self.driver_host,
             "spark.driver.bindAddress": self.driver_host,
@@ -64,21 +64,21 @@ class ClusterSettings:
 
 
 class SparkTasks:
-    """A session's executors."""
+    """Runs fetches on the executors of one Spark session."""
 
     def __init__(
         self, spark: SparkSession, log: Path, stop: Callable[[], bool], *, apart: bool = False
     ) -> None:
-        """`log`: what Spark prints is there; `stop`: whether the consumer is told to end.
+        """`log`: the file in which Spark prints; `stop`: whether the consumer was asked to end.
 
-        `apart`: executors cannot write where this process reads.
+        `apart`: executors cannot write into files that this process reads.
         """
         self._spark, self._log, self._stop, self._apart = spark, log, stop, apart
         self._turn = 0
-        """Which range of the next round comes first."""
+        """The index of the range with which the next round begins."""
 
     def fetch(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
-        """A job with a task for each range."""
+        """Run one job with a task for each range."""
         if self._apart:
             return self._fetch_apart(topic, ranges, staging)
 
@@ -88,6 +88,7 @@ class SparkTasks:
         return list(self._spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
 
     def _fetch_apart(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
+        """A round whose rows pass through the JVM: ranges take turns, and share `APART_BYTES`."""
         turn = self._turn % len(ranges)
         chosen = [*ranges[turn:], *ranges[:turn]][:APART_RANGES]
         self._turn = turn + len(chosen)
@@ -102,12 +103,12 @@ class SparkTasks:
         return [landed(fetched, files, staging) for fetched, files in found]
 
     def cancel(self) -> None:
-        """Cancel the job."""
+        """Cancel the running job."""
         with jvm_may_be_gone(self._stop):
             self._spark.sparkContext.cancelAllJobs()
 
     def translated(self, error: Exception) -> TidegateError:
-        """Spark's and the JVM's errors as one of ours."""
+        """An error of Spark or the JVM as one of ours."""
         if isinstance(error, TidegateError):
             return error
         lines = [line for line in str(error).splitlines() if line.strip()]
@@ -120,13 +121,13 @@ class SparkTasks:
 
 
 def carried(found: Fetched) -> tuple[Fetched, list[tuple[str, bytes]]]:
-    """What was fetched, and its staging files: by name, their bytes, compressed."""
+    """A result, and its staging files as (name, compressed bytes)."""
     files = {segment.file for segment in found.segments}
     return found, [(Path(file).name, zlib.compress(Path(file).read_bytes(), 1)) for file in sorted(files)]
 
 
 def landed(found: Fetched, files: Sequence[tuple[str, bytes]], staging: Path) -> Fetched:
-    """The same with its files in `staging`."""
+    """A result, with its files written to `staging`."""
     for name, data in files:
         (staging / name).write_bytes(zlib.decompress(data))
     moved = [replace(segment, file=str(staging / Path(segment.file).name)) for segment in found.segments]
@@ -142,7 +143,7 @@ def spark_tasks(
     stop: Callable[[], bool],
     cluster: ClusterSettings | None = None,
 ) -> Iterator[SparkTasks | None]:
-    """With a session of its own; None when it is told to stop before there is one."""
+    """Open a session and end it with the context; None when `stop` comes before there is one."""
     from tidegate.spark.session import open_session
 
     spark, cluster = None, cluster or ClusterSettings()
@@ -169,16 +170,16 @@ def spark_tasks(
 
 
 def _not_py4js(record: logging.LogRecord) -> bool:
-    """Py4J logs what it raises as well, with a traceback; that is shown once, where it is caught."""
+    """Drop Py4J's log of each error that it also raises: it is shown once, where it is caught."""
     return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
 def jvm_may_be_gone(stop: Callable[[], bool]) -> Iterator[None]:
-    """Around calls of the JVM that a stop may come before.
+    """Wraps calls of the JVM, which may have ended because of a stop.
 
-    Service managers signal all processes of a service at once, and the JVM may be gone first. A failure
-    counts unless a stop has come, or comes within a moment.
+    Service managers signal all processes of a service at once, and the JVM may end first. A failure is
+    therefore raised only if no stop has come, and none comes within `STOP_S`.
     """
     try:
         yield

@@ -1,11 +1,11 @@
-"""Ranges in a few processes of our own: no Spark, no JVM.
+"""Fetches ranges in a few processes of our own, without Spark and a JVM.
 
 A worker runs `serve`: it reads requests from its standard input and writes answers to its standard output,
-each a length and a pickle; the pipes are ours alone. It ends with this process, however that ends. What it
-prints goes to a log. One that died is started again with the next range.
+each a length and a pickle. No one else has these pipes. A worker ends when this process ends, also when it is
+killed. Its own output goes to a log. A worker that died is restarted for its next range.
 
-Processes and not threads: decoding is compiled, but fetching and staging hold the interpreter's lock. Not
-`multiprocessing`: its children would import the user's own script once more.
+Why processes and not threads: decoding is compiled, but fetching and staging hold the interpreter's lock. Why
+not `multiprocessing`: its children would import the user's own script once more.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.launcher import bound
 
 LOG: Final = "workers.log"
-"""In the consumer's folder: what the workers print."""
+"""File name, in the consumer's folder, of what the workers print."""
 _SERVE: Final = f"from {__name__} import serve; serve()"
-"""Not `-m`: classes would be pickled as those of `__main__`."""
+"""Not `-m`: then pickled classes would belong to `__main__`."""
 _LENGTH: Final = struct.Struct("<Q")
 _END_S: Final = 5.0
 
 
 class Workers:
-    """`count` processes, started when they are needed."""
+    """`count` processes, each started when it is first needed."""
 
     def __init__(self, count: int, log: Path) -> None:
         self._log = log
@@ -54,7 +54,7 @@ class Workers:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="ask")
 
     def fetch(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
-        """Each range goes to the next worker that is idle."""
+        """Give each range to the next idle worker."""
         return list(self._threads.map(partial(self._one, topic, staging), ranges))
 
     def _one(self, topic: Topic, staging: Path, wanted: Range) -> Fetched:
@@ -65,12 +65,12 @@ class Workers:
             self._idle.put(worker)
 
     def cancel(self) -> None:
-        """End the processes: what they are asked for fails."""
+        """Kill the processes, so that running requests fail."""
         for worker in self._all:
             worker.end()
 
     def translated(self, error: Exception) -> TidegateError:
-        """What a worker raised as one of our errors."""
+        """An error that a worker raised as one of ours."""
         if isinstance(error, TidegateError):
             return error
         return Fatal(
@@ -81,15 +81,15 @@ class Workers:
         )
 
     def close(self) -> None:
-        """End all of it."""
+        """End processes and threads."""
         self.cancel()
         self._threads.shutdown()
-        self.cancel()  # a thread may have started one once more
+        self.cancel()  # a thread may have restarted a process meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """An error on its way back: exceptions with keywords of their own do not travel whole."""
+    """An error as a worker returns it. Exceptions with keyword arguments lose them when they are pickled."""
 
     kind: type[Exception]
     what: str
@@ -110,7 +110,7 @@ class _Raised:
 
 
 class _Worker:
-    """One process; one thread asks it at a time."""
+    """One process; it gets one request at a time."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -118,7 +118,7 @@ class _Worker:
         self._lock = threading.Lock()
 
     def ask(self, topic: Topic, wanted: Range, staging: Path) -> Fetched:
-        """Its answer; raises what it raised. Retryable when it has ended."""
+        """The worker's answer. Raises the worker's error, or Retryable when its process has ended."""
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -157,7 +157,7 @@ class _Worker:
 
 @contextmanager
 def workers(count: int, log: Path) -> Iterator[Workers]:
-    """Until the end of the context."""
+    """Workers until the end of the context."""
     made = Workers(count, log)
     try:
         yield made
@@ -184,12 +184,12 @@ def _received(pipe: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """A worker's whole life: until its standard input ends."""
+    """The main function of a worker; returns when its standard input ends."""
     from tidegate.kernel import load_compiled
     from tidegate.spark.daemon import keep_freed_memory
 
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what anything prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the consumer, which ends its workers
     load_compiled()
     gc.collect()

@@ -1,4 +1,4 @@
-"""What a task is asked to fetch from a topic, and what comes back to the driver. No rows: they are staged."""
+"""The request to fetch a range of a topic, and the result for the driver. It has no rows: they are staged."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Range:
     """Offsets [start, end) of one partition to read."""
 
     partition: int
-    """Its number, as everywhere behind the source."""
+    """The partition's number, unique over all topics of the source (`places`)."""
     start: int
     end: int
     max_bytes: int = MAX_BYTES
-    """About how many bytes of messages are read of it at once."""
+    """About how many bytes of messages to read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one task found."""
+    """The result of one task."""
 
     partition: int
     next_offset: int
@@ -37,17 +37,17 @@ class Fetched:
     ddls: tuple[DdlMessage, ...] = ()
     bad: tuple[BadMessage, ...] = ()
     unmarked: bool = False
-    """Written without what its protocol needs for watermarks: nothing in it can be one."""
+    """Whether it was written without the options that its protocol needs for watermarks."""
     repartitions: tuple[tuple[int, int], ...] = ()
-    """(partitions, offset): the producer changed the number of partitions it writes, and its message does not
-    say since when."""
+    """(partitions, offset): the producer changed the number of partitions that it writes, and its message
+    does not say from which ts on."""
     layouts: tuple[Layout, ...] = ()
-    """What its Resolved say of the number of partitions: each different one once, in their order."""
+    """The numbers of partitions that its Resolved name: each different layout once, in order."""
     trouble: str = ""
-    """Why the broker gave nothing, when it did not; the range stays to be read."""
+    """Why the broker did not answer, if it did not. The range must be read again."""
     outage: tuple[str, str, str, str] | None = None
-    """What, where, why and what to do: a schema registry gives no schemas; the range stays to be read."""
+    """What, where, why and what to do if a schema registry fails. The range must be read again."""
     aligns: tuple[tuple[int, int], ...] = ()
     """(commit ts, offset) of alignment marks."""
     lost_aligns: tuple[tuple[int, str], ...] = ()
-    """(offset, why) of alignment marks that cannot be read; they are in `bad`, too."""
+    """(offset, why) of alignment marks that cannot be read; they are in `bad` too."""

@@ -1,10 +1,10 @@
-"""Who fetches and decodes: Spark tasks, or processes of our own without Spark. The rest is the same.
+"""The interface for fetching and decoding: by Spark tasks, or by processes of our own without Spark.
 
     fetch_spark    ranges of any number of partitions on any number of executors
     fetch_workers  a few processes on this machine, which start in a second: `--master workers[N]`
 
-Both run `fetch.fetch`: from a range to staged rows and descriptors. A process that dies loses what it was
-fetching; the range is asked for again.
+Both run `fetch.fetch`, which turns a range into staged rows and descriptors. If a process dies, its range is
+fetched again.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ WORKERS: Final = re.compile(r"workers(?:\[(\d{1,2})\])?")
 
 
 class Fetcher(Protocol):
-    """Fetches ranges side by side. `cancel` may be called by another thread; all else by one at a time."""
+    """Fetches ranges in parallel. Another thread may call `cancel`; all other calls come one at a time."""
 
     def fetch(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
-        """What each range brought. Raises whatever a process died of: nothing of the round is known then."""
+        """The result of each range. Raises if a process dies; then the whole round has no result."""
 
     def cancel(self) -> None:
-        """End a `fetch` that is going on: it raises, or comes back."""
+        """End a running `fetch`: it raises, or returns."""
 
     def translated(self, error: Exception) -> TidegateError:
-        """What `fetch` raised, as one of our errors."""
+        """An error that `fetch` raised, as one of ours."""
 
 
 def workers_of(master: str) -> int | None:
-    """How many processes `--master` asks for; None: it names a Spark master. InvalidInput for neither."""
+    """The number of processes in `--master`; None if it names a Spark master, InvalidInput if neither."""
     if not master.startswith("workers"):
         return None
     found = WORKERS.fullmatch(master)

@@ -1,27 +1,28 @@
-"""The consumer's state machine: what was fetched goes in, what to apply and where to stand comes out. Pure.
+"""The consumer's state machine: fetched messages go in, steps to apply and positions to store come out. Pure.
 
-    join(partitions) -> of a topic that comes into being, or that are written from some ts on
+    join(partitions) -> add partitions of a new topic, or those that are written from some ts on
     take(fetched)  ->  watermarks, waiting rows, waiting DDLs
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
-    position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
+    position(ts)   ->  what the target must store so that a restart neither loses nor repeats anything
 
-In row mode, partitions of one topic meet at its alignment marks (docs/formats/contract.md). In transaction
-mode they are together everywhere.
+In row mode, partitions of one topic wait for each other at its alignment marks (docs/formats/contract.md). In
+transaction mode they always advance together.
 
-Where a target was interrupted in the middle of a write, `begun` comes first: the very rows up to its bounds,
-so that what is written again is what was written then. After Resolved a partition brings nothing new below
-it, so the bounds alone say which rows those are.
+If a write to the target was interrupted, its bounds come first (`begun`): exactly the rows of that write are
+handed out again, so that what is written twice is the same. After Resolved a partition brings nothing new
+below it, so the bounds alone determine the rows.
 
 A DDL may be read several times: from each partition of a broadcast, after a restart, and because its producer
-sent it again. It is executed once: what lies below the newest executed DDL is dropped, and at that ts what is
-known by its identity, which is kept with the position. On TiCDC's topics a DDL may follow Resolved of its own
-ts, and several DDLs share one (RENAME TABLES), so the ts alone says nothing.
+sent it again. It is executed once. DDLs below the newest executed ts are dropped. At that ts, DDLs are
+dropped by their identities, which are stored with the position. The ts alone does not suffice: on TiCDC's
+topics a DDL may follow Resolved of its own ts, and several DDLs share one ts (RENAME TABLES).
 
-Where the number of partitions changes (docs/repartition.md) rows of one key go on in another partition. So no
-partition passes that ts before all have reached it. Each later Resolved names it, also after a restart.
+When the number of partitions changes (docs/repartition.md), rows of one key continue in another partition. So
+no partition passes that ts before all have reached it; otherwise changes of a row would be applied out of
+order. Each later Resolved names the ts, also after a restart.
 
-A restart begins at the first offset still needed and with the largest Resolved mark *before* it: a mark
-behind it must be read again, together with the rows it covers.
+A restart begins at the first offset still needed, with the largest Resolved mark *before* it: a mark after
+that offset must be read again, together with the rows that it covers.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
 
 MAX_WAITING_ROWS: Final = 20_000_000
-"""Above this only the partitions that hold the watermark back are read on."""
+"""Above this, only the partitions that hold the watermark back are read."""
 MAX_WAITING_BYTES: Final = 16 << 30
-"""Likewise, of their staging files. One transaction that is larger is read to its end all the same."""
+"""The same limit in bytes of staging files. A single transaction that is larger is still read to its end."""
 MAX_MEETINGS: Final = 10_000
-"""Likewise, of alignment marks that partitions have not reached."""
+"""The same limit for alignment marks that not all partitions have reached."""
 MAX_MARKS: Final = 4096
-"""Resolved marks remembered per partition; every second one is forgotten when there are more."""
+"""Resolved marks remembered per partition. If there are more, every second one is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Ddls:
-    """Execute these, in order: all partitions have reached their FinishedTS."""
+    """Execute these DDLs in order: all partitions have reached their FinishedTS."""
 
     ts: int
     messages: tuple[DdlMessage, ...]
@@ -81,7 +82,7 @@ class _Partition:
 
 
 class Flow:
-    """One source on its way to one target."""
+    """The flow from one source to one target."""
 
     by_offset: Final = False
 
@@ -93,20 +94,20 @@ class Flow:
         until: int | None,
         begun: Mapping[int, int] | None = None,
     ) -> None:
-        """`position` names every partition; a fresh target's has ts 0 and the topic's first offsets.
+        """`position` names every partition; that of a fresh target has ts 0 and the topic's first offsets.
 
-        One of which nothing is applied, beside others that have come further, belongs to a topic that is read
-        from now on. `ddl_places`: as `Limits`. `begun`: by partition, the ts up to which an interrupted
+        A partition of which nothing is applied, while the position has a ts, belongs to a topic that is read
+        from now on. `ddl_places`: as in `Limits`. `begun`: by partition, the ts up to which an interrupted
         write went.
         """
         self.mode, self.until = mode, until
         self.align: int | None = None
-        """Row mode: where all partitions must meet, when a snapshot is due."""
+        """Row mode: the ts at which all partitions must meet, when a snapshot is due; otherwise None."""
         self._base, self._begun = position, begun
         self._ddl_places = ddl_places
         self._joining = {number for number, p in position.partitions.items() if position.ts and not p.applied}
         self._ddl_ts, self._ddls_done = position.ddl_ts, dict.fromkeys(position.ddls)
-        # What was known before `offset` is not read again, so it is carried on as a mark that stands there.
+        # Marks before `offset` are not read again, so the stored watermark becomes a mark just before it.
         self._at = {
             number: _Partition(p.offset, [(p.offset - 1, p.watermark)])
             for number, p in position.partitions.items()
@@ -115,26 +116,27 @@ class Flow:
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
         self._ddls: dict[tuple[int, str], _Waiting] = {}
         self._meetings: dict[int, dict[int, dict[int, int]]] = {}
-        """Row mode: by topic and commit ts the alignment marks that its partitions have not passed, each with
-        the offset of its first copy in each partition. A topic without any is not there."""
+        """Row mode, by topic and commit ts: the alignment marks that not all partitions have passed, with the
+        offset of the first copy in each partition. A topic without such marks has no entry."""
         self._epoch = position.epoch
         self._switches = set(position.switches)
-        """Where the number of partitions changes and not all partitions are."""
+        """The ts at which the number of partitions changes, as long as not all partitions have reached it."""
         self._spoken: set[int] = set()
-        """Topics of which one partition has brought two Resolved."""
+        """Topics of which one partition has brought two Resolved; for `asked`."""
         self._members: dict[int, list[int]] = {}
-        """By topic, its partitions."""
+        """The partitions of each topic."""
         for number in self._at:
             self._members.setdefault(topic_index(number), []).append(number)
 
     def join(
         self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...], ids: Mapping[str, str]
     ) -> None:
-        """Partitions that are read from now on, with `ddl_places` and the topics' `ids`: of a topic that has
-        come into being, or those that a topic's changefeed writes, too, from some ts on.
+        """Add partitions that are read from now on: those of a new topic, or those that a topic's changefeed
+        writes from some ts on. `ddl_places` and the topics' `ids` replace the earlier ones.
 
-        Call it before marks are taken that may be behind their first rows: the producer makes a topic before
-        it sends a Resolved that covers any, and the first Resolved that does names new partitions.
+        Call it before marks are taken that may follow their first rows: otherwise a watermark would pass rows
+        of a partition that is not known. The producer creates a topic before it sends a Resolved that covers
+        its rows, and the first Resolved that covers rows of new partitions names them.
         """
         self._ddl_places = ddl_places
         self._base = replace(self._base, ids=dict(ids))
@@ -146,10 +148,12 @@ class Flow:
             self.assembler.join(number)
 
     def asked(self) -> list[int]:
-        """The partitions that may `leave` if nothing was ever written to them, committed or not.
+        """The partitions that may `leave`, if the broker confirms that nothing was ever written to them,
+        committed or not.
 
-        Nothing came from them, and their topic has two Resolved in another partition. A producer sends the
-        second when the first is on every partition that it writes.
+        Nothing was read from them, and another partition of their topic has brought two Resolved. A producer
+        sends the second one only when the first is on every partition that it writes, so it does not write
+        these.
         """
         if self._begun is not None:
             return []
@@ -162,8 +166,8 @@ class Flow:
         ]
 
     def leave(self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...]) -> None:
-        """Partitions of `asked` that nothing is on are not read, with `ddl_places` of the others. They may
-        join later.
+        """Remove partitions of `asked` that are empty; `ddl_places` is that of the others. They may join
+        again later.
         """
         self._ddl_places = ddl_places
         for number in numbers:
@@ -174,11 +178,11 @@ class Flow:
             self.assembler.leave(number)
 
     def wanted(self) -> dict[int, int]:
-        """Where to read on, by partition.
+        """Where to continue reading, by partition.
 
-        Above the limits, the partitions at the lowest watermark are read on all the same. Waiting marks and
-        rows go when these partitions pass them, so a stop here would never end. What one such partition can
-        add is what stands before its next Resolved.
+        Above the limits, only the partitions at the lowest watermark are read. They must be: waiting marks
+        and rows go only when these partitions pass them, so a stop of all would never end. Each such
+        partition can add only what comes before its next Resolved.
         """
         held = self.assembler
         meetings = sum(map(len, self._meetings.values()))
@@ -187,7 +191,7 @@ class Flow:
         return {number: self._at[number].next_offset for number in numbers}
 
     def take(self, fetched: Iterable[Fetched]) -> None:
-        """Take what the tasks brought."""
+        """Take the results of fetch tasks."""
         for part in fetched:
             state = self._at[part.partition]
             state.next_offset = max(state.next_offset, part.next_offset)
@@ -209,12 +213,13 @@ class Flow:
                 self._take_aligns(part)
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
-        """What can be applied now: at most about max_rows rows and `STEP_BYTES`; None when nothing moves.
+        """The next step that can be applied: about `max_rows` rows or `STEP_BYTES` at most; None if there is
+        none.
 
-        A ts is never split, however much it holds.
+        Rows of one ts stay in one step, even above these limits.
         """
         if self._begun is not None:
-            # Partitions that had just joined are read only when something is found on them.
+            # A partition that had just joined is in `_at` only after something was found on it.
             if any(number not in self._at for number in self._begun):
                 return None
             if any(self.watermarks.of(number) < ts for number, ts in self._begun.items()):
@@ -237,29 +242,30 @@ class Flow:
             capped = {p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()}
             if any(ts > self.assembler.applied(p) for p, ts in capped.items()):
                 return Rows(capped)
-        # After a restart rows can be in of which the mark is still to be read again, with DDLs before it.
+        # After a restart, applied rows may reach further than the watermark: the mark that covers them must
+        # be read again, and DDLs of this ts may come before it. So the watermark must reach the ts as well.
         if ddl_ts is not None and self.reached(ddl_ts) and self.watermarks.lowest >= ddl_ts:
             return self._take_ddls(ddl_ts)
         return None
 
     def reached(self, ts: int) -> bool:
-        """Whether every partition has handed out all its rows up to ts."""
+        """Whether all rows of every partition up to ts are handed out."""
         return all(self.assembler.applied(number) >= ts for number in self._at)
 
     def snapshot(self, after: int) -> int | None:
-        """The ts at which the target's state can be named now, above `after`; None: it is at no ts."""
+        """The ts, above `after`, at which the target's state can be named; None when it has no common ts."""
         ts = self.assembler.aligned
         if ts is None or ts <= after or self.ddl_waits_at(ts):
             return None
-        # After a restart a DDL of ts may stand before a mark that is to be read again.
+        # After a restart, a DDL of ts may be before a mark that must be read again.
         return ts if self.watermarks.lowest >= ts else None
 
     def named(self) -> None:
-        """The snapshot is named: partitions may run apart again."""
+        """The snapshot is named: partitions may advance independently again."""
         self.align = None
 
     def meet(self) -> None:
-        """Row mode: let partitions wait for each other, so that a snapshot can be named."""
+        """Row mode: make partitions wait for each other, so that a snapshot can be named."""
         if self.align is None:
             self.align = max(ts for _, ts in self.watermarks.items())
 
@@ -271,7 +277,7 @@ class Flow:
         return self.assembler.pending(allowed)
 
     def ddl_waits_at(self, ts: int) -> bool:
-        """Whether a DDL with finished_ts <= ts is not executed yet: then ts is no snapshot."""
+        """Whether a DDL with finished_ts <= ts is not executed yet: then no snapshot can be named at ts."""
         return any(waiting.message.ts <= ts for waiting in self._ddls.values())
 
     @property
@@ -280,7 +286,7 @@ class Flow:
         return len(self._ddls)
 
     def position(self, ts: int) -> Position:
-        """What to keep with the snapshot at ts."""
+        """The position to store with the snapshot at ts."""
         partitions = {}
         for number, state in self._at.items():
             applied = self.assembler.applied(number)
@@ -291,7 +297,8 @@ class Flow:
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
             watermark = max([applied, *passed])
             waiting = [w.message.ts for w in self._ddls.values() if any(p == number for p, _ in w.copies)]
-            if waiting and min(waiting) <= applied:  # a restart must read that DDL before it stands there
+            # A restart must read this DDL again before its partition counts as resolved up to the DDL's ts.
+            if waiting and min(waiting) <= applied:
                 watermark = min(waiting) - 1
             partitions[number] = PartitionPosition(offset, applied, watermark)
         made = replace(self._base, ts=ts, mode=self.mode.value, partitions=partitions, definitions=None)
@@ -300,7 +307,7 @@ class Flow:
         return replace(made, ddl_ts=self._ddl_ts, ddls=done, epoch=self._epoch, switches=switches)
 
     def next_offsets(self) -> dict[int, int]:
-        """Up to where each partition has been read; for showing lag only."""
+        """The offset up to which each partition has been read; only used to show lag."""
         return {number: state.next_offset for number, state in self._at.items()}
 
     def _take_aligns(self, part: Fetched) -> None:
@@ -311,12 +318,12 @@ class Flow:
             held.setdefault(ts, {}).setdefault(part.partition, offset)
 
     def _meeting(self, allowed: dict[int, int]) -> dict[int, int]:
-        """Bounds that let each topic's partitions pass its alignment marks together.
+        """Lower the bounds so that each topic's partitions pass its alignment marks together.
 
-        Marks at or below `low`, up to where all of them may go, need no stop: all go to `low` in one step.
-        A step is written by its net effect, its deletes first, so the order within it does not matter. No
-        partition reaches the first mark above `low` before all can. A partition whose watermark covers a mark
-        has brought it, so none can pass it unseen.
+        `low` is the ts that all its partitions may reach now. Marks at or below `low` need no stop, because
+        all partitions advance to `low` in one step, and a step is written as its net effect, deletes first,
+        so the order within it does not matter. Above `low`, no partition reaches the first mark before all
+        can. A partition whose watermark covers a mark has read that mark, so none can pass it unnoticed.
         """
         for topic in list(self._meetings):
             members = self._members[topic]
@@ -329,7 +336,7 @@ class Flow:
         return allowed
 
     def _pending(self, topic: int, applied: int) -> bool:
-        """Forget a topic's marks that all its partitions have passed; whether any are left."""
+        """Forget a topic's marks that all its partitions have passed. Returns whether any are left."""
         meetings = self._meetings[topic]
         for ts in [ts for ts in meetings if ts <= applied]:
             del meetings[ts]
@@ -338,14 +345,14 @@ class Flow:
         return bool(meetings)
 
     def _marks_ahead(self, number: int) -> list[int]:
-        """The offsets of alignment marks that a partition has not reached: a restart must read them again."""
+        """Offsets of alignment marks that a partition has read and not reached: a restart must read them."""
         applied, held = self.assembler.applied(number), self._meetings.get(topic_index(number), {})
         return [copies[number] for ts, copies in held.items() if ts > applied and number in copies]
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
         name = identity(message)
         late = message.ts < self._ddl_ts or (message.ts == self._ddl_ts and name in self._ddls_done)
-        # What is new of a topic that joins lies before what was executed for the others.
+        # A topic that joins is read from its beginning: its DDLs may be older than those executed for others.
         if late and (partition not in self._joining or message.ts <= self.assembler.applied(partition)):
             return
         waiting = self._ddls.setdefault((message.ts, name), _Waiting(message, []))
@@ -363,7 +370,7 @@ class Flow:
 
 
 def identity(message: DdlMessage) -> str:
-    """What tells a DDL from others of its ts, however often it is sent: names, text, number in its job."""
+    """A hash that distinguishes DDLs of one ts and is equal for copies: names, text, number in the job."""
     event = ddl_header.decode(message.header) if message.header is not None else None
     part = [event.job_id, event.seq] if event is not None else []
     what = [message.schema, message.table, message.query, *part]

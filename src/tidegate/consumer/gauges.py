@@ -1,7 +1,7 @@
 """Metrics of a running consumer: names, labels and units, declared once.
 
-All samples of one scrape come from the last report of the driver. Lags are counted by the clock of the
-scrape, so they grow also while the driver reports nothing.
+All samples of one scrape come from the last report of the driver. Lags are computed with the clock of the
+scrape, so they also grow while the driver reports nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MOMENTS: Final[dict[str, tuple[str, Callable[[Partition], int]]]] = {
     "resolved_ts": ("The last Resolved that was read", lambda one: one.watermark),
     "applied_ts": ("The ts up to which all rows are at the target", lambda one: one.applied),
 }
-"""Of a partition: `tidegate_consumer_NAME` is physical ms, `tidegate_consumer_NAME_lag_seconds` its age."""
+"""For each partition: `tidegate_consumer_NAME` in physical ms, and `tidegate_consumer_NAME_lag_seconds`."""
 COUNTS: Final[dict[str, tuple[str, Callable[[Partition], int | None]]]] = {
     "messages_behind": ("Messages that are not applied yet", lambda one: one.to_apply),
     "messages_unread": ("Messages that are not read yet", lambda one: one.to_read),
 }
-"""Of a partition: `tidegate_consumer_NAME`."""
+"""For each partition: `tidegate_consumer_NAME`."""
 
 
 class Gauges:
@@ -49,20 +49,20 @@ class Gauges:
         """`now_ms`: the wall clock, in ms since 1970."""
         self._now_ms = now_ms
         self._last: tuple[Progress, int] | None = None
-        """The last report, and when it came."""
+        """The last report, and when it came in ms since 1970."""
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def update(self, progress: Progress) -> None:
-        """Take a report."""
+        """Take a report of the driver."""
         self._last = progress, self._now_ms()
 
     def render(self) -> bytes:
-        """All of them in Prometheus' text form; nothing before the first report."""
+        """All metrics in Prometheus' text form; nothing before the first report."""
         return bytes(generate_latest(self._registry))
 
     def collect(self) -> Iterator[Any]:
-        """The samples: what a registry asks of a collector."""
+        """The samples; called by the registry at each scrape."""
         if self._last is None:
             return
         (progress, reported_ms), now_ms = self._last, self._now_ms()

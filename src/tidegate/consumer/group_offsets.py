@@ -1,14 +1,14 @@
-"""Offsets of a Kafka consumer group, so that the tools that show lag see this consumer. For them alone.
+"""Commits offsets of a Kafka consumer group, only so that tools that show lag see this consumer.
 
     position of the newest snapshot  ->  offsets of the group, about once a second at most
 
-The truth is the position that the target keeps: nothing ever reads these offsets back. They are written after
-the snapshot, so they do not run ahead of the target. After a crash, or if the broker refuses them, they stay
-behind it until the next snapshot.
+The position that the target stores is authoritative: nothing ever reads these offsets back. They are written
+after the snapshot, so they never run ahead of the target. After a crash, or if the broker refuses them, they
+stay behind it until the next snapshot.
 
-One request is under way at most, and the newest position replaces one that waits. A failure is said once.
+At most one request is under way, and the newest position replaces one that waits. A failure is reported once.
 
-They are committed as by a consumer that reads nothing. The admin client has a call for the same, but in it
+A consumer client that reads nothing commits the offsets. The admin client has such a call too, but there
 librdkafka 2 may end the process if the group has no coordinator yet (`rd_kafka_enq_once_del_source_return`).
 """
 
@@ -25,26 +25,26 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.sink.kafka.client import client_settings
 
 ANSWER_S: Final = 30.0
-"""After this time the broker has not answered."""
+"""Seconds after which an answer of the broker counts as missing."""
 PAUSE_S: Final = 10.0
-"""After a failure."""
+"""Seconds without requests after a failure."""
 CLOSE_S: Final = 3.0
-"""How long the end of a run waits for the broker at most, for each of two requests."""
+"""Seconds for which the end of a run waits for each of at most two requests."""
 POLL_S: Final = 0.05
 
 
 class Voice(Protocol):
-    """Who gets to know of a failure, and of its end."""
+    """Gets reports of a failure, and of its end."""
 
     def warn(self, error: TidegateError, /) -> None:
-        """A trouble begins."""
+        """A failure begins."""
 
     def note(self, text: str, /) -> None:
-        """It is over."""
+        """The failure is over."""
 
 
 class GroupOffsets:
-    """Writes the offsets of one group. Not thread-safe; only `close` waits."""
+    """Writes the offsets of one group. Not thread-safe; only `close` blocks."""
 
     def __init__(self, topic: Topic, group: str, voice: Voice) -> None:
         self._topic, self._group, self._voice = topic, group, voice
@@ -53,22 +53,22 @@ class GroupOffsets:
             | {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
         )
         self._asked_at: float | None = None
-        """When the request was sent that is under way."""
+        """When the request under way was sent; None when there is none."""
         self._answer: str | None = None
-        """Why the broker refused it, or empty; None: it has not answered."""
+        """The broker's refusal, or empty when it accepted; None while it has not answered."""
         self._sent: dict[int, int] = {}
-        """By partition, what the broker was asked to keep last."""
+        """The offset of each partition in the last request."""
         self._not_before = 0.0
         self._failing = False
 
     def keep(self, position: Position, now: float) -> None:
-        """To be called every second with the newest snapshot's position; `now` is a monotonic time."""
+        """Call this every second with the newest snapshot's position; `now` is a monotonic time."""
         self._look(now)
         if self._asked_at is None and now >= self._not_before:
             self._send(position, now)
 
     def close(self, position: Position) -> None:
-        """Bring the newest position to the broker, within a few seconds, or give up."""
+        """Commit the newest position, and wait for the broker for a few seconds at most."""
         self._wait()
         if self._asked_at is None and not self._failing:
             self._send(position, time.monotonic())
@@ -86,7 +86,7 @@ class GroupOffsets:
             self._answer = error.args[0].str()
 
     def _answered(self, error: KafkaError | None, places: list[Any]) -> None:
-        """Called within `poll`."""
+        """Called by librdkafka, within `poll`, with the broker's answer."""
         errors = [error, *(one.error for one in places or ())]
         self._answer = next((one.str() for one in errors if one is not None), "")
 
@@ -97,7 +97,7 @@ class GroupOffsets:
             time.sleep(POLL_S if self._asked_at is not None else 0)
 
     def _look(self, now: float) -> None:
-        """Take the broker's answer, if it is there."""
+        """Take the broker's answer, if it has come."""
         if self._asked_at is None:
             return
         self._client.poll(0)
@@ -113,6 +113,7 @@ class GroupOffsets:
             self._voice.note(f"the offsets of group {self._group} are kept again")
 
     def _failed(self, why: str, now: float) -> None:
+        """Report the first of several failures, and pause. The next request sends all offsets again."""
         self._sent, self._asked_at, self._not_before = {}, None, now + PAUSE_S
         if not self._failing:
             self._failing = True

@@ -1,11 +1,12 @@
-"""Rows of which only the handle key is on the topic, read from TiKV as they were at their commit ts.
+"""Reads rows from TiKV, as they were at their commit ts, if only their handle key is on the topic.
 
-The table's definition is that of just before the commit, as everywhere; the row after the change is read at
-the commit ts, the one before at the ts below. A clustered key gives the record's key, any other its unique
-index's entry, which names the record. Of a partitioned table all partitions are asked. The row then goes
-through the protocol's own encoder, so that it comes to the reader like any other row of its table.
+The table's definition is that of just before the commit, as for all rows. The row after the change is read at
+the commit ts, the row before it at the ts below. A clustered key gives the record's key; for any other key,
+the entry of its unique index names the record. In a partitioned table all partitions are searched. The row
+then passes through the protocol's own encoder, so that it looks to the reader like any other row of its
+table.
 
-What upstream's GC has removed is gone for good: nothing older is ever taken for it.
+A row that upstream's GC has removed cannot be read any more: no older version is ever used in its place.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from tidegate.tidb import index as entries
 from tidegate.tidb import keys, record
 
 CATALOGUES: Final = 4
-"""Catalogues kept, by TiDB's schema version: rows that did not fit are few, and next to each other."""
+"""Catalogues kept in memory, by TiDB's schema version. Rows that do not fit are few, and close in time."""
 SCHEMA_VERSION: Final = keys.meta_string(b"SchemaVersionKey")
 
 
 class GoneError(Exception):
-    """The row cannot be had from upstream, now or later; the text says why."""
+    """The row cannot be read from upstream, now or later; the text says why."""
 
 
 class RowReader:
-    """Reads single rows of upstream. Not thread-safe."""
+    """Reads single rows from upstream. Not thread-safe."""
 
     def __init__(self, pd: PdClient, time_zone: tzinfo) -> None:
         """`time_zone`: that of the topic's TIMESTAMP texts."""
@@ -42,10 +43,10 @@ class RowReader:
         self._catalogues: OrderedDict[bytes, dict[tuple[str, str], TableSchema]] = OrderedDict()
 
     def row(self, stated: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
-        """The whole change of which a message tells the key, as `codec.base.describe` gives it.
+        """The whole change for a message that carries only the key, as `codec.base.describe` returns it.
 
-        `finds_updates`: the message of an update may look like an insert's. Raises GoneError, and
-        Retryable while upstream does not answer.
+        `finds_updates`: the message of an update may look like that of an insert, so an old row is searched
+        for. Raises GoneError, and Retryable while upstream does not answer.
         """
         ts, kind = int(stated["commit_ts"]), stated["kind"]
         try:
@@ -72,7 +73,7 @@ class RowReader:
         )
 
     def _table(self, schema: str, table: str, ts: int) -> TableSchema:
-        """The definition of a table at a ts; TiDB's schema version tells which catalogue holds it."""
+        """The definition of a table at a ts; cached by TiDB's schema version, which changes with each DDL."""
         snapshot = Snapshot(self._pd, ts)
         version = snapshot.get(SCHEMA_VERSION)
         tables = None if version is None else self._catalogues.get(version)
@@ -97,7 +98,7 @@ class RowReader:
         return found
 
     def _find(self, snapshot: Snapshot, table: TableSchema, cells: Mapping[str, Any]) -> _Found | None:
-        """The row with these values of its handle key, as of the snapshot; None when there is none."""
+        """The row with these values of its handle key in the snapshot; None when there is none."""
         values = _aligned(table, cells)
         if table.handle_columns:
             wanted = [
@@ -114,7 +115,7 @@ class RowReader:
         return None
 
     def _named(self, snapshot: Snapshot, table: TableSchema, values: Sequence[Value]) -> list[bytes]:
-        """The record keys that the entries of a key's index name."""
+        """The record keys in the handle key's index entries."""
         index = _handle_index(table)
         asked = [
             entries.encode(table, index, values, keys.int_record(one, 0), self._zone)[0]
@@ -125,7 +126,7 @@ class RowReader:
 
 
 class _Found(NamedTuple):
-    """A row of upstream."""
+    """A row that was found upstream."""
 
     raw: bytes
     key: keys.RecordKey
@@ -143,7 +144,7 @@ def _handle_index(table: TableSchema) -> Index:
 
 
 def _aligned(table: TableSchema, cells: Mapping[str, Any]) -> tuple[Value, ...]:
-    """Decoded cells as a row's values; NULL for what is not among them."""
+    """Decoded cells as a row's values; NULL for columns that are not among them."""
     lacking = [table.columns[at].name for at in table.handle_key if cells.get(table.columns[at].name) is None]
     if lacking or not table.handle_key:
         raise GoneError(f"the message does not tell {', '.join(lacking) or 'a key'} of {table.name}")

@@ -1,4 +1,4 @@
-"""The consumer's loop: Kafka topics to a consistent target, by Spark or without it.
+"""The consumer's loop: Kafka topics to a consistent target, with Spark or without it.
 
     driver                                       Spark tasks (one per partition with news)
     ends of partitions -> ranges  ------------>  fetch read_committed, decode, stage as Arrow
@@ -8,16 +8,16 @@
 
 Why a driver loop of Spark jobs and not Structured Streaming: the position must change in the same commit as
 the data, so Spark's own offset log would be a second truth to reconcile; a DDL has to stop all partitions at
-one ts in the middle of a batch; and a fetch must go on while rows wait for their watermark. What Spark gives
-here is the schedule and the cores: ranges of any number of partitions on any number of executors. The writer
-is the driver alone, under the target's lock: when it dies no task can write after it. So whoever has no Spark
-loses nothing but the cluster: a few processes fetch instead (`fetch_workers`).
+one ts in the middle of a batch; and fetching must continue while rows wait for their watermark. Spark
+provides the schedule and the cores: ranges of any number of partitions on any number of executors. Only the
+driver writes, under the target's lock: when it dies, no task can write after it. So running without Spark
+loses only the cluster: a few processes fetch instead (`fetch_workers`).
 
 While the driver writes, the next ranges are already being fetched (one job ahead, never more).
 
-When the broker does not answer, the consumer says so once, asks again with growing pauses, and goes on where
-it was. What fails for another reason is given up after as many attempts. What never fails and yet leads
-nowhere is `stall_detector`'s part.
+When the broker does not answer, the consumer reports it once, retries with growing pauses, and resumes where
+it was. An error that is not Retryable ends the run if it lasts (`attempts`). `stall_detector` finds topics
+that raise no error and still never let the target advance.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "Progress", "Settings", "run", "topic_of"]
 
 REPORT_S: Final = 1.0
-"""How often `report` is called at most."""
+"""Seconds between two calls of `report`, at least."""
 STAGING_PREFIX: Final = "run-"
 
 
@@ -90,16 +90,16 @@ def run(
 
     `spark`: a session to use; None starts one and ends it, if `settings.master` is Spark's. Raises
     InvalidInput for a wrong source or target, and for a topic that can never bring the target to
-    `settings.until`; Retryable when the broker does not answer at the start, or Spark fails; Fatal when going
-    on would make the target wrong.
+    `settings.until`; Retryable when the broker does not answer at the start, or Spark fails; Fatal when
+    continuing would make the target wrong.
     """
     topic = topic_of(settings)
     check_timed(topic)
     check_by_offset(topic, settings.until)
     check_one_topic(topic)
     check_soft_delete(topic, settings.rules.soft_delete, adopt=settings.database.adopt)
-    Selection(settings.rules)  # rules that cannot be read are refused before a target is taken over
-    workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
+    Selection(settings.rules)  # refuse rules that cannot be parsed before a target is locked
+    workers_of(settings.master)  # likewise for a --master that names nothing that can fetch
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(
@@ -120,7 +120,7 @@ def run(
 
 
 class Consumer:
-    """The driver's side: asks, lets tasks fetch, applies, publishes."""
+    """The driver's side: starts fetches, applies their results, names snapshots, reports."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class Consumer:
         self._offsets = Offsets(topic)
         self._notices = Notices(topic, address.folder / QUARANTINE, listener)
         self._attempts = Attempts(topic.name, stop, listener, self._report)
-        self._reported_at = math.inf  # nothing to report before the position is known
+        self._reported_at = math.inf  # no report before the position is known
         self._ends: dict[int, int] = {}
-        """Where each partition ended, as the last round has found it."""
+        """The end of each partition, as the last round reported it."""
         self._diary = Diary(address.folder, listener.warn, settings.rules.schema_changes)
         self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         beginning = Beginning(
@@ -166,7 +166,7 @@ class Consumer:
         )
         self._applied_at = self._tidied_at = self._reported_at = time.monotonic()
         known = {number: part.watermark for number, part in position.partitions.items()}
-        if topic.by_offset:  # the same for all: whether the target is fresh
+        if topic.by_offset:  # there the detector only needs to know whether the target is fresh
             known = dict.fromkeys(known, position.ts)
         self._stall_detector = StallDetector(
             topic.name, position.protocol, known, settings.until, self._applied_at, topic.by_offset
@@ -177,7 +177,7 @@ class Consumer:
         )
 
     def loop(self, fetcher: Fetcher) -> None:
-        """Fetch and apply until done or told to stop."""
+        """Fetch and apply until `until` is reached or `stop` asks to end."""
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as ahead:
             coming = ahead.submit(self._rounds.fetch, fetcher, self._flow.wanted())
             try:
@@ -202,11 +202,11 @@ class Consumer:
 
     @property
     def done(self) -> bool:
-        """Whether the snapshot at `until` stands."""
+        """Whether the snapshot at `until` is named."""
         return self._settings.until is not None and self._committer.position.ts >= self._settings.until
 
     def progress(self) -> Progress:
-        """For status lines."""
+        """The state of the run, for status lines."""
         stats, flow = self._applier.stats, self._flow
         signs = "; ".join(sign.what for sign in self._stall_detector.standing.values())
         return Progress(
@@ -234,7 +234,7 @@ class Consumer:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Around the run: the folder has its status from the beginning on, and then how it ended."""
+        """Wraps the run: writes the status file at its beginning, and at its end how it ended."""
         self._record(self.progress())
         try:
             yield
@@ -246,7 +246,7 @@ class Consumer:
             self._group.close(self._committer.position)
 
     def _record(self, progress: Progress) -> None:
-        """For those who look from outside: the status file, and offsets for lag tools."""
+        """Write what others read from outside: the status file, and offsets for lag tools."""
         self._diary.write(_now_ms(), True, progress.trouble, progress.partitions, self._ignored())
         if self._group is not None:
             self._group.keep(self._committer.position, time.monotonic())
@@ -254,7 +254,7 @@ class Consumer:
     # --- steps
 
     def _arrived(self, coming: Future[News], fetcher: Fetcher) -> News | None:
-        """What the round brought; None when it failed, after a pause, or when it is time to stop."""
+        """The result of a round; None when it failed, after a pause, or when `stop` asks to end."""
         while True:
             try:
                 news = coming.result(timeout=0.1)
@@ -263,13 +263,13 @@ class Consumer:
                 if self._stop():
                     return None
                 self._report()
-            except Exception as error:  # whatever a broker, a worker or the JVM died of
+            except Exception as error:  # of a broker, a worker or the JVM
                 self._attempts.failed(fetcher.translated(error))
                 self._stall_detector.unreachable(time.monotonic())
                 return None
         silent = next((part.trouble for part in news.fetched if part.trouble), "")
         if silent:
-            # What came all the same is taken; the rest is asked for again after a pause.
+            # Ranges that did arrive are applied; the others are requested again after a pause.
             self._attempts.failed(self._offsets.unreachable(silent))
             self._stall_detector.unreachable(time.monotonic())
         elif (outage := next((part.outage for part in news.fetched if part.outage), None)) is not None:
@@ -288,10 +288,11 @@ class Consumer:
 
     def _take(self, news: News) -> None:
         check_not_repartitioned(self._topic, news.fetched)
+        # Partitions join before the flow takes the round, because its watermarks may cover rows in them.
         try:
             self._membership.join(news)
         except Retryable as error:
-            self._attempts.failed(error)  # what came with this round is read again
+            self._attempts.failed(error)  # the messages of this round are fetched again
             return
         now = time.monotonic()
         self._ends |= news.ends
@@ -333,7 +334,7 @@ class Consumer:
         if (
             time.monotonic() - self._tidied_at >= self._settings.upkeep.every_s
             and not self._committer.unpublished
-            and self._target.tidy(self._committer.position)  # False: the next piece of it after this commit
+            and self._target.tidy(self._committer.position)  # False: it continues after the next commit
         ):
             self._tidied_at = time.monotonic()
 
@@ -343,15 +344,15 @@ def _now_ms() -> int:
 
 
 def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:
-    """However a schema registry fails: the topic waits for it, and nothing is lost meanwhile."""
+    """A failing schema registry only makes the topic wait; nothing is lost meanwhile."""
     return Retryable(what, where=where, why=why, fix=fix)
 
 
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
-    """A fresh directory for staged rows; what an earlier run left is read again from Kafka.
+    """A fresh directory for staged rows. Those of an earlier run are removed, and read again from Kafka.
 
-    Its name is new each time: a task of a killed run may still be writing into the old one.
+    Each run uses a new name, because a task of a killed run may still be writing into the old directory.
     """
     parent = folder / "staging"
     parent.mkdir(parents=True, exist_ok=True)
@@ -370,7 +371,7 @@ def _fetching(
     stop: Callable[[], bool],
     spark: SparkSession | None,
 ) -> Iterator[Fetcher | None]:
-    """Who fetches; None when it is told to stop before there is anybody."""
+    """The fetcher that `settings.master` names; None when `stop` comes before it is started."""
     count = workers_of(settings.master)
     if spark is not None:
         yield SparkTasks(spark, folder / JVM_LOG, stop)

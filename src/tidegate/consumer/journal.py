@@ -1,10 +1,10 @@
-"""The journal of DDLs at a target: what was about to be done, before it was done.
+"""The journal of DDLs at a target: each DDL is noted before it is executed.
 
-`_tidegate/ddl.jsonl` holds one line a DDL: its ts, names and text, the steps, the fingerprint of the table's
-definition before it, and where the rows are that it takes out of sight. When a DDL comes again after a crash,
-the table must be what the journal says it was; and a RECOVER TABLE finds the rows where a drop has left them.
-In an object store the journal is a folder, and each line an object in it.
-A line is durable before the first step; a torn last line is an intent that was never acted on.
+`_tidegate/ddl.jsonl` holds one line for each DDL: its ts, names and text, the steps, the fingerprint of the
+table's definition before it, and where the rows are that it drops. When a DDL is executed again after a
+crash, the table must still be the one in the journal. A RECOVER TABLE finds there the rows that a drop has
+left. In an object store the journal is a folder, and each line an object in it. A line is durable before the
+first step; a torn last line belongs to a DDL of which no step was executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.sink.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """A table that a DDL drops or empties, and the version of its slot that still holds the rows."""
+    """A table that a DDL drops or empties, and the version of its folder that still holds the rows."""
 
     table_id: int
     path: str
@@ -38,7 +38,7 @@ class DdlJournal:
     def intend(
         self, message: DdlMessage, steps: Sequence[str], before: str | None, going: Sequence[Going]
     ) -> None:
-        """Note a DDL durably; Fatal when it was noted before for a table that was another one then."""
+        """Note a DDL durably; Fatal when it was noted before, and the table's definition was another then."""
         line: dict[str, Any] = {"ts": message.ts, "schema": message.schema, "table": message.table}
         line |= {"query": message.query}
         for known in self._lines():
@@ -55,7 +55,7 @@ class DdlJournal:
         self._store.append(self._name, orjson.dumps(line))
 
     def gone(self, since: int = 0) -> list[Going]:
-        """What DDLs at or after ts `since` took out of sight, in the order it happened."""
+        """The tables that DDLs at or after ts `since` dropped or emptied, in the order it happened."""
         lines = [line for line in self._lines() if line["ts"] >= since]
         return [Going(*one) for line in lines for one in line.get("dropped", ())]
 

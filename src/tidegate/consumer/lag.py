@@ -1,10 +1,10 @@
-"""How far behind a consumer is, partition by partition, and what holds it back, in words. Pure.
+"""How far each partition of a consumer is behind, and what holds it back, in words. Pure.
 
     watermark   the last Resolved that was read: all rows of the partition up to it were read
     applied     all rows of the partition up to it are at the target
     offset      the first message that a restart reads; all before it is applied
     read        the first message that was not read yet
-    end         behind the last message of the partition
+    end         the offset after the last message of the partition
 
 The live line of a running consumer, its metrics and `tidegate consumer status` all show these.
 """
@@ -22,14 +22,14 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.model.timestamp import physical_ms
 
 SLOW_S: Final = 10.0
-"""A watermark that is older than this holds the consumer back."""
+"""Seconds after which a watermark counts as old and its partition as holding the consumer back."""
 UNKNOWN: Final = -1
-"""The end of a partition whose broker does not answer."""
+"""Stands for the end of a partition whose broker does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """How far one partition is; 0 for a ts that there is not yet."""
+    """How far one partition is; a ts that is not known yet is 0."""
 
     name: str
     """`topic/partition`."""
@@ -39,26 +39,26 @@ class Partition:
     read: int
     end: int
     marked: bool = True
-    """Whether there are watermarks; without them lag is known in messages only."""
+    """Whether the topic has watermarks; otherwise lag is known in messages only."""
 
     @property
     def to_apply(self) -> int | None:
-        """Messages, Resolved marks among them, from the first that is not applied on; None: not known."""
+        """Messages, Resolved included, that a restart would have to read; None when not known."""
         return None if self.end == UNKNOWN else max(0, self.end - self.offset)
 
     @property
     def to_read(self) -> int | None:
-        """Messages that were not read yet; None: not known."""
+        """Messages that were not read yet; None when not known."""
         return None if self.end == UNKNOWN else max(0, self.end - self.read)
 
 
 def partitions_of(
     topics: Sequence[str], flow: Flow | OffsetFlow, unnamed_since: Position | None, ends: Mapping[int, int]
 ) -> tuple[Partition, ...]:
-    """Those of a running consumer. `ends`: by number, as the broker has said last.
+    """The partitions of a running consumer. `ends`: by number, the end that the broker reported last.
 
     `unnamed_since`: the newest snapshot's position, if rows were written since that no snapshot names. A
-    Delta target takes them back on a restart, so they do not count as applied.
+    restart at a Delta target removes them, so they do not count as applied.
     """
     at = (unnamed_since or flow.position(0)).partitions
     none = PartitionPosition(0, 0, 0)
@@ -82,7 +82,7 @@ def seconds_behind(ts: int, now_ms: int) -> float:
 
 
 def applied_lag_s(partitions: Sequence[Partition], now_ms: int) -> float | None:
-    """Seconds since the moment up to which all is at the target; None while there is no such moment."""
+    """Age in seconds of the ts up to which all rows are at the target; None while there is no such ts."""
     lowest = min((one.applied for one in partitions), default=0)
     return seconds_behind(lowest, now_ms) if lowest else None
 

@@ -1,8 +1,8 @@
-"""Tables as files in a directory, as `lake_target` needs them: what Delta and Iceberg have in common.
+"""The interface to tables as files in a directory, for `lake_target`: what Delta and Iceberg have in common.
 
-A table has a *path*, which names it for as long as its rows can be read, and *versions*: numbers that its
-commits make. One commit names a snapshot: a version of each table, with the consumer's position. What a
-table has beyond the version that the newest snapshot names is unfinished, and can be undone.
+A table has a *path*, which names it as long as its rows can be read, and *versions*: the numbers of its
+commits. One commit names a snapshot: a version of each table, together with the consumer's position. Versions
+of a table after the one that the newest snapshot names are unfinished, and can be undone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Lake(Protocol):
 
     @property
     def store(self) -> Store:
-        """Where its files are."""
+        """The store that holds the files."""
 
     # --- what there is
 
@@ -30,22 +30,22 @@ class Lake(Protocol):
         """Raise InvalidInput or Fatal unless the root is a target, or may become one."""
 
     def begin(self) -> None:
-        """Shut out an earlier writer, and remove what it was about to remove."""
+        """Fence an earlier writer, and finish the removal of files that it had begun."""
 
     def check_writer(self) -> None:
-        """Fenced if another process has taken the target over, where that can happen without a lock."""
+        """Fenced if another process has taken the target over, where no lock prevents that."""
 
     def position(self) -> str | None:
-        """What `publish` committed with the newest snapshot; None: nothing was ever published."""
+        """The position that `publish` committed with the newest snapshot; None if there is no snapshot."""
 
     def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
         """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
 
     def named_versions(self) -> dict[str, list[int]]:
-        """Every path and the versions of it that some snapshot names."""
+        """By path, the versions that some snapshot names."""
 
     def slots(self) -> list[str]:
-        """The paths of all tables; other people's may be among them."""
+        """The paths of all tables; tables that are not the consumer's may be among them."""
 
     def exists(self, path: str) -> bool:
         """Whether a table is there."""
@@ -57,15 +57,15 @@ class Lake(Protocol):
         """Whether a table's columns are these."""
 
     def columns(self, path: str) -> list[str]:
-        """Their names, in order."""
+        """The names of a table's columns, in order."""
 
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A table's rows at its newest version, in the types of `columns`, its columns."""
+        """A table's rows at its newest version; `columns` are its columns and the types to return."""
 
     # --- start
 
     def restore_all(self, rows: Sequence[SnapshotRow]) -> None:
-        """Take these tables back to their versions and names, whatever came after."""
+        """Restore these tables' versions and names in the snapshot, and undo everything after it."""
 
     def restore(self, path: str, version: int) -> bool:
         """Undo everything after `version`; False when there is nothing to undo."""
@@ -76,22 +76,22 @@ class Lake(Protocol):
     # --- DDL
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
-        """A new, empty table; its path. Fatal when the name is somebody else's."""
+        """Create a new, empty table. Returns its path. Fatal when a table of someone else has the name."""
 
     def vanish(self, path: str) -> None:
-        """The name of a table is free; its rows can come back."""
+        """Free the name of a table; `move` can bring its rows back."""
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
-        """Give a table another name; its path then. `version`: it has the rows of this one again."""
+        """Rename a table. Returns its new path. `version`: restore the rows of that version as well."""
 
     def add_null_columns(self, path: str, columns: pa.Schema) -> None:
-        """Append the columns that are missing, null in all rows, without touching data files."""
+        """Append the missing columns, null in all rows, without rewriting data files."""
 
     def evolve(self, path: str, columns: pa.Schema, sources: Sequence[Source]) -> bool:
-        """Change the columns without touching data files; False when the format cannot."""
+        """Change the columns without rewriting data files; False when the format cannot do that."""
 
     def replace(self, path: str, columns: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Put `batches` in the place of all rows, in one commit. They may come from the table's own files."""
+        """Replace all rows by `batches`, in one commit. They may be read from the table's own files."""
 
     # --- rows
 
@@ -102,10 +102,10 @@ class Lake(Protocol):
         """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both."""
 
     def compact(self, path: str, keys: Sequence[str]) -> bool:
-        """Merge small data files if there are many; the rows stay the same. Whether anything was done."""
+        """Merge small data files if there are many; the rows stay the same. Returns whether it did so."""
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. `position` travels in the same commit.
+        """Name a snapshot: the commit point. `position` is part of the same commit.
 
         Fatal or Fenced when another consumer has named one meanwhile.
         """

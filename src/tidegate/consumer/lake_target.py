@@ -1,16 +1,17 @@
-"""Tables in a directory as a target: they run ahead of each other, and one commit names a snapshot of all.
+"""A directory of tables as a target: each table has its own commits, and one commit names a snapshot of all.
 
-Between two snapshots each table has commits of its own, and no snapshot names them. `commit` then names all
-tables' versions in one commit that also carries the position. After a crash `recover` takes every table back
-to the newest snapshot, drops what was never named, and reading restarts at that snapshot's position: every
-change is in the target exactly once, whichever step was interrupted.
+Between two snapshots tables advance independently, by commits that no snapshot names. `commit` then names all
+tables' versions in one commit that also carries the position. After a crash `recover` restores every table to
+the newest snapshot, removes tables that no snapshot names, and reading restarts at that snapshot's position.
+So every change is in the target exactly once, whichever step was interrupted.
 
-A DDL's intent, with the fingerprint of the definition before, goes to `_tidegate/ddl.jsonl` first. When the
-same DDL comes again after a crash, the table must be what the intent says it was, else the writer stops.
+The intent of a DDL, with the fingerprint of the definition before it, is written to `_tidegate/ddl.jsonl`
+first. When the same DDL is executed again after a crash, the table must still be what the intent says;
+otherwise the writer stops.
 
-One thread per table, at most `WRITERS`; one process per target: by `directory_lock`, and in an object store
-by what the commit point itself says (`Lakehouse.take_over`). `Lake` is the format of
-the tables: `delta` and `iceberg` have one each.
+Each table is written by one thread, and there are `WRITERS` threads. One process writes a target:
+`directory_lock` ensures that, and in an object store the commit point itself (`Lakehouse.take_over`). `Lake`
+is the interface to the tables' format; `delta` and `iceberg` implement it.
 """
 
 from __future__ import annotations
@@ -60,19 +61,19 @@ class Table:
     path: str
     version: int
     number: int = 0
-    """Of its definition, as it is kept beside the data; 0: not kept yet."""
+    """The number of its definition's file, stored next to the data; 0 when it is not stored yet."""
     grown: bool = False
-    """Whether rows were written since it was last compacted, or looked at for that."""
+    """Whether rows were written since the last check whether to compact it."""
 
 
 class LakeValues:
-    """Values in the types of the tables; what they cannot hold is counted."""
+    """Values in the types of the tables; values that these cannot hold are counted."""
 
     def __init__(self, losses: Losses) -> None:
         self._losses = losses
 
     def type_of(self, column: TargetColumn) -> pa.DataType:
-        """As the column's definition says."""
+        """The type in the column's definition."""
         return column.type
 
     def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
@@ -82,22 +83,22 @@ class LakeValues:
 
 @dataclass(frozen=True, slots=True)
 class LakeByHand:
-    """Tables whose versions are named by snapshots: what nobody names is taken back. See `target.ByHand`."""
+    """For resolving bad rows by hand: versions that no snapshot names are undone. See `target.ByHand`."""
 
     advice: str
 
     @property
     def values(self) -> LakeValues:
-        """In the types of the tables."""
+        """Values in the types of the tables."""
         return LakeValues(Losses())
 
     @property
     def head(self) -> bytes:
-        """Nothing: it takes no SQL."""
+        """Empty: the target executes no SQL."""
         return b""
 
     def statements(self, changes: TableChanges) -> list[bytes]:
-        """None."""
+        """Empty: the target executes no SQL."""
         return []
 
 
@@ -105,13 +106,13 @@ class LakeTarget:
     """One target directory."""
 
     def __init__(self, lake: Lake, upkeep: Upkeep, begin_round: Callable[[Position], Iterator[int]]) -> None:
-        """`begin_round`: of upkeep; its steps are short."""
+        """`begin_round`: begins a round of upkeep, and does one short step of it with each `next`."""
         self.stats = Stats()
         self.values = LakeValues(self.stats.losses)
         self.tables: dict[Name, Table] = {}
         self.lake, self._upkeep, self._begin_round = lake, upkeep, begin_round
         self._round: Iterator[int] | None = None
-        """The one that is under way."""
+        """The upkeep round that is under way."""
         self._journal = DdlJournal(lake.store, INTENTS)
         self._files = DefinitionFiles(lake.store)
         self._counting = threading.Lock()
@@ -119,33 +120,33 @@ class LakeTarget:
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
-        """Every table's, by its name."""
+        """The definition of every table, by name."""
         return {name: table.definition for name, table in self.tables.items()}
 
     @property
     def replays_sql(self) -> bool:
-        """Tables are files; what no header tells is learnt from the rows."""
+        """False: tables are files, and columns that no header describes are derived from the rows."""
         return False
 
     @property
     def begun(self) -> None:
-        """Nothing: `recover` undoes what was begun."""
+        """None: `recover` undoes interrupted writes."""
 
     def definition(self, name: Name) -> Definition | None:
-        """That of one table."""
+        """The definition of one table; None when the target does not have it."""
         table = self.tables.get(name)
         return table.definition if table is not None else None
 
     def close(self) -> None:
-        """Wait for writers."""
+        """Wait for running writes."""
         self._pool.shutdown()
 
     # --- start
 
     def recover(self) -> Position | None:
-        """Take the target back to its newest snapshot; its position, or None for a fresh target.
+        """Restore the target to its newest snapshot. Returns its position, or None for a fresh target.
 
-        Only tables that carry the target's mark are touched; what else lies there is left alone.
+        Only tables with the target's mark are changed; other files in the directory are left alone.
         """
         self.lake.check()
         self.lake.store.make_folder(OWN)
@@ -153,7 +154,7 @@ class LakeTarget:
         self._files.read()
         self.tables.clear()
         text = self.lake.position()
-        if text is None:  # what is marked and was never named is of a first run that was killed
+        if text is None:  # marked tables that no snapshot names were left by a first run that was killed
             for path in self.lake.slots():
                 self.lake.discard(path)
             return None
@@ -170,7 +171,7 @@ class LakeTarget:
         return position
 
     def _discard_unnamed(self) -> None:
-        """Remove tables that no snapshot has ever named, and that no DDL has dropped."""
+        """Remove tables that no snapshot has ever named and that no DDL has dropped."""
         unknown = set(self.lake.slots()) - {table.path for table in self.tables.values()}
         if unknown:
             unknown -= self.lake.named_versions().keys() | self.dropped_versions().keys()
@@ -180,10 +181,11 @@ class LakeTarget:
     # --- rows
 
     def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
-        """Settle and write tables side by side, a commit each; nothing is told of `reached` yet.
+        """Compute and write the changes of tables in parallel, with one commit for each table.
 
-        A table that comes in parts has a commit for each: readers see them when a snapshot names the last.
-        Raises the first failure, but only when no writer runs any more.
+        `reached` is not stored: only `commit` stores a position. A table in parts has a commit for each part;
+        readers see them when a snapshot names the last one. Raises the first failure, but only when no writer
+        runs any more.
         """
         work = [self._pool.submit(self._write_table, settle) for settle in tables]
         work += [self._pool.submit(self._write_parts, table) for table in parted]
@@ -196,6 +198,7 @@ class LakeTarget:
             self._write_table(partial(table.settle, part))
 
     def _write_table(self, settle: Settle) -> None:
+        """Write one table's changes in one commit, unless another process has taken the target over."""
         self.lake.check_writer()
         changes = settle()
         if changes is None:
@@ -227,7 +230,7 @@ class LakeTarget:
             self.lake.append(table.path, inserts)
 
     def _find_in_bag(self, table: Table, deletes: pa.Table) -> pa.Array:
-        """Row ids of rows equal to `deletes`, one for each. Reads the whole table: bags have no key."""
+        """Row ids of rows equal to `deletes`, one for each. Reads the whole table: a bag has no key."""
         found, left = list[pa.Array](), deletes
         for batch in self.lake.batches(table.path, table.definition.arrow_schema):
             if left.num_rows == 0:
@@ -242,11 +245,11 @@ class LakeTarget:
     # --- DDL
 
     def has_done(self, message: DdlMessage) -> bool:
-        """Never: what no snapshot names is undone by `recover`."""
+        """False: `recover` undoes DDLs that no snapshot names."""
         return False
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
-        """Note the DDL in the journal, with the definition before and the rows that it takes away."""
+        """Note the DDL in the journal, with the definition before it and the rows that it drops."""
         self.lake.check_writer()
         held = self.tables.get((message.schema, message.table))
         before = held.definition.fingerprint() if held is not None else None
@@ -255,7 +258,7 @@ class LakeTarget:
         )
 
     def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
-        """The tables whose rows these steps take out of sight."""
+        """The tables whose rows these steps drop."""
         names: list[Name] = []
         for step in steps:
             match step:
@@ -267,19 +270,19 @@ class LakeTarget:
         return [Going(table.definition.table_id, table.path, table.version) for table in held]
 
     def dropped(self) -> dict[int, Dropped]:
-        """By table id, where tables were when they were last dropped or truncated."""
+        """By table id, where the rows are of tables that were dropped or truncated."""
         gone = self._journal.gone()
         return {one.table_id: Dropped(one.path, one.version) for one in gone if self.lake.exists(one.path)}
 
     def dropped_versions(self, since: int = 0) -> dict[str, list[int]]:
-        """Versions that a RECOVER TABLE may ask for: of tables dropped at or after ts `since`, by path."""
+        """By path, versions that a RECOVER TABLE may need: those of tables dropped at or after ts `since`."""
         found: dict[str, list[int]] = {}
         for one in self._journal.gone(since):
             found.setdefault(one.path, []).append(one.version)
         return found
 
     def execute(self, step: ddl_plan.Step) -> None:
-        """Do one step of a DDL."""
+        """Execute one step of a DDL."""
         self.lake.check_writer()
         match step:
             case ddl_plan.Create(made):
@@ -345,12 +348,16 @@ class LakeTarget:
         table.version = self.lake.version(table.path)
 
     def _exchange(self, table: Table, members: Members, made: Definition, *, validated: bool) -> None:
-        """Both tables are read as they were before, whichever is written first."""
+        """Swap the rows of some partitions with those of another table.
+
+        Both tables are read as they were before, whichever is written first.
+        """
         other = self.tables[made.schema, made.table]
         if not validated and not self._all_in(other, members):
             self._know(table, ddl_plan.misplaced(table.definition))
         schema = table.definition.arrow_schema
-        # Both readers are of the versions before: each has its list of files when the first row is written.
+        # `batches` takes the list of a table's files when it is called, so all three readers see the rows
+        # from before the exchange, however late they are read.
         old, leaving, come = self._rows_of(table), self._rows_of(table), self._rows_of(other)
         stay = (b.filter(pc.invert(members.mask(b))) for b in old)
         leave = (b.filter(members.mask(b)) for b in leaving)
@@ -361,10 +368,11 @@ class LakeTarget:
         self._know(other, made)
 
     def _all_in(self, table: Table, members: Members) -> bool:
-        """Whether each row of a table belongs into some partitions of another."""
+        """Whether each row of a table belongs to one of these partitions."""
         return all(pc.all(members.mask(batch), min_count=0).as_py() for batch in self._rows_of(table))
 
     def _restore(self, made: Definition, dropped: Dropped) -> None:
+        """Bring a dropped table back. Fatal when the kept rows have other columns than the DDL says."""
         path = self.lake.move(dropped.path, made.schema, made.table, dropped.version)
         table = Table(made, path, self.lake.version(path))
         if not self.lake.holds(path, made.arrow_schema):
@@ -379,7 +387,7 @@ class LakeTarget:
         self._know(table, made)
 
     def _know(self, table: Table, made: Definition) -> None:
-        """Keep the definition beside the data: durable before any snapshot that needs it."""
+        """Store the definition next to the data, durable before any snapshot that needs it."""
         table.definition = made
         if made.guessed:
             self.stats.guessed[made.name] = made.guessed
@@ -388,10 +396,10 @@ class LakeTarget:
     # --- commit point
 
     def advance(self, position: Position) -> None:
-        """Nothing: what no snapshot names is undone by `recover`."""
+        """Does nothing: what no snapshot names is undone by `recover`."""
 
     def commit(self, position: Position) -> Position:
-        """Name the snapshot at position.ts; the position with the numbers of the tables' definitions."""
+        """Name the snapshot at position.ts. Returns the position with the numbers of the definitions."""
         for table in self.tables.values():
             if table.grown and self.lake.compact(table.path, table.definition.keys):
                 table.version = self.lake.version(table.path)
@@ -406,7 +414,7 @@ class LakeTarget:
         return position
 
     def tidy(self, position: Position) -> bool:
-        """Work for about `Upkeep.piece_s`; whether the round is over."""
+        """Do upkeep for about `Upkeep.piece_s`. Returns whether the round is finished."""
         until = time.monotonic() + self._upkeep.piece_s
         if self._round is None:
             self._round = self._begin_round(position)
@@ -418,7 +426,7 @@ class LakeTarget:
 
 
 def _matched(held: pa.Table, wanted: pa.Table) -> tuple[pa.Array, pa.Table]:
-    """Where `held` has rows that equal some of `wanted`, one for each; and what is left of `wanted`."""
+    """Positions of rows in `held` that equal rows of `wanted`, one for each; and the unmatched `wanted`."""
     codes = factorize(pa.concat_tables([held, wanted]))
     here, there = codes[: held.num_rows], codes[held.num_rows :]
     size = int(codes.max(initial=-1)) + 1
@@ -427,12 +435,12 @@ def _matched(held: pa.Table, wanted: pa.Table) -> tuple[pa.Array, pa.Table]:
 
 
 def _first(codes: Ints, counts: Ints) -> Ints:
-    """Positions of the first `counts[code]` of each code."""
+    """Positions of the first `counts[code]` entries of each code."""
     return np.flatnonzero(_among_first(codes, counts))
 
 
 def _among_first(codes: Ints, counts: Ints) -> npt.NDArray[np.bool_]:
-    """Of each position, whether it is among the first `counts[code]` of its code."""
+    """For each position, whether it is among the first `counts[code]` of its code."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     rank = np.arange(len(codes)) - np.searchsorted(ordered, ordered)

@@ -1,8 +1,8 @@
-"""What the Kafka headers of Resolved and Admin messages say: docs/formats/contract.md. Pure.
+"""The Kafka headers of Resolved and Admin messages: docs/formats/contract.md. Pure.
 
 tidegate-align        JSON: id (text), table (`schema.table`), epoch (the commit ts, which rises)
 tidegate-epoch        a count: how often the number of partitions has changed
-tidegate-partitions   JSON: since when, and what the number was and is (`model.layout`)
+tidegate-partitions   JSON: from which ts on, and the number before and after (`model.layout`)
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class MarkHeaders:
-    """Of Resolved messages that have such headers, by offset."""
+    """The headers of Resolved and Admin messages, by offset."""
 
     alignments: dict[int, Alignment] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     layouts: dict[int, Layout] = field(default_factory=dict)
-    """Of those that say more of their epoch than its number."""
+    """Only for messages whose headers describe their epoch, not just number it."""
     unsound: dict[int, str] = field(default_factory=dict)
-    """Why a header is none of these."""
+    """Why a header cannot be read."""
     lost: list[int] = field(default_factory=list)
-    """Of `unsound`, the alignment marks: nobody knows where they ask readers to meet."""
+    """Offsets of alignment marks in `unsound`: where they ask readers to meet is not known."""
 
 
 def mark_headers(batch: Batch, resolved: Sequence[tuple[int, int]]) -> MarkHeaders:
-    """The headers of a batch's Resolved (and Admin) messages, (ts, offset) each; no others are looked at.
+    """Read the headers of a batch's Resolved and Admin messages, given as (ts, offset); no others are read.
 
-    A header that is not sound is named and never raises.
+    A header that is not sound is recorded in `unsound`. It never raises.
     """
     found = MarkHeaders()
     if batch.headers is None or not resolved:
@@ -81,8 +81,8 @@ def _take(found: MarkHeaders, offset: int, name: str, value: Any, headers: Heade
 def split_resolved(
     resolved: Iterable[tuple[int, int]], headers: MarkHeaders
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Of a batch's Resolved messages, (ts, offset) each: watermarks, and alignment marks with the commit ts
-    of their place instead of their own ts.
+    """Split Resolved messages, given as (ts, offset), into watermarks and alignment marks. An alignment mark
+    gets the commit ts of its place instead of its own ts.
     """
     watermarks, aligns = [], []
     for ts, offset in resolved:
@@ -94,7 +94,7 @@ def split_resolved(
 
 
 def unsound_marks(batch: Batch, headers: MarkHeaders) -> list[BadMessage]:
-    """The messages whose headers cannot be read: a reader that left them out might not wait where it must."""
+    """The messages whose headers cannot be read, as bad ones: a reader might not wait where it must."""
     at = {int(offset): number for number, offset in enumerate(batch.offsets)} if headers.unsound else {}
     return [
         BadMessage(offset, _bytes(batch.keys[at[offset]]), _bytes(batch.values[at[offset]]), why)
@@ -108,13 +108,13 @@ def _bytes(cell: Any) -> bytes | None:
 
 
 def layout_of(headers: Headers) -> Layout:
-    """The layout in the headers of a message that has one. Raises ValueError when they are not sound."""
+    """The layout in a message's headers. Raises ValueError when they are not sound."""
     found = dict(headers or ())
     return Layout.of_headers(found.get(EPOCH), found.get(PARTITIONS))
 
 
 def layouts(batch: Batch, decoded: Decoded) -> dict[int, Layout]:
-    """By offset, those of the batch's Resolved and Admin messages; one that is not sound says nothing."""
+    """By offset, the layouts in the batch's Resolved and Admin messages; unsound ones are left out."""
     headers = batch.headers
     if headers is None:
         return {}

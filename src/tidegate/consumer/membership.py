@@ -1,9 +1,9 @@
-"""Which partitions a run reads: topics come into being, partitions are added, some are never written to.
+"""Which partitions a run reads: topics are created, partitions are added, some are never written to.
 
-    joins   a topic that has appeared; a partition that is added to one that is read, once it is written
-    leaves  a partition that nothing was ever written to, so that no watermark is waited for there
+    joins   a topic that has appeared; a partition added to a topic that is read, once it is written
+    leaves  a partition to which nothing was ever written, so that no one waits for a watermark of it
 
-Both are checked against what the producer has said of its partitions (`checks`).
+Both are checked against what the producer has announced about its partitions (`checks`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidegate.model.timestamp import compose
 
 @dataclass(slots=True)
 class Membership:
-    """Lets partitions join the flow and leave it; called by the driver's loop alone."""
+    """Lets partitions join the flow and leave it; called only by the driver's loop."""
 
     topic: Topic
     flow: Flow | OffsetFlow
@@ -49,15 +49,15 @@ class Membership:
     selection: Selection
     listener: Listener
     target: str
-    """In words."""
+    """The target's address, for errors."""
     until: int | None
     ids: dict[str, str]
-    """By topic, Kafka's id of the one that is read."""
+    """Kafka's id of each topic, by name."""
     added: set[int] = field(default_factory=set)
     """Partitions that were added to a topic while it was read."""
 
     def check(self, news: News) -> None:
-        """Fatal when a topic is another one now, or has partitions that should be read and are not."""
+        """Fatal when a topic was replaced, or has partitions that should be read and are not."""
         check_ids(self.ids, news.ids, self.target)
         if news.partitions:
             known = list(self.flow.next_offsets())
@@ -67,8 +67,8 @@ class Membership:
             check_announced(self.topic, self.added, news.fetched, self.offsets.written)
 
     def join(self, news: News) -> None:
-        """Read topics that have come into being, and partitions that are written now, before what came with
-        this round is taken.
+        """Add new topics, and partitions that are written now, to the flow. Call it before the flow takes
+        this round's messages, because their watermarks may cover rows of the new partitions.
         """
         if not news.fetched:
             return
@@ -97,7 +97,7 @@ class Membership:
         check_followed(self.topic, followed, self.until, read)
 
     def leave(self, flow: Flow, news: News) -> None:
-        """Read no further those partitions that nothing was ever written to; they join as added ones do."""
+        """Stop reading partitions to which nothing was ever written; they may join later like added ones."""
         fetched = {part.partition for part in news.fetched}
         idle = [p for p in flow.asked() if news.behind.get(p) == 0 and p not in fetched]
         named = added_partitions(self.topic, dict.fromkeys(idle, 0), self.offsets.written)
@@ -113,7 +113,7 @@ class Membership:
 def new_flow(
     topic: Topic, settings: Settings, position: Position, begun: Mapping[int, int] | None
 ) -> Flow | OffsetFlow:
-    """The flow of a run that begins at `position`; `begun`: as `bounds_begun` has it."""
+    """The flow of a run that begins at `position`; `begun`: as returned by `bounds_begun`."""
     numbers = list(position.partitions)
     ddl_to = reader_of(topic.options).ddl_to
     if topic.clock is not None:
@@ -123,7 +123,7 @@ def new_flow(
 
 
 def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tuple[int, ...], ...]:
-    """The partitions on which a DDL is, by the topic it goes to: what `Limits.ddl_places` takes."""
+    """For each topic, the partitions that carry its DDLs: `Limits.ddl_places`."""
     of_topics: dict[str, list[int]] = {}
     for number in numbers:
         of_topics.setdefault(topic.place(number)[0], []).append(number)
@@ -133,7 +133,7 @@ def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tupl
 
 
 def groups_of(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[Group, ...]:
-    """The partitions of each topic, for `OffsetFlow`."""
+    """The partitions of each topic, as groups for `OffsetFlow`."""
     of_topics: dict[str, list[int]] = {}
     for number in numbers:
         of_topics.setdefault(topic.place(number)[0], []).append(number)

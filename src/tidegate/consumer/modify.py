@@ -1,8 +1,8 @@
-"""A column of the target under its new type, as TiDB's MODIFY COLUMN converts the rows. Pure.
+"""Converts a column of the target to its new type, as TiDB's MODIFY COLUMN converts the rows. Pure.
 
 The target's values become the plain values that TiDB held (`tidb.value`), `tidb.cast` converts them, and they
-come back in the target's type: each distinct value once. What the target could not hold before is not known
-here: a NULL that stands for a zero date stays NULL.
+are written in the target's new type; each distinct value is converted once. Values that the target could not
+hold before are not known here: a NULL that stands for a zero date stays NULL.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Change:
     before: Column
     after: Column
     time_zone: tzinfo | None
-    """Of the session that changed it; None: not known."""
+    """The time zone of the session that changed it; None when not known."""
 
     @property
     def refusal(self) -> str:
@@ -57,7 +57,7 @@ class Change:
 
     @property
     def idle(self) -> bool:
-        """Whether no value can change: a longer text of the same kind and charset."""
+        """Whether no value can change: the new type is a longer text of the same kind and charset."""
         before, after = self.before, self.after
         return (
             before.kind is after.kind is Kind.STRING
@@ -70,8 +70,8 @@ class Change:
 def change_of(before: Column, after: Column, time_zone: tzinfo | None) -> Change | None:
     """How the values of a column change with its definition; None if they stay as they are.
 
-    A new column id says that TiDB wrote new data. It keeps id and data where the old values are the new ones,
-    but a TIME is text here, and its text has as many digits as its type.
+    A new column id means that TiDB wrote new data. It keeps id and data if the new values equal the old ones.
+    Only a TIME must be converted even then: at the target it is text with as many digits as its type has.
     """
     respelled = before.kind is after.kind is Kind.TIME and fsp(before) != fsp(after)
     if before.id == after.id and not respelled:
@@ -81,7 +81,7 @@ def change_of(before: Column, after: Column, time_zone: tzinfo | None) -> Change
 
 
 def known_zone(text: str) -> tzinfo | None:
-    """The time zone of a DDL event; None when it tells none, or one that this machine does not know."""
+    """The time zone of a DDL event; None when it names none, or one that this machine does not know."""
     if re.fullmatch(r"[+-]\d+", text):
         return timezone(timedelta(seconds=int(text)))
     try:
@@ -91,7 +91,7 @@ def known_zone(text: str) -> tzinfo | None:
 
 
 def converted(held: pa.Array, change: Change, column: TargetColumn, losses: Losses) -> pa.Array:
-    """The target's values in the type of `column`, converted as TiDB did; Undecodable where that fails."""
+    """The target's values in the type of `column`, converted as TiDB does; Undecodable where that fails."""
     encoded = pc.dictionary_encode(held, null_encoding="encode")
     plain = _plain(change.before)
     values = [
@@ -103,12 +103,12 @@ def converted(held: pa.Array, change: Change, column: TargetColumn, losses: Loss
 
 
 def _plain(column: Column) -> Callable[[Any], Value]:
-    """From a value of the target to TiDB's plain value."""
+    """A function that turns a value of the target into TiDB's plain value."""
     digits = fsp(column)
 
     def moment(value: Any) -> str:
         if isinstance(value, str):
-            return value[: _SECONDS + 1 + digits if digits else _SECONDS]  # of a key: with microseconds
+            return value[: _SECONDS + 1 + digits if digits else _SECONDS]  # in a key: with microseconds
         parts = temporal.Parts(
             *(value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
         )
@@ -122,7 +122,7 @@ def _plain(column: Column) -> Callable[[Any], Value]:
             try:
                 return number(value, column.elems) if value else _empty(column)
             except InvalidInput:
-                return int(value)  # the elements were not known when the row came: its number as text
+                return int(value)  # the elements were not known when the row was written: its number as text
 
         return known
 
@@ -148,5 +148,5 @@ def _plain(column: Column) -> Callable[[Any], Value]:
 
 
 def _empty(column: Column) -> int:
-    """What the empty text is: an element of that name, else the empty element 0 or the empty set."""
+    """The number of the empty text: that of an element with this name, otherwise 0, or the empty set."""
     return column.elems.index("") + 1 if column.kind is Kind.ENUM and "" in column.elems else 0

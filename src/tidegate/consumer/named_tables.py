@@ -1,4 +1,4 @@
-"""What a target's snapshot is made of, for readers: each table, and the number of its version."""
+"""The tables of a target's snapshot and their versions, for readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NamedTable:
 
 
 def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[NamedTable]]:
-    """The ts of the newest snapshot with ts <= `at` (None: of all), and its tables in order of name.
+    """The ts of the newest snapshot with ts <= `at` (None: the newest of all), and its tables by name.
 
     InvalidInput when there is none, or the target is not a directory.
     """

@@ -1,17 +1,17 @@
-"""From many changes of a row to one: what a table must become between two snapshots. Pure.
+"""Reduces many changes of a row to one: how a table must change between two snapshots. Pure.
 
-Changes are ordered by (commit_ts, delete < update < insert, partition, offset, seq); a key's last change
-wins, and its first one tells whether the row existed before. Whole transactions go in, so the result is the
-table at the upper ts, whatever happened between. Duplicates (the same change read twice above the applied
-ts) fall on the same key with the same commit_ts and change nothing. An update that changes its key acts as
-delete of the old key and insert of the new one.
+Changes are ordered by (commit_ts, delete < update < insert, partition, offset, seq). A key's last change
+wins, and its first one shows whether the row existed before. Whole transactions go in, so the result is the
+table at the upper ts, whatever happened between. Duplicates (the same change read twice above the applied ts)
+have the same key and the same commit_ts, and change nothing. An update that changes its key acts as delete of
+the old key and insert of the new one.
 
-Where deleted rows are kept (`soft_delete`), the last change of a key is put in, a delete too: as the row was
-before, with the moment of its deletion. Whether a row was there before does not matter then.
+If deleted rows are kept (`soft_delete`), the last change of a key is upserted even if it is a delete: the row
+as it was before, with the moment of its deletion. Whether the row existed before does not matter then.
 
-Tables without a key are bags: rows are counted by their whole content. A replay is told from two equal rows
-by the order on the topic: a commit_ts that falls begins a new run, and a row counts as often as in the run
-that has it most often.
+Tables without a key are bags: rows are counted by their whole content. The order on the topic distinguishes a
+repeated row from two equal rows: a commit_ts that falls begins a new run, and a row counts as often as in the
+run that has it most often.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Changes:
     new: pa.Table
     """All columns; nulls for deletes."""
     old: pa.Table
-    """The key columns; all columns of a table without key, or that keeps deleted rows. Nulls for inserts."""
+    """The key columns; all columns if the table has no key or keeps deleted rows. Nulls for inserts."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -54,29 +54,29 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What to do to a table with a key."""
+    """The changes to write to a table with a key."""
 
     upserts: pa.Table
     deletes: pa.Table
     """Key columns only."""
     fresh: npt.NDArray[np.bool_]
-    """Of each row of `upserts`, whether it was not there before."""
+    """For each row of `upserts`, whether it is certainly new."""
 
     @property
     def only_inserts(self) -> bool:
-        """Whether no row was there before, so that a plain append will do."""
+        """Whether all changes are new rows, so that appending them suffices."""
         return self.deletes.num_rows == 0 and bool(self.fresh.all())
 
 
 @dataclass(frozen=True, slots=True)
 class BagEffect:
-    """What to do to a table without a key."""
+    """The changes to write to a table without a key."""
 
     inserts: pa.Table
     identities: list[str]
-    """partition-offset-seq of the change each inserted row came from."""
+    """For each inserted row, the partition-offset-seq of its change."""
     deletes: pa.Table
-    """All columns; a row stands here as often as it must be removed."""
+    """All columns; a row occurs here as often as it must be removed."""
 
 
 def net_effect(
@@ -88,10 +88,10 @@ def net_effect(
 ) -> Effect:
     """The effect on a table whose rows are identified by the columns `keys`.
 
-    `trust_inserts`: False when an insert may be an update whose old values did not travel; then it does not
-    tell whether the row was there before. `by_kind`: False when a commit_ts is not exact, so that changes of
-    several transactions may have the same: then the order of the topic decides. `keeps_deleted`: a
-    deleted row is put in as `Changes.old` has it, which is whole; an insert may then find its row there.
+    `trust_inserts`: False when an insert may be an update whose old values were not sent; then it does not
+    show whether the row existed before. `by_kind`: False when a commit_ts is not exact, so that several
+    transactions may have the same: then the order of the topic decides. `keeps_deleted`: upsert a deleted row
+    as `Changes.old` has it, which then has all columns; a later insert may find its row there.
     """
     puts = np.flatnonzero(changes.op != DELETE)
     gone = np.flatnonzero((changes.op == DELETE) | key_changed(changes, keys))
@@ -153,6 +153,7 @@ def factorize(rows: pa.Table) -> Ints:
         array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         encoded = pc.dictionary_encode(array, null_encoding="encode")
         distinct = max(len(encoded.dictionary), 1)
+        # Renumber before the product of the counts of distinct values can exceed an int64.
         if size * distinct > CODE_LIMIT:
             code = np.unique(code, return_inverse=True)[1].astype(np.int64)
             size = int(code.max(initial=0)) + 1
@@ -162,7 +163,7 @@ def factorize(rows: pa.Table) -> Ints:
 
 
 def key_changed(changes: Changes, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Of each change, whether it is an update that gives its row another key."""
+    """For each change, whether it is an update that gives its row another key."""
     changed = np.zeros(len(changes), bool)
     for name in keys:
         differs = pc.fill_null(pc.not_equal(changes.new.column(name), changes.old.column(name)), False)
@@ -176,7 +177,7 @@ def _put_kind(changes: Changes, puts: Ints, keys: Sequence[str]) -> Ints:
 
 
 def _not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints:
-    """Positions of the entries that are no replay of another entry, in topic order."""
+    """Positions of the entries that do not repeat another entry, in topic order."""
     order = np.lexsort((sign, changes.seq[row], changes.offset[row], changes.partition[row]))
     ts, partition = changes.commit_ts[row[order]], changes.partition[row[order]]
     falls = np.zeros(len(order), bool)
@@ -196,7 +197,7 @@ def _not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Int
 
 
 def _keep(content: Ints, eligible: npt.NDArray[np.bool_], wanted: Ints) -> Ints:
-    """Of the eligible entries, for each content the last `wanted[content]` ones (none when negative)."""
+    """For each content, the last `wanted[content]` of the eligible entries (none when negative)."""
     left = np.maximum(wanted, 0)
     kept = []
     for at in np.flatnonzero(eligible)[::-1].tolist():

@@ -1,4 +1,4 @@
-"""What at the target differs from the source: kept where it is a message, and said once of each kind."""
+"""Reports how the target differs from the source, each kind once, and quarantines undecodable messages."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 
 GUESSES_SHOWN: Final = 5
-"""How many guessed tables a commit names; the others are counted."""
+"""How many guessed tables are named after a commit; the others are counted."""
 
 
 class Notices:
-    """Sets messages aside, and speaks of what is inexact."""
+    """Quarantines messages, and reports what is inexact at the target."""
 
     def __init__(self, topic: Topic, file: Path, listener: Listener) -> None:
-        """`file`: where messages and rows are set aside."""
+        """`file`: the quarantine file, for messages and rows."""
         self._topic, self._bad_file, self._listener = topic, file, listener
         self._quarantine = Quarantine(file)
         self._known_bad = {row_place(entry) for entry in quarantine.sound_entries(file)}
-        """Topic, partition, offset and number of what is in quarantine."""
+        """Topic, partition, offset and number of each entry in quarantine."""
         self._reported_bad = self._reported_bad_row = False
         self._reported_guesses: dict[str, tuple[str, ...]] = {}
 
     @property
     def quarantined(self) -> int:
-        """Messages that were set aside, and rows by earlier runs."""
+        """The number of quarantined messages, and of rows that earlier runs quarantined."""
         return len(self._known_bad)
 
     def set_aside(self, part: Fetched) -> None:
-        """Keep messages that nobody can decode, with their bytes and where they stood."""
+        """Quarantine messages that cannot be decoded, with their bytes and their places."""
         name, partition = self._topic.place(part.partition)
         bad = [
             message
@@ -66,7 +66,7 @@ class Notices:
             )
 
     def tell_what_is_inexact(self, stats: Stats) -> None:
-        """Say what newly differs from the source, each kind once; `progress` counts it."""
+        """Report new differences from the source, each kind once; `Progress` counts them."""
         if stats.bad_rows and not self._reported_bad_row:
             self._reported_bad_row = True
             self._listener.warn(

@@ -1,23 +1,23 @@
 """The consumer's state machine for topics without watermarks: row mode, offsets are the progress. Pure.
 
-Nothing on such a topic says when a transaction is whole, so a change is applied as soon as it is read. What
-stands in for a commit ts in `Assembler` is the *place* of a change: its offset + 1. A partition is applied up
-to a place, and a restart reads on from there. A key's changes are in one partition, in their order.
+Nothing on such a topic says when a transaction is complete, so a change is applied as soon as it is read.
+`Assembler` gets the *place* of a change, its offset + 1, in place of a commit ts. A partition is applied up
+to a place, and a restart resumes reading there. All changes of a key are in one partition, in their order.
 
-A DDL still stands between the rows before it and those after it, or a TRUNCATE would remove new rows. The
-producer sends a DDL when all rows up to its ts are acknowledged, and rows above it afterwards. From this
-follows where it stands in each partition:
+A DDL must still run between the rows before it and those after it: otherwise a TRUNCATE would remove new
+rows. The producer sends a DDL after all rows up to its ts are acknowledged, and only then the rows above its
+ts. This determines the place of the DDL in each partition:
 
-    on all partitions    at its own copy; it runs when every partition has come to its copy
-    on partition 0       there at its message; elsewhere between the rows of its tables up to its ts and
-                         those above it, once a partition is read to the end that it had after the DDL was
-                         seen
+    DDLs on all partitions   at its own copy; it runs when every partition has reached its copy
+    DDLs on partition 0      there at its message; elsewhere between the rows of its tables up to its ts and
+                             those above it, which is known once a partition is read to the end that it had
+                             after the DDL was seen
 
-For the second kind a partition must not run ahead of DDLs that are not read yet. Its rows are *confirmed*
+For the second kind a partition must not be applied past DDLs that are not read yet. Its rows are *confirmed*
 when partition 0 has been read to the end that it had after those rows were visible.
 
-The producer may send everything again since its checkpoint. A DDL that was executed is known by its ts and
-identity. Rows are applied again: until they have caught up, a row may show an earlier value.
+The producer may send everything since its checkpoint again. An executed DDL is recognized by its ts and
+identity. Rows are applied again, so a row may show an earlier value until the repeated rows have caught up.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.watermark import Mode, Watermarks
 
 MAX_DONE: Final = 64
-"""DDLs that are remembered as executed; an older one than the oldest of so many is dropped."""
+"""Executed DDLs that are remembered. Once there are so many, an older DDL counts as executed."""
 Sides = Callable[[Segment, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
-"""Of a segment and the ts of a DDL: the offset of each row, and whether it was committed after the DDL."""
+"""From a segment and the ts of a DDL: the offset of each row, and whether it was committed after the DDL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Group:
 
     partitions: tuple[int, ...]
     ddls_on: int | None = None
-    """The only one that has DDLs; None: each has its copy."""
+    """The only partition that has DDLs; None: each partition has its copy."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,29 +59,29 @@ class _Waiting:
     message: DdlMessage
     group: Group
     copies: dict[int, int] = field(default_factory=dict)
-    """By partition, the offset of its first copy."""
+    """The offset of its first copy, by partition."""
     fences: dict[int, int] = field(default_factory=dict)
-    """By partition without a copy, where it ended after the DDL was seen."""
+    """For each partition without a copy, the end that it had after the DDL was seen."""
     between: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By partition without a copy: all rows before the first place come before the DDL, and none from the
-    second place on."""
+    """For each partition without a copy, two places: rows before the first come before the DDL, and rows from
+    the second on come after it."""
 
     def lacks(self) -> list[int]:
-        """Partitions of which it is not known where it stands."""
+        """Partitions in which the DDL's place is not known yet."""
         known = self.copies.keys() | self.between.keys()
         return [number for number in self.group.partitions if number not in known]
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """When partition 0 has come to `goal`, the rows up to these places are confirmed."""
+    """Once partition 0 has been read to `goal`, the rows up to these places are confirmed."""
 
     goal: int
     places: Mapping[int, int]
 
 
 class OffsetFlow:
-    """One source without watermarks on its way to one target."""
+    """The flow from one source without watermarks to one target."""
 
     by_offset: Final = True
     until: Final = None
@@ -94,10 +94,10 @@ class OffsetFlow:
         begun: Mapping[int, int] | None = None,
         now_ts: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`position` names every partition; a fresh target's has the topic's first offsets.
+        """`position` names every partition; that of a fresh target has the topic's first offsets.
 
-        `begun`: by partition, the place up to which an interrupted write went. `now_ts`: the time, which
-        names snapshots where changes tell no commit ts.
+        `begun`: by partition, the place up to which an interrupted write went. `now_ts`: the current time as
+        a ts; it names snapshots if changes carry no commit ts.
         """
         self._now_ts = now_ts
         self.mode = Mode.ROW
@@ -105,14 +105,14 @@ class OffsetFlow:
         self._next = {number: part.offset for number, part in position.partitions.items()}
         self._confirmed = dict(self._next)
         self._checks: dict[int, _Check] = {}
-        """By the partition that has the DDLs."""
+        """By the number of the partition that has the DDLs."""
         self.assembler = Assembler(dict(self._next))
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
-        """The newest commit ts that was read of each partition; 0 where rows do not say it."""
+        """The newest commit ts that was read from each partition; 0 if rows do not carry one."""
         self._stamps: dict[int, list[tuple[int, int]]] = {number: [] for number in self._next}
-        """Of each segment that is not begun, the place of its first row and its newest commit ts."""
+        """For each segment of which nothing is applied: the place of its first row, its newest commit ts."""
         self._newest = {number: p.watermark for number, p in position.partitions.items()}
-        """A commit ts above which nothing was applied."""
+        """By partition, a commit ts above which nothing was applied."""
         self._ddls: dict[str, _Waiting] = {}
         self._done = dict.fromkeys(position.ddls)
         self._named: dict[int, int] = dict(self._next)
@@ -120,7 +120,7 @@ class OffsetFlow:
         self._place(groups)
 
     def join(self, numbers: Iterable[int], groups: Iterable[Group], ids: Mapping[str, str]) -> None:
-        """Partitions of a topic that has come into being; all `groups` and the topics' `ids` with them."""
+        """Add the partitions of a new topic; `groups` and `ids` are those of all topics."""
         self._base = replace(self._base, ids=dict(ids))
         for number in numbers:
             self._next[number] = self._confirmed[number] = self._named[number] = self._newest[number] = 0
@@ -130,7 +130,7 @@ class OffsetFlow:
         self._place(groups)
 
     def wanted(self) -> dict[int, int]:
-        """Where to read on, by partition."""
+        """Where to continue reading, by partition. Above the limits, only where waiting rows need it."""
         held = self.assembler
         if held.rows <= MAX_WAITING_ROWS and held.bytes <= MAX_WAITING_BYTES:
             return dict(self._next)
@@ -140,16 +140,16 @@ class OffsetFlow:
         return {number: at for number, at in self._next.items() if number in needed}
 
     def asked(self) -> list[int]:
-        """The partitions of which `take` needs the ends: where DDLs are on one partition only."""
+        """The partitions whose ends `take` needs: those of topics that have DDLs on one partition only."""
         groups = {id(group): group for group in self._groups.values()}.values()
         alone = [g for g in groups if g.ddls_on is not None and len(g.partitions) > 1]
         return [number for group in alone for number in group.partitions]
 
     def take(self, fetched: Iterable[Fetched], ends: Mapping[int, int]) -> None:
-        """Take what the tasks brought.
+        """Take the results of fetch tasks.
 
-        `ends`: by partition in `asked`, the offset behind its last message, committed or not, as the broker
-        said after what was taken before, and before this round was read.
+        `ends`: for each partition in `asked`, the offset after its last message, committed or not. The broker
+        must have reported it after the previous call of `take`, and before this round was read.
         """
         before, seen = dict(self._next), list(self._ddls.values())
         for part in fetched:
@@ -170,7 +170,7 @@ class OffsetFlow:
             self._stand(waiting)
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
-        """What can be applied now: at most about max_rows rows and `STEP_BYTES`; None when nothing moves."""
+        """The next step that can be applied: about `max_rows` rows or `STEP_BYTES` at most; or None."""
         if self._begun is not None:
             return self._again(self._begun)
         limits = {number: self._limit(number) for number in self._next}
@@ -208,14 +208,14 @@ class OffsetFlow:
         return len(self._ddls)
 
     def lacking(self) -> list[int]:
-        """Partitions on which the copy of a DDL is missing so far."""
+        """Partitions in which the copy of a DDL has not been found yet."""
         waiting = (w for w in self._ddls.values() if w.group.ddls_on is None)
         return sorted({number for one in waiting for number in one.lacks()})
 
     def snapshot(self, after: int) -> int | None:
-        """The ts by which the target's state can be named now, above `after`; None: nothing has moved.
+        """The ts, above `after`, that names the target's current state; None when nothing was applied since.
 
-        No change above it was applied; some below may be missing.
+        No change above it was applied, but some below it may be missing.
         """
         if all(self.assembler.applied(number) == at for number, at in self._named.items()):
             return None
@@ -223,14 +223,14 @@ class OffsetFlow:
         return max(after + 1, newest or self._now_ts())
 
     def named(self) -> None:
-        """The snapshot is named."""
+        """The snapshot is named: remember what it holds."""
         self._named = {number: self.assembler.applied(number) for number in self._next}
 
     def meet(self) -> None:
-        """Partitions need not meet: every state can be named."""
+        """Does nothing: every state can be named, so partitions need not meet."""
 
     def position(self, ts: int) -> Position:
-        """What to keep with the snapshot at ts."""
+        """The position to store with the snapshot at ts."""
         partitions = {}
         for number in self._next:
             place = self.assembler.applied(number)
@@ -239,7 +239,7 @@ class OffsetFlow:
         return replace(made, ddls=tuple(self._done), by_offset=True)
 
     def next_offsets(self) -> dict[int, int]:
-        """Up to where each partition has been read; for showing lag only."""
+        """The offset up to which each partition has been read; only used to show lag."""
         return dict(self._next)
 
     def _place(self, groups: Iterable[Group]) -> None:
@@ -256,6 +256,12 @@ class OffsetFlow:
         waiting.copies.setdefault(partition, message.offset)
 
     def _confirm(self, group: Group, before: Mapping[int, int], ends: Mapping[int, int]) -> None:
+        """Confirm rows that no unread DDL can precede.
+
+        A row above a DDL's ts becomes visible only after the DDL is acknowledged in partition 0. So once
+        partition 0 is read to an end that was asked after some rows were read, all DDLs before these rows are
+        known. One check is under way per topic; its rows are those read before its end was asked.
+        """
         place = group.ddls_on
         if place is None or len(group.partitions) == 1:
             return
@@ -269,7 +275,7 @@ class OffsetFlow:
             del self._checks[place]
 
     def _stand(self, waiting: _Waiting) -> None:
-        """Find where a DDL stands in partitions that have no copy and are read to its fence."""
+        """Find the DDL's place in partitions that have no copy and are read up to its fence."""
         if waiting.group.ddls_on is None:
             return
         for number, fence in waiting.fences.items():
@@ -277,6 +283,8 @@ class OffsetFlow:
                 continue
             applied, ts = self.assembler.applied(number), waiting.message.ts
             touched = [s for s in self.assembler.waiting(number) if _touches(waiting.message, s)]
+            # `last`: the first row that was committed after the DDL, or the fence if there is none. `first`:
+            # the place after the last earlier row before that. Rows in between are of other tables.
             sides = [self._sides(segment, ts) for segment in touched]
             last = min([fence, *(int(at[after].min()) for at, after in sides if after.any())])
             earlier = [at[~after & (at < last)] for at, after in sides]
@@ -284,7 +292,7 @@ class OffsetFlow:
             waiting.between[number] = (first, max(first, last))
 
     def _limit(self, number: int) -> int:
-        """Up to which place a partition may be applied now."""
+        """The place up to which a partition may be applied now."""
         group = self._groups[number]
         alone = group.ddls_on is None or group.ddls_on == number or len(group.partitions) == 1
         limit = self._next[number] if alone else self._confirmed[number]
@@ -304,13 +312,13 @@ class OffsetFlow:
         return all(self.assembler.applied(number) >= place for number, place in places.items())
 
     def _least(self, waiting: _Waiting, number: int) -> int:
-        """The place from which on a partition without a copy has all rows that come before a DDL.
+        """The place up to which a partition without a copy must be applied before a DDL can run.
 
-        Rows that are sent again may lie behind those of a later DDL, which hold the partition back. They
-        need not come first: those before the DDL were sent before the later DDL was.
+        Rows that are sent again may come after rows of a later DDL, which hold the partition back. They need
+        not be applied first, because the rows before this DDL were already sent once before the later DDL.
         """
         known = list(self._ddls.values())
-        later = known[known.index(waiting) + 1 :]  # they were seen in the order in which they were sent
+        later = known[known.index(waiting) + 1 :]  # DDLs are queued in the order in which they were sent
         return min(
             [waiting.between[number][0], *(one.between[number][1] for one in later if number in one.between)]
         )
@@ -325,7 +333,7 @@ _DATABASE: Final = re.compile(r"\s*(?:create|drop|alter)\s+(?:database|schema)\b
 
 
 def _touches(message: DdlMessage, segment: Segment) -> bool:
-    """Whether a segment has rows of a table that the DDL is about."""
+    """Whether a segment has rows of a table that the DDL concerns."""
     event = ddl_header.decode(message.header) if message.header is not None else None
     if not message.table or _DATABASE.match(message.query):
         return segment.schema == message.schema

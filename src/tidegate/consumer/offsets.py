@@ -1,4 +1,4 @@
-"""What the driver asks the broker about the topics it reads: partitions, offsets, which topics they are."""
+"""The driver's requests to the broker about the topics that it reads: partitions, offsets, ids, settings."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ _UNREPORTED: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     }
 )
-"""The broker tells this user no settings of the topic."""
+"""Errors by which the broker refuses to show this user the settings of a topic."""
 
 
 class Offsets:
-    """The partitions of a source and their ends, asked of the broker by the driver."""
+    """The partitions of a source and their ends, as the broker reports them."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self.written: dict[str, int] = {}
-        """By topic how many partitions are written at least, where the producer has said it: `partition-num`
-        is no upper bound then."""
+        """By topic, how many partitions the producer has announced that it writes, at least. `partition-num`
+        is no upper bound for such a topic."""
         self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
 
     def partitions(self) -> list[int]:
-        """The partitions there may be to read: all, or the first `partition-num` of the topic that is named
-        first, or as many as its producer has said that it writes.
+        """The partitions to read: all; or, of the topic that is named first, the first `partition-num`, or as
+        many as its producer has announced if these are more.
 
-        Others have their own numbers, as at the changefeed. With several topics those that exist count:
-        others may appear with their tables. Raises InvalidInput when none exists, or the first has fewer
-        partitions; Retryable when no broker answers.
+        The changefeed chooses the numbers of the other topics. Of several topics only those that exist count,
+        because others may be created later, with their tables. Raises InvalidInput when none exists, or the
+        first has fewer partitions; Retryable when no broker answers.
         """
         names = self._topic.names
         try:
@@ -77,21 +77,21 @@ class Offsets:
         return f"topic {name} at {self._topic.uri.bootstrap}"
 
     def first(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The oldest offset of each partition that is still there."""
+        """The oldest available offset of each partition."""
         return self._list(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset behind the last committed message of each partition."""
+        """The offset after the last committed message of each partition."""
         return self._list(partitions, OffsetSpec.latest())
 
     def ends_written(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset behind the last message of each partition, committed or not."""
+        """The offset after the last message of each partition, committed or not."""
         return self._list(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """Kafka's id of each topic that is there; a topic made anew under the same name has another.
+        """Kafka's id of each topic that exists. A topic that is deleted and created again gets another id.
 
-        Brokers before 2.8 have none. Raises Retryable when no broker answers.
+        Brokers before 2.8 have no ids. Raises Retryable when no broker answers.
         """
         found = {}
         asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=ADMIN_TIMEOUT_S)
@@ -107,9 +107,10 @@ class Offsets:
         return found
 
     def compacted(self, names: Iterable[str]) -> list[str]:
-        """Those of which the broker removes messages that have a later one of the same key.
+        """The topics whose broker removes messages that are followed by another with the same key.
 
-        One whose settings may not be read counts as sound. Raises Retryable when no broker answers.
+        A topic whose settings this user may not read counts as not compacted. Raises Retryable when no broker
+        answers.
         """
         wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         found = []
@@ -143,7 +144,7 @@ class Offsets:
             }
         except KafkaException as error:
             if error.args[0].code() in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                self.partitions()  # raises when it is the topic that is gone
+                self.partitions()  # raises InvalidInput if the topic is gone
             raise self.unreachable(error.args[0].str()) from error
 
     def _missing(self, name: str) -> InvalidInput:
@@ -155,7 +156,7 @@ class Offsets:
         )
 
     def unreachable(self, why: str) -> Retryable:
-        """The broker does not answer, or does not give what it has."""
+        """The error for a broker that does not answer, or refuses an answer."""
         return Retryable(
             "the Kafka broker does not answer",
             where=self._topic.uri.bootstrap,

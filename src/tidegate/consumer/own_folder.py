@@ -1,4 +1,4 @@
-"""A consumer's own folder on this machine, where its target is elsewhere: one consumer uses it."""
+"""A consumer's own folder on this machine, if its target is elsewhere. Only one consumer may use it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 from tidegate.errors import InvalidInput
 
 MARK: Final = "consumer"
-"""The file that says whose the folder is."""
+"""The file that names the consumer to which the folder belongs."""
 
 
 def mark_folder(folder: Path, consumer: str) -> None:
-    """Make the folder this consumer's own; InvalidInput if it is another's, or cannot be used.
+    """Mark the folder as this consumer's; InvalidInput if it is another's, or cannot be used.
 
-    Another consumer would remove rows that are on their way to this one's target.
+    A second consumer in the same folder would remove staged rows that the first has not written yet.
     """
     mark = folder / MARK
     try:

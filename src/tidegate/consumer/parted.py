@@ -1,17 +1,17 @@
-"""Changes of one table that do not fit into memory: cut into parts by key, on disk, settled one by one.
+"""Changes of one table that do not fit into memory: split by key into parts on disk, applied one by one.
 
     staged rows, converted        one piece after the other, in memory for a moment
         |  split by a hash of the key
         v
     a file with all parts         as large as the rows
-        |  one part at a time, as often as it is asked for
+        |  one part at a time, read each time it is requested
         v
     net effect of a part
 
-All changes of a key fall into one part, so the parts' effects together are the effect of the whole. An update
-that changes the key becomes a delete in the part of the old key and an insert in that of the new one, as
-`net_effect` takes it anyway. Parts must be the same after a restart, in every process and release: a target
-that has written some of them goes on behind these.
+All changes of a key are in one part, so the parts' effects together are the effect of the whole. An update
+that changes the key becomes a delete in the part of the old key and an insert in that of the new one, which
+is also how `net_effect` treats it. Parts must be the same after a restart, in every process and release,
+because a target that has written some of them continues with the next.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidegate.consumer.target import Name, TableChanges
 from tidegate.model.cells import DELETE, INSERT
 
 PARTS_MAX: Final = 1024
-"""A table is cut into no more parts than this: above it the parts grow."""
+"""A table is split into at most this many parts; a larger table gets larger parts."""
 _META: Final = ("op", "commit_ts", "partition", "offset", "seq")
 _MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -41,7 +41,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class PartedTable:
-    """One table's changes of one step: what targets know as `Parted`. Any thread may call its methods."""
+    """One table's changes in one step; the `Parted` of targets. Any thread may call its methods."""
 
     def __init__(
         self,
@@ -55,18 +55,18 @@ class PartedTable:
     ) -> None:
         """`read`: the converted changes, piece by piece; called once. `size`: of the staged rows, in bytes.
 
-        `file`: where the parts lie, until `close`. `trust_inserts`, `by_kind`: as `net_effect` says.
+        `file`: holds the parts until `close`. `trust_inserts`, `by_kind`: as in `net_effect`.
         """
         self.name, self.parts, self.size = name, parts, size
         self._read, self._file, self._trust, self._by_kind = read, file, trust_inserts, by_kind
         self._lock = threading.Lock()
         self._known: Definition | None = None
         self._at: list[list[tuple[int, int]]] | None = None
-        """By part, (start, length) of its batches in the file."""
+        """(start, length) of each part's batches in the file."""
         self._takes: list[bool] = []
 
     def prepare(self) -> None:
-        """Cut the parts; what is wrong with the rows shows here."""
+        """Split the rows into parts. Errors in the rows are raised here."""
         self._cut_once()
 
     def settle(self, part: int) -> TableChanges | None:
@@ -82,7 +82,8 @@ class PartedTable:
 
     @property
     def _trusts(self) -> bool:
-        # A row that the topic inserts may be at an adopted table already, or be there as a deleted one.
+        # An adopted table may already hold a row that the topic inserts. So may a table that keeps deleted
+        # rows.
         known = self._known
         return self._trust and known is not None and not known.uniques and not known.soft_delete
 
@@ -93,7 +94,7 @@ class PartedTable:
             return self._at
 
     def may_delete(self, part: int) -> bool:
-        """Whether the part can take a row away: not if it only brings rows that were not there."""
+        """Whether the part may remove or overwrite a row; False if it only adds new rows."""
         self._cut_once()
         return self._takes[part]
 
@@ -102,6 +103,7 @@ class PartedTable:
         self._file.unlink(missing_ok=True)
 
     def _cut(self) -> list[list[tuple[int, int]]]:
+        """Write the changes of each part to the file. Returns the places of each part's batches."""
         places: list[list[tuple[int, int]]] = [[] for _ in range(self.parts)]
         self._takes = [False] * self.parts
         with self._file.open("wb") as sink:
@@ -123,7 +125,7 @@ class PartedTable:
 
 
 def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes]:
-    """The changes of each part."""
+    """Split changes by the hash of their key."""
     new = parts_of(changes.new.select(keys), parts)
     old = parts_of(changes.old.select(keys), parts)
     moves = key_changed(changes, keys) & (new != old)
@@ -148,7 +150,7 @@ def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes
 
 
 def parts_of(keys: pa.Table, parts: int) -> npt.NDArray[np.int64]:
-    """The part of each key, 0 to parts - 1: the same for equal keys, in every process and release."""
+    """The part of each key, 0 to parts - 1. Equal keys get the same part in every process and release."""
     code: Hashes = np.zeros(keys.num_rows, np.uint64)
     for column in keys.columns:
         array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
@@ -157,10 +159,10 @@ def parts_of(keys: pa.Table, parts: int) -> npt.NDArray[np.int64]:
 
 
 def _numbers(values: pa.Array) -> Hashes:
-    """A number for each value, equal for equal values: an integer is its own, another has one of its text."""
+    """A number for each value, equal for equal values: an integer itself, or a checksum of the text."""
     if pa.types.is_integer(values.type):
         filled = values.fill_null(0).to_numpy(zero_copy_only=False)
-        wide: Hashes = filled.astype(np.uint64)  # a negative one by its two's complement
+        wide: Hashes = filled.astype(np.uint64)  # a negative number as its two's complement
         return wide
     if not pa.types.is_binary(values.type):
         values = values.cast(pa.string()).cast(pa.binary())
@@ -168,7 +170,7 @@ def _numbers(values: pa.Array) -> Hashes:
 
 
 def _mixed(code: Hashes) -> Hashes:
-    """Spread over all 64 bits, as splitmix64 does at its end.
+    """Mix the bits, with the finalizer of splitmix64.
 
     Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014.
     """

@@ -1,14 +1,14 @@
-"""Which rows of a table lie in which of its partitions, computed from the rows themselves. Pure.
+"""Finds the rows of a table's partitions, from the rows themselves. Pure.
 
-DROP and TRUNCATE PARTITION remove rows without a change of any row, so a target must find them by the
-partitioning in the table's TableInfo. That is exact for
+DROP and TRUNCATE PARTITION remove rows without a change event for any row, so a target must find the rows by
+the partitioning in the table's TableInfo. That is exact for
 
     RANGE, LIST, HASH over an integer column, or over YEAR(c), TO_DAYS(c), UNIX_TIMESTAMP(c)
     RANGE COLUMNS, LIST COLUMNS over integers, dates, times of day excluded, and binary-collated text
 
-as TiDB does it (`pkg/table/tables/partition.go`): NULL lies below every bound and in partition 0 of a hash,
-and a hash is the absolute remainder. All else (KEY, other expressions, text whose collation folds letters)
-raises Unknowable: a wrong guess would remove other rows.
+as TiDB does it (`pkg/table/tables/partition.go`): NULL is below every bound and in partition 0 of a hash, and
+a hash is the absolute remainder. Everything else (KEY, other expressions, text whose collation folds letters)
+raises Unknowable, because a wrong guess would remove other rows.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ _QUOTED: Final = re.compile(r"(?:_[a-z0-9]+)?'((?:[^'\\]|'')*)'", re.IGNORECASE)
 _LITERAL_CALL: Final = re.compile(r"\s*(year|to_days)\s*\(\s*'([^'\\]*)'\s*\)\s*", re.IGNORECASE)
 
 Mask: TypeAlias = pa.Array
-"""Booleans, one a row, never null."""
+"""One boolean per row, never null."""
 
 
 class Unknowable(Exception):
-    """The rows of a partition cannot be told from the rows alone; the message says why."""
+    """The rows of a partition cannot be found from the rows alone; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """What is compared with the bounds: a column, or a function of one; `of` gives it for a batch."""
+    """The value compared with the bounds: a column, or a function of one. `of` computes it for a batch."""
 
     column: TargetColumn
     type: pa.DataType
     of: Callable[[pa.RecordBatch], pa.Array]
     literal: Callable[[str], pa.Scalar]
-    """A bound's text in the same type."""
+    """Converts the text of a bound to the same type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Tells for each row whether it lies in one of some partitions."""
+    """A test whether a row is in one of some partitions."""
 
     names: tuple[str, ...]
     columns: tuple[TargetColumn, ...]
-    """By whose values rows are told apart."""
+    """The columns whose values the test reads."""
     _masks: tuple[Callable[[pa.RecordBatch], Mask], ...]
 
     def mask(self, batch: pa.RecordBatch) -> Mask:
@@ -229,7 +229,7 @@ def _moment(literal: str, column: TargetColumn) -> pa.Scalar:
 
 
 def _range(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> Callable[..., Mask]:
-    """At or above the bound of the partition before, below its own."""
+    """A test whether a row is at or above the bound of the previous partition, and below its own."""
     upper = _below(definitions[at]["less_than"], operands)
     if at == 0:
         return upper
@@ -238,7 +238,7 @@ def _range(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) ->
 
 
 def _below(bound: Sequence[str], operands: Sequence[_Operand]) -> Callable[[pa.RecordBatch], Mask]:
-    """Whether a row's operands, compared as a tuple, lie below the bound."""
+    """A test whether a row's operands, compared as a tuple, are below the bound."""
     pairs = zip(bound, operands, strict=True)
     limits = [None if _is_max(text) else operand.literal(text) for text, operand in pairs]
 
@@ -258,7 +258,7 @@ def _below(bound: Sequence[str], operands: Sequence[_Operand]) -> Callable[[pa.R
 
 
 def _list(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> Callable[..., Mask]:
-    """Equal to one of its values; a DEFAULT partition holds what no other names as well."""
+    """A test for one of the partition's values; a DEFAULT partition also has what no other one names."""
     own = _named(definitions[at]["in_values"], operands)
     if not _has_default(definitions[at]):
         return own
@@ -274,7 +274,7 @@ def _list(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> 
 
 
 def _named(values: Sequence[Sequence[str]], operands: Sequence[_Operand]) -> Callable[..., Mask]:
-    """Whether a row's operands are one of the tuples."""
+    """A test whether a row's operands are one of the tuples."""
     tuples = [
         [None if _is_null(text) else by.literal(text) for text, by in zip(one, operands, strict=True)]
         for one in values
@@ -300,7 +300,7 @@ def _has_default(definition: Mapping[str, Any]) -> bool:
 
 
 def _hash(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> Callable[..., Mask]:
-    """The absolute value of the remainder, as Go computes it; NULL lies in the first."""
+    """A test by the absolute value of the remainder, as Go computes it; NULL is in the first partition."""
     (operand,) = operands
     count = len(definitions)
     if not pa.types.is_integer(operand.type):

@@ -1,4 +1,4 @@
-"""Look at a topic: every message decoded, in the order of its partition. No Spark, starts at once."""
+"""Shows a topic: every message decoded, in the order of its partition. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidegate.sink.kafka.client import take
 
 BATCH = 500
 SILENCE_S = 20.0
-"""How long the broker may keep silent before its end is given up, when not following."""
+"""Seconds without a message after which reading to the topic's end fails, unless following."""
 
 
 def peek(
@@ -26,7 +26,8 @@ def peek(
 ) -> Iterator[dict[str, Any]]:
     """Decoded rows, marks, DDLs and bad messages as plain dicts with topic (of several), partition, offset.
 
-    From the beginning, or from now on; ends at what is now the topic's end unless `follow`.
+    Begins at the topic's beginning or at its current end. Stops at the end that it has at the call, unless
+    `follow`.
     """
     offsets = Offsets(topic)
     partitions = offsets.partitions()

@@ -1,7 +1,7 @@
-"""On which partition a dispatcher puts decoded rows: computed from what the messages hold. Pure.
+"""Which partition a dispatcher chooses for decoded rows, computed from what the messages hold. Pure.
 
-The hash is TiCDC's (`dispatcher.partitions`), over the texts that the wire has. Without the producer's rules
-what they are is guessed: by table or by the handle key, whatever fits all rows of a table so far.
+The hash is TiCDC's (`dispatcher.partitions`), over the texts in the messages. If the producer's rules are not
+given, the dispatcher is guessed: by table or by the handle key, whichever fits all rows of a table so far.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tidegate.tidb.text import value_text
 
 GUESSES: Final = (DispatchRule(partition="table"), DispatchRule(partition="index-value"))
 ENOUGH: Final = 10_000
-"""So many rows of a table on the one partition of its name are no chance."""
+"""With so many rows of a table on the partition of its name, its dispatcher is by table, not by chance."""
 UNKNOWN: Final = -1
-"""Instead of a partition: the message does not have what the dispatcher hashed."""
+"""In place of a partition: the message does not have what the dispatcher hashed."""
 BROKEN: Final = "\ufffd"
-"""In a text whose bytes were no UTF-8."""
+"""The replacement character, in a text whose bytes were not UTF-8."""
 
 
 @dataclass(slots=True)
@@ -38,18 +38,19 @@ class _Guess:
 
 
 class Placement:
-    """Where rows of one topic belong. `strict_null`: a NULL is hashed as classic TiCDC does."""
+    """The placement of one topic's rows. `strict_null`: a NULL is hashed as classic TiCDC does."""
 
     def __init__(self, partitions: int, router: Router | None, *, strict_null: bool = True) -> None:
         self._count, self._router, self._strict_null = partitions, router, strict_null
         self._guesses: dict[str, _Guess] = {}
         self._rules: dict[str, DispatchRule] = {}
         self._by_tables: dict[str, int] = {}
-        """Where the rows of a table by conflict are if it goes by table."""
+        """The partition of a table's rows if the `conflict` dispatcher places that table by its name."""
 
     def look(self, table: DecodedTable, partition: int) -> tuple[list[tuple[int, int]], int, str]:
-        """Rows that lie elsewhere than their rule says, with where they belong; how many rows nobody can tell
-        it of; the rule's name. Without rules nothing is wrong: a guess that does not fit is given up.
+        """Compare rows with the partition on which they are. Returns misplaced rows with the partition where
+        they belong, how many rows cannot be checked, and the rule's name. Without rules nothing is wrong: a
+        guess that does not fit is discarded.
         """
         name = f"{table.schema}.{table.table}"
         if self._router is None:
@@ -66,16 +67,17 @@ class Placement:
         if rule.partition == CONFLICT:
             by_table = self._by_tables.setdefault(name, self._by_table(table))
             if partition == by_table:
-                # A table whose unique values cannot be tracked; messages do not say which.
+                # A table whose unique values cannot be tracked goes by table, and messages do not say which.
                 places[:] = partition
         wrong = np.flatnonzero((places != partition) & (places != UNKNOWN))
         unknown = int((places == UNKNOWN).sum())
         return [(int(i), int(places[i])) for i in wrong], unknown, rule.partition
 
     def may_move(self, table: str, places: tuple[int, int]) -> bool:
-        """Whether the dispatcher of a table may put a row on one of two partitions and then on the other.
+        """Whether a table's dispatcher may put a row on one of two partitions and later on the other.
 
-        By `conflict` that is where a DDL lets the table go by table, or by its handle key again.
+        A `conflict` dispatcher does so at a DDL after which it places the table by its name, or by its handle
+        key again.
         """
         rule = self._rules.get(table)
         if rule is None:
@@ -85,7 +87,7 @@ class Placement:
         return rule.partition in ("ts", "columns") or bool(rule.index)
 
     def words(self) -> dict[str, str]:
-        """What is known of each table's dispatcher."""
+        """The dispatcher of each table, as given or as guessed so far, in words."""
         found = {name: f"{rule.partition}, as given" for name, rule in self._rules.items()}
         for name, guess in self._guesses.items():
             if self._count == 1:
@@ -124,14 +126,14 @@ class Placement:
         return crc32((table.schema + table.table).encode()) % self._count
 
     def _hashed(self, table: DecodedTable, rule: DispatchRule) -> list[WireColumn] | None:
-        """The columns whose values are hashed; None: the message does not say which, or lacks some."""
+        """The columns whose values are hashed; None if the message does not name them, or lacks some."""
         if rule.partition == "columns":
             by_name = {column.name.lower(): column for column in table.columns}
             wanted = [by_name.get(name.lower()) for name in rule.columns]
             found = [column for column in wanted if column is not None]
             return found if len(found) == len(wanted) else None
         if rule.index:
-            return None  # messages name no indexes
+            return None  # messages do not name indexes
         return [column for column in table.columns if column.key] or None
 
     def _add(
@@ -142,6 +144,7 @@ class Placement:
         states: list[int],
         unknown: npt.NDArray[np.bool_],
     ) -> None:
+        """Fold a column into the hash of each row; mark rows whose value is not in the message as unknown."""
         new, old = _values(table.new, column.name), _values(table.old, column.name)
         name, kind = column.name.encode(), _kind(column.type)
         for i, gone in enumerate(deleted):

@@ -1,8 +1,8 @@
-"""How far the target is, as it is kept with the data: in the commit that names a snapshot. Pure.
+"""How far the target is, as it is stored with the data: in the commit that names a snapshot. Pure.
 
-The Delta commit that appends a snapshot to `_tidegate/snapshots` adds one row whose column `position` is
-this as JSON. So the snapshot, the offsets to restart from and what was applied change in one atomic step:
-kill -9 before it leaves the previous snapshot in force, after it the new one.
+The Delta commit that appends a snapshot to `_tidegate/snapshots` adds one row whose column `position` is this
+as JSON. So the snapshot, the offsets to restart from and what was applied change in one atomic step: after a
+kill -9 before it the previous snapshot is valid, after it the new one.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tidegate.errors import Fatal
 
 FORMAT: Final = 1
 SEVERAL: Final = 2
-"""The format of a position in several topics: their partitions lie below their names."""
+"""The format of a position in several topics: partitions are listed by topic."""
 RULED: Final = 3
-"""As `SEVERAL`, of a position from which earlier releases must not go on: by offset, or under rules."""
+"""Like `SEVERAL`, for positions that earlier releases must not resume from: by offset, or under rules."""
 
 Source: TypeAlias = tuple[str, str, str, str]
-"""Schema and table at the target, and those of the source."""
+"""Schema and table at the target, then schema and table at the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPosition:
-    """One partition of the topic."""
+    """The position in one partition."""
 
     offset: int
     """The first Kafka offset still needed."""
     applied: int
     """Every row with commit_ts <= applied is in the target; by offset: every row before `applied`."""
     watermark: int
-    """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again.
+    """The largest Resolved ts before `offset`, or `applied` if that is larger: known without reading again.
 
-    Below `applied` only where a DDL of that ts waits. By offset: a commit ts above which
-    nothing was applied."""
+    It is below `applied` only if a DDL of that ts waits. By offset: a commit ts above which nothing was
+    applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ class Position:
     """The state of a target after its newest snapshot."""
 
     ts: int
-    """The snapshot's ts. Of TiCDC's topics a DDL of this very ts may still come: after it."""
+    """The snapshot's ts. On TiCDC's topics a DDL of this very ts may still follow; it comes after the
+    snapshot."""
     topic: str
-    """Of several, all of them, sorted, with commas between."""
+    """The topic's name; for several topics all names, sorted and joined by commas."""
     protocol: str
     mode: str
     partitions: Mapping[int, PartitionPosition]
@@ -56,51 +57,54 @@ class Position:
     ddl_ts: int = 0
     """Every DDL below it is executed."""
     ddls: tuple[str, ...] = ()
-    """Which DDLs of ddl_ts are executed: their identities (`flow.identity`)."""
+    """The identities of executed DDLs of ddl_ts (`flow.identity`)."""
     definitions: Mapping[str, int] | None = None
-    """By table path, the number of the definition that its rows have; None: an earlier release kept none."""
+    """By table path, the number of the definition for its rows; None: written by a release without
+    numbers."""
     ids: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's id of each topic that was read; those of which it is not known are missing."""
+    """Kafka's id of each topic that was read; topics whose id is not known are missing."""
     time_zone: str | None = ""
-    """Of the topics' TIMESTAMP texts, as they were read; empty: it is not known, and none was read yet.
-    None: an earlier release did not keep it."""
+    """The zone in which the topics' TIMESTAMP texts were read; empty: it is not known, and none was read yet.
+    None: written by a release that did not store it."""
     parts: tuple[tuple[str, str, int], ...] = ()
-    """Of a step that does not fit into memory: schema, table, and into how many parts its rows are cut."""
+    """For a step that does not fit into memory: schema, table, and into how many parts its rows are split."""
     by_offset: bool = False
-    """Whether offsets are the progress, since the topics have no watermarks (`offset_flow`)."""
+    """Whether offsets are the progress, because the topics have no watermarks (`offset_flow`)."""
     rules: tuple[str, ...] = ()
-    """Which tables and columns are applied, and under which names: as the user gave it (`Rules.given`)."""
+    """Which tables and columns are applied, and under which names, as the user gave it (`Rules.given`)."""
     sources: tuple[Source, ...] = ()
-    """Where the tables at the target come from; none without a route."""
+    """From which tables the tables at the target come; empty without a route."""
     barriers: tuple[tuple[str, str, int], ...] = ()
-    """By offset: schema and table at the target, and the ts of the last DDL about them."""
+    """By offset: schema and table at the target, and the ts of the last DDL about the table."""
     epoch: int = 0
-    """How often the number of partitions of a topic has changed, by what was read. From the first time on
+    """How often the number of partitions of a topic has changed, in what was read. From the first change on,
     `partition-num` of the source is a lower bound."""
     switches: tuple[int, ...] = ()
-    """Where that number changes and not all partitions are. A mark read later names the last alone."""
+    """Each ts at which that number changes, until all partitions have reached it. It must be stored, because
+    a mark that is read later names only the last change."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Their names, sorted."""
+        """The names of the topics, sorted."""
         return tuple(self.topic.split(","))
 
     def zone_from(self, given: str) -> str:
-        """The zone in which reading goes on, when the user says `given` (empty: nothing); empty: not known.
+        """The zone in which to continue reading, if the user gives `given` (empty: nothing); empty: not
+        known.
 
-        Releases that did not keep it read in UTC when nothing was said.
+        Releases that did not store the zone read in UTC unless the user gave one.
         """
         return given or ("UTC" if self.time_zone is None else self.time_zone)
 
     def over(self, topics: Sequence[str], fresh: Iterable[int] = ()) -> Position:
-        """The same in more topics, sorted; `fresh`: the partitions of which nothing is applied, from 0 on."""
+        """The same position in more topics, sorted. `fresh`: partitions that are read from 0 on."""
         moved = {number_of(topics, *place_of(self.topics, n)): p for n, p in self.partitions.items()}
         begin = PartitionPosition(0, 0, 0)
         partitions = dict.fromkeys(fresh, begin) | moved
         return replace(self, topic=",".join(topics), partitions=partitions)
 
     def to_json(self) -> str:
-        """The text of the commit metadata."""
+        """The text that is stored with a snapshot."""
         topics: dict[str, dict[str, Any]] = {name: {} for name in self.topics}
         for number, p in self.partitions.items():
             topic, partition = place_of(self.topics, number)
@@ -129,7 +133,7 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str) -> Position:
-        """Read it back; Fatal when it is not one of ours."""
+        """Read what `to_json` wrote; Fatal when it is something else."""
         try:
             body = orjson.loads(text)
             if body["format"] not in (FORMAT, SEVERAL, RULED):
@@ -141,7 +145,7 @@ class Position:
                 for name, kept in topics.items()
                 for partition, p in kept.items()
             }
-            # A position of an earlier release took every DDL up to its ts for executed.
+            # A position of an earlier release counts every DDL up to its ts as executed.
             ddl_ts = body.get("ddl_ts", body["ts"] + 1)
             done, definitions = tuple(body.get("ddls", ())), body.get("definitions")
             return cls(

@@ -1,4 +1,4 @@
-"""What a run of the consumer says of itself to its caller."""
+"""Reports of a run of the consumer to its caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.errors import TidegateError
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an operator wants to see."""
+    """The state of a run, for an operator."""
 
     ts: int
     """The newest snapshot."""
@@ -24,31 +24,31 @@ class Progress:
     quarantined: int
     """Messages and rows set aside, those of earlier runs included."""
     bad_dates: int
-    """Values of this run that are NULL at the target: zero dates, and days of no calendar."""
+    """Values of this run that are NULL at the target: zero dates, and days that no calendar has."""
     bad_texts: int
     """Texts of this run that are not UTF-8."""
     missing_deletes: int
-    """Rows of tables without a key that were to be deleted in this run and not found."""
+    """Rows of tables without a key that this run had to delete and did not find."""
     guessed: int
-    """Tables whose columns are guessed from their rows: the topic has no header for them."""
+    """Tables whose columns are guessed from their rows, because the topic has no header for them."""
     trouble: str
     """Why nothing moves, in words; empty when nothing is known to be wrong."""
     partitions: tuple[Partition, ...] = ()
-    """How far each is."""
+    """How far each partition is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a caller wants to hear; called by the driver's loop, so that each call should be short."""
+    """A caller's functions for reports. The driver's loop calls them, so each call should be short."""
 
     ready: Callable[[Progress], None] = lambda progress: None
-    """Once, when the loop begins."""
+    """Called once, when the loop begins."""
     report: Callable[[Progress], None] = lambda progress: None
-    """About every second."""
+    """Called about every second."""
     warn: Callable[[TidegateError], None] = lambda error: None
-    """Each trouble once, when it begins."""
+    """Called once for each trouble, when it begins."""
     note: Callable[[str], None] = lambda text: None
-    """A trouble is over."""
+    """Called when a trouble is over, and for other notices."""
 
 
 QUIET: Final = Listener()

@@ -1,13 +1,13 @@
-"""What a quarantined message or row is by this release, and by its table as it is at the target now.
+"""Decodes a quarantined message or row again, with this release and the table as it is at the target now.
 
     a message  -> its protocol's decoder        -> rows, DDLs, marks
     a row      -> its table's definition        -> the same row in the target's types
 
-Nothing is written. A target keeps no commit ts with its rows, and what has changed a row since may itself be
-in quarantine, so nobody can tell from what is kept whether an entry is still the newest change of its row:
-a person has to decide (docs/quarantine.md).
+Nothing is written. A target stores no commit ts with its rows, and later changes of a row may be in
+quarantine themselves. So it cannot be known whether an entry is still the newest change of its row: a person
+has to decide (docs/quarantine.md).
 
-No I/O but that of the decoder: a schema registry, a claim-check storage, upstream.
+Only the decoder does I/O: to a schema registry, a claim-check storage, or upstream.
 """
 
 from __future__ import annotations
@@ -41,25 +41,26 @@ class Tables:
 
     definitions: Mapping[Name, Definition]
     values: Values
-    """As the target keeps them."""
+    """How the target stores values."""
     zone: str
-    """Of the topic's TIMESTAMP texts; empty: it is not known."""
+    """The zone of the topic's TIMESTAMP texts; empty when it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One entry."""
+    """The result for one entry."""
 
     outcome: Outcome
     changes: tuple[TableChanges, ...] = ()
-    """What its rows would do to their tables; empty unless all of it is good and the tables are known."""
+    """How its rows would change their tables; empty unless the whole entry is good and the tables are
+    known."""
 
 
 def replay(entry: Mapping[str, Any], decoder: TopicDecoder | None, tables: Tables | None) -> Replayed:
-    """Decode an entry again, and fit it to its table.
+    """Decode an entry again, and convert it for its table.
 
-    `decoder`: without it no message is decoded. `tables`: without it rows are shown as messages have them.
-    Raises Retryable while a schema registry or a storage does not answer.
+    `decoder`: None leaves messages undecoded. `tables`: None shows rows as messages have them. Raises
+    Retryable while a schema registry or a storage does not answer.
     """
     if "row" in entry:
         return _row(entry, tables)
@@ -86,7 +87,7 @@ def _message(entry: Mapping[str, Any], decoder: TopicDecoder, tables: Tables | N
 
 
 def _events(piece: Decoded) -> Iterator[str]:
-    """What else than rows a message holds, in words."""
+    """DDLs and marks in a message, in words."""
     yield from (f"Resolved {ts}" for ts, _ in piece.resolved)
     yield from (f"a DDL at ts {ddl.ts}: {ddl.query}" for ddl in piece.ddls)
     yield from (f"from here on the topic has {count} partitions" for count, _ in piece.repartitions)
@@ -115,7 +116,7 @@ def _row(entry: Mapping[str, Any], tables: Tables | None) -> Replayed:
 
 
 def _kept_batch(entry: Mapping[str, Any]) -> pa.RecordBatch:
-    """The row of an entry in the staged form; its types are those of its values."""
+    """The row of an entry in the staged form; its types follow from its values."""
     where, values = entry["where"], entry["row"]
     arrays = [
         pa.array([entry.get("op") or _op(values)], pa.uint8()),
@@ -128,20 +129,20 @@ def _kept_batch(entry: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def _array(value: Any) -> pa.Array:
-    """One value in the narrowest type that Arrow finds; unsigned numbers from 2^63 on it does not find."""
+    """One value in the type that Arrow infers; Arrow infers none for unsigned numbers from 2^63 on."""
     unsigned = isinstance(value, int) and value >= 1 << 63
     return pa.array([value], pa.uint64()) if unsigned else pa.array([value])
 
 
 def _op(values: Mapping[str, Any]) -> int:
-    """What an entry of an earlier release was, which did not say it: a key has no NULL."""
+    """The operation of an entry of an earlier release, which did not store it: no key holds NULL."""
     new = any(value is not None for name, value in values.items() if name.startswith("n."))
     old = any(value is not None for name, value in values.items() if name.startswith("o."))
     return DELETE if not new else UPDATE if old else INSERT
 
 
 def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], tables: Tables) -> Replayed:
-    """Rows in the types of their table, and what they would do to it."""
+    """Rows in the types of their table, and how they would change it."""
     if why := _misfit(known, batch, tables.zone):
         return Replayed(still_bad(why))
     bad: list[BadRow] = []
@@ -163,7 +164,7 @@ def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], 
 
 
 def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:
-    """Why rows cannot be fitted to a table at all; empty: they may."""
+    """Why rows cannot be fitted to a table; empty when they may fit."""
     names = dict.fromkeys(name[2:] for name in batch.schema.names if name not in META)
     other = {*known.generated, *known.ignored}
     unknown = [name for name in names if known.column(name) is None and name not in other]

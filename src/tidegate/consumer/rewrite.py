@@ -1,4 +1,4 @@
-"""The rows of a table in its new columns: what `Rewrite` does to each batch."""
+"""Converts the rows of a table to its new columns, batch by batch, for the step `Rewrite`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.errors import Fatal
 
 
 class Rewriter:
-    """Turns batches of a table's rows into its new columns."""
+    """Converts batches of a table's rows to its new columns."""
 
     def __init__(self, made: Definition, sources: Sequence[ddl_plan.Source], losses: Losses) -> None:
         self._made, self._sources, self._losses = made, sources, losses
@@ -50,7 +50,7 @@ class Rewriter:
         if source.change is not None:
             return converted(held, source.change, source.column, self._losses)
         if not source.taken.elems and source.column.elems:
-            held = held.cast(pa.uint64())  # a guessed enum or set: its number as text
+            held = held.cast(pa.uint64())  # a guessed enum or set was stored as its number in text
         return to_target(held, source.column, "UTC", self._losses)
 
     def _row_ids(self, batch: pa.RecordBatch) -> pa.Array:

@@ -1,7 +1,7 @@
-"""Rounds of fetching: what is asked of the broker, and what came.
+"""Rounds of fetching: the requests to the broker, and their results.
 
-A round runs beside the driver while that writes, on a thread of its own. It reads the flow and changes
-nothing of it. What came is taken by the driver, in `job` and `membership`.
+A round runs on a thread of its own while the driver writes. It reads the flow but never changes it. The
+driver applies the results, in `job` and `membership`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.source import Topic
 
 PEEK_BYTES: Final = 1
-"""Of a partition that is not read: its first message says whether there is one."""
+"""The size of a fetch from a partition that is not read: its first message shows whether it has any."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One round of fetching."""
+    """The result of one round of fetching."""
 
     ends: Mapping[int, int]
-    """Where each partition that was asked for ended when the round began."""
+    """The end of each requested partition when the round began."""
     fetched: list[Fetched]
     ids: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's ids of the topics, as they were after the fetch."""
+    """Kafka's ids of the topics after the fetch."""
     partitions: list[int] = field(default_factory=list)
-    """All partitions to read, as the broker had them *after* the fetch: what was written to a new one before
-    a watermark that came with this round is not missed. Empty when nothing was fetched."""
+    """All partitions to read, as the broker had them *after* the fetch. So a new partition is not missed if
+    its rows were written before a watermark of this round. Empty when nothing was fetched."""
     unread: Mapping[int, int] = field(default_factory=dict)
-    """Where those of them end that belong to a topic that is read, and are not read."""
+    """The ends of partitions that are not read, though their topic is."""
     behind: Mapping[int, int] = field(default_factory=dict)
-    """Of the partitions that the flow `asked` for: their ends, committed or not, when the round began."""
+    """The ends, committed or not, of the partitions that the flow `asked` for, when the round began."""
 
 
 class Rounds:
-    """Asks the broker, and lets a fetcher fetch."""
+    """Asks the broker for ends, and has a fetcher fetch the ranges."""
 
     def __init__(self, topic: Topic, flow: Flow | OffsetFlow, offsets: Offsets, staging: Path) -> None:
-        """`staging`: where fetched rows are kept until they are applied."""
+        """`staging`: the directory of fetched rows until they are applied."""
         self._topic, self._flow, self._offsets, self._staging = topic, flow, offsets, staging
         self._hollow: dict[int, int] = {}
-        """Where partitions end that are not read, since nothing but aborted transactions is on them."""
+        """The ends of partitions that are not read because they hold only aborted transactions."""
 
     def fetch(self, fetcher: Fetcher, wanted: Mapping[int, int]) -> News:
-        """One round: every partition with news, one task each. Runs beside the writing driver."""
+        """One round: a task for each partition with news. Runs while the driver writes."""
+        # Asked before the fetch, because `OffsetFlow.take` compares it with the rows of earlier rounds.
         topic, behind = self._topic, self._offsets.ends_written(self._flow.asked())
         ends = self._offsets.ends(list(wanted))
         check_whole(topic, wanted, ends)
@@ -72,7 +73,7 @@ class Rounds:
         return News(ends, fetched, ids, partitions, behind=behind, unread=unread)
 
     def _visible(self, fetcher: Fetcher, ends: Mapping[int, int]) -> dict[int, int]:
-        """Where unread partitions end; 0 if nothing but aborted transactions is on them."""
+        """The ends of unread partitions; 0 for those that hold only aborted transactions."""
         ranges = [
             Range(p, 0, end, PEEK_BYTES) for p, end in ends.items() if end > 0 and self._hollow.get(p) != end
         ]
@@ -85,7 +86,7 @@ class Rounds:
 
 
 def unread_of(topic: Topic, flow: Flow | OffsetFlow, partitions: list[int]) -> list[int]:
-    """Those of a topic that is read which are not read themselves; by offset, each must be."""
+    """Partitions that are not read though their topic is; none by offset, where each must be read."""
     if topic.by_offset:
         return []
     known = flow.next_offsets()

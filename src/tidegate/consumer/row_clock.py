@@ -1,4 +1,4 @@
-"""How exactly the rows of a protocol say when they were committed."""
+"""How exactly the rows of a protocol carry their commit ts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.model.timestamp import physical_ms
 
 
 class Clock(Enum):
-    """What rows say of their commit ts."""
+    """The unit in which rows carry their commit ts."""
 
     EXACT = 0
     MILLISECONDS = 1
@@ -17,12 +17,12 @@ class Clock(Enum):
     NONE = -1
 
     def tick(self, ts: int) -> int:
-        """A ts in the unit in which rows say it."""
+        """A ts in the unit in which rows carry it."""
         return ts if self is Clock.EXACT else physical_ms(ts) // abs(self.value)
 
 
 def clock_of(lost: frozenset[Loss]) -> Clock:
-    """That of a protocol that loses so much."""
+    """The clock of a protocol with these losses."""
     if lost & {Loss.COMMIT_TS, Loss.DELETED_TS}:
         return Clock.NONE
     if Loss.SECONDS in lost:

@@ -1,12 +1,12 @@
-"""Which tables and columns of the topic are applied, and under which names: what the user says. Pure.
+"""Which tables and columns of the topic are applied, and under which names: the user's rules. Pure.
 
-    include, exclude   table filter rules as TiCDC has them: `shop.*`, `!shop.tmp_?`, `/^db[0-9]+$/.*`
-    route              `shop.*=copy.*`: a `*` stands for what it stands for in the same name of the source
+    include, exclude   table filter rules as in TiCDC: `shop.*`, `!shop.tmp_?`, `/^db[0-9]+$/.*`
+    route              `shop.*=copy.*`: a `*` at the target repeats what the `*` at the source matched
     drop-column        `shop.users.phone`, `*.*.secret_*`
     soft-delete        `shop.orders.deleted_at`: the tables, and a column that says when a row was deleted
     schema-changes     what happens when columns change upstream (`schema_changes`)
 
-`selection` is what they mean for rows and DDLs.
+`selection` applies them to rows and DDLs.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ Name = tuple[str, str]
 NAME_MAX: Final = 64
 """Characters of a schema's or table's name, in TiDB and in databases."""
 OWN_SCHEMAS: Final = frozenset({"tidegate", "_tidegate"})
-"""Where targets keep what is theirs."""
+"""Schemas in which targets store the consumer's own tables and files."""
 SOFT_DELETE: Final = "--soft-delete"
-"""As the position has the option."""
+"""The option's name in a stored position."""
 IGNORING: Final = f"{OPTION} {SchemaChanges.IGNORE}"
-"""As the position has it."""
+"""The option in a stored position."""
 _PART: Final = r"(?:`((?:[^`]|``)+)`|([\w$*]+))"
 _ROUTE: Final = re.compile(rf"\s*{_PART}\.{_PART}\s*=\s*{_PART}\.{_PART}\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """As the user gives them; no rule at all: every table, every column, and under its own name."""
+    """The rules as the user gives them. Without any, every table and column is applied under its own name."""
 
     include: tuple[str, ...] = ()
     """Tables that are applied; empty: all. The last rule that matches a table wins."""
     exclude: tuple[str, ...] = ()
-    """Tables that are not, whatever `include` says."""
+    """Tables that are never applied, even if `include` matches them."""
     route: tuple[str, ...] = ()
-    """The first that matches a table says its name at the target."""
+    """The first rule that matches a table gives its name at the target."""
     drop_column: tuple[str, ...] = ()
     soft_delete: tuple[str, ...] = ()
-    """The first that matches a table says its column; other tables lose their deleted rows."""
+    """The first rule that matches a table gives its column; other tables lose their deleted rows."""
     schema_changes: SchemaChanges = SchemaChanges.EVOLVE
-    """Only `ignore` is a rule that a target keeps to: the others leave the same tables."""
+    """Only `ignore` must stay the same for a target: the other policies lead to the same tables."""
 
     @property
     def given(self) -> tuple[str, ...]:
-        """As options of the command line: what the position keeps of them."""
+        """The rules as options of the command line, in the form that the position stores."""
         return (*self.selecting, IGNORING) if self.schema_changes is SchemaChanges.IGNORE else self.selecting
 
     @property
     def selecting(self) -> tuple[str, ...]:
-        """Those of `given` that say something about tables and columns by their names."""
+        """The part of `given` that selects tables and columns by name."""
         options = (
             ("--include", self.include),
             ("--exclude", self.exclude),
@@ -70,7 +70,7 @@ class Rules:
         return tuple(f"{option} {rule}" for option, rules in options for rule in rules)
 
     def tables(self) -> TableFilter | None:
-        """The tables that are applied; None: all. InvalidInput for a rule that cannot be read."""
+        """The tables that are applied; None: all. InvalidInput for a rule that cannot be parsed."""
         if not self.include and not self.exclude:
             return None
         for rule in self.exclude:
@@ -83,15 +83,15 @@ class Rules:
         return TableFilter([*(self.include or ("*.*",)), *(f"!{rule.strip()}" for rule in self.exclude)])
 
     def columns(self) -> ColumnsOfTables:
-        """The columns that are left out; InvalidInput for a rule that cannot be read."""
+        """The columns that are left out; InvalidInput for a rule that cannot be parsed."""
         return ColumnsOfTables(self.drop_column)
 
     def soft_deletes(self) -> tuple[SoftDelete, ...]:
-        """In the order in which they are tried; InvalidInput for a rule that cannot be read."""
+        """The rules in the order in which they are tried; InvalidInput for one that cannot be parsed."""
         return tuple(map(SoftDelete.of, self.soft_delete))
 
     def routes(self) -> tuple[Route, ...]:
-        """In the order in which they are tried; InvalidInput for a rule that cannot be read."""
+        """The rules in the order in which they are tried; InvalidInput for one that cannot be parsed."""
         return tuple(map(Route.of, self.route))
 
 
@@ -100,14 +100,14 @@ NO_RULES: Final = Rules()
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """One name with at most one `*`."""
+    """A pattern for one name, with at most one `*`."""
 
     before: str
     after: str = ""
     star: bool = False
 
     def taken(self, name: str) -> str | None:
-        """What the `*` stands for in a name, empty if there is none; None: the name does not match."""
+        """The text that `*` matches in a name, empty if there is no `*`; None: the name does not match."""
         if not self.star:
             return "" if lower(name) == lower(self.before) else None
         end = len(name) - len(self.after)
@@ -128,7 +128,7 @@ class NamePattern:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """From tables of the source to names at the target."""
+    """Maps tables of the source to names at the target."""
 
     text: str
     schema: NamePattern
@@ -138,7 +138,7 @@ class Route:
 
     @classmethod
     def of(cls, text: str) -> Route:
-        """Read a rule; InvalidInput if it is none."""
+        """Parse a rule; InvalidInput if it is malformed."""
         found = _ROUTE.fullmatch(text)
         if found is None:
             raise _unreadable(text, "it is not two names of tables with '=' between them")
@@ -153,7 +153,7 @@ class Route:
         return route
 
     def target(self, name: Name) -> Name | None:
-        """Where a table goes; None: the route does not speak of it."""
+        """The name of a table at the target; None: the route does not match it."""
         schema, table = self.schema.taken(name[0]), self.table.taken(name[1])
         if schema is None or table is None:
             return None
@@ -175,7 +175,7 @@ def routed(name: Name, routes: Iterable[Route]) -> Name:
 
 
 def routed_schemas(schema: str, routes: Iterable[Route]) -> list[str]:
-    """The schemas at the target that tables of one schema may go to."""
+    """The schemas at the target to which tables of one schema may go."""
     found = []
     for route in routes:
         if (taken := route.schema.taken(schema)) is None:
@@ -187,7 +187,7 @@ def routed_schemas(schema: str, routes: Iterable[Route]) -> list[str]:
 
 
 def reserved(schema: str) -> str:
-    """Why no table may go to a schema, in words; empty: they may."""
+    """Why no table may go to a schema, in words; empty if it may."""
     if lower(schema) in OWN_SCHEMAS:
         return f"the consumer keeps its own tables and files under {schema}"
     return f"{schema} is the server's own schema" if is_system_schema(schema) else ""

@@ -1,15 +1,17 @@
-"""When columns change upstream, those at the target follow, or stay, or the consumer stops. Pure.
+"""The policies for changes of columns upstream: follow, ignore the change, or stop. Pure.
 
     evolve   the DDL is planned as it is
     stop     `stopped`: the error with which the consumer ends before the DDL
     ignore   `kept`: the event as if the columns had not changed
 
-Under `ignore` the target's table keeps its columns, so that the TableInfo at the target is TiDB's with other
-columns: those of the target in their order, then those that are left out, in a state that nobody sees. In
-`IGNORED` it has the names whose values are not taken from rows. Both are kept with the table's definition.
+Under `ignore` the target's table keeps its columns. The TableInfo at the target is then TiDB's with other
+columns: first those of the target in their order, then those that are left out, in a state in which they are
+not visible. Its member `IGNORED` lists the names whose values are not taken from rows. Both are stored with
+the table's definition.
 
-A column goes on under its id and its name. One that was dropped or renamed is *gone*: it stays at the target
-and gets NULL. A later column of its name is another column, and is left out.
+A column of the target continues as the upstream column with its id, if that still has its name. After a
+MODIFY that gave it a new id, it continues as the one with its name. A column that was dropped or renamed is
+*gone*: it stays at the target and gets NULL. A later column of its name is another column, and is left out.
 
 docs/schema-changes.md is the page for users.
 """
@@ -35,20 +37,20 @@ from tidegate.tidb.table_info import NOT_NULL, every_column, is_base_table, tabl
 
 OPTION: Final = "--schema-changes"
 SHOWN: Final = 20
-"""Tables in a status."""
+"""How many tables a status lists."""
 _ABSENT: Final = 0
-"""TiDB's state of a column that nobody sees."""
+"""TiDB's state of a column that is not visible."""
 _TYPE_FLAGS: Final = 32 | 64
 """UNSIGNED and ZEROFILL."""
 _COLUMN_WORDS: Final = frozenset(
     {("ADD", "COLUMN"), ("DROP", "COLUMN"), ("MODIFY", "COLUMN"), ("CHANGE", "COLUMN"), ("RENAME", "COLUMN")}
 )
-"""How changes of columns begin in a text that `sql_replay` has read."""
+"""The first words of changes of columns in a text that `sql_replay` has restored."""
 _ALTER: Final = re.compile(r"\s*alter\s+table\b", re.IGNORECASE)
 
 
 class SchemaChanges(StrEnum):
-    """The policy."""
+    """The policy for changes of columns."""
 
     EVOLVE = "evolve"
     IGNORE = "ignore"
@@ -56,15 +58,16 @@ class SchemaChanges(StrEnum):
 
 
 def ignored_names(info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of a TableInfo at the target: the columns that are left out, and those that get NULL."""
+    """From a TableInfo at the target: the columns that are left out, and those that get NULL."""
     kept = info.get(IGNORED) or {}
     return tuple(kept.get("left_out", ())), tuple(kept.get("gone", ()))
 
 
 def check_policy(policy: SchemaChanges, tables: Iterable[Definition], target: str) -> None:
-    """InvalidInput when tables were kept as they were, and are to change from now on.
+    """InvalidInput when changes of columns were ignored before, and the policy is another now.
 
-    The position says so, too, but a database may have done a DDL that its position has not passed.
+    The position records the policy too, but a database may have executed a DDL that its position has not
+    passed.
     """
     if policy is not SchemaChanges.IGNORE and (words := ignored_words(tables)):
         raise InvalidInput(
@@ -76,7 +79,7 @@ def check_policy(policy: SchemaChanges, tables: Iterable[Definition], target: st
 
 
 def ignored_words(tables: Iterable[Definition]) -> tuple[str, ...]:
-    """Which tables have other columns than the source, in words: at most `SHOWN`, and how many more."""
+    """Which tables have other columns than the source, in words: at most `SHOWN`, then how many more."""
     found = [table for table in tables if table.ignored]
     words = []
     for table in found[:SHOWN]:
@@ -91,9 +94,9 @@ def ignored_words(tables: Iterable[Definition]) -> tuple[str, ...]:
 
 
 def changed_columns(event: DdlEvent) -> tuple[str, ...]:
-    """What a DDL does to the columns of a table that goes on, in words; empty: nothing.
+    """How a DDL changes the columns of an existing table, in words; empty if it does not.
 
-    A table that is made, dropped or brought back does not change.
+    Creating, dropping or recovering a table is no change.
     """
     before, after = _columns(event.before, event), _columns(event.after, event)
     if not before or not after or event.action in (ddl_plan.EXCHANGE, ddl_plan.RECOVER_TABLE):
@@ -128,7 +131,7 @@ def _type_of(column: Column) -> tuple[Any, ...]:
 
 
 def changed_in_text(message: DdlMessage) -> bool:
-    """Whether a DDL of which only the text is known changes columns; True where that cannot be read."""
+    """Whether a DDL known only by its text changes columns; True if an ALTER TABLE cannot be parsed."""
     match sql_replay.read(message.query, message.schema):
         case sql_replay.AlterTable(_, changes):
             found = tokens(changes)[:-1]
@@ -144,7 +147,7 @@ def _first_words(part: Sequence[Any]) -> tuple[str, ...]:
 
 
 def stopped(message: DdlMessage, words: Iterable[str]) -> Fatal:
-    """The error that ends a consumer under `stop`; `words`: as `changed_columns` has them."""
+    """The error that ends a consumer under `stop`; `words`: as returned by `changed_columns`."""
     what = "; ".join(words)
     return Fatal(
         f"a DDL changes columns, and {OPTION} is {SchemaChanges.STOP}",
@@ -156,7 +159,7 @@ def stopped(message: DdlMessage, words: Iterable[str]) -> Fatal:
 
 
 def untold(message: DdlMessage) -> Fatal:
-    """The error under `ignore` where a message does not say what the columns become."""
+    """The error under `ignore` if a message does not say which columns the table has after it."""
     return _refused(message, "the message has no DDL header, which would say which columns the table has")
 
 
@@ -166,8 +169,9 @@ def untold(message: DdlMessage) -> Fatal:
 def kept(event: DdlEvent, message: DdlMessage, held: Definition | None, *, typed: bool) -> DdlEvent:
     """The event as if the columns of the target's table had not changed.
 
-    `held`: the table before; None: it is not there, and is made as the event has it. `typed`: the target's
-    columns have lengths and may be NOT NULL, as a database's do. Fatal where a row could not be written.
+    `held`: the table before it; None: the target does not have it, and creates it as in the event. `typed`:
+    the target's columns have lengths and may be NOT NULL, as in a database. Fatal if later rows could not be
+    written.
     """
     if event.action == ddl_plan.RECOVER_TABLE:
         raise _refused(message, "which columns the table had when it was dropped is not kept")
@@ -175,13 +179,13 @@ def kept(event: DdlEvent, message: DdlMessage, held: Definition | None, *, typed
         return event
     base = held.info if held.info is not None else event.before
     after = _kept_info(base, event, message, typed=typed)
-    if event.action == ddl_plan.EXCHANGE:  # what is before is the other table
+    if event.action == ddl_plan.EXCHANGE:  # there `before` is the other table
         return replace(event, after=after)
     return replace(event, before=base, after=after)
 
 
 def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, typed: bool) -> dict[str, Any]:
-    """TiDB's TableInfo after the event with the columns of `base`, the table's at the target."""
+    """TiDB's TableInfo after the event with the columns of `base`, the table at the target."""
     assert event.after is not None
     upstream = {entry["id"]: entry for entry in event.after.get("cols") or []}
     key = [column.id for column in _key_of(event.after, event)]
@@ -206,7 +210,7 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
             continue
         _check_gone(was, message, in_key=was.id in was_key, typed=typed)
         gone = (*gone, was.name)
-        # Its own id may go on upstream as another column, and ids of one table must differ.
+        # Its id may continue upstream as a renamed column, and ids must be unique within a table.
         columns.append(held[was.id] | {"id": next(free)})
     left_out = []
     for column in every_column(event.after, event.finished_ts):
@@ -219,9 +223,9 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
 
 
 def _paired(base: dict[str, Any], event: DdlEvent) -> list[tuple[Column, Column | None]]:
-    """The target's columns, each with the one upstream that it goes on as; None: it is gone.
+    """The target's columns, each with the upstream column that continues it; None: it is gone.
 
-    A MODIFY that converts rows gives the column a new id: then it is known by its name.
+    A MODIFY that converts rows gives the column a new id: then it is matched by its name.
     """
     assert event.after is not None
     described = every_column(event.after, event.finished_ts)
@@ -239,7 +243,7 @@ def _paired(base: dict[str, Any], event: DdlEvent) -> list[tuple[Column, Column 
 
 
 def _entry(held: dict[str, Any], now: dict[str, Any], *, typed: bool) -> dict[str, Any]:
-    """A column that goes on as it is upstream now; `typed`: it stays without NOT NULL if it was so."""
+    """A continuing column as it is upstream now; `typed`: it stays nullable if it was nullable before."""
     flag = now["type"]["Flag"]
     if typed and not held["type"]["Flag"] & NOT_NULL:
         return now | {"type": now["type"] | {"Flag": flag & ~NOT_NULL}}
@@ -249,7 +253,7 @@ def _entry(held: dict[str, Any], now: dict[str, Any], *, typed: bool) -> dict[st
 def _rearranged(
     after: dict[str, Any], columns: Sequence[dict[str, Any]], places: Mapping[int, int]
 ) -> dict[str, Any]:
-    """A TableInfo with other columns: its indexes name them by their places. `places`: by column id."""
+    """A TableInfo with other columns. Its indexes refer to columns by place; `places`: by column id."""
     ids = {entry["offset"]: entry["id"] for entry in after.get("cols") or []}
     indexes = [
         index | {"idx_cols": [part | {"offset": places[ids[part["offset"]]]} for part in index["idx_cols"]]}
@@ -271,7 +275,7 @@ def _check_gone(was: Column, message: DdlMessage, *, in_key: bool, typed: bool) 
 
 
 def _check_type(was: Column, now: Column, message: DdlMessage, *, typed: bool) -> None:
-    """Whether the target's column holds what the source's does from now on, and what it did to its rows."""
+    """Fatal unless the target's column fits the source's from now on, with no conversion of old rows."""
     if change_of(was, now, None) is not None:
         raise _refused(message, f"column {was.name} gets another type, and its rows were converted upstream")
     if typed and _type_of(was) != _type_of(now):

@@ -1,4 +1,4 @@
-"""What one run of the consumer is given: settings, and the topics that they mean."""
+"""The settings of one run of the consumer, and the topics that they name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.consumer.watermark import Mode
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run of the consumer."""
+    """Settings of one run of the consumer."""
 
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
@@ -25,37 +25,37 @@ class Settings:
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = ""
-    """Zone of TIMESTAMP texts on the topic: the producer's. Empty: what DDL headers say; if there are none, a
-    TIMESTAMP column stops the consumer. Simple says it itself, and rows in another zone are set aside (empty
-    is UTC there); debezium's are in UTC."""
+    """Time zone of TIMESTAMP texts on the topic: the producer's. Empty: the zone in DDL headers; if there are
+    none, a TIMESTAMP column stops the consumer. Simple messages name their zone: rows in another zone are
+    quarantined (empty is UTC there). Debezium's are in UTC."""
     pd: str = ""
-    """Address of upstream's PD, to read rows from of which only the handle key is on the topic."""
+    """Address of upstream's PD, to read rows whose message carries only the handle key."""
     commit_s: float = 2.0
-    """At most one commit in this time, unless `commit_rows` wait."""
+    """Seconds between two commits at least, unless `commit_rows` wait."""
     commit_rows: int = 500_000
     """About how many row changes one commit takes at most; bounds the driver's memory."""
     idle_s: float = 30.0
-    """How often a snapshot is named when the topic moves on without rows."""
+    """Seconds between two snapshots while the topic advances without rows."""
     align_s: float = 10.0
-    """Row mode: how long partitions may run apart before they wait for each other at a snapshot."""
+    """Row mode: seconds for which partitions may advance independently before they meet at a snapshot."""
     trust_inserts: bool = True
     group: str = ""
     """A Kafka consumer group that gets the position's offsets, for tools that show lag; empty: none."""
     master: str = "local[*]"
-    """Of Spark; or `workers[N]`: processes of this machine without Spark."""
+    """A Spark master; or `workers[N]`: N processes on this machine, without Spark."""
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    """If the master is a cluster's."""
+    """Used if the master is a Spark cluster."""
     rules: Rules = NO_RULES
-    """Which tables and columns are applied, and under which names. A target keeps to them."""
+    """Which tables and columns are applied, and under which names. They must stay the same for a target."""
     upkeep: Upkeep = field(default_factory=Upkeep)
-    """Of a Delta or Iceberg target."""
+    """Retention and maintenance of a Delta or Iceberg target."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
 
 
 def topic_of(settings: Settings) -> Topic:
-    """The topic of a run. In row mode it is read by offset, if its options mean that it has no watermarks.
+    """The topics of a run. In row mode they are read by offset if their options give no watermarks.
 
-    Raises InvalidInput as `Topic` does.
+    Raises InvalidInput like `Topic`.
     """
     soft = settings.rules.soft_delete
     topic = Topic(settings.source, settings.time_zone, settings.pd, soft_delete=soft)

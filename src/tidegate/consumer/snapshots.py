@@ -5,7 +5,7 @@
 
 `tables["bank.accounts"].to_arrow()` is a pyarrow Table; `.dataset()` scans lazily; in PySpark
 `tables["bank.accounts"].to_spark(spark)` is a DataFrame over the very files of that version (no jar).
-All tables of one `open_snapshot` stand at the same ts. Imports deltalake and pyarrow only; starts nothing.
+All tables of one `open_snapshot` are at the same ts. Imports only deltalake and pyarrow; starts no process.
 """
 
 from __future__ import annotations
@@ -110,11 +110,11 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
 
 
 def check_comparable(target: str | Path) -> None:
-    """InvalidInput for a target whose rows or columns are not the source's by its rules: it keeps deleted
-    rows, or changes of columns are ignored there.
+    """InvalidInput for a target whose rules make its rows or columns differ from the source's: it keeps
+    deleted rows, or ignores changes of columns.
     """
     text = lake_of(target).position()
-    # Only the rules are read: a target can be compared although another release wrote its position.
+    # Only the rules are read, so that a target can be compared even if another release wrote its position.
     rules = json.loads(text).get("rules", ()) if text is not None else ()
     soft = [rule for rule in rules if rule.startswith(SOFT_DELETE)]
     if soft:

@@ -1,13 +1,13 @@
-"""A column of the target that says when a row was deleted, instead of the row's removal. Pure.
+"""A column of the target that records when a row was deleted; the row itself stays. Pure.
 
-    NULL               the row is there upstream
+    NULL               the row exists upstream
     2024-05-01 10:...  UTC, milliseconds: the commit of the transaction that deleted it
 
-The moment and not a flag: rows that were deleted long ago can be found and removed by it. A DATETIME and not
-a TIMESTAMP: no session's time zone changes it, and it has no end in 2038.
+A moment and not a flag, so that rows that were deleted long ago can be found and removed. A DATETIME and not
+a TIMESTAMP, because no session's time zone changes it, and it does not end in 2038.
 
-The column is the table's first. Columns that are added upstream then still stand at the end, where a file of
-a lakehouse table need not be written again for them.
+The column is the table's first one. Columns added upstream then still come last, so that the files of a
+lakehouse table need not be rewritten for them.
 
 `selection` adds the column to definitions and to rows of the tables that the rules name, and `net_effect`
 fills it. A target sees a nullable column like any other.
@@ -32,9 +32,9 @@ from tidegate.tidb.table_filter import TableFilter
 from tidegate.tidb.table_info import PUBLIC, table_schema
 
 MEMBER: Final = "tidegate_soft_delete"
-"""Of a TableInfo at the target: the column's name."""
+"""The member of a TableInfo at the target that names the column."""
 COLUMN_ID: Final = ID_MAX
-"""TiDB numbers the columns of a table from 1 on."""
+"""TiDB numbers the columns of a table from 1 on, so it does not reach this id."""
 DATETIME: Final = 12
 FSP: Final = 3
 """Digits of the second: a commit ts has milliseconds."""
@@ -46,14 +46,14 @@ _RULE: Final = re.compile(r"\s*(.+)\.(?:`((?:[^`]|``)+)`|([\w$]+))\s*", re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class SoftDelete:
-    """One rule: the tables that keep their deleted rows, and the column that says so."""
+    """One rule: tables that keep their deleted rows, and the column for the moment of deletion."""
 
     tables: TableFilter
     column: str
 
     @classmethod
     def of(cls, text: str) -> SoftDelete:
-        """Read `schema.table.column`; wildcards for schema and table. InvalidInput if it is none."""
+        """Parse `schema.table.column`; wildcards for schema and table. InvalidInput if it is malformed."""
         found = _RULE.fullmatch(text)
         if found is None or "." not in found[1] or text.lstrip().startswith("!"):
             raise InvalidInput(
@@ -65,20 +65,20 @@ class SoftDelete:
 
 
 def column_for(schema: str, table: str, rules: Iterable[SoftDelete]) -> str:
-    """The column of a table of the source, by the first rule that matches; empty: its rows are removed."""
+    """The column of a source table, by the first rule that matches; empty: deleted rows are removed."""
     return next((rule.column for rule in rules if rule.tables.matches(schema, table)), "")
 
 
 def on_wire(name: str) -> WireColumn:
-    """The column, as if the topic had it."""
+    """The column as if the topic had it."""
     return WireColumn(name, pa.string(), DATETIME, key=False)
 
 
 def in_info(info: dict[str, Any], name: str) -> dict[str, Any]:
-    """A base table's TableInfo with the column.
+    """A base table's TableInfo with the column added.
 
-    A deleted row keeps its values, so that another row may have one that is unique upstream: no index but
-    that of the key is unique.
+    A deleted row keeps its values, and upstream another row may take its unique values. So only the index of
+    the key stays unique.
     """
     described = table_schema("", info, 0)
     key = {described.columns[at].offset for at in described.handle_key}
@@ -115,7 +115,7 @@ def _column(name: str) -> dict[str, Any]:
 
 
 def moments(commit_ts: npt.NDArray[np.uint64]) -> pa.Array:
-    """When each transaction was committed, as the topic writes a DATETIME."""
+    """The commit time of each transaction, as the topic writes a DATETIME."""
     ms = (commit_ts >> np.uint64(LOGICAL_BITS)).astype(np.int64).astype("datetime64[ms]")
     texts = np.char.replace(np.datetime_as_string(ms), "T", " ")
     return pa.array(texts.tolist(), pa.string())

@@ -1,6 +1,6 @@
-"""A consumer's source as its URI names it: one topic or several of one changefeed, and how they are read.
+"""A consumer's source as its URI names it: the topics of one changefeed, and how they are read.
 
-The partitions of several topics are known by number (`places`).
+Partitions of several topics are identified by number (`places`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.errors import InvalidInput
 from tidegate.sink.kafka.client import client_settings
 
 ADMIN_TIMEOUT_S: Final = 4.0
-"""How long the broker may take for an answer: short, since whoever wants to end waits for it too."""
+"""Seconds that the broker has for an answer. Short, because ending the consumer may have to wait for it."""
 
 
 class Topic:
@@ -39,24 +39,24 @@ class Topic:
         by_offset: bool = False,
         soft_delete: tuple[str, ...] = (),
     ) -> None:
-        """`time_zone`: what the user says of TIMESTAMP texts; empty: nothing.
+        """`time_zone`: the user's zone for TIMESTAMP texts; empty if none was given.
 
-        `pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
-        `by_offset`: offsets are the progress, since there are no watermarks. `soft_delete`: rules for tables
-        of which deleted rows are kept, so that their old values are staged whole. Raises InvalidInput for a
-        wrong URI, protocol, option or rule.
+        `pd`: the address of upstream's PD, for rows whose message carries only the handle key. `by_offset`:
+        offsets are the progress, because there are no watermarks. `soft_delete`: rules for tables that keep
+        deleted rows; all columns of their old values are staged. Raises InvalidInput for a wrong URI,
+        protocol, option or rule.
         """
         self.text, self.given_zone, self.pd, self.by_offset = text, time_zone, pd, by_offset
         self._soft_delete = soft_delete
         self.soft_deletes = tuple(map(SoftDelete.of, soft_delete))
         self.time_zone = time_zone or "UTC"
-        """For what must be read before anybody has told the zone."""
+        """The zone for messages that are read before the zone is known."""
         check_zone(self.time_zone)
         with _about_the_source():
             uri, names = parse_source_uri(text)
             self.uri: SinkUri = uri
             self.names: tuple[str, ...] = names
-            """Sorted: a partition's number is the same, in whatever order they are named."""
+            """Sorted, so that a partition has the same number in whatever order the user names the topics."""
             self.config: ReplicaConfig = registry.settled(load_config(None, self.uri), reading=True)
             settings = self.config.codec_settings() | {"time-zone": self.time_zone}
             self.options: CodecOptions = registry.codec_options(settings)
@@ -67,7 +67,7 @@ class Topic:
 
     @property
     def name(self) -> str:
-        """The topic's name; of several, all of them."""
+        """The topic's name; for several topics, all names joined by commas."""
         return ",".join(self.names)
 
     def number(self, name: str, partition: int) -> int:
@@ -83,27 +83,27 @@ class Topic:
         return {self.place(number)[0] for number in numbers}
 
     def where(self, number: int) -> str:
-        """A partition, in words."""
+        """A partition, for an error text."""
         name, partition = self.place(number)
         return f"topic {name}, partition {partition}"
 
     @property
     def clock(self) -> Clock | None:
-        """What rows say of their commit ts, if the topic is read by offset."""
+        """How exactly rows carry their commit ts, if the topic is read by offset; otherwise None."""
         return clock_of(registry.reader_of(self.options).losses(self.options)) if self.by_offset else None
 
     @property
     def zone(self) -> str:
-        """Zone of the TIMESTAMP texts that its messages decode to; empty: its messages do not say it.
+        """The zone of the TIMESTAMP texts that its messages decode to; empty if messages do not name it.
 
-        A DDL header may, see `ddl_header.timestamp_zone`.
+        A DDL header may name it, see `ddl_header.timestamp_zone`.
         """
         reader = registry.reader_of(self.options)
         return "UTC" if reader.utc else self.time_zone if reader.tells_zone else self.given_zone
 
     @property
     def learns_zone(self) -> bool:
-        """Whether the zone is what the user or a DDL header says."""
+        """Whether the user or a DDL header must name the zone."""
         reader = registry.reader_of(self.options)
         return not (reader.utc or reader.tells_zone)
 
@@ -121,7 +121,7 @@ class Topic:
 
 
 def _check_readable(options: CodecOptions) -> None:
-    """Refuse messages that do not tell what their values are."""
+    """Raises InvalidInput for messages that do not carry the types of their values."""
     found = registry.reader_of(options)
     unread = found.unread(options)
     if unread:
@@ -135,7 +135,7 @@ def _check_readable(options: CodecOptions) -> None:
 
 @contextmanager
 def _about_the_source() -> Iterator[None]:
-    """The settings of a feed's sink are read by the same code: say that it is the source that is wrong."""
+    """The code for the settings of a feed's sink parses the source too: make its errors name the source."""
     try:
         yield
     except InvalidInput as error:

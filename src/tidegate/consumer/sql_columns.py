@@ -1,8 +1,9 @@
-"""DDL texts without some columns, and with other names of tables. Pure.
+"""Removes columns from DDL texts, for columns that are not applied. Pure.
 
-Works on what `sql_replay.read` makes of a statement: names of tables stand alone there, and the rest is a
-text of TiDB's grammar with every name in backquotes. A column goes with its definition, its changes and the
-indexes over it. What cannot be said without it is `Refused`: a key, a partitioning, a generated column.
+Works on statements that `sql_replay.read` returns: they hold the names of tables separately, and the rest as
+a text of TiDB's grammar with every name in backquotes. A column is removed with its definition, its changes
+and the indexes over it. A statement that needs the column is `Refused`: for a key, a partitioning, a
+generated column.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from tidegate.tidb.sql.lexer import Kind, Token, tokens
 Hidden = Callable[[str], bool]
 """Whether a column is left out."""
 _INDEXES: Final = frozenset({"PRIMARY", "UNIQUE", "INDEX", "KEY", "FULLTEXT", "SPATIAL", "CONSTRAINT"})
-"""First words of what a table has besides columns."""
+"""First words of a table's elements that are not columns."""
 
 
 class Refused(Exception):
-    """The text cannot be had with these names and columns; the message says why."""
+    """The text cannot be written with these names and columns; the message says why."""
 
 
 def check_unqualified(text: str) -> None:
-    """Refused when a text names a column with its table, or a table: that name would be the old one."""
+    """Refused when a text names a table, or a column with its table: the name would be the source's."""
     if any(token.key == "." for token in tokens(text)):
         raise Refused("it names a column with its table, whose name is another at the target")
 
 
 def without_columns(statement: CreateTable | AlterTable, hidden: Hidden) -> CreateTable | AlterTable:
-    """The statement without the columns that are left out; Refused when it cannot be had."""
+    """The statement without the columns that are left out; Refused when it needs one of them."""
     if isinstance(statement, CreateTable):
         return replace(statement, body=_created(statement.body, hidden)) if statement.body else statement
     text = _Text(statement.changes)
@@ -50,7 +51,7 @@ class _Text:
         self._ends = {one.at: after.at for one, after in itertools.pairwise(found)}
 
     def of(self, part: Sequence[Token]) -> str:
-        """The text of some tokens, which need not be neighbours."""
+        """The text of some tokens, which need not be adjacent."""
         return "".join(self._text[token.at : self._ends[token.at]] for token in part).strip()
 
 
@@ -66,7 +67,7 @@ def _created(body: str, hidden: Hidden) -> str:
 
 
 def _stays(element: Sequence[Token], hidden: Hidden) -> bool:
-    """Whether a column or an index of a table stays."""
+    """Whether a column or an index of a table is kept."""
     if element[0].key in _INDEXES and element[0].kind is not Kind.QUOTED:
         return _index_stays(element, hidden)
     if not hidden(element[0].text):
@@ -86,7 +87,7 @@ def _index_stays(element: Sequence[Token], hidden: Hidden) -> bool:
 
 
 def _changed(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
-    """One change of ALTER TABLE; empty when nothing is left of it."""
+    """One change of ALTER TABLE as text; empty when nothing of it remains."""
     change = _without_place(change, hidden)
     named = [token for token in change if token.key not in ("IF", "NOT", "EXISTS") or _is_name(token)]
     match [token.key if not _is_name(token) else "" for token in named[:2]]:
@@ -109,7 +110,7 @@ def _changed(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
 
 
 def _added(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
-    """ADD COLUMN with several in parentheses."""
+    """An ADD COLUMN with several columns in parentheses."""
     first = next(at for at, token in enumerate(change) if token.key == "(" and not _is_name(token))
     kept = [part for part in parts(change[first + 1 : closing(change, first)]) if _stays(part, hidden)]
     return f"{text.of(change[:first])} ({', '.join(map(text.of, kept))})" if kept else ""
@@ -127,7 +128,7 @@ def _renamed(old: str, new: str, change: Sequence[Token], text: _Text, hidden: H
 
 
 def _without_place(change: Sequence[Token], hidden: Hidden) -> Sequence[Token]:
-    """AFTER a column that is left out says nothing at the target."""
+    """The change without AFTER, if that names a column that is left out."""
     if len(change) < 2 or change[-2].key != "AFTER" or _is_name(change[-2]):
         return change
     return change[:-2] if _is_name(change[-1]) and hidden(change[-1].text) else change
@@ -139,7 +140,7 @@ def _check_unused(part: Sequence[Token], hidden: Hidden) -> None:
 
 
 def _named(part: Sequence[Token], hidden: Hidden) -> str:
-    """A column that is left out and named in parentheses, as expressions and lists of columns name them."""
+    """A left-out column named in parentheses, as in expressions and column lists; empty if none is."""
     depth = 0
     for token in part:
         depth += {"(": 1, ")": -1}.get("" if _is_name(token) else token.key, 0)

@@ -1,18 +1,19 @@
-"""A DDL of which only its SQL is known, as statements for a database that is not TiDB. Pure.
+"""Turns a DDL that is known only by its SQL into statements for a database that is not TiDB. Pure.
 
-TiCDC writes a DDL as TiDB's parser restores it; `tidb.sql` restores what came otherwise. The restored text is
-cut into its kind, the tables it names and the rest, and loses what other databases do not know or do not do:
+TiCDC writes a DDL as TiDB's parser restores it; `tidb.sql` restores other texts. The restored text is
+split into its kind, the tables it names and the rest, and loses what other databases do not know or do
+differently:
 
 | in TiDB's text | here |
 |---|---|
 | special comments: AUTO_RANDOM, CLUSTERED, TTL, placement, regions | removed |
 | CHECK constraints, which TiDB by default reads and does not enforce | removed |
-| foreign keys | removed: rows are the same without them, and they would refuse other DDLs |
-| CHARACTER SET without COLLATE | with the collation that TiDB takes |
-| ENGINE, which TiDB reads and forgets; VISIBLE, INVISIBLE, ALGORITHM, LOCK | removed |
+| foreign keys | removed: rows are the same without them, and they would make other DDLs fail |
+| CHARACTER SET without COLLATE | gets the collation that TiDB uses |
+| ENGINE, which TiDB reads and ignores; VISIBLE, INVISIBLE, ALGORITHM, LOCK | removed |
 | vector and columnar indexes, TiFlash, CACHE, STATS_OPTIONS | removed |
 
-Nothing else is changed: the target decides about the rest, and what it refuses is shown to the user.
+Nothing else is changed: the target decides about the rest, and the user sees its errors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class CreateSchema:
-    """`options` follows the name."""
+    """CREATE DATABASE; `options` is the text after the name."""
 
     schema: str
     options: str
@@ -42,14 +43,14 @@ class CreateSchema:
 
 @dataclass(frozen=True, slots=True)
 class DropSchema:
-    """All tables of a schema."""
+    """DROP DATABASE, with all its tables."""
 
     schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class CreateTable:
-    """`body` follows the name; `like`: the table whose columns it has instead of a body."""
+    """CREATE TABLE; `body` is the text after the name. `like`: the table whose columns it copies instead."""
 
     name: Name
     body: str
@@ -58,28 +59,28 @@ class CreateTable:
 
 @dataclass(frozen=True, slots=True)
 class DropTables:
-    """TiCDC names one table in each message; a text may name several."""
+    """DROP TABLE. TiCDC names one table in each message; a text may name several."""
 
     names: tuple[Name, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """All rows of a table."""
+    """TRUNCATE TABLE: removes all rows."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True)
 class RenameTables:
-    """(old, new) in the order of the statement: a later one may take a name that an earlier one has freed."""
+    """Pairs (old, new), in the statement's order: a later pair may use a name that an earlier one freed."""
 
     pairs: tuple[tuple[Name, Name], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AlterTable:
-    """`changes` follows ALTER TABLE and the table's name; empty: the table is only renamed."""
+    """ALTER TABLE; `changes` is the text after the table's name; empty: the table is only renamed."""
 
     name: Name
     changes: str
@@ -88,14 +89,14 @@ class AlterTable:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Rows and columns are the same without it."""
+    """A statement that changes neither rows nor columns."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It cannot be run elsewhere."""
+    """A statement that cannot be run on another database."""
 
     why: str
 
@@ -110,15 +111,15 @@ COLLATIONS: Final = {
     "ASCII": "ascii_bin",
     "GBK": "gbk_chinese_ci",
 }
-"""By charset, the collation that TiDB takes where a text names none; others take theirs."""
+"""By charset, the collation that TiDB uses if a text names none; other databases use their own default."""
 _COMMENT: Final = re.compile(r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`)|/\*.*?\*/", re.DOTALL)
 _OF_TIDB: Final = frozenset({"ATTRIBUTES", "CACHE", "NOCACHE", "STATS_OPTIONS", "ALGORITHM", "LOCK", "WITH"})
-"""First words of changes of a table that other databases do not know, or that ask for nothing of theirs."""
+"""First words of changes of a table that other databases do not know, or that have no effect there."""
 _NO_INDEX: Final = ("VECTOR", "COLUMNAR")
 
 
 def read(query: str, schema: str) -> Statement:
-    """The statement in a DDL's text; `schema`: of tables that are named without one."""
+    """Parse a DDL's text; `schema`: that of tables that are named without one."""
     try:
         said = [text for text in split(query) if text]
         if not said:
@@ -132,7 +133,7 @@ def read(query: str, schema: str) -> Statement:
 
 
 def text_of(statement: Replayed) -> str:
-    """The statement as SQL, every name in backquotes and with its schema: `read` finds the same in it."""
+    """The statement as SQL, every name in backquotes and with its schema; `read` parses it to the same."""
     match statement:
         case CreateSchema(schema, options):
             return f"CREATE DATABASE {_quoted(schema)} {options}".strip()
@@ -162,7 +163,7 @@ def _qualified(name: Name) -> str:
 
 
 def tables(statement: Replayed) -> list[Name]:
-    """The names it touches, old ones and new ones; of DROP DATABASE none."""
+    """The tables that it names, old names and new ones; none for statements about a database."""
     match statement:
         case CreateSchema() | DropSchema():
             return []
@@ -177,7 +178,7 @@ def tables(statement: Replayed) -> list[Name]:
 
 
 def offset(time_zone: str, ts: int) -> str:
-    """The zone of the session that runs a DDL of this ts, as `+08:00`: any server knows that form.
+    """The zone of the session that runs a DDL of this ts, as `+08:00`: every server accepts that form.
 
     `time_zone`: UTC, an IANA name, or seconds east of UTC as `+28800`.
     """
@@ -191,7 +192,7 @@ def offset(time_zone: str, ts: int) -> str:
 
 
 class _Reader:
-    """One restored statement: words in upper case, every name in backquotes, no comment."""
+    """Parses one restored statement: words in upper case, every name in backquotes, no comments."""
 
     def __init__(self, text: str, schema: str) -> None:
         self._text, self._schema = text, schema
@@ -280,6 +281,7 @@ class _Reader:
             self._next()
 
     def _alter(self, name: Name) -> Statement:
+        """An ALTER TABLE without the changes that are left out; Ignored when none of them remains."""
         changes, renamed, dropped = [], None, False
         for one in parts(self._rest()):
             keys = [token.key for token in one[:3]] + ["", "", ""]
@@ -309,7 +311,7 @@ class _Reader:
         return token
 
     def _skip(self, *keys: str) -> None:
-        """Those of these words that come next, in this order."""
+        """Skip those of these words that come next, in this order."""
         for key in keys:
             if self._key(0) == key:
                 self._next()
@@ -337,14 +339,14 @@ class _Reader:
         return self._sliced([token])
 
     def _piece(self, token: Token) -> str:
-        """A token as it is written, with the space behind it."""
+        """A token as it is written, with the space after it."""
         return self._text[token.at : self._ends[token.at]]
 
     def _sliced(self, part: Sequence[Token]) -> str:
         return "".join(map(self._piece, part)).strip()
 
     def _rendered(self, part: Sequence[Token], *, checks: bool = True) -> str:
-        """Text without what is left out; `checks`: CHECK is the constraint, and not a name's kind."""
+        """The text of a part without what is removed; `checks`: here CHECK begins a constraint."""
         kept = [token for token in _without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
         if checks:
             kept = _without_checks(kept)
@@ -368,7 +370,7 @@ def closing(part: Sequence[Token], opened: int) -> int:
 
 
 def parts(part: Sequence[Token]) -> list[list[Token]]:
-    """Cut at the commas outside of parentheses."""
+    """Split at the commas outside of parentheses."""
     found: list[list[Token]] = [[]]
     depth = 0
     for token in part:
@@ -381,7 +383,7 @@ def parts(part: Sequence[Token]) -> list[list[Token]]:
 
 
 def _constraint(part: Sequence[Token], at: int = 0) -> int:
-    """Where what is constrained begins, behind CONSTRAINT and a name."""
+    """The place after CONSTRAINT and its name, if these come at `at`."""
     if at < len(part) and part[at].key == "CONSTRAINT":
         at += 1
         at += at < len(part) and part[at].kind is Kind.QUOTED
@@ -394,7 +396,7 @@ def _is_foreign_key(part: Sequence[Token]) -> bool:
 
 
 def _is_left_out(change: Sequence[Token]) -> bool:
-    """Whether a change of a table is one that rows and columns are the same without."""
+    """Whether a change of a table leaves rows and columns as they are."""
     keys = [token.key for token in change[:3]]
     if keys[0] == "ADD":
         return _is_foreign_key(change[1:]) or (len(keys) > 1 and keys[1] in (*_NO_INDEX, "STATS_EXTENDED"))
@@ -406,7 +408,7 @@ def _is_left_out(change: Sequence[Token]) -> bool:
 
 
 def _without_engine(part: Sequence[Token]) -> list[Token]:
-    """TiDB reads ENGINE = MyISAM and forgets it; at the target such a table would have no transactions."""
+    """Remove ENGINE = ...: TiDB ignores it, but a MyISAM table at the target would have no transactions."""
     kept: list[Token] = []
     at = 0
     while at < len(part):
@@ -419,6 +421,7 @@ def _without_engine(part: Sequence[Token]) -> list[Token]:
 
 
 def _without_checks(part: Sequence[Token]) -> list[Token]:
+    """Remove CHECK constraints: TiDB does not enforce them by default, so the target would refuse rows."""
     kept: list[Token] = []
     at = 0
     while at < len(part):
@@ -434,7 +437,7 @@ def _without_checks(part: Sequence[Token]) -> list[Token]:
 
 
 def _collated(part: Sequence[Token]) -> dict[int, str]:
-    """By the place of a charset's name without a COLLATE beside it, the collation that TiDB takes."""
+    """By the place of a charset's name without COLLATE, the collation that TiDB uses."""
     found = {}
     for at, token in enumerate(part):
         if token.key != "SET" or at == 0 or part[at - 1].key != "CHARACTER":
@@ -446,7 +449,7 @@ def _collated(part: Sequence[Token]) -> dict[int, str]:
 
 
 def _has_collation(part: Sequence[Token], at: int) -> bool:
-    """Whether a COLLATE stands beside a place: in the same parentheses, between the same commas."""
+    """Whether there is a COLLATE near a place: in the same parentheses, between the same commas."""
     for step in (1, -1):
         depth, place = 0, at
         while 0 <= place < len(part):

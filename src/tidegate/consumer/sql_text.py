@@ -1,7 +1,7 @@
-"""Arrow rows as SQL shows them: the texts a MySQL client gets from `SELECT *`. Pure.
+"""Shows Arrow rows as SQL does: the texts that a MySQL client gets from `SELECT *`. Pure.
 
-For comparing a target with what the source database itself answered (recorded change logs, dumps for
-people). Types are the Type column of SHOW COLUMNS, which knows the digits that Arrow does not.
+Used to compare a target with what the source database itself returned (recorded change logs, dumps for
+people). Types are given as in the Type column of SHOW COLUMNS, because Arrow types do not have the digits.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def _moment(moment: datetime | str, digits: int) -> str:
 
 
 def _float(value: float, single: bool) -> str:
-    """Go's strconv 'g' with shortest digits, as TiDB's text protocol sends floats and doubles.
+    """A float as Go's strconv 'g' with shortest digits: TiDB's text protocol sends floats and doubles so.
 
-    Of a very large or small FLOAT it sends six digits only (`pkg/server/internal/dump`, appendFormatFloat).
+    For a very large or small FLOAT it sends only six digits (`pkg/server/internal/dump`, appendFormatFloat).
     """
     number = np.float32(value) if single else np.float64(value)
     if single and number != 0 and not _PLAIN_FLOATS[0] <= abs(value) < _PLAIN_FLOATS[1]:

@@ -1,8 +1,8 @@
-"""Staged rows: what a task writes for the driver's targets, in a file of Arrow IPC streams.
+"""Staged rows: what a fetch task writes for the driver's targets, in a file of Arrow IPC streams.
 
-A stream is a `Segment`: one table's rows with one set of columns. First `META`, of topics that are read by
+A stream is a `Segment`: one table's rows with one set of columns. Its columns are `META`, for topics read by
 offset `SAID_TS`, then `n.NAME` of the after image and `o.NAME` of the before image. The files are disposable:
-what is lost with them is read again from the offsets kept with the target.
+if they are lost, the rows are read again from the offsets that the target stores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.consumer.soft_delete import SoftDelete, column_for
 
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
 SAID_TS: Final = "_said_ts"
-"""Of topics read by offset, behind `META`: the commit ts that the rows say, 0 where they do not. Their
+"""For topics read by offset, after `META`: the commit ts that the rows carry, or 0 if they carry none. Their
 `_commit_ts` is the offset + 1."""
 
 
@@ -33,9 +33,9 @@ def stage(
     clock: Clock | None = None,
     soft_deletes: Sequence[SoftDelete] = (),
 ) -> Iterable[Segment]:
-    """Write the decoded rows, one Arrow IPC stream per table and column set; yields their descriptors.
+    """Write the decoded rows, one Arrow IPC stream per table and column set. Returns their descriptors.
 
-    `clock`: of a topic that is read by offset. `soft_deletes`: of which tables deleted rows are kept.
+    `clock`: given for a topic that is read by offset. `soft_deletes`: the tables that keep deleted rows.
     """
     if not decoded.rows:
         return []
@@ -51,6 +51,11 @@ def _stage_table(
     clock: Clock | None,
     soft_deletes: Sequence[SoftDelete],
 ) -> Segment:
+    """Write one table's rows as a stream of the file.
+
+    With a `clock`, `_commit_ts` becomes the offset + 1, by which `OffsetFlow` orders rows. `SAID_TS` holds
+    the commit ts that the rows carry.
+    """
     said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
     if clock is not None:
         table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
@@ -77,9 +82,9 @@ def _stage_table(
 
 
 def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
-    """One table's rows in the staged form; of the before image only the key when there is one.
+    """One table's rows in the staged form; the before image has only the key, if there is one.
 
-    `whole`: the before image with all its columns, because deleted rows are kept.
+    `whole`: the before image has all its columns, because deleted rows are kept.
     """
     arrays = [pa.array(column) for column in (table.op, table.commit_ts, table.offset, table.seq)]
     names = list(META)

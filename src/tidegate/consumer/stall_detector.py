@@ -1,19 +1,20 @@
-"""What a topic should bring and does not: nothing fails, and yet nothing will ever be applied. Pure.
+"""Finds topics on which nothing fails and from which nevertheless nothing will be applied. Pure.
 
 The consumer applies a row only when a watermark covers it, so a topic that is read without any error can
-still leave the target standing for ever. Each sign is told once, as an error that says what to do:
+still keep the target unchanged for ever. Each sign is reported once, as an error that says what to do:
 
-| sign | told when |
+| sign | reported |
 |---|---|
 | written without what the protocol needs for watermarks: no message can be one | at the first such rows |
-| partitions without a watermark beside others that have one | read to the end `PATIENCE_S` after that one |
+| some partitions have a watermark, others have none | read to the end `PATIENCE_S` after the first watermark
+|
 | no watermark in any partition | `PATIENCE_S` after rows were read to the end of the topic |
 | an empty topic | after `STALL_S` |
-| the lowest watermark stands still | after `STALL_S`; again when it has moved in between |
-| nothing decodable in `MANY_BAD` messages: the wrong protocol | at once |
+| the lowest watermark does not advance | after `STALL_S`; again when it has advanced in between |
+| no message of `MANY_BAD` can be decoded: the wrong protocol | at once |
 
-The first two and the last can never pass by themselves: `hopeless`. They end a run that was to end, and the
-last ends any run.
+The first two and the last can never pass by themselves: `hopeless`. They end a run with `until`, and the last
+ends any run.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from tidegate.errors import InvalidInput
 from tidegate.model.timestamp import readable
 
 PATIENCE_S: Final = 10.0
-"""A running changefeed sends a watermark to every partition many times in this time."""
+"""Seconds in which a running changefeed sends many watermarks to every partition."""
 STALL_S: Final = 30.0
 MANY_BAD: Final = 20
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What one partition has brought in this run."""
+    """The state of one partition in this run."""
 
     watermark: int
     end_since: float | None = None
     """When it was first read to its end."""
     end_last: float = float("-inf")
-    """And when last."""
+    """When it was last read to its end."""
 
 
 @dataclass(slots=True)
@@ -50,25 +51,25 @@ class _Counts:
     rows: int = 0
     bad: int = 0
     why: str = ""
-    """Why the first bad message is one."""
+    """The reason why the first bad message is bad."""
     unmarked: bool = False
-    """Rows written without what their protocol needs for watermarks were among them."""
+    """Whether rows were written without what their protocol needs for watermarks."""
 
 
 @dataclass(slots=True)
 class StallDetector:
-    """Watches one topic on its way into one target; times are monotonic seconds given by the caller."""
+    """Watches one source on its way into one target; times are monotonic seconds given by the caller."""
 
     topic: str
     protocol: str
     watermarks: Mapping[int, int]
-    """As the target's position has them, 0 for a fresh target."""
+    """The watermarks in the target's position, 0 for a fresh target."""
     until: int | None
     began: float
     by_offset: bool = False
-    """There are no watermarks to wait for."""
+    """Whether there are no watermarks to wait for."""
     hopeless: InvalidInput | None = None
-    """A sign that cannot pass by itself."""
+    """A sign that cannot pass by itself, if there is one."""
     standing: dict[str, InvalidInput] = field(default_factory=dict)
     """The signs that hold now, by kind."""
     _reported: set[str] = field(default_factory=set)
@@ -88,17 +89,17 @@ class StallDetector:
         self._moved, self._lowest = self.began, min(self.watermarks.values())
 
     def join(self, numbers: Iterable[int]) -> None:
-        """Partitions that were not there before."""
+        """Add partitions that are read from now on."""
         self._partitions |= {number: _Seen(0) for number in numbers}
         self._marked = None
 
     def leave(self, numbers: Iterable[int]) -> None:
-        """Partitions that are not read any more."""
+        """Remove partitions that are not read any more."""
         for number in numbers:
             del self._partitions[number]
 
     def saw(self, fetched: Iterable[Fetched], at_end: Iterable[int], now: float) -> None:
-        """Take what one round of fetching brought; `at_end`: the partitions that are read to their ends."""
+        """Take the results of one round; `at_end`: the partitions that are read to their ends."""
         counts = self._counts
         for part in fetched:
             seen = self._partitions[part.partition]
@@ -120,20 +121,20 @@ class StallDetector:
             self._reported.discard("stalled")
 
     def lacks(self, numbers: Iterable[int], now: float) -> None:
-        """The partitions on which the copy of a DDL is missing now."""
+        """Take the partitions on which the copy of a DDL is missing now."""
         found = tuple(numbers)
         if found != self._lacking:
             self._lacking, self._lacking_since = found, now
             self._reported.discard("lacking")
 
     def unreachable(self, now: float) -> None:
-        """The broker does not answer: what it does not bring is no sign of anything."""
+        """The broker does not answer: restart the times, because missing messages are no sign meanwhile."""
         self._moved = now
         for seen in self._partitions.values():
             seen.end_since, seen.end_last = None, float("-inf")
 
     def news(self, now: float) -> list[InvalidInput]:
-        """The signs that have newly appeared; also brings `standing` and `hopeless` up to date."""
+        """The signs that have newly appeared. Also updates `standing` and `hopeless`."""
         self.standing = {}
         for kind, sign in (_SIGNS_BY_OFFSET if self.by_offset else _SIGNS).items():
             found = sign(self, now)
@@ -146,7 +147,7 @@ class StallDetector:
 
     @property
     def unreadable(self) -> bool:
-        """Whether the topic's protocol is another one: nothing of it belongs into a quarantine."""
+        """Whether the topic has another protocol: then its messages do not belong into quarantine."""
         return "unreadable" in self.standing
 
     # --- the signs
@@ -181,7 +182,8 @@ class StallDetector:
         silent = [number for number, seen in self._partitions.items() if not seen.watermark]
         if not silent or len(silent) == len(self._partitions):
             return None
-        # A broadcast becomes readable partition by partition: what is missing must be looked for afterwards.
+        # The copies of one broadcast become readable one after the other. So a partition lacks it for certain
+        # only if it is read to its end `PATIENCE_S` after the first watermark.
         if self._marked is None:
             return None
         if any(self._partitions[number].end_last < self._marked + PATIENCE_S for number in silent):
@@ -253,7 +255,7 @@ class StallDetector:
         )
 
     def _read_for(self, number: int, seconds: float, now: float) -> bool:
-        """Whether a partition was read to its end so long ago."""
+        """Whether at least so many seconds have passed since a partition was first read to its end."""
         since = self._partitions[number].end_since
         return since is not None and now - since >= seconds
 

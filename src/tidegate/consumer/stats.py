@@ -1,4 +1,4 @@
-"""What one run of the consumer has done so far: counted by the applier and its target, shown by the job."""
+"""Counters of one run of the consumer: the applier and its target count, the job reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidegate.consumer.convert import Losses
 
 @dataclass(slots=True)
 class Stats:
-    """What was done since the start."""
+    """Counters since the start of the run."""
 
     rows: int = 0
     """Row changes taken, before the net effect."""
@@ -17,11 +17,11 @@ class Stats:
     snapshots: int = 0
     ddls: int = 0
     missing_deletes: int = 0
-    """Rows of tables without a key that were to be deleted and not found."""
+    """Rows of tables without a key that had to be deleted and were not found."""
     bad_rows: int = 0
-    """Rows put into quarantine: they hold what their table's definition does not know."""
+    """Quarantined rows: they have values that their table's definition does not allow."""
     losses: Losses = field(default_factory=Losses)
     guessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the table's name, what of it had to be guessed."""
+    """By the table's name, what had to be guessed about it."""
     ignored: list[str] = field(default_factory=list)
-    """Changes of columns that were not applied, in words; taken out when they are reported."""
+    """Changes of columns that were not applied, in words; removed when they are reported."""

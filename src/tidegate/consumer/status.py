@@ -1,11 +1,11 @@
-"""How far a consumer is, seen from outside: what its target keeps, what its topics hold, what it said last.
+"""The state of a consumer, seen from outside: from its target, its topics and its last report.
 
     status.json  written by a running consumer every second, in its folder
-    target       the position, and who writes it; asked without taking it over
+    target       the position, and who writes it; read without taking the target over
     broker       the ends of the partitions
 
-A target may be elsewhere, and a consumer may be dead: then its position alone says how far it is. Nothing
-here changes a target or a topic.
+The target may be on another machine, and the consumer may be dead: then only the position shows how far it
+is. Nothing here changes a target or a topic.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from tidegate.consumer.target import Address, Looked
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 STATUS: Final = "status.json"
-"""In the consumer's folder."""
+"""File name, in the consumer's folder."""
 FORMAT: Final = 1
 FRESH_S: Final = 5.0
-"""What was said longer ago is not how things are now."""
+"""Seconds after which a report no longer shows the current state."""
 STUCK_S: Final = 60.0
-"""A consumer that lives and has said nothing for longer may stand still; one write may take as long."""
+"""Seconds of silence after which a living consumer may be stuck; a single write may take as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a consumer said of itself last."""
+    """The last report of a consumer."""
 
     at_ms: int
     host: str
@@ -57,28 +57,28 @@ class Said:
     """While it runs: why nothing moves. Afterwards: the error that ended it. Empty: nothing is wrong."""
     partitions: tuple[Partition, ...]
     schema_changes: str = ""
-    """What it does when columns change upstream; empty: an earlier release did not say it."""
+    """Its policy for changes of columns; empty: written by a release that did not report it."""
     ignored: tuple[str, ...] = ()
     """Tables whose columns are not the source's, in words (`schema_changes.ignored_words`)."""
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The content of the file."""
         return orjson.dumps({"format": FORMAT, **dataclasses.asdict(self)})
 
     def silent_s(self, now_ms: int) -> float:
-        """Seconds since it was said."""
+        """Seconds since the report."""
         return max(0.0, (now_ms - self.at_ms) / 1000)
 
     def lives(self) -> bool | None:
-        """Whether its process is there; None: it is another machine's."""
+        """Whether its process exists; None: it is on another machine."""
         return Path(f"/proc/{self.pid}").exists() if self.host == socket.gethostname() else None
 
 
 class Diary:
-    """Keeps `status.json` of a running consumer. A disk that takes nothing never stops the consumer."""
+    """Writes `status.json` of a running consumer. A full or failing disk never stops the consumer."""
 
     def __init__(self, folder: Path, warn: Callable[[TidegateError], None], schema_changes: str = "") -> None:
-        """`warn` gets an error when the file cannot be written, once until it can be again."""
+        """`warn` gets an error when the file cannot be written: once, until a write succeeds again."""
         self._path, self._warn, self._failing = folder / STATUS, warn, False
         self._schema_changes = schema_changes
 
@@ -90,7 +90,7 @@ class Diary:
         partitions: tuple[Partition, ...],
         ignored: tuple[str, ...] = (),
     ) -> None:
-        """Replace the file: a reader finds the old one or the new one."""
+        """Replace the file atomically: a reader finds the old one or the new one."""
         host, pid = socket.gethostname(), os.getpid()
         said = Said(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
         part = self._path.with_suffix(".part")
@@ -106,7 +106,7 @@ class Diary:
 
 
 def received(folder: Path) -> Said | None:
-    """What the consumer of this folder said last; None: nothing that can be read."""
+    """The last report of the consumer of this folder; None if there is none that can be read."""
     try:
         body: dict[str, Any] = orjson.loads((folder / STATUS).read_bytes())
         if body.pop("format") != FORMAT:
@@ -115,62 +115,62 @@ def received(folder: Path) -> Said | None:
         ignored = tuple(map(str, body.pop("ignored", ())))
         return Said(**body, partitions=partitions, ignored=ignored)
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it is for people: a file that is torn or of another release is as good as none
+        return None  # the report is optional: a torn file, or one of another release, counts as none
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A consumer at one moment."""
+    """The state of a consumer at one moment."""
 
     target: str
     running: bool
     stuck: bool
-    """It runs, and something that does not pass by itself keeps it from moving, or may do so."""
+    """Whether it runs and something that does not pass by itself keeps it from moving, or may do so."""
     verdict: str
-    """What it waits for, in one line."""
+    """Whether it runs, and why it waits, in one line."""
     ts: int
-    """Of the newest snapshot; 0: there is none."""
+    """The ts of the newest snapshot; 0: there is none."""
     lag_s: float | None
-    """Seconds since the moment up to which all is at the target; None: there is no such moment yet."""
+    """Age in seconds of the ts up to which all rows are at the target; None: there is no such ts yet."""
     messages: int | None
-    """Messages that are not applied yet; None: the broker does not say."""
+    """Messages that are not applied yet; None: the broker does not answer."""
     partitions: tuple[Partition, ...]
     broker: str
-    """Why the broker does not say how long its partitions are; empty: it does."""
+    """Why the broker does not report the ends of its partitions; empty: it does."""
     schema_changes: str = ""
-    """What is done when columns change upstream; empty: it is not known."""
+    """The policy for changes of columns upstream; empty: it is not known."""
     ignored: tuple[str, ...] = ()
-    """Tables whose columns are not the source's, in words, as the consumer said last."""
+    """Tables whose columns differ from the source's, in words, from the consumer's last report."""
 
     @property
     def fine(self) -> bool:
-        """Whether nobody has to do anything."""
+        """Whether no one has to do anything."""
         return self.running and not self.stuck
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the target, the consumer's folder and the broker say of one consumer."""
+    """The information about one consumer from its target, its folder and the broker."""
 
     target: str
     found: Looked
     said: Said | None
     lives: bool | None
-    """Whether the process that said it is there; None: nobody knows."""
+    """Whether the reporting process exists; None: it is not known."""
     ends: Mapping[int, int] | None
-    """By partition; None: the broker does not answer."""
+    """The end of each partition; None: the broker does not answer."""
     broker: str = ""
-    """Why it does not."""
+    """Why the broker does not answer."""
 
     def fresh(self, now_ms: int) -> Said | None:
-        """What was said a moment ago by a process that is not known to be dead."""
+        """A report of a moment ago, by a process that is not known to be dead."""
         said = self.said
         if said is None or not said.running or self.lives is False:
             return None
         return said if said.silent_s(now_ms) <= FRESH_S else None
 
     def silent(self, now_ms: int) -> float | None:
-        """Seconds for which a process that lives has said nothing; None: it speaks, or there is none."""
+        """Seconds for which a living process has not reported; None: it reports, or there is none."""
         if self.said is None or not self.said.running or not self.lives or self.fresh(now_ms):
             return None
         return self.said.silent_s(now_ms)
@@ -179,7 +179,7 @@ class Seen:
 def look(topic: Topic, address: Address, now_ms: int) -> Status:
     """Ask the target and the broker.
 
-    Raises InvalidInput and Retryable as the target does. A broker that does not answer is part of the
+    Raises InvalidInput and Retryable if the target does. A broker that does not answer becomes part of the
     status.
     """
     found = address.look()
@@ -195,7 +195,7 @@ def look(topic: Topic, address: Address, now_ms: int) -> Status:
 
 
 def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
-    """Put together what was found. Pure."""
+    """Combine what was found. Pure."""
     held = seen.found.position
     position = held.over(topic.names) if held is not None else None
     fresh, silent_s = seen.fresh(now_ms), seen.silent(now_ms)
@@ -222,7 +222,7 @@ def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
 
 
 def _schema_changes(seen: Seen, position: Position | None) -> str:
-    """A target keeps to `ignore`; the other policies are known from the consumer alone."""
+    """The policy: `ignore` from the target's rules, the others only from the consumer's report."""
     if position is not None and IGNORING in position.rules:
         return SchemaChanges.IGNORE
     return seen.said.schema_changes if seen.said is not None else ""
@@ -231,7 +231,7 @@ def _schema_changes(seen: Seen, position: Position | None) -> str:
 def _partitions(
     topic: Topic, seen: Seen, position: Position | None, fresh: Said | None
 ) -> tuple[Partition, ...]:
-    """What a running consumer says of its partitions, else what the target's position says."""
+    """The partitions as a running consumer reports them; otherwise as the target's position has them."""
     kept = position.partitions if position is not None else {}
     reported = {one.name: one for one in fresh.partitions} if fresh is not None else {}
     found = []

@@ -1,16 +1,16 @@
-"""What a consumer writes, as everything above it sees it: the verbs of a target.
+"""The interface of a target: the verbs by which the consumer writes.
 
-    recover -> the position up to which all is in; `begun`: a write beyond it that was interrupted
+    recover -> the position up to which all is applied; `begun`: a later write that was interrupted
     write   -> the changes of some tables, all above that position
     intend, execute, advance -> a DDL, after all rows before it
-    commit  -> the position is a snapshot: all tables stand at one ts
+    commit  -> the position is a snapshot: all tables are at one ts
 
-A target is of one of two kinds. Delta can undo: it holds a part of what is to come until `commit`, and
-`recover` takes it back to its newest snapshot. A database cannot: there each `write` and each `advance` moves
-the position, and a write that was interrupted is given again with the very same rows.
+There are two kinds of targets. Delta and Iceberg can undo: they hold changes that no snapshot names until
+`commit`, and `recover` restores the newest snapshot. A database cannot: there each `write` and each `advance`
+moves the position, and an interrupted write is repeated with exactly the same rows.
 
-A target is one folder and knows nothing of topics, protocols and partitions: what it is given is settled
-(`net_effect`) and planned (`ddl_plan`).
+A target knows nothing of topics, protocols and partitions: it gets net effects (`net_effect`) and planned
+steps (`ddl_plan`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Name: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """What one table must become between two moments: the net effect of all its changes between them."""
+    """How one table changes between two moments: the net effect of all its changes between them."""
 
     definition: Definition
     effect: Effect | BagEffect
@@ -44,11 +44,10 @@ class TableChanges:
 
 
 Settle: TypeAlias = Callable[[], TableChanges | None]
-"""Reads, converts and settles the staged rows of one table; None when they change nothing.
+"""Reads and converts the staged rows of one table and returns their net effect; None when it is empty.
 
-It may `execute` a step for this table first: rows can show a column that no DDL told of. To be called once,
-from any thread; the settled rows are in memory until the target lets go of them.
-"""
+It may `execute` a step for this table first, because rows can show a column that no DDL announced. Called
+once, from any thread. The target must release the result as early as it can: until then it is in memory."""
 
 
 class Parted(Protocol):
@@ -56,28 +55,28 @@ class Parted(Protocol):
 
     @property
     def name(self) -> Name:
-        """The table's."""
+        """The table's name."""
 
     @property
     def parts(self) -> int:
-        """How many; the same when the step comes again after a crash, each with the same rows."""
+        """The number of parts. When a step is repeated after a crash, it is the same, with the same rows."""
 
     @property
     def size(self) -> int:
-        """Of all of it, about, in bytes."""
+        """About how many bytes all parts have."""
 
     def prepare(self) -> None:
-        """Read and convert all rows, and cut them into parts on disk. `settle` does it if nobody has."""
+        """Read and convert all rows, and split them into parts on disk. `settle` does so if needed."""
 
     def settle(self, part: int) -> TableChanges | None:
-        """The net effect of one part; None when it changes nothing. May be asked again, and from any thread.
+        """The net effect of one part; None when it changes nothing. May be called again, from any thread.
 
-        No key has changes in two parts. Rows of different parts may have one value of another unique key,
-        one after the other: what all parts delete must go before any part inserts.
+        No key has changes in two parts. But rows of different parts may have the same value of another unique
+        key, one after the other: so the deletes of all parts must be written before any part inserts.
         """
 
     def may_delete(self, part: int) -> bool:
-        """Whether the part can take a row away: where not, `settle` need not be asked for its deletes."""
+        """Whether the part may delete a row: otherwise `settle` need not be called for its deletes."""
 
 
 class Target(Protocol):
@@ -85,89 +84,91 @@ class Target(Protocol):
 
     @property
     def stats(self) -> Stats:
-        """What was done in this run; the target counts what only it can see."""
+        """Counters of this run; the target adds what only it can count."""
 
     @property
     def values(self) -> Values:
-        """How the topic's values become the target's."""
+        """Converts the topic's values to the target's."""
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
-        """Every table in it, as recovered and as changed by the steps since."""
+        """The definition of every table: as recovered, and as changed by later steps."""
 
     def definition(self, name: Name) -> Definition | None:
-        """That of one table; None: it is not in the target."""
+        """The definition of one table; None: it is not in the target."""
 
     @property
     def replays_sql(self) -> bool:
-        """Whether a DDL of which only its SQL is known is run as SQL (`ddl_plan.Replay`).
+        """Whether a DDL that is known only by its SQL is executed as SQL (`ddl_plan.Replay`).
 
-        The target's tables then look as the target says, and do not grow with the rows.
+        The tables' definitions are then read from the target, and do not grow with the rows.
         """
 
     def recover(self) -> Position | None:
-        """Take it back to its newest position; None: nothing was ever committed.
+        """Restore the newest position, and return it; None: nothing was ever committed.
 
-        Fatal when it is not what that position says.
+        Fatal when the target's state contradicts that position.
         """
 
     @property
     def begun(self) -> Position | None:
-        """What would be in, had the write not been interrupted that `recover` found; else None.
+        """The position that an interrupted write, found by `recover`, would have reached; otherwise None.
 
-        The next `write` must have exactly the rows up to there, in its `parts`, and no DDL comes before it.
+        The next `write` must have exactly the rows up to there, in its `parts`, and no DDL may come before
+        it.
         """
 
     def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
-        """Write the changes of these tables; `reached`: what is in then, and how `parted` is cut.
+        """Write the changes of these tables; `reached` is the position afterwards, and says how `parted` is
+        split.
 
-        Raises the first failure, but only when nothing of ours is being written any more: who then recovers
-        the target must not meet a write of ours.
+        Raises the first failure, but only when none of its writes runs any more: otherwise a late write could
+        reach a target that has been recovered meanwhile.
         """
 
     def has_done(self, message: DdlMessage) -> bool:
-        """Whether all of a DDL was done before a crash that came before the position moved past it."""
+        """Whether a DDL was executed completely before a crash, though the position has not passed it."""
 
     def intend(self, message: DdlMessage, steps: Sequence[Step]) -> None:
-        """Note durably that a DDL begins; Fatal when it began before, on a table that was another then."""
+        """Note durably that a DDL begins; Fatal when it began before, and the table was another then."""
 
     def execute(self, step: Step) -> None:
-        """Do one step of a DDL. A step that refuses never comes here."""
+        """Execute one step of a DDL. Never called with `Refuse`."""
 
     def dropped(self) -> Mapping[int, Dropped]:
-        """By TiDB's table id, the dropped and truncated tables whose rows can still be brought back."""
+        """By TiDB's table id, dropped and truncated tables whose rows can still be restored."""
 
     def advance(self, position: Position) -> None:
-        """The DDLs that were intended are executed: everything up to `position` is in. No snapshot yet."""
+        """The intended DDLs are executed: everything up to `position` is applied. This names no snapshot."""
 
     def commit(self, position: Position) -> Position:
-        """All tables stand at position.ts: readers and a restart may see it. It comes back as it is kept."""
+        """Make position.ts a snapshot, visible to readers and restarts. Returns the position as stored."""
 
     def tidy(self, position: Position) -> bool:
-        """Remove what no reader and no restart needs; between two commits, with everything committed.
+        """Remove what neither readers nor restarts need; called between two commits, with all committed.
 
-        A short piece of that work, so that commits do not wait; whether all of it is done. If not, it is to
-        be called again, after other commits if there are any.
+        Does a short piece of that work, so that commits do not wait. Returns whether all of it is done; if
+        not, it must be called again, with other commits in between if there are any.
         """
 
     def close(self) -> None:
-        """Let go of threads and connections; undoes nothing."""
+        """Release threads and connections; undoes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a target keeps of its consumer, seen from outside."""
+    """The record of a consumer at its target, seen from outside."""
 
     position: Position | None
     """None: nothing was ever committed."""
     holder: str = ""
-    """Who writes it, in words; empty: nobody, as far as can be seen from here."""
+    """Who writes it, in words; empty: no one, as far as can be seen from here."""
     doing: str = ""
-    """What was begun and has not ended, in words; empty: nothing, or the target can undo it."""
+    """Work that has begun and not ended, in words; empty: there is none, or the target can undo it."""
 
 
 class ByHand(Protocol):
-    """Rows for a person who writes them: a consumer writes none of what it has once set aside."""
+    """Prepares quarantined rows for a person to write: a consumer never writes them itself."""
 
     @property
     def values(self) -> Values:
@@ -175,45 +176,45 @@ class ByHand(Protocol):
 
     @property
     def advice(self) -> str:
-        """How to bring a row right there, in words."""
+        """How to correct a row at the target, in words."""
 
     @property
     def head(self) -> bytes:
-        """SQL that puts a session into the state that `statements` need; empty: the target takes no SQL."""
+        """SQL that prepares a session for `statements`; empty: the target does not execute SQL."""
 
     def statements(self, changes: TableChanges) -> list[bytes]:
-        """SQL that makes the table hold these changes, whatever of them is there already.
+        """SQL after which the table holds these changes, even if it holds some of them already.
 
         It ends with neither a semicolon nor a new line, and may hold any byte within its literals.
         """
 
 
 class Address(Protocol):
-    """Where a target is, before it is taken over."""
+    """The place of a target, before it is taken over."""
 
     @property
     def folder(self) -> Path:
-        """A directory of this consumer's own, here: staged rows, Spark's log, rows set aside."""
+        """A directory of this consumer on this machine: staged rows, Spark's log, quarantined rows."""
 
     @property
     def row_mode(self) -> bool:
-        """Whether partitions may stand at different moments in it."""
+        """Whether partitions may be at different moments in it."""
 
     @property
     def seen(self) -> Seen:
-        """What its readers see of a step."""
+        """Which intermediate states its readers can see."""
 
     def opened(self) -> AbstractContextManager[Target]:
-        """Take the target over until the end of the context; InvalidInput when it cannot be had."""
+        """Take the target over until the end of the context; InvalidInput when that is not possible."""
 
     def look(self) -> Looked:
-        """What is kept there, without taking it over; InvalidInput or Retryable when it cannot be read."""
+        """The record there, without taking it over; InvalidInput or Retryable when it cannot be read."""
 
     def definitions(self) -> Mapping[Name, Definition]:
-        """What its tables look like now, without taking it over; raises as `look`, and Fatal as `recover`."""
+        """Its tables' definitions, without taking it over; raises like `look`, and Fatal like `recover`."""
 
     def by_hand(self) -> ByHand:
-        """How a person would write single rows there."""
+        """How a person can write single rows there."""
 
     def __str__(self) -> str:
-        """For people; without a password."""
+        """The address for people, without a password."""

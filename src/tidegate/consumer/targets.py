@@ -1,4 +1,4 @@
-"""Which targets there are: the one list that names them."""
+"""The list of all kinds of targets, and how `--target` names them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tidegate.sink.object_store import SCHEME as BUCKETS
 from tidegate.sink.object_store import Bucket, ObjectStore
 
 ICEBERG: Final = "iceberg"
-"""The scheme of its addresses."""
+"""The scheme of Iceberg targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSettings:
-    """What a database needs besides its address; an object store takes the name and the folder of it."""
+    """Settings of a database target; a target in an object store uses only `name` and `folder`."""
 
     name: str = ""
-    """The consumer's, by which it knows its place again."""
+    """The consumer's name, under which the target stores its position."""
     folder: Path | None = None
-    """Of the consumer's own files; None: `tidegate-consumer-NAME` in the working directory."""
+    """The folder for the consumer's own files; None: `tidegate-consumer-NAME` in the working directory."""
     lanes: int = LANES
     adopt: bool = False
-    """Tables that are there already become the consumer's."""
+    """Whether tables that exist already become the consumer's."""
     skip_ddls: Set[int] = frozenset()
-    """The ts of DDLs that somebody has run at the target in other words."""
+    """The ts of DDLs that a person has executed at the target in another form."""
     transaction_bytes: int | None = None
     """The largest transaction of a lane, in bytes of staged rows (`mysql.parts.check_size`)."""
 
@@ -41,7 +41,7 @@ class DatabaseSettings:
 def address_of(
     target: str | Path, upkeep: Upkeep, database: DatabaseSettings, *, by_offset: bool = False
 ) -> Address:
-    """What `--target` means; InvalidInput for what names none.
+    """The target that `--target` names; InvalidInput if it names none.
 
     `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`, or
     `mysql://user@host:port/`. `by_offset`: the topics have no watermarks.
@@ -56,7 +56,7 @@ def address_of(
                 fix="leave it out, or write --target mysql://user@host:port/",
             )
         if text.startswith(f"{ICEBERG}://"):
-            # pyiceberg and SQLAlchemy take about a second to import, which other targets need not wait for.
+            # Importing pyiceberg and SQLAlchemy takes about a second. Other targets need not wait for that.
             from tidegate.consumer.iceberg.snapshots import iceberg_directory
             from tidegate.consumer.iceberg.target import IcebergAddress
 

@@ -1,9 +1,9 @@
-"""Which snapshots stay: all young ones, then one a minute, then one an hour. Pure.
+"""Which snapshots are kept: all recent ones, then one per minute, then one per hour. Pure.
 
-Age is measured in the source's time, back from the newest snapshot. Of a minute or an hour the last one
-stays, so that asking for the newest snapshot at or before a full minute or hour finds the nearest there
-ever was. The last of an hour is the last of its last minute: what stays in one round is never missed by the
-next.
+Age is measured in the source's time, back from the newest snapshot. The last snapshot of a minute or an hour
+is kept, so that the newest snapshot at or before a full minute or hour is the nearest one that ever existed.
+The last one of an hour is also the last one of its last minute, so one round never removes a snapshot that
+the next would keep.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ HOUR_MS: Final = 60 * MINUTE_MS
 
 
 def forgotten(snapshots: Iterable[int], *, all_hours: float, minute_hours: float, hours: float) -> list[int]:
-    """The ts of the snapshots that are forgotten, ascending; never the newest of all.
+    """The ts of the snapshots to forget, ascending; never the newest of all.
 
-    Those of the last `all_hours` stay; up to an age of `minute_hours` the last of each minute; up to `hours`
-    the last of each hour; none is older.
+    Snapshots of the last `all_hours` are kept; up to an age of `minute_hours` the last of each minute; up to
+    `hours` the last of each hour; none that is older.
     """
     found = sorted(snapshots)
     if not found:

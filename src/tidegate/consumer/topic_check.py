@@ -1,7 +1,7 @@
-"""Read topics to their end, or for ever, and judge them by `contract`. No Spark, starts at once.
+"""Reads topics to their end, or for ever, and checks them against `contract`. It needs no Spark.
 
-A partition whose Resolved is ahead of the others waits while the check remembers much, so that memory is
-bounded by `remember` and not by how unevenly the broker answers.
+While the check holds much state, a partition whose Resolved is ahead of the others is paused. So memory is
+bounded by `remember`, and not by how unevenly the broker answers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tidegate.sink.kafka.client import take
 
 BATCH: Final = 5_000
 SKEW_MS: Final = 60_000
-"""So much may the clocks of producer and broker be behind upstream's."""
+"""How far the clocks of producer and broker may be behind upstream's."""
 SILENCE_S: Final = 20.0
-"""How long the broker may keep silent before the topic's end."""
+"""Seconds without a message after which reading to the topic's end fails."""
 
 
 def check_topic(
@@ -43,11 +43,11 @@ def check_topic(
     stop: Callable[[], bool] = lambda: False,
     reported: Callable[[Verdict, int, int], None] = lambda *_: None,
 ) -> Verdict:
-    """The verdict on topics from their oldest message to what is their end now; `follow`: until `stop`.
+    """The verdict on topics from their oldest message to their current end; `follow`: until `stop`.
 
-    `reported` hears, after each batch, what was found, and how many of how many messages are read. Raises
-    Retryable when the broker does not answer, InvalidInput when there is no such topic,
-    or its protocol does not let it be judged.
+    `reported` is called after each batch with the verdict so far, and with how many of how many messages are
+    read. Raises Retryable when the broker does not answer, and InvalidInput when there is no such topic, or
+    its protocol does not allow a check.
     """
     codec = registry.reader_of(topic.options)
     if Loss.SECONDS in codec.losses(topic.options):
@@ -83,7 +83,7 @@ def check_topic(
             for message in take(reader, BATCH, 0.2):
                 received = time.monotonic()
                 error = message.error()
-                if message.topic() is None:  # what is about no partition
+                if message.topic() is None:  # an error that concerns no partition
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
                 partition = topic.number(message.topic(), message.partition())
                 if error is None:
@@ -116,7 +116,7 @@ def check_topic(
 
 
 def _check_all_read(topic: Topic, partition: int, read: Sequence[int], headers: MarkHeaders) -> None:
-    """Retryable when rows go to partitions that were not there at the start."""
+    """Retryable when rows go to partitions that did not exist at the start."""
     name = topic.place(partition)[0]
     for layout in headers.layouts.values():
         if topic.number(name, layout.all - 1) not in read:
@@ -129,9 +129,10 @@ def _check_all_read(topic: Topic, partition: int, read: Sequence[int], headers: 
 
 
 def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
-    """Of partitions that have lost their beginning a ts that nothing in it exceeds.
+    """For partitions that have lost their beginning, a ts that none of the lost messages exceeds.
 
-    What was written before a message was committed upstream before that message's own time.
+    A change was committed upstream before its message was written. So the time of the oldest message that is
+    left is such a ts, plus `SKEW_MS` for clocks that differ.
     """
     lost = [p for p, start in starts.items() if start > 0]
     if not lost:
@@ -156,7 +157,9 @@ def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> 
 
 
 def _paused(reader: Consumer, topic: Topic, check: TopicCheck, left: set[int], paused: set[int]) -> set[int]:
-    """The partitions that wait from now on: never all of those that are left."""
+    """Pause partitions that are ahead, and resume the others. Returns the paused ones: never all that are
+    left.
+    """
     wanted = {p for p in left if check.ahead(p)} if check.pressed else set()
     if wanted == left:
         wanted = set()

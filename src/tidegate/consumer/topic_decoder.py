@@ -1,4 +1,4 @@
-"""What decodes the messages of a topic, with the schemas and the large rows that are kept outside of it."""
+"""Decodes the messages of a topic, with schemas and large rows that are stored outside of it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tidegate.schema_registry import ConfluentRegistry
 
 
 class TopicDecoder:
-    """A topic's decoder, and the schema registry it needs, if its protocol needs one."""
+    """A topic's decoder, with the schema registry and storage that its protocol needs, if any."""
 
     def __init__(self, topic: Topic) -> None:
-        """Reaches nothing yet."""
+        """Connects to nothing yet."""
         options = topic.options
         self._schemas = registry.reader_of(options).schemas
         if self._schemas is not None:
@@ -48,10 +48,10 @@ class TopicDecoder:
             self._claims = ClaimReader(storage, inner, options, large, upstream)
 
     def pieces(self, batch: Batch) -> Iterator[Decoded]:
-        """What a batch held, with the rows that lie in a storage, if the source URI names one.
+        """The decoded batch, with the rows in a storage, if the source URI names one.
 
         In the order of the messages, in pieces of bounded size: usually one. Raises Retryable while a schema
-        is not known and the registry does not answer, or a row is not there.
+        is not known and the registry does not answer, or a row cannot be read.
         """
         if self._schemas is not None:
             look_up_missing(self._book, self._registry, self._schemas.named(batch))
@@ -62,7 +62,7 @@ class TopicDecoder:
                 yield from self._claims.pieces(piece)
 
     def opened(self, value: bytes | None) -> bytes | None:
-        """A message's value without its compression; as it is when it cannot be expanded."""
+        """A message's value, decompressed; unchanged when that fails."""
         large = registry.reader_of(self._options).large
         if value is None or large is None or not isinstance(self._options, LargeOptions):
             return value

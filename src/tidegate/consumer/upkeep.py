@@ -1,4 +1,4 @@
-"""How much of a directory's past is kept, and when it is tidied: of Delta and of Iceberg targets. Pure."""
+"""How much history of a Delta or Iceberg target is kept, and when the rest is removed. Pure."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from tidegate.consumer.thinning import HOUR_MS, forgotten
 from tidegate.model.timestamp import LOGICAL_BITS
 
 GRACE_S: Final = 3600.0
-"""How long ago a data file must have left the newest version, and how old a file of a log must be, before it
-is deleted: somebody may just have opened a snapshot that is thinned now."""
+"""Seconds for which a data file must be unused by the newest version, or a log file must be old, before it is
+deleted: a reader may just have opened a snapshot that is being forgotten."""
 
 Kept = Callable[[int], Mapping[str, Sequence[int]]]
-"""Further versions to keep, by path, given the oldest ts within the retention."""
+"""Returns further versions to keep, by path, given the oldest ts within the retention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """When and how much."""
+    """When history is removed, and how much of it."""
 
     retention_hours: int = 24
-    """How long snapshots stay, and how long a dropped table can come back."""
+    """Hours for which snapshots are kept, and for which a dropped table can be recovered."""
     every_s: float = 600.0
     """Seconds between two rounds."""
     all_hours: float = 1.0
-    """Every snapshot of this time stays."""
+    """Hours for which every snapshot is kept."""
     minute_hours: float = 6.0
-    """After `all_hours` and up to this age one a minute stays; after it one an hour."""
+    """Hours up to which one snapshot per minute is kept, after `all_hours`; then one per hour."""
     piece_s: float = 0.1
-    """After this time a round lets commits go on."""
+    """Seconds after which a round pauses, so that commits can proceed."""
 
     def forgotten(self, snapshots: Iterable[int]) -> list[int]:
-        """The ts of the snapshots that are to be forgotten, ascending."""
+        """The ts of the snapshots to forget, ascending."""
         return forgotten(
             snapshots,
             all_hours=min(self.all_hours, self.retention_hours),

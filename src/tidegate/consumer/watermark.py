@@ -1,12 +1,12 @@
 """How far each partition is resolved, and up to which ts its rows may be applied. Pure.
 
-A partition's *watermark* is the largest Resolved ts read from it: every row of that partition with
-commit_ts <= watermark stands before that mark. The *lowest* watermark over all partitions, of all topics, is
-the ts up to which the whole is complete; until every partition has spoken it is 0.
+A partition's *watermark* is the largest Resolved ts read from it: every row of that partition with commit_ts
+<= watermark comes before that mark. The *lowest* watermark over all partitions, of all topics, is the ts up
+to which everything is complete; it is 0 until every partition has brought a Resolved.
 
-Transaction mode applies every partition up to one common bound, so the target moves from one consistent
-state to the next. Row mode lets each partition run to its own watermark. Neither passes a DDL that is
-waiting (at F): rows <= F first, then the DDL once all partitions have reached F, then rows above.
+Transaction mode applies all partitions up to one common bound, so the target moves from one consistent state
+to the next. Row mode lets each partition advance to its own watermark. Neither passes a waiting DDL (at F):
+rows <= F are applied first, then the DDL once all partitions have reached F, then rows above.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Watermarks:
         assert known, "a topic has at least one partition"
         self._at = dict(known)
         self.went_back = 0
-        """Resolved marks below one already seen: a replay after an unclean stop of the producer."""
+        """Resolved marks below one already seen: the producer repeated them after an unclean stop."""
 
     def join(self, partition: int) -> None:
-        """A partition that was not there before; until it has spoken nothing goes on."""
+        """Add a new partition; the lowest watermark is 0 until it has brought a Resolved."""
         assert partition not in self._at
         self._at[partition] = 0
 
     def leave(self, partition: int) -> None:
-        """A partition that is not read any more: it holds nothing back."""
+        """Remove a partition that is not read any more, so that it holds nothing back."""
         del self._at[partition]
 
     def advance(self, partition: int, ts: int) -> bool:
-        """Take a Resolved ts of a partition; False (and counted) when it is behind what was seen."""
+        """Take a Resolved ts of a partition; False (and counted) when it is below an earlier one."""
         if ts < self._at[partition]:
             self.went_back += 1
             return False
@@ -56,39 +56,40 @@ class Watermarks:
 
     @property
     def lowest(self) -> int:
-        """Every partition is complete up to here."""
+        """The ts up to which every partition is complete."""
         return min(self._at.values())
 
     def laggards(self) -> list[int]:
-        """The partitions that hold the lowest watermark back."""
+        """The partitions that are at the lowest watermark."""
         lowest = self.lowest
         return [partition for partition, ts in self._at.items() if ts == lowest]
 
     def items(self) -> Iterable[tuple[int, int]]:
-        """(partition, watermark) of all."""
+        """(partition, watermark) of every partition."""
         return self._at.items()
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What else keeps partitions back, whatever their watermark."""
+    """Bounds besides the watermarks."""
 
     ddl_ts: int | None = None
-    """FinishedTS of the first DDL that waits."""
+    """FinishedTS of the first waiting DDL."""
     switch_ts: int | None = None
-    """Where the number of partitions changes: a row may go on in another partition above it, so that none
-    passes it until all have reached it."""
+    """The ts at which the number of partitions changes: above it a row may continue in another partition, so
+    no partition passes it until all have reached it."""
     until: int | None = None
-    """Nothing above it may be applied."""
+    """The last ts that may be applied."""
     ddl_places: tuple[tuple[int, ...], ...] = ()
-    """Where DDLs are: each on all of the partitions of one of these groups. No partition runs ahead of what
-    is known of DDL: of a group as much as its furthest partition has. Empty: each is on every partition."""
+    """The partitions that carry DDLs: each DDL is on all partitions of one of these groups. No partition is
+    applied past the watermark of a group's furthest partition, because DDLs are known only up to there.
+    Empty: each DDL is on every partition."""
     align: int | None = None
     """Row mode: no partition passes this ts until all have reached it, so that a snapshot can be named."""
 
 
 def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]:
-    """Up to which commit_ts (inclusive) each partition's rows may be applied now."""
+    """The commit_ts (inclusive) up to which each partition's rows may be applied now."""
     caps = [cap for cap in (limits.ddl_ts, limits.switch_ts, limits.until) if cap is not None]
     if mode is Mode.TRANSACTION:
         common = min([watermarks.lowest, *caps])

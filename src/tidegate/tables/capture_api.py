@@ -1,7 +1,7 @@
 """Calls to a capture's HTTP API, from Spark's driver and from its tasks.
 
-A call is tried again while no capture answers (`tables.patience`). An answer of the status 400 or 500 raises
-the error that the caller names, with the server's words: not every call that is refused ends the query.
+A call is retried while no capture answers (`tables.patience`). A response with status 400 or 500 raises the
+error class that the caller gives, with the server's message: not every refused call ends the query.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidegate.tables.stream_options import refused
 from tidegate.tls import Tls
 
 TIMEOUT_S: Final = 60.0
-"""Of one attempt: the server is silent."""
+"""Timeout of one attempt, in seconds."""
 
 
 class Api:
-    """Calls to a capture's HTTP API, tried again for PATIENCE_S while nobody answers."""
+    """Calls to a capture's HTTP API, retried for PATIENCE_S while no server answers."""
 
     def __init__(self, server: str, token_file: str) -> None:
         scheme, found, address = server.rpartition("://")
@@ -36,7 +36,7 @@ class Api:
     def call(
         self, path: str, body: dict[str, Any], refusal: type[InvalidInput] | type[Fatal]
     ) -> dict[str, Any]:
-        """The answer to one POST. Raises `refusal` with the server's words, Retryable in the end."""
+        """The answer to one POST. Raises `refusal` with the server's message; Retryable after PATIENCE_S."""
         token = Token.from_file(Path(self._token_file)) if self._token_file else None
         headers = {"Content-Type": "application/json", **(token.header if token else {})}
 
@@ -48,7 +48,7 @@ class Api:
         return patiently(attempt)
 
     def changes(self, ticket: str, past: int) -> Iterator[tuple[int, bytes]]:
-        """Frames behind `past`, from one attempt. Raises Retryable when they break off."""
+        """Frames after frame `past`, from one attempt. Raises Retryable when they break off."""
         headers = {"Authorization": f"Ticket {ticket}"}
         with self._answer("GET", f"/readers/changes?past={past}", None, headers, Fatal) as answer:
             yield from frames(answer)
@@ -65,7 +65,7 @@ class Api:
 
 
 def _connection(address: str) -> http.client.HTTPSConnection:
-    """With the certificates that the environment names, if it does: `tidegate server --api-tls`."""
+    """With the certificates that the environment names, if any: `tidegate server --api-tls`."""
     tls = Tls.from_environment()
     context = None if tls is None else tls.http_client()
     return http.client.HTTPSConnection(address, timeout=TIMEOUT_S, context=context)
@@ -107,7 +107,7 @@ class Answer:
         self._connection.close()
         if status in (502, 503, 504):
             raise Retryable(words, where=self._where)
-        # What was refused with another status never got as far as the reader.
+        # Other statuses mean that the request did not reach the reader at all.
         kind = self._refusal if status in (400, 500) else InvalidInput
         raise kind(words, where=f"{self._where}, status {status}")
 

@@ -1,4 +1,4 @@
-"""Which tables there are at a ts, and holding TiKV's history there while they are read."""
+"""The tables of a cluster at a ts, and keeping TiKV's history at that ts while they are read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys, table_info
 
 HOLD_S: Final = 600
-"""For so long TiKV keeps the history that is read, and is asked again after a tenth of it."""
+"""Seconds for which TiKV is asked to keep the history; the request is renewed after a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A table of a cluster at a ts; small, and sent to every task."""
+    """A table of a cluster at a ts. It is small, and sent to every task."""
 
     pd: str
     ts: int
@@ -30,12 +30,12 @@ class SourceTable:
     info: dict[str, Any]
 
     def parsed(self) -> TableSchema:
-        """As decoders take it."""
+        """The table in the form that decoders use."""
         return table_info.table_schema(self.schema, self.info, self.ts)
 
 
 def tables_at(pd: PdClient, ts: int, names: Iterable[str]) -> dict[str, SourceTable]:
-    """Tables of the source as they were at `ts`; InvalidInput when there is none of a name."""
+    """Tables of the source as they were at `ts`; InvalidInput when there is no table of a name."""
     store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
     known = {table.name: table for table in store.entries(ts)}
     found = {}
@@ -51,9 +51,9 @@ def tables_at(pd: PdClient, ts: int, names: Iterable[str]) -> dict[str, SourceTa
 
 
 def hold(pd: PdClient, ts: int, seconds: int) -> str:
-    """Ask TiKV to keep the history at `ts` for so long; the name under which it does.
+    """Ask TiKV to keep the history at `ts` for so many seconds. Returns the name of the service safepoint.
 
-    Raises InvalidInput when it is gone already.
+    Raises InvalidInput when the history is gone already.
     """
     service = f"tidegate-read-{uuid.uuid4().hex[:12]}"
     least = pd.update_service_gc_safepoint(service, seconds, ts - 1)
@@ -74,7 +74,7 @@ def history_held(pd: PdClient, ts: int) -> Iterator[None]:
 
     def renew() -> None:
         while not done.wait(HOLD_S / 10):
-            with suppress(TidegateError):  # asked again long before it is let go
+            with suppress(TidegateError):  # the next attempt comes long before the safepoint expires
                 pd.update_service_gc_safepoint(service, HOLD_S, ts - 1)
 
     renewing = threading.Thread(target=renew, name="gc safepoint", daemon=True)
@@ -84,5 +84,5 @@ def history_held(pd: PdClient, ts: int) -> Iterator[None]:
     finally:
         done.set()
         renewing.join()
-        with suppress(TidegateError):  # it ends by itself
+        with suppress(TidegateError):  # otherwise it expires
             pd.update_service_gc_safepoint(service, 0, 0)

@@ -1,4 +1,4 @@
-"""Generic rows: changes of any tables, and their DDL, in one set of columns, values as texts."""
+"""Generic rows: changes of any tables, and their DDL, in one set of columns, with values as texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from tidegate.sink.reader.changes import COMMIT_TS, DDL, KIND, OWN_COLUMNS, SCHEMA_NAME, SEQ, TABLE_NAME
 
 HEAD: Final = OWN_COLUMNS.names
-"""Columns in front of the table's own."""
+"""The columns before the table's own."""
 
 GENERIC: Final = pa.schema(
     [
@@ -24,11 +24,11 @@ GENERIC: Final = pa.schema(
         ("_tidegate_ddl", pa.string()),
     ]
 )
-"""A row of any table. `_tidegate_op` is `ddl` where `_tidegate_ddl` is a statement and there is no row."""
+"""A row of any table. `_tidegate_op` is `ddl` if `_tidegate_ddl` has a statement; there is no row then."""
 
 
 def generic(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A piece, of rows or of DDL, as rows of GENERIC."""
+    """Rows or DDLs of a piece as rows of GENERIC."""
     named = batch.schema.metadata or {}
     n = batch.num_rows
     if named.get(KIND) == DDL.encode():
@@ -56,9 +56,9 @@ def text_of(values: pa.Array) -> pa.Array:
     """Values as texts.
 
     Text, JSON, enum, set and time stay as they are. A decimal has all digits of its scale, a float the fewest
-    that give it back (`1`, `0.1`, `1e+20`). A date is `2024-02-29`, a datetime `2024-02-29 23:59:59.000000`,
-    a timestamp the same in UTC with a `Z`. Bytes are hex digits in lower case, which Spark's `unhex` takes
-    back. A vector is `[1,0.5]`.
+    that identify it (`1`, `0.1`, `1e+20`). A date is `2024-02-29`, a datetime `2024-02-29 23:59:59.000000`, a
+    timestamp the same in UTC with a `Z`. Bytes are hex digits in lower case, which Spark's `unhex` can read.
+    A vector is `[1,0.5]`.
     """
     kind = values.type
     if pa.types.is_string(kind):
@@ -73,7 +73,7 @@ def text_of(values: pa.Array) -> pa.Array:
 
 
 def digits_of(values: pa.Array) -> pa.Array:
-    """Decimals without an exponent, which Arrow's own cast uses for small ones (0E-10)."""
+    """Decimals without an exponent. Arrow's own cast uses one for small decimals (0E-10)."""
     scale = values.type.scale
     whole = pa.Array.from_buffers(
         pa.decimal128(values.type.precision, 0), len(values), values.buffers(), offset=values.offset
@@ -87,7 +87,7 @@ def digits_of(values: pa.Array) -> pa.Array:
 
 
 _HEX: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
-"""Two digits for each byte, as they lie in memory."""
+"""The two digits of each byte, in the order in which they are in memory."""
 
 
 def hex_of(values: pa.Array) -> pa.Array:

@@ -1,4 +1,4 @@
-"""How long a call to a capture is tried again, and with which pauses."""
+"""How long calls to a capture are retried, and with which pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from tidegate.errors import Retryable
 
 PATIENCE_S: Final = 300.0
-"""How long a call is tried again while no server answers: a restart and a change of owner fit well within."""
+"""Seconds for which a call is retried while no server answers. A restart or a change of owner takes less."""
 FIRST_PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 10.0
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Pauses that grow, until PATIENCE_S are over since the last success."""
+    """Pauses that grow, until PATIENCE_S have passed since the last success."""
 
     def __init__(self) -> None:
         self.succeeded()
 
     def succeeded(self) -> None:
-        """Begin again."""
+        """Start the time and the pauses again."""
         self._until, self._pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
 
     def failed(self, error: Retryable) -> None:
-        """Wait before the next attempt. Raises the error when there shall be none."""
+        """Wait before the next attempt. Raises the error when the time is up."""
         if time.monotonic() + self._pause > self._until:
             raise error
         time.sleep(self._pause)
@@ -35,7 +35,7 @@ class Patience:
 
 
 def patiently(attempt: Callable[[], T]) -> T:
-    """The result of an attempt that does not raise Retryable."""
+    """Call `attempt` until it does not raise Retryable, and return its result."""
     patience = Patience()
     while True:
         try:

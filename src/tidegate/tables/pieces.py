@@ -1,12 +1,13 @@
-"""What a task reads: from the frames of the server's answer to batches for Spark.
+"""Turns the frames of a server's response into batches for Spark; runs in tasks.
 
-A piece comes from `GET /readers/changes` as frames, all numbers big endian:
+`GET /readers/changes` returns a piece as frames, with all numbers big endian:
 
-    8 bytes   n, which grows from frame to frame; 0 ends the answer
+    8 bytes   n, which rises from frame to frame; 0 ends the response
     8 bytes   length of the body
     length    an Arrow IPC stream
 
-An answer that ends without the frame 0 is broken: the task asks again for what follows the last n it has.
+A response without the final frame 0 is incomplete: the task then requests the frames after the last n that it
+has.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from tidegate.sink.reader.changes import COMMIT_TS
 from tidegate.tables.patience import Patience
 
 MERGED_BYTES: Final = 1 << 20
-"""Small pieces go to Spark together: each batch costs it about a millisecond."""
+"""Small pieces are merged up to this size, because each batch costs Spark about a millisecond."""
 
 FRAME: Final = struct.Struct(">QQ")
 FRAME_BYTES_MAX: Final = 1 << 30
-"""A longer body is no frame: the server makes them of 4 MiB, or of one row."""
+"""A longer body cannot be a frame: the server makes frames of 4 MiB, or of one row."""
 
 
 class Readable(Protocol):
-    """Bytes that come from somewhere."""
+    """A source of bytes."""
 
     def read(self, count: int, /) -> bytes:
         """The next `count` bytes, fewer only at the end."""
 
 
 def frames(answer: Readable) -> Iterator[tuple[int, bytes]]:
-    """(n, body) of each frame until the one that ends them. Raises Retryable when it is missing."""
+    """(n, body) of each frame until the final one. Raises Retryable when that is missing."""
     while True:
         n, length = FRAME.unpack(_exactly(answer, FRAME.size))
         if n == 0:
@@ -56,9 +57,9 @@ def _exactly(answer: Readable, count: int) -> bytes:
 
 
 def complete(ask: Callable[[int], Iterable[tuple[int, bytes]]]) -> Iterator[bytes]:
-    """Bodies of all frames, each once: after a break `ask` is called with the last n there was.
+    """Bodies of all frames, each once: after a break `ask` is called with the last n received.
 
-    Raises Retryable after PATIENCE_S without one more frame, Fatal for frames out of order.
+    Raises Retryable after PATIENCE_S without a new frame, Fatal for frames out of order.
     """
     past, patience = 0, Patience()
     while True:

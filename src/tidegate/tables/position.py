@@ -1,11 +1,11 @@
-"""The offsets that Spark keeps in a query's checkpoint: JSON that names the reader, and a ts.
+"""The offsets that Spark stores in a query's checkpoint: JSON that names the reader, and a ts.
 
     {"tidegate": 1}                                       before the query has a reader
     {"tidegate": 1, "reader": "default/nightly", "instance": "9f...", "ts": 77, "tables": "shop.orders",
-     "rows": "typed"}                                     all changes up to `ts` are behind the query
+     "rows": "typed"}                                     the query has read all changes up to `ts`
 
-The first number is the version of this form. Tables and rows are in it because the reader on the server has
-them from its first start: a query that is started with others is refused.
+The first number is the version of this format. Tables and rows are included because the reader on the server
+has them from its first start: a query that is restarted with others is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INITIAL: Final = {"tidegate": 1}
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a query is: an offset of Spark behind the initial one."""
+    """Where a query is: an offset of Spark after the initial one."""
 
     reader: str
     """NAMESPACE/NAME"""
@@ -50,7 +50,7 @@ class Position:
         return cls(**known)
 
     def offset(self, ts: int) -> dict[str, Any]:
-        """The same reader at a ts."""
+        """The offset of the same reader at a ts."""
         return {
             **INITIAL,
             "reader": self.reader,

@@ -21,19 +21,19 @@ from tidegate.tidb.memcomparable import decode_bytes
 
 
 def schema_of(table: TableSchema) -> pa.Schema:
-    """All columns in the types that targets have them in."""
+    """All columns with the types that targets use."""
     return pa.schema([(column.name, target_type(column)) for column in table.columns])
 
 
 class Reader:
-    """Rows of spans as typed batches, within one task."""
+    """Reads the rows of spans as typed batches, within one task."""
 
     def __init__(self, source: SourceTable, pd: PdClient) -> None:
         self.table = source.parsed()
         self.schema = schema_of(self.table)
         self._pd, self._snapshot = pd, Snapshot(pd, source.ts)
         self.undecodable = 0
-        """Rows that no decoder understands; they are in no batch."""
+        """Rows that cannot be decoded; no batch contains them."""
         self.first_undecodable: Quarantined | None = None
 
     def batches(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
@@ -43,6 +43,7 @@ class Reader:
                 yield self._decoded(page)
 
     def _decoded(self, page: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode a page as a block of changes. Their ts are 0, because the table's schema is given."""
         n = page.num_rows
         stamp, put = pa.array(np.zeros(n, np.uint64)), pa.array(np.full(n, OP_PUT, np.uint8))
         old = pa.array([b""], pa.binary()).take(pa.array(np.zeros(n, np.int8)))
@@ -58,7 +59,7 @@ class Reader:
 
 
 def spans_of(pd: PdClient, table: TableSchema) -> list[Span]:
-    """The table's record keys, cut where regions end."""
+    """The table's record keys, split at region boundaries."""
     found: list[Span] = []
     for span in map(keys.record_span, table.physical_ids):
         found += span.cut_at(region_starts(pd, span))

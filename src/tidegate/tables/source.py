@@ -12,12 +12,12 @@
 | `as_of` | a ts, or `latest` (default): now, when the DataFrame is made |
 | `hold` | seconds that TiKV is asked to keep the history at `as_of`, from each action on; default 3600 |
 
-A partition is a region's share of the table's keys, read straight from TiKV by the task and decoded by the
-compiled mounter; the types are those of Delta targets. All partitions, and all actions on one DataFrame, are
-of the same ts. A row that no decoder understands ends the read with its key: a query must not be wrong by a
-row without a word.
+A partition is one region's part of the table's keys. Its task reads it directly from TiKV, and the compiled
+mounter decodes it; the types are those of Delta targets. All partitions, and all actions on one DataFrame,
+have the same ts. A row that cannot be decoded ends the read with an error that names its key, because a
+result without that row would be wrong and no one would notice.
 
-With the option `server` instead of `pd` it is a stream of changes, which has options of its own: see
+With the option `server` instead of `pd` it is a stream of changes, which has its own options: see
 `tidegate.tables.stream`.
 """
 
@@ -45,7 +45,7 @@ HOLD_S: Final = 3600
 
 
 class Region(InputPartition):
-    """The share of one task."""
+    """The part of one task."""
 
     def __init__(self, span: Span) -> None:
         super().__init__(None)
@@ -53,7 +53,7 @@ class Region(InputPartition):
 
 
 class TidegateTables(DataSource):
-    """The format; Spark makes one for each DataFrame."""
+    """The data source; Spark creates one for each DataFrame."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -88,7 +88,7 @@ class TidegateTables(DataSource):
         return ChangesReader(StreamOptions.of(self.options), schema)
 
     def _of_stream(self) -> bool:
-        """Whether a server is named. Raises InvalidInput for options that do not go together."""
+        """Whether a server is named. Raises InvalidInput for options that cannot be combined."""
         wanted, other = (STREAM_OPTIONS, OPTIONS) if self.options.get("server") else (OPTIONS, STREAM_OPTIONS)
         for given in self.options:
             if given.lower() in set(other) - set(wanted):
@@ -103,7 +103,7 @@ class TidegateTables(DataSource):
         return wanted is STREAM_OPTIONS
 
     def _table(self) -> SourceTable:
-        """The table at its ts: looked up once, so that schema and rows are of the same ts."""
+        """The table at its ts. It is looked up once, so that schema and rows have the same ts."""
         if self._found is None:
             address, name = self._option("pd"), self._option("table")
             for given in self.options:
@@ -130,7 +130,7 @@ class TidegateTables(DataSource):
 
 
 class TableReader(DataSourceReader):
-    """Partitions by region; each read on its own."""
+    """One partition per region; each is read independently."""
 
     def __init__(self, table: SourceTable, hold_s: int) -> None:
         self._table, self._hold_s = table, hold_s

@@ -12,16 +12,16 @@
 | `token-file` | the file that holds the API's token; default TIDEGATE_TOKEN_FILE |
 | `max-bytes` | bytes of changes in one batch, unless the trigger wants all; default 64 MiB |
 | `max-kept` | bytes of changes that the server keeps for the query at most; default the server's |
-| `hold` | seconds that the server keeps the reader without hearing from it; default the server's |
+| `hold` | seconds that the server keeps the reader without a call from it; default the server's |
 | `after-ddl` | ts of a DDL that moved rows as a whole, when you have done the same at the target |
 
 Typed rows have `_tidegate_op` (insert, update, delete), `_tidegate_commit_ts`, `_tidegate_seq` (grows with
-every change of one row) and the table's columns: of a delete the old row, otherwise the new one. Generic rows
-are `generic_rows.GENERIC`; `generic_rows.text_of` says how values become texts.
+every change of one row) and the table's columns: the old row for a delete, otherwise the new one. Generic
+rows are `generic_rows.GENERIC`; `generic_rows.text_of` says how values become texts.
 
-The server keeps what the query has not committed, so a batch that is read again has the same rows. The first
-batch of a query is empty: its end is the reader's start. A change of a table's columns ends a typed query
-behind the last row before it. A trigger `availableNow` reads all that was committed when it began.
+The server keeps changes until the query has committed them, so a batch that is read again has the same rows.
+The first batch of a query is empty: its end is the reader's start. A change of a table's columns ends a typed
+query after the last row before it. A trigger `availableNow` reads all that was committed when it began.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ LOG: Final = logging.getLogger(__name__)
 
 NAMESPACE: Final = "default"
 NEWS_MS: Final = 1000
-"""How long the server waits for news. A query that is stopped waits for the call under way."""
+"""Milliseconds for which the server waits for news. Stopping a query waits for the running call."""
 WARN_S: Final = 60.0
 LOGICAL_BITS: Final = 18
-"""Of a ts, behind its milliseconds."""
+"""Bits of a ts after its milliseconds."""
 
 
 def columns_of(options: StreamOptions) -> StructType:
-    """The query's columns; of typed rows the server knows them. Raises InvalidInput."""
+    """The query's columns; for typed rows the server returns them. Raises InvalidInput."""
     if options.rows != TYPED:
         return from_arrow_schema(GENERIC)
     wanted = {
@@ -74,7 +74,7 @@ def columns_of(options: StreamOptions) -> StructType:
 
 
 class Piece(InputPartition):
-    """The share of one task: its ticket opens nothing else."""
+    """The part of one task; its ticket gives access to nothing else."""
 
     def __init__(self, ticket: str, start: int, end: int) -> None:
         super().__init__(None)
@@ -91,7 +91,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._readable: dict[str, Any] | None = None
         self._warned_at = float("-inf")
         self._target = 0
-        """Of a trigger `availableNow`: no further; 0: there is no such end."""
+        """The last ts to read for a trigger `availableNow`; 0: there is none."""
 
     def initialOffset(self) -> dict[str, Any]:
         return dict(INITIAL)
@@ -114,7 +114,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             latest = self._latest(at, max_bytes)
             if latest["upto"] > at.ts or at.ts >= self._target:
                 break
-            if time.monotonic() > until:  # to end here would say that there is nothing up to the target
+            if time.monotonic() > until:  # returning now would claim that there is nothing up to the target
                 raise Retryable(
                     f"the changes up to ts {self._target} have not come",
                     where=f"reader {at.reader}, which has them up to {latest['readable']}",
@@ -149,7 +149,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._call(at, "commit", {"ts": at.ts})
 
     def _created(self) -> dict[str, Any]:
-        """The reader's start. The name stays, so that a second call takes the reader of the first."""
+        """Create the reader, and return its start. The name stays, so a second call gets the same reader."""
         options = self._options
         self._name = self._name or f"reader-{secrets.token_hex(4)}"
         wanted: dict[str, Any] = {
@@ -167,7 +167,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return at.offset(at.ts)
 
     def _check(self, at: Position) -> None:
-        """Refuse options that are not those of the checkpoint: the reader would not follow them."""
+        """Refuse options that differ from those of the checkpoint, because the reader would ignore them."""
         options = self._options
         name = at.reader.partition("/")[2]
         for option, wanted, kept in (
@@ -182,7 +182,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
 
     def _warn(self, at: Position, waits: str) -> None:
-        """Say now and then what a query waits for: nobody sees but that no rows come."""
+        """Log every `WARN_S` why a query waits: otherwise the user sees only that no rows come."""
         if waits and time.monotonic() - self._warned_at >= WARN_S:
             self._warned_at = time.monotonic()
             LOG.warning("reader %s waits: %s", at.reader, waits)
@@ -204,13 +204,13 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return api.call(f"/readers/{quote(name, safe='')}/{verb}", known | wanted, Fatal)
 
     def _columns(self) -> str:
-        """The query's columns, for the server to compare with the table's; generic rows fit all tables."""
+        """The query's columns, for the server to compare with the table's; empty for generic rows."""
         if self._options.rows != TYPED:
             return ""
         return base64.b64encode(self._schema.serialize().to_pybytes()).decode()
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, if its columns are the query's. Raises Fatal."""
+        """The batch, if its columns are the query's. Raises Fatal otherwise."""
         if not batch.schema.equals(self._schema):
             raise Fatal(
                 f"rows of {self._options.tables[0]} have other columns than the query",

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What the user has set. Pickled to all executors: it names the token's file, never the token."""
+    """The user's options. Pickled to all executors, so it has the path of the token's file, not the token."""
 
     server: str
     tables: tuple[str, ...]
@@ -41,7 +41,7 @@ class StreamOptions:
     token_file: str = ""
     max_bytes: int = MAX_BYTES
     max_kept: int = 0
-    """0: as the server has it, like `hold_s`."""
+    """0: the server's default; also for `hold_s`."""
     hold_s: int = 0
     after_ddl: int = 0
     """0: none."""
@@ -81,7 +81,7 @@ class StreamOptions:
 
 
 def refused(what: str, fix: str) -> InvalidInput:
-    """An option that will not do."""
+    """The error for an option that cannot be used."""
     return InvalidInput(what, where="format tidegate", fix=fix)
 
 

@@ -1,9 +1,9 @@
-"""A recorded log through the whole product, judged by its own snapshots (`tidegate upstream check-log`).
+"""Replays a recorded log through the whole product, and checks its snapshots (`tidegate upstream check-log`).
 
-Starts an upstream with a manual TSO and a capture as child processes and loads the log; the consumer, in this
-process, applies the topic up to each snapshot line; then the target's tables are compared with what SQL read
-from the real TiDB.
-Needs a Kafka broker; everything else is in a temporary folder that is removed at the end.
+It starts an upstream with a manual TSO and a capture as child processes, and loads the log. The consumer, in
+this process, applies the topic up to each snapshot line. Then the target's tables are compared with what SQL
+read from the real TiDB. It needs a Kafka broker; everything else is in a temporary folder that is removed at
+the end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CONSUMER_S: Final = 600
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One table at one snapshot line; no findings: equal."""
+    """The result for one table at one snapshot line; without findings they are equal."""
 
     ts: int
     table: str
@@ -57,7 +57,8 @@ class Verdict:
     virtual: tuple[str, ...] = ()
     """Virtual generated columns, which TiDB does not store and TiCDC does not send: not compared."""
     zero_dates: int = 0
-    """Zero and impossible dates, which Delta cannot hold: NULL in the target."""
+    """How many zero and impossible dates there are: Delta cannot hold them, so they are NULL at the
+    target."""
 
 
 def check_log(
@@ -71,18 +72,19 @@ def check_log(
     ids_per_stripe: int = 0,
     spark: SparkSession | None = None,
 ) -> Iterator[Verdict]:
-    """Run the log through the product; a verdict per table of every `every`-th snapshot and of the last.
+    """Run the log through the product. Yields a verdict for each table of every `every`-th snapshot, and of
+    the last.
 
-    Tables without a primary or not-null unique key travel too, under `force-replicate`, if the protocol can
+    Tables without a primary or not-null unique key are included, under `force-replicate`, if the protocol can
     carry them. `ids_per_stripe`: the changefeed's setting. `spark`: a session to use; None starts one and
-    ends it. Raises Retryable when a child ends or does not get ready, or the target does not reach a snapshot
-    in CONSUMER_S.
+    ends it. Raises Retryable when a child process ends or does not become ready, or the target does not reach
+    a snapshot in CONSUMER_S.
     """
     lines = list(read_log(file, until=until))
     base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
     snapshots = [line for line in lines if isinstance(line, SnapshotLine)]
     chosen = snapshots[::-1][::every][::-1]
-    # Some protocols have watermarks only under an option: without them nothing could be applied.
+    # Some protocols have watermarks only with an option, and without watermarks nothing is applied.
     codec = registry.codec_of(registry.codec_options({"protocol": protocol}))
     unmarked = codec.unmarked
     extension = f"&{unmarked.option}" if unmarked is not None else ""
@@ -96,7 +98,7 @@ def check_log(
         serve = ["server", "--pd", pd, "--data-dir", str(work / "capture"), "--addr", "127.0.0.1:0", "--json"]
         server = stack.enter_context(_serving(work, serve))["addr"]
         settings = work / "changefeed.toml"
-        # Without the old values of updates, rows of tables without a key cannot travel.
+        # Rows of tables without a key need the old values of updates; otherwise these tables are left out.
         whole = not codec.lacks_old(codec.options())
         keyless = "force-replicate" if whole else "ignore-ineligible-table"
         settings.write_text(f"{keyless} = true\n[tidegate]\nids-per-stripe = {ids_per_stripe}\n")
@@ -132,7 +134,7 @@ def _session(work: Path) -> Iterator[SparkSession]:
 
 
 def virtual_columns(address: str, ts: int) -> dict[str, frozenset[str]]:
-    """By table, the generated columns that are computed at each read, as the source's schema at `ts` says."""
+    """By table, the generated columns that are computed at each read, in the source's schema at `ts`."""
     with PdClient(address) as pd:
         store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
     found = {}
@@ -143,7 +145,7 @@ def virtual_columns(address: str, ts: int) -> dict[str, frozenset[str]]:
 
 
 def judge(target: str, snapshot: SnapshotLine, virtual: Mapping[str, frozenset[str]]) -> Iterator[Verdict]:
-    """Every table of the snapshot line against the target's snapshot at exactly its ts."""
+    """Compare every table of the snapshot line with the target's snapshot at exactly its ts."""
     held = open_snapshot(target, snapshot.ts)
     for name in sorted(snapshot.tables.keys() | held.tables.keys()):
         expected = snapshot.tables.get(name)
@@ -167,10 +169,11 @@ def judge(target: str, snapshot: SnapshotLine, virtual: Mapping[str, frozenset[s
 def as_delta_holds(
     expected: SnapshotTable, virtual: frozenset[str], exact: frozenset[str] = frozenset()
 ) -> tuple[SnapshotTable, int]:
-    """What SQL saw as a Delta table can hold it: no virtual columns, no dates that are none; how many dates.
+    """The rows that SQL saw, as a Delta table can hold them: no virtual columns, and NULL for dates that are
+    no days; and how many such dates there were.
 
-    `exact`: columns that are text at the target, dates of its key among them. A big table, of which the
-    snapshot has sums only, stays as it is.
+    `exact`: columns that are text at the target, dates of its key included. A big table, of which the
+    snapshot has only sums, stays as it is.
     """
     if expected.rows is None:
         return expected, 0
@@ -212,7 +215,7 @@ def _command(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def _serving(work: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """A child that serves: its ready line's members; ended with SIGTERM after the block."""
+    """Run a child that serves until the end of the block; yields the members of its ready line."""
     log = work / f"{arguments[0]}.log"
     with log.open("ab") as errors:
         child = subprocess.Popen(_command(arguments), stdout=subprocess.PIPE, stderr=errors)
@@ -237,7 +240,7 @@ def _ready(lines: IO[bytes], arguments: list[str], log: Path) -> dict[str, Any]:
 
 
 def _finish(work: Path, arguments: list[str]) -> None:
-    """Run a command to its end; Retryable with the end of what it said when it fails."""
+    """Run a command to its end; Retryable with the end of its output when it fails."""
     log = work / "commands.log"
     with log.open("ab") as output:
         ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""The worker daemon of a comparison: decoders loaded before the fork (`spark.python.daemon.module`)."""
+"""The worker daemon of a comparison: loads decoders before the fork (`spark.python.daemon.module`)."""
 
 from tidegate.spark.daemon import serve
 

@@ -1,4 +1,4 @@
-"""Which of two small sets of rows differ, by key, exactly. Pure."""
+"""Finds how two small sets of rows differ, by key, exactly. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Kind = Literal["changed", "missing", "extra"]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All rows of one key, where the two sides have not the same.
+    """All rows of one key for which the two sides differ.
 
-    Of a table without a key: one content, which the sides have a different number of times.
+    In a table without a key: one content, which the sides have a different number of times.
     """
 
     key: Row
@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that differ, of one row on each side; else none."""
+        """The columns that differ, if each side has one row; otherwise none."""
         if len(self.source) != 1 or len(self.target) != 1:
             return []
         one, other = self.source[0], self.target[0]
@@ -44,7 +44,7 @@ class Difference:
 
 
 def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[Difference]:
-    """By key, in its order; both tables have the same schema and hold all rows of every key they hold."""
+    """The differences, sorted by key. The tables have the same schema, and all rows of each key they have."""
     both = pa.concat_tables([canonical(source, source.schema), canonical(target, source.schema)])
     if not both.num_rows:
         return []
@@ -67,7 +67,7 @@ def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[
 
 
 def _sortable(key: Row) -> tuple[tuple[bool, Any], ...]:
-    """NULL first; vectors, which have no order of ours, by their text."""
+    """NULL first; vectors, which have no order of their own, by their text."""
     return tuple(
         (value is not None, str(value) if isinstance(value, list) else value if value is not None else 0)
         for value in key.values()

@@ -1,12 +1,13 @@
-"""Rows to numbers: a fingerprint of 64 bits for a row's values, and the word that places a row in a range.
+"""Turns rows into numbers: a fingerprint of 64 bits of a row's values, and the word that places it in a
+range.
 
-Values are those of the target's Arrow types on both sides. Equal rows have equal fingerprints: -0.0 counts as
-0.0, and NULL differs from every value. Different rows share one with a chance of 2**-64.
+On both sides the values have the target's Arrow types. Equal rows have equal fingerprints: -0.0 counts as
+0.0, and NULL differs from every value. Different rows have the same one with a probability of 2**-64.
 
     state := seed; each column: step(2 * position + 1), then its words; NULL: step(2 * position)
 
-A value of fixed width is one word, a decimal two; bytes are their length, then words of eight bytes,
-little-endian, the last one filled up with zeros; a vector is the bytes it has.
+A value of fixed width is one word, a decimal two. Bytes are their length, then words of eight bytes,
+little-endian, the last one padded with zeros. A vector is folded as its bytes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tidegate.verify import kernels
 U64s = npt.NDArray[np.uint64]
 
 ROW: Final = 0x7469646567617465
-"""Seed of a whole row."""
+"""Seed for a whole row."""
 KEY: Final = 0x6B65790000000001
-"""Seed of the columns that identify a row."""
+"""Seed for the columns that identify a row."""
 _SIGN: Final = np.uint64(1 << 63)
 
 
@@ -43,6 +44,7 @@ def fingerprints(rows: pa.RecordBatch, seed: int = ROW) -> U64s:
 
 
 def _fold(column: pa.Array, at: int, states: U64s) -> None:
+    """Fold a column into the states. The kernels read Arrow's buffers by address."""
     n, of_type = len(column), column.type
     if pa.types.is_floating(of_type):
         column = _without_negative_zero(column)
@@ -67,9 +69,9 @@ def _without_negative_zero(column: pa.Array) -> pa.Array:
 
 
 def order_words(handles: pa.Array) -> U64s:
-    """The words of rows by their integer key: in the order of the record keys in TiKV.
+    """The order words of rows by their integer key: they ascend like the record keys in TiKV.
 
-    handles: any integer type of the target, unsigned bigint (decimal) as well.
+    handles: any integer type of the target, also unsigned bigint (decimal).
     """
     if pa.types.is_decimal(handles.type):
         data = np.frombuffer(handles.buffers()[1], np.uint64)
@@ -88,7 +90,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def plain(row: Sequence[Any], types: Sequence[pa.DataType], seed: int = ROW) -> int:
-    """One row's fingerprint, from the values `pa.Array.to_pylist` gives."""
+    """One row's fingerprint, from values as `pa.Array.to_pylist` returns them."""
     state = seed
     for at, (value, of_type) in enumerate(zip(row, types, strict=True)):
         state = _step(state, 2 * at + (value is not None))

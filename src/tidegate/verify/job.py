@@ -1,15 +1,16 @@
 """The search for rows that differ.
 
     cuts := everything
-    again:  sums of the source, sums of the target over the cuts          two Spark jobs, or one
+    repeat: sums of the source, sums of the target over the cuts          two Spark jobs, or one
             cuts := finer ranges within those that differ                 until they are small
-    groups of differing ranges: their rows from both sides, compared one by one; of a group with many rows
+    groups of differing ranges: their rows from both sides, compared one by one; for a group with many rows
     first their fingerprints, and then the rows of the keys whose fingerprints differ
 
-Of a table clustered on an integer the source makes the ranges, of some thousands of rows each, as it is
-scanned along its regions, and later rounds read only the ranges that differ, on both sides. Of other tables
-every round reads the table again, but there is seldom a second round of sums: ranges are fine from the start.
-What comes to the driver is a count and a sum a range, and at the end the rows of the few that differ.
+For a table clustered on an integer, the source makes the ranges, of some thousands of rows each, while tasks
+scan it along its regions. Later rounds read only the ranges that differ, on both sides. For other tables
+every round reads the whole table again, but a second round of sums is rare, because their ranges are fine
+from the start. The driver gets a count and a sum for each range, and at the end the rows of the few that
+differ.
 """
 
 from __future__ import annotations
@@ -41,44 +42,44 @@ T = TypeVar("T")
 
 DAEMON: Final = "tidegate.verify.daemon"
 ROUNDS_MAX: Final = 12
-"""Of sums; the ranges of the last are compared row by row whatever their size."""
+"""Rounds of sums. After the last one, the differing ranges are compared row by row, whatever their size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one run may take."""
+    """The limits of one run."""
 
     ranges: int = 65_536
-    """Ranges of one round."""
+    """Ranges in one round."""
     range_rows: int = 4096
-    """About how many rows a range has where nothing else limits it; a differing one is cut again from four
-    times as many on."""
+    """About how many rows a range has, if nothing else limits it. A differing range is cut again if it has
+    more than four times as many."""
     window_rows: int = 65_536
-    """Rows of both sides that are on the driver at a time."""
+    """Rows of both sides that are in the driver at a time."""
     window_marks: int = 8_000_000
-    """Fingerprints of both sides that are on the driver at a time: 16 bytes each."""
+    """Fingerprints of both sides that are in the driver at a time: 16 bytes each."""
     differences: int = 10_000
-    """So many differing keys are named; then the search ends."""
+    """The search ends once it has named so many differing keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One table compared."""
+    """The result for one table."""
 
     table: str
     ts: int
     source_rows: int
     target_rows: int
     ranges: int
-    """Of the first round."""
+    """Ranges in the first round."""
     differing_ranges: int
     differences: tuple[Difference, ...]
     complete: bool
-    """Whether every differing range was looked into."""
+    """Whether every differing range was searched."""
     undecodable: int
-    """Rows of the source that no decoder understands."""
+    """Rows of the source that cannot be decoded."""
     note: str = ""
-    """Why it was not compared."""
+    """Why it was not compared; empty when it was."""
 
     @property
     def equal(self) -> bool:
@@ -87,7 +88,7 @@ class Verdict:
 
 
 class Verification:
-    """One table's comparison; `run` once."""
+    """One table's comparison; call `run` once."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class Verification:
         bounds: Bounds | None = None,
         handles: tuple[int, int] | None = None,
     ) -> None:
-        """`handles`: only rows with low <= integer key < end; InvalidInput where there is no such key."""
+        """`handles`: only rows with low <= integer key < end; InvalidInput if there is no such key."""
         self._spark, self._source, self._target = spark, at_source, at_target
         self._bounds = bounds or Bounds()
         table = at_source.parsed()
@@ -112,7 +113,7 @@ class Verification:
         self._cuts = self._everything(handles)
 
     def run(self) -> Verdict:
-        """Search until every differing row is named, or as many as the bounds allow."""
+        """Search until every differing row is named, or as many as the limits allow."""
         note = self._unlike()
         if note:
             return Verdict(self.name, self._source.ts, 0, 0, 0, 0, (), True, 0, note)
@@ -132,7 +133,7 @@ class Verification:
         return Verdict(self.name, self._source.ts, *rows, ranges, first, tuple(found), complete, undecodable)
 
     def _named(self, cuts: Cuts, differing: Bools, sizes: I64s) -> tuple[list[Difference], bool]:
-        """The differences within the differing ranges, and whether these are all."""
+        """The differences in the differing ranges, and whether these are all."""
         found: list[Difference] = []
         for window in windows(differing, sizes, self._bounds.window_marks):
             for exact in self._exact(cuts, window, sizes):
@@ -142,7 +143,7 @@ class Verification:
         return found, True
 
     def _exact(self, cuts: Cuts, window: Bools, sizes: I64s) -> Iterator[Cuts]:
-        """Few ranges at a time, which hold all that differs in a window of ranges."""
+        """Cuts with few rows each, which together cover all differences in a window of ranges."""
         if int(sizes[window].sum()) <= self._bounds.window_rows:
             yield cuts.only(window)
             return
@@ -152,6 +153,10 @@ class Verification:
             yield Cuts.around(odd[at : at + step])
 
     def _everything(self, handles: tuple[int, int] | None) -> Cuts:
+        """The cuts to begin with: all words, or those of the integer keys in `handles`.
+
+        A word is the key with its sign bit flipped, as in TiKV's record keys.
+        """
         if handles is None:
             return Cuts.whole()
         if not self.shape.ordered:
@@ -182,7 +187,7 @@ class Verification:
     # --- rounds --------------------------------------------------------------------------------------
 
     def _sums(self, cuts: Cuts) -> tuple[Cuts, Sums, Sums]:
-        """Finer ranges within those wanted, and the sums of both sides."""
+        """Finer ranges within the wanted ones, and the sums of both sides over them."""
         if self.shape.ordered:
             cuts, here = self._in_order(cuts)
             return cuts, here, self._target_sums(cuts)
@@ -201,7 +206,7 @@ class Verification:
         return cuts, here, there
 
     def _ranges(self) -> int:
-        """How many ranges a table of this size is cut into at first."""
+        """How many ranges a table of this size has in the first round."""
         rows = sum(piece.rows for piece in self._pieces)
         return min(max(rows // self._bounds.range_rows, 1), self._bounds.ranges)
 
@@ -222,7 +227,7 @@ class Verification:
         return sum(self._spread(work), Sums.zero(len(cuts)))
 
     def _odd_words(self, cuts: Cuts) -> U64s:
-        """The words in the wanted ranges under which the sides differ."""
+        """The words in the wanted ranges for which the sides differ."""
         at_source, shape = self._source, self.shape
         work: list[partial[Any]] = [
             partial(source.fingerprints, at_source, cuts, part) for part in self._shared(self._spans_of(cuts))
@@ -234,7 +239,7 @@ class Verification:
         return odd_words(_joined(here), _joined(there))
 
     def _spans_of(self, cuts: Cuts) -> list[Span]:
-        """Where the source has the rows of the wanted ranges."""
+        """The spans in which the source has the rows of the wanted ranges."""
         if not self.shape.ordered:
             return self._spans
         pieces = source.pieces_of(cuts.runs(), self._region_words)
@@ -262,18 +267,18 @@ class Verification:
         return self._shared(target.near(self._pieces, cuts.runs()))
 
     def _shared(self, parts: Sequence[T]) -> list[list[T]]:
-        """The parts in order, in as many lists as keep every core busy, four times over."""
+        """The parts in order, divided into about four lists for each core."""
         tasks = 4 * self._spark.sparkContext.defaultParallelism
         size = max(-(-len(parts) // tasks), 1)
         return [list(parts[at : at + size]) for at in range(0, len(parts), size)]
 
     def _spread(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Each piece of work as a Spark task; the first error that one of them met."""
+        """Run each piece of work as a Spark task. Raises the first error that a task returned."""
         if not work:
             return []
         try:
             answers = self._spark.sparkContext.parallelize(work, len(work)).map(_guarded).collect()
-        except Exception as error:  # whatever a worker or the JVM died of
+        except Exception as error:  # of a worker or the JVM
             lines = [line for line in str(error).splitlines() if line.strip()]
             raise Fatal(
                 "Spark cannot compare the table",
@@ -288,7 +293,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """An error of ours on its way from a task."""
+    """An error of ours, as a task returns it: pickling it would lose its keyword arguments."""
 
     kind: type[TidegateError]
     what: str
@@ -314,7 +319,7 @@ def _joined(parts: Sequence[tuple[U64s, U64s]]) -> tuple[U64s, U64s]:
 
 
 def _divisible(cuts: Cuts) -> Bools:
-    """Ranges of more than one word."""
+    """Which ranges have more than one word."""
     ends = np.append(cuts.starts[1:], np.uint64(END - 1))
     found: Bools = ends - cuts.starts > 1
     return found

@@ -11,12 +11,12 @@ from tidegate.kernel import inline, kernel, load_i32, load_u8, load_u16, load_u3
 U64: Any = np.uint64
 
 _HALF = 8
-"""Where the second half of a value of 16 bytes begins."""
+"""The offset of the second half in a value of 16 bytes."""
 
 
 @inline
 def step(state: Any, word: Any) -> Any:
-    """Fold a word into a state: a bijection of either, all bits of which reach all bits of the result."""
+    """Fold a word into a state: a bijection of each argument. All result bits depend on all input bits."""
     state = (state ^ word) * U64(0x9E3779B97F4A7C15)
     state ^= state >> U64(32)
     state *= U64(0xD6E8FEB86659FD93)
@@ -25,19 +25,20 @@ def step(state: Any, word: Any) -> Any:
 
 @inline
 def is_valid(bits: int, at: int) -> bool:
-    """Whether an Arrow value is not NULL; address 0: all are."""
+    """Whether an Arrow value is not NULL; if the bitmap's address is 0, none is NULL."""
     return bits == 0 or (load_u8(bits + (at >> 3)) >> (at & 7)) & 1 != 0
 
 
 @kernel
 def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, column: int, states: int) -> int:
-    """Fold a column of `width` bytes a value (1, 2, 4, 8, 16) into uint64[row_count] states; the rows.
+    """Fold a column of `width` bytes per value (1, 2, 4, 8, 16) into uint64[row_count] states; returns the
+    rows.
 
-    data: the first value. bits, first: the validity bitmap, and the first value's bit in it.
+    data: address of the first value. bits, first: the validity bitmap, and the bit of the first value in it.
 
     Reads the values and their bits, and `states`. Writes `states`. Bound: `row_count` states, and `width`
     bytes of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: the presence of a
-    value is folded with the column's number, as one word.
+    value and the column's number are folded as one word.
     """
     for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
@@ -64,13 +65,13 @@ def fold_fixed(row_count: int, data: int, width: int, bits: int, first: int, col
 def fold_bytes(
     row_count: int, ends: int, data: int, scale: int, bits: int, first: int, column: int, states: int
 ) -> int:
-    """Fold a column of byte strings into uint64[row_count] states; the rows.
+    """Fold a column of byte strings into uint64[row_count] states; returns the rows.
 
-    ends: int32 offsets from the first value's start on, in units of `scale` bytes of `data`.
+    ends: int32 offsets, beginning with that of the first value, in units of `scale` bytes of `data`.
 
-    Reads the values, their bits and `states`. Writes `states`. Bound: `row_count` states, and what the
-    offsets span of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: 8 bytes at
-    a time, the rest as one word.
+    Reads the values, their bits and `states`. Writes `states`. Bound: `row_count` states, and the bytes
+    between the offsets of each value that is not NULL. Twin: `tidegate.verify.fingerprint.plain`. Trick: 8
+    bytes at a time, the rest as one word.
     """
     for i in range(row_count):
         state = U64(load_u64(states + 8 * i))
@@ -95,6 +96,6 @@ def fold_bytes(
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet: each kernel, over no rows."""
+    """Compile what is not in numba's cache yet, by calling each kernel with no rows."""
     fold_fixed(0, 0, 8, 0, 0, 0, 0)
     fold_bytes(0, 0, 0, 1, 0, 0, 0, 0)

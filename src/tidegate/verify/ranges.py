@@ -1,9 +1,9 @@
-"""Ranges of rows, the sums over them, and which of two sides' ranges differ. Pure.
+"""Ranges of rows, the sums over them, and the ranges in which two sides differ. Pure.
 
-Every row has an *order word* (uint64) that both sides compute from its key: of tables clustered on an integer
-the key itself, so that a range of words is a range of keys in TiKV; of others a fingerprint of the key, which
-spreads rows evenly. `Cuts` tile the words with ranges; a side folds its rows into one count and one sum of
-fingerprints a range, in any order and in as many parts as it likes.
+Every row has an *order word* (uint64) that both sides compute from its key. For a table clustered on an
+integer it is the key itself, so that a range of words is a range of keys in TiKV. For other tables it is a
+fingerprint of the key, which distributes rows evenly. `Cuts` divide the words into ranges. A side folds its
+rows into one count and one sum of fingerprints for each range, in any order and in any number of parts.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ I64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 END: Final = 1 << 64
-"""One above the last word."""
+"""One more than the last word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Ranges [starts[i], starts[i + 1]), the last one up to END; words below the first are in none."""
+    """Ranges [starts[i], starts[i + 1]), the last one up to END; words below the first are in no range."""
 
     starts: U64s
     """Ascending."""
     wanted: Bools
-    """Ranges that are looked at; the others fill the gaps between them."""
+    """Ranges that are compared; the others fill the gaps between them."""
 
     @classmethod
     def whole(cls, low: int = 0, end: int = END) -> Cuts:
@@ -41,7 +41,7 @@ class Cuts:
 
     @classmethod
     def around(cls, words: U64s) -> Cuts:
-        """A range for each of these words alone; at least one, distinct and ascending."""
+        """A range for each of these words alone. There must be at least one; they are distinct and ascend."""
         after = words[words < np.uint64(END - 1)] + np.uint64(1)
         starts = np.unique(np.concatenate([words, after]))
         return cls(starts, np.isin(starts, words))
@@ -50,7 +50,7 @@ class Cuts:
         return len(self.starts)
 
     def runs(self) -> list[tuple[int, int]]:
-        """[low, end) of each unbroken run of wanted ranges."""
+        """[low, end) of each run of adjacent wanted ranges."""
         starts, wanted = self.starts.tolist(), self.wanted.tolist()
         found: list[tuple[int, int]] = []
         for at, (low, taken) in enumerate(zip(starts, wanted, strict=True)):
@@ -62,11 +62,11 @@ class Cuts:
         return found
 
     def only(self, wanted: Bools) -> Cuts:
-        """The same ranges, fewer of them looked at."""
+        """The same ranges, of which only `wanted` are compared."""
         return Cuts(self.starts, wanted)
 
     def split(self, pieces: int) -> Cuts:
-        """Every wanted range in so many even pieces, as far as it has words enough; the others joined."""
+        """Split every wanted range into `pieces` even ones, if it has enough words; join the others."""
         starts: list[int] = []
         wanted: list[bool] = []
         for low, end in self._ranges():
@@ -88,7 +88,7 @@ class Cuts:
                 yield low, end
 
     def place(self, words: U64s) -> I64s:
-        """The range of each word, -1 for none that is wanted."""
+        """The index of each word's range; -1 if it is in no wanted range."""
         at = np.searchsorted(self.starts, words, side="right") - 1
         found: I64s = np.where((at >= 0) & self.wanted[at], at, -1)
         return found
@@ -96,27 +96,27 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a side has in each range: rows, and the sum of their fingerprints modulo 2**64."""
+    """The rows of a side in each range: their number, and the sum of their fingerprints modulo 2**64."""
 
     counts: I64s
     sums: U64s
 
     @classmethod
     def zero(cls, ranges: int) -> Sums:
-        """No rows."""
+        """The sums of no rows."""
         return cls(np.zeros(ranges, np.int64), np.zeros(ranges, np.uint64))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.counts + other.counts, self.sums + other.sums)
 
     def differs(self, other: Sums) -> Bools:
-        """In which ranges two sides differ."""
+        """The ranges in which two sides differ."""
         found: Bools = (self.counts != other.counts) | (self.sums != other.sums)
         return found
 
 
 def tally(cuts: Cuts, words: U64s, marks: U64s) -> Sums:
-    """The sums over rows with these order words and fingerprints; rows in no wanted range are left out."""
+    """The sums over rows with these order words and fingerprints; rows in no wanted range do not count."""
     at = cuts.place(words)
     inside = at >= 0
     if not inside.all():
@@ -128,16 +128,16 @@ def tally(cuts: Cuts, words: U64s, marks: U64s) -> Sums:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Rows of one piece of the words, that came in order: their own ranges with sums."""
+    """The ranges and sums of rows that were read in order, for one piece of the words."""
 
     starts: U64s
-    """The first is where the piece begins, rows or no rows."""
+    """The first one is the beginning of the piece, even without a row there."""
     end: int
     sums: Sums
 
 
 def in_order(low: int, end: int, rows: Iterator[tuple[U64s, U64s]], rows_a_range: int) -> Ordered:
-    """Fold rows that come in order of their words into ranges of so many rows each.
+    """Fold rows that come in order of their words into ranges of `rows_a_range` rows each.
 
     `rows`: batches of words and fingerprints, all words in [low, end).
     """
@@ -159,7 +159,7 @@ def in_order(low: int, end: int, rows: Iterator[tuple[U64s, U64s]], rows_a_range
 
 
 def tiled(pieces: Sequence[Ordered], ranges_max: int) -> tuple[Cuts, Sums]:
-    """The ranges of many pieces, as cuts; neighbours are joined until at most about `ranges_max` are left."""
+    """The ranges of many pieces as cuts; neighbours are joined until about `ranges_max` are left at most."""
     total = sum(len(piece.starts) for piece in pieces)
     joined = -(-total // ranges_max)
     starts: list[U64s] = []
@@ -184,9 +184,9 @@ def tiled(pieces: Sequence[Ordered], ranges_max: int) -> tuple[Cuts, Sums]:
 
 
 def odd_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
-    """The words, ascending, under which two sides do not have the same fingerprints equally often.
+    """The words, ascending, for which two sides do not have the same fingerprints equally often.
 
-    Of each side the words and fingerprints of its rows.
+    `here`, `there`: the words and fingerprints of a side's rows.
     """
     words, marks = (np.concatenate([one, other]) for one, other in zip(here, there, strict=True))
     if not len(words):
@@ -201,7 +201,7 @@ def odd_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
 
 
 def windows(differing: Bools, rows: I64s, rows_max: int) -> Iterator[Bools]:
-    """The differing ranges in groups of at most `rows_max` rows; a range with more is a group of its own."""
+    """The differing ranges in groups of at most `rows_max` rows; a larger range is a group of its own."""
     group, held = np.zeros(len(differing), np.bool_), 0
     for at in np.flatnonzero(differing).tolist():
         if held and held + int(rows[at]) > rows_max:

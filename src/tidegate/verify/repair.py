@@ -1,7 +1,8 @@
-"""How a target gets the rows of its source: statements for people, or one new version of the Delta table.
+"""Makes a target's rows equal to the source's: by statements for people, or by a new version of the Delta
+table.
 
-All rows of a key that differs are deleted, and the source's put in their place: that is right as well where
-the target has a key twice. Only tables with a key can be repaired.
+All rows of a differing key are deleted, and the source's rows are inserted. So it is also right if the target
+has a key twice. Only tables with a key can be repaired.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidegate.verify.side import Shape
 
 
 def statements(path: Path, shape: Shape, found: Sequence[Difference]) -> Iterator[str]:
-    """Spark SQL over a Delta table that makes it equal to the source, each statement a line."""
+    """Spark SQL that makes a Delta table equal to the source, one statement per line."""
     table = f"delta.`{path}`"
     for difference in found:
         if difference.target:
@@ -40,7 +41,7 @@ def statements(path: Path, shape: Shape, found: Sequence[Difference]) -> Iterato
 
 
 def literal(value: Any, of_type: pa.DataType) -> str:
-    """A value of the target's types as Spark SQL reads it."""
+    """A value with one of the target's types, as a literal of Spark SQL."""
     match value:
         case None:
             return "NULL"
@@ -72,7 +73,7 @@ def _name(column: str) -> str:
 
 
 def check_repairable(name: str, shape: Shape) -> None:
-    """InvalidInput for a table whose rows cannot be told apart: no key, or one with moments in it."""
+    """InvalidInput for a table whose rows cannot be identified: it has no key, or a date or time in it."""
     if not shape.key:
         raise InvalidInput(
             f"{name} has no key, so its rows cannot be repaired one by one",
@@ -90,7 +91,7 @@ def check_repairable(name: str, shape: Shape) -> None:
 def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequence[Difference]) -> None:
     """Repair a table of the newest snapshot, and name its new version in that snapshot.
 
-    Takes the target's lock; InvalidInput when a consumer holds it, or has moved the target on since.
+    Takes the target's lock; InvalidInput when a consumer holds it, or has named a newer snapshot since.
     """
     with target_lock(root):
         lake = Lakehouse(root)

@@ -1,7 +1,7 @@
-"""What both sides of a comparison have in common: a table's shape, and work on batches of typed rows. Pure.
+"""The common part of both sides of a comparison: a table's shape, and work on batches of typed rows. Pure.
 
-A side reads its rows in parts, each by one task, as record batches of `Shape.schema`. Here they become words
-and fingerprints, sums over ranges, or the rows of some ranges.
+A side reads its rows in parts, each by one task, as record batches of `Shape.schema`. This module computes
+their words and fingerprints, sums over ranges, or selects the rows of some ranges.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class Shape:
     schema: pa.Schema
     """All columns in the target's types."""
     key: tuple[str, ...]
-    """The columns that identify a row; empty: only its whole content does."""
+    """The columns that identify a row; empty: only its whole content identifies it."""
     ordered: bool
-    """Whether words are the record keys' own: one integer key, clustered, not partitioned."""
+    """Whether words follow the order of the record keys: one integer key, clustered, not partitioned."""
 
     @classmethod
     def of(cls, table: TableSchema) -> Shape:
-        """A table's."""
+        """The shape of a table."""
         key = tuple(table.columns[at].name for at in table.handle_key)
         ordered = table.pk_is_handle and not table.partitions and len(table.handle_columns) == 1
         return cls(schema_of(table), key, ordered)
 
     def words(self, keys: pa.RecordBatch) -> U64s:
-        """Order words of rows, of which `key_columns` are given."""
+        """Order words of rows; `keys` has their `key_columns`."""
         return order_words(keys.column(0)) if self.ordered else fingerprints(keys, KEY)
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that words are made from."""
+        """The columns from which words are computed."""
         return self.key or tuple(self.schema.names)
 
 

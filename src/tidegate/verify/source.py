@@ -1,4 +1,4 @@
-"""The source side: questions that tasks answer over a table's rows, and where those rows lie."""
+"""The source side: tasks that read a table's rows, and where those rows are in TiKV."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tidegate.verify.side import Shape, chosen, marked, marks, summed
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a task found of the source."""
+    """The result of one task at the source."""
 
     value: Any
-    """Of the question asked: a list of Ordered, Sums, words and fingerprints, or an Arrow stream."""
+    """The answer: a list of Ordered, Sums, words and fingerprints, or an Arrow stream."""
     undecodable: int
-    """Rows that no decoder understands; they count in no sum."""
+    """Rows that cannot be decoded; no sum contains them."""
 
 
 def ordered_sums(source: SourceTable, rows_a_range: int, pieces: Sequence[tuple[int, int]]) -> Found:
-    """Ranges of so many rows, and their sums, of pieces [low, end) of words, each scanned in key order."""
+    """Ranges of so many rows, with sums, for pieces [low, end) of words; each is scanned in key order."""
     with PdClient(source.pd) as pd:
         reader = Reader(source, pd)
         shape, prefix = Shape.of(reader.table), keys.record_prefix(reader.table.id)
@@ -49,12 +49,12 @@ def sums(source: SourceTable, cuts: Cuts, spans: Sequence[Span]) -> Found:
 
 
 def fingerprints(source: SourceTable, cuts: Cuts, spans: Sequence[Span]) -> Found:
-    """Words and fingerprints of the rows in the wanted ranges among those of the spans."""
+    """Words and fingerprints of the rows of the spans that are in wanted ranges."""
     return _asked(source, spans, lambda shape, batches: marked(shape, cuts, batches))
 
 
 def rows(source: SourceTable, cuts: Cuts, spans: Sequence[Span]) -> Found:
-    """The rows of the wanted ranges among those of the spans."""
+    """The rows of the spans that are in wanted ranges, as an Arrow stream."""
     return _asked(source, spans, lambda shape, batches: chosen(shape, cuts, batches))
 
 
@@ -72,13 +72,13 @@ def _asked(
 
 
 def span_of(prefix: bytes, low: int, end: int) -> Span:
-    """The record keys of words [low, end) of a table with this record prefix."""
+    """The span of record keys for the words [low, end) of a table with this record prefix."""
     stop = prefix + end.to_bytes(8, "big") if end < END else prefix[:-1] + bytes([prefix[-1] + 1])
     return Span(prefix + low.to_bytes(8, "big"), stop)
 
 
 def words_at(bounds: Sequence[bytes], prefix: bytes) -> list[int]:
-    """The first word of each region, of the raw keys at which regions of a record prefix begin."""
+    """The first word of each region; `bounds`: the raw keys at which the regions of a prefix begin."""
     found = []
     for key in bounds:
         handle = key[len(prefix) :]
@@ -87,7 +87,7 @@ def words_at(bounds: Sequence[bytes], prefix: bytes) -> list[int]:
 
 
 def pieces_of(runs: Sequence[tuple[int, int]], bounds: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs [low, end) of words, cut where regions begin; `bounds` ascend."""
+    """Split runs [low, end) of words where regions begin; `bounds` ascend."""
     found: list[tuple[int, int]] = []
     for low, end in runs:
         inside = bounds[bisect_right(bounds, low) : bisect_left(bounds, end)]

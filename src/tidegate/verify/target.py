@@ -1,4 +1,4 @@
-"""The target side: rows of a Delta table at a snapshot's version, read by tasks from its Parquet files."""
+"""The target side: tasks that read a Delta table at a snapshot's version from its Parquet files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Piece:
     group: int
     rows: int
     words: tuple[int, int] | None
-    """Least and greatest order word, where the file's statistics tell."""
+    """The least and the greatest order word; None if the file's statistics do not have them."""
 
 
 def pieces_of(files: Sequence[Path], shape: Shape) -> list[Piece]:
@@ -42,7 +42,7 @@ def pieces_of(files: Sequence[Path], shape: Shape) -> list[Piece]:
 
 
 def _bounds(group: pq.RowGroupMetaData, shape: Shape) -> tuple[int, int] | None:
-    """Order words of the least and the greatest key of a row group of an ordered table."""
+    """Order words of the least and the greatest key in a row group of an ordered table."""
     if not shape.ordered or not pa.types.is_integer(shape.schema.field(shape.key[0]).type):
         return None
     for at in range(group.num_columns):
@@ -64,7 +64,7 @@ def near(pieces: Sequence[Piece], runs: Sequence[tuple[int, int]]) -> list[Piece
 
 
 def batches(pieces: Sequence[Piece], shape: Shape, cuts: Cuts) -> Iterator[pa.RecordBatch]:
-    """The rows of the pieces in the shape's types; groups without a row in a wanted range may be left out."""
+    """The rows of the pieces in the shape's types. Groups without a row in a wanted range may be left out."""
     everything = bool(cuts.wanted.all()) and int(cuts.starts[0]) == 0
     for piece in pieces:
         file = _opened(piece.file)
@@ -77,7 +77,7 @@ def batches(pieces: Sequence[Piece], shape: Shape, cuts: Cuts) -> Iterator[pa.Re
 
 
 def _holds(file: pq.ParquetFile, piece: Piece, shape: Shape, cuts: Cuts) -> bool:
-    """Whether a row of a wanted range is there: reads the key's columns only."""
+    """Whether a row of a wanted range is in the row group. Reads only the key's columns."""
     if not shape.key or not set(shape.key) <= set(file.schema_arrow.names):
         return True
     schema = pa.schema([shape.schema.field(name) for name in shape.key])
@@ -86,7 +86,7 @@ def _holds(file: pq.ParquetFile, piece: Piece, shape: Shape, cuts: Cuts) -> bool
 
 
 def conformed(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """The columns of `schema`, cast to its types; null where an older file lacks one."""
+    """The columns of `schema`, cast to its types; null for columns that an older file does not have."""
     columns: list[Any] = []
     for field in schema:
         at = rows.schema.get_field_index(field.name)

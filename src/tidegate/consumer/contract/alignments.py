@@ -1,4 +1,4 @@
-"""The alignment marks of tables: on every partition, behind the table's older rows, with epochs that rise."""
+"""Alignment marks of tables: on every partition, after the table's older rows, with epochs that rise."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from tidegate.consumer.layouts import Layouts
 from tidegate.consumer.mark_headers import Alignment
 
 ALIGNMENTS: Final = 1_000
-"""So many epochs of a table's alignment marks are remembered."""
+"""How many epochs of a table's alignment marks are remembered."""
 
 
 class Alignments:
-    """Judges the marks themselves; `Changes` judges the rows behind one."""
+    """Checks the marks themselves; `Changes` checks the rows that follow one."""
 
     def __init__(self, layouts: Layouts, verdict: Verdict) -> None:
         self._layouts, self._verdict = layouts, verdict
         self._aligned: dict[str, dict[int, tuple[str, int]]] = {}
-        """By table the last ALIGNMENTS epochs of its alignment marks: id and ts."""
+        """By table, the last ALIGNMENTS epochs of its alignment marks, each with id and ts."""
 
     def take(self, state: Partition, ts: int, mark: Alignment, offset: int) -> None:
-        """A mark of a partition. What contradicts its own epochs, or other partitions, is a violation."""
+        """Check a mark of a partition. It must not contradict earlier epochs there, or other partitions."""
         known = self._aligned.setdefault(mark.table, {})
         before = state.epochs.get(mark.table)
         if before == mark.epoch and known.get(mark.epoch) == (mark.id, ts):
-            return  # once more, after a restart
+            return  # repeated after a restart
         if before is not None and mark.epoch <= before:
             why = f"the mark of epoch {before} came before the one of epoch {mark.epoch}"
             self._verdict.violated(Rule.ALIGNED, state, offset, ts, why, mark.table)
@@ -45,5 +45,5 @@ class Alignments:
             del known[min(known)]
 
     def _has_rows(self, state: Partition, ts: int) -> bool:
-        """Whether rows of this commit ts may be on a partition; False where that is not known."""
+        """Whether rows of this commit ts may be on a partition; False when that is not known."""
         return state.partition < self._layouts.rows_on(state.topic, self._layouts.epoch(state.topic, ts))

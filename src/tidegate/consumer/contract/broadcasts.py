@@ -1,4 +1,4 @@
-"""What is on several partitions: Resolved and DDL, and what they say of the rows around them."""
+"""Messages that are on several partitions: Resolved and DDL, and what they promise about rows around them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
 from tidegate.consumer.layouts import Layouts
 
 DDLS: Final = 10_000
-"""So many DDLs are remembered, so that one that comes again is not taken for a late one."""
+"""How many DDLs are remembered, so that a repeated one is not taken for a late one."""
 
 
 class ResolvedMarks:
-    """Judges that every Resolved is on every partition, and goes forward on each."""
+    """Checks that every Resolved is on every partition, and that Resolved never goes back on one."""
 
     def __init__(
         self,
@@ -28,18 +28,18 @@ class ResolvedMarks:
         *,
         strict: bool,
     ) -> None:
-        """`floor`: what is at or below it may have been on a partition before the check began."""
+        """`floor`: messages at or below it may have been on a partition before the check began."""
         self._partitions, self._layouts, self._floor = partitions, layouts, floor
         self._verdict, self._strict = verdict, strict
         self.low = 0
-        """Of all partitions that are written, the lowest Resolved that was taken."""
+        """The lowest Resolved over all partitions that are written, as far as it was checked."""
         self._joined: dict[str, int] = {}
-        """By topic its first Resolved: the earlier ones of others are not there."""
+        """The first Resolved of each topic: it does not have earlier ones of other topics."""
         self._marks: dict[int, set[int]] = {}
-        """By ts of a Resolved that some partition has not passed: where it is."""
+        """By the ts of a Resolved that some partition has not passed: the partitions that have it."""
 
     def take(self, state: Partition, ts: int, offset: int) -> None:
-        """A Resolved of a partition."""
+        """Take a Resolved of a partition."""
         self._verdict.resolved += 1
         if ts < state.resolved:
             if self._strict:
@@ -53,8 +53,8 @@ class ResolvedMarks:
         self._marks.setdefault(ts, set()).add(state.number)
 
     def settle(self) -> bool:
-        """Judge what all partitions have passed. False: that is no more than before."""
-        # Partitions that nothing was ever written to, as the producer says, hold nothing back.
+        """Check the Resolved that all partitions have passed. Returns False if there are no new ones."""
+        # Partitions that are not written, as the producer has announced, hold nothing back.
         written = [
             one for one in self._partitions.values() if one.partition < self._layouts.written(one.topic)
         ]
@@ -83,11 +83,11 @@ class _Ddl:
     """Partition and offset of its first message."""
     partitions: set[int] = field(default_factory=set)
     settled: bool = False
-    """Whether all partitions have passed it."""
+    """Whether all partitions have passed it, so that it is checked."""
 
 
 class Ddls:
-    """Judges that a DDL is on every partition it belongs to, behind older rows and before its Resolved."""
+    """Checks that a DDL is on every partition where it belongs, after older rows and before its Resolved."""
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class Ddls:
         *,
         strict: bool,
     ) -> None:
-        """`floor`: see `ResolvedMarks`."""
+        """`floor`: as in `ResolvedMarks`."""
         self._partitions, self._layouts, self._floor = partitions, layouts, floor
         self._ddl_to, self._verdict, self._strict = ddl_to, verdict, strict
         self._ddls: dict[tuple[int, str, str], _Ddl] = {}
-        """The last ones, by ts, topic and text."""
+        """The last DDLs, by ts, topic and text."""
         self._forgotten = 0
-        """A DDL at or below it may be forgotten."""
+        """DDLs at or below this ts may be forgotten."""
 
     def take(self, state: Partition, ddl: DdlMessage) -> None:
-        """A DDL of a partition."""
+        """Take a DDL of a partition."""
         key = ddl.ts, state.topic, ddl.query
         known = self._ddls.get(key)
         if known is None:
@@ -116,7 +116,7 @@ class Ddls:
             known = self._ddls[key] = _Ddl(ddl.ts, ddl.query, state.topic, place)
             self._verdict.ddls += 1
         elif state.number in known.partitions:
-            return  # once more, after a restart
+            return  # repeated after a restart
         known.partitions.add(state.number)
         table = f"{ddl.schema}.{ddl.table}"
         if self._ddl_to is DdlTo.FIRST and state.partition != 0:
@@ -138,7 +138,7 @@ class Ddls:
             state.table_ddl[table] = max(state.table_ddl.get(table, 0), ddl.ts)
 
     def settle(self, low: int) -> None:
-        """Judge the DDLs below `low`; of TiCDC one may stand behind the Resolved of its own ts."""
+        """Check the DDLs below `low`; that of `low` may still come: TiCDC sends it after Resolved, too."""
         for ddl in self._ddls.values():
             if ddl.settled or ddl.ts >= low:
                 continue

@@ -1,4 +1,4 @@
-"""The changes of rows: where each has appeared, and in which order."""
+"""Checks the changes of rows: on which partition, and in which order, each has appeared."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
 from tidegate.consumer.layouts import Layouts
 
 HOME_BITS: Final = 32
-"""A ts and a partition in one number, the partition (with its topic) in so many bits."""
+"""A ts and a partition's number are stored in one integer, the number in the lower bits."""
 HOME_MASK: Final = (1 << HOME_BITS) - 1
 
 
 class Changes:
-    """Judges what is promised of each change of a row. Remembers about `remember` changes."""
+    """Checks the promises about each change of a row. Remembers about `remember` changes."""
 
     def __init__(
         self,
@@ -30,28 +30,28 @@ class Changes:
         *,
         strict: bool,
     ) -> None:
-        """`strict`: as `Producer.TIDEGATE` promises."""
+        """`strict`: check the promises of `Producer.TIDEGATE`."""
         self._partitions, self._layouts, self._places = partitions, layouts, places
         self._verdict, self._remember, self._strict = verdict, remember, strict
         self._has_topics = len({one.topic for one in partitions.values()}) > 1
         self._homes: dict[int, int] = {}
-        """By change (row, ts, operation): its ts and the partition where it appeared."""
+        """By change (row, ts, operation): its ts, and the partition where it appeared."""
         self._newest: dict[int, int] = {}
-        """By row: the greatest ts that has appeared, and where."""
+        """By row: the greatest ts that has appeared, and its partition."""
         self._forgotten = 0
-        """Changes at or below it may be forgotten."""
+        """Changes at or below this ts may be forgotten."""
 
     @property
     def pressed(self) -> bool:
-        """Whether much of what may be remembered is."""
+        """Whether more than half of the changes that may be remembered are."""
         return len(self._homes) > self._remember // 2
 
     def take(self, state: Partition, rows: Rows, first: int, end: int) -> None:
-        """Rows between two marks of a partition.
+        """Check rows between two marks of a partition.
 
-        A change that is known comes again, and only its partition is judged: a producer that restarts repeats
-        whole stretches, so neither order nor Resolved binds it. TiCDC may send a row of exactly R after
-        Resolved R, hence its limit of one less.
+        A change that is known already is a repetition, and only its partition is checked: a producer that
+        restarts repeats whole stretches, so they keep neither the order nor the promise of Resolved. TiCDC
+        may send a row of exactly R after Resolved R, so its limit is one less.
         """
         homes, newest, found = self._homes, self._newest, self._verdict
         here, began, forgotten = state.number, state.began, self._forgotten
@@ -73,7 +73,7 @@ class Changes:
                 continue
             place = homes[change] = ts << HOME_BITS | here
             epoch = self._layouts.epoch(state.topic, ts)
-            row = hash((row, epoch)) if epoch else row  # its place and order are promised within an epoch
+            row = hash((row, epoch)) if epoch else row  # place and order are promised within an epoch only
             known = newest.get(row, 0)
             if ts >= known >> HOME_BITS:
                 newest[row] = place
@@ -91,19 +91,19 @@ class Changes:
                 state.table_highest[table] = max(state.table_highest.get(table, 0), ts)
 
     def _judge_move(self, state: Partition, rows: Rows, i: int, known: int) -> None:
-        """A row that was on another partition before."""
+        """Check a row that was on another partition before."""
         places = state.partition, self._partitions[known & HOME_MASK].partition
         if not self._places.may_move(state.topic, rows.table[i], places):
             why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
             self._verdict.violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
 
     def _at(self, number: int) -> str:
-        """A partition in words; with its topic where there are several."""
+        """A partition in words; with its topic if there are several topics."""
         one = self._partitions[number]
         return f"partition {one.partition}" + (f" of {one.topic}" if self._has_topics else "")
 
     def _judge_order(self, state: Partition, rows: Rows, i: int, known: int, limit: int) -> None:
-        """A change that appears for the first time; `known`: the greatest ts of its row so far."""
+        """Check a change that appears for the first time; `known`: the greatest ts of its row so far."""
         ts, offset, table = rows.ts[i], rows.offset[i], rows.table[i]
         if ts <= limit:
             why = f"Resolved {state.resolved} came before it"
@@ -120,12 +120,12 @@ class Changes:
             self._verdict.violated(Rule.AFTER_DDL, state, offset, ts, why, table)
 
     def forget(self, low: int) -> None:
-        """Make room if more is remembered than may be. `low`: the lowest Resolved of all partitions.
+        """Forget changes if too many are remembered. `low`: the lowest Resolved of all partitions.
 
-        At least a quarter is forgotten: what is below `low` if that is so much, otherwise the oldest half.
-        Above the lowest Resolved changes may still appear for the first time, so what is remembered there
-        decides between a violation and a repetition. Below it only repetitions may come. The order is by ts
-        across all partitions, so that one number says what is forgotten.
+        At least a quarter is forgotten: those up to `low` if they are that many, otherwise the oldest half.
+        Changes above the lowest Resolved may still appear for the first time, so what is remembered there
+        distinguishes a violation from a repetition. Below it only repetitions may come. Changes are ordered
+        by ts across all partitions, so that one number says what is forgotten.
         """
         if len(self._homes) <= self._remember:
             return

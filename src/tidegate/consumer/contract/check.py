@@ -1,23 +1,23 @@
-"""The check of topics: takes what is on them, and hands it to those who judge. Pure.
+"""The check of topics: takes their messages, and passes them to the checkers of single rules. Pure.
 
     decoded messages of a partition, in order --take--> TopicCheck --finish--> Verdict
 
 The contract (docs/formats/contract.md): a row is always on one partition, and its changes appear first in
-commit order; Resolved and DDL are broadcast; what they say of earlier and later rows holds; a change comes
-again at most on its own partition. The seed of it is TiCDC's MQ design of 2020; `Producer` says in what the
-real TiCDC differs from it.
+commit order; Resolved and DDL are broadcast; what they promise about earlier and later rows holds; a change
+is repeated only on its own partition. It is based on TiCDC's MQ design of 2020; `Producer` says where the
+real TiCDC differs.
 
 The number of partitions may change at a ts T (docs/repartition.md). A row is on one partition up to T, and on
-one above it: what is promised of a row's place and order holds within such an epoch. Resolved from T on names
-the change, before any row above T, so that each partition itself tells what its rows are to be judged by.
+one above it: the promises about a row's place and order hold within such an epoch. Resolved from T on names
+the change, before any row above T. So each partition itself shows by which number its rows must be checked.
 
-Several topics of one changefeed are judged together: their partitions are numbered as `places` says. Resolved
-is in all of them from a topic's first one on; a DDL is in one.
+Several topics of one changefeed are checked together: their partitions are numbered as in `places`. Each
+Resolved is in all topics, from the first Resolved of a topic on; a DDL is in one topic.
 
-Partitions may be taken in any order, in pieces of any size. Everything above the lowest Resolved of all
-partitions is remembered, and of what is below it as much as `remember` leaves room for: it tells a change
-that comes again from one that comes late. What cannot be judged for want of memory, or because the topic's
-beginning is gone, is counted, and never taken for a violation.
+Partitions may be taken in any order, in pieces of any size. All changes above the lowest Resolved of all
+partitions are remembered, and changes below it as far as `remember` allows: they distinguish a repeated
+change from a late one. Rows that cannot be checked because too much was forgotten, or because the topic's
+beginning is gone, are counted, and never reported as violations.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ from tidegate.dispatcher.router import Router
 from tidegate.model.layout import Layout
 
 REMEMBER: Final = 500_000
-"""Changes that are remembered, about 250 bytes each."""
+"""How many changes are remembered, at about 250 bytes each."""
 NO_HEADERS: Final = MarkHeaders()
 
 
 class Producer(StrEnum):
-    """Whose promises a topic is held to."""
+    """The producer whose promises are checked."""
 
     TIDEGATE = "tidegate"
     TICDC = "ticdc"
-    """After Resolved R a row of exactly R may come, and a DDL of R; a DDL speaks of the rows of its own table
-    alone; after a restart Resolved may go back."""
+    """After Resolved R, a row of exactly R or a DDL of R may follow; a DDL promises something only about rows
+    of its own table; after a restart Resolved may go back."""
 
 
 class TopicCheck:
-    """Takes what is on a topic, partition by partition, and judges it. Not thread-safe, no I/O."""
+    """Takes the messages of topics, partition by partition, and checks them. Not thread-safe, no I/O."""
 
     def __init__(
         self,
@@ -72,16 +72,17 @@ class TopicCheck:
         topics: Sequence[str] = ("",),
         layouts: Mapping[str, Sequence[Layout]] = MappingProxyType({}),
     ) -> None:
-        """`partitions`: all of the topics', by number. `router`: the producer's dispatch rules, if known.
+        """`partitions`: all partitions of the topics, by number. `router`: the producer's dispatch rules, if
+        known.
 
-        `begun`: of partitions whose first messages are not taken the greatest ts that any of them may have.
-        `layouts`: by topic the changes of its number of partitions that are known beforehand, in order.
-        Others are learned; rows up to the first of them are then not compared with their dispatcher.
+        `begun`: for partitions whose first messages are not taken, the greatest ts that these may have.
+        `layouts`: by topic, the changes of its number of partitions that are known beforehand, in order.
+        Others are learned; rows up to the first learned one are then not compared with their dispatcher.
         """
         everyone = {n: Partition(n, *place_of(topics, n), begun.get(n, 0)) for n in partitions}
         floor = max((one.began for one in everyone.values()), default=0)
         strict = producer is Producer.TIDEGATE
-        # By the greatest number, because a reader of what there is does not bring empty partitions.
+        # By the greatest number: a caller that reads existing messages leaves out empty partitions.
         counts: dict[str, int] = {}
         for one in everyone.values():
             counts[one.topic] = max(counts.get(one.topic, 0), one.partition + 1)
@@ -95,12 +96,12 @@ class TopicCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """What was found so far."""
+        """The verdict so far."""
         return self._verdict
 
     @property
     def pressed(self) -> bool:
-        """Whether partitions that are ahead had better wait for the others."""
+        """Whether partitions that are ahead should wait for the others, to save memory."""
         return self._changes.pressed
 
     def ahead(self, partition: int) -> bool:
@@ -108,11 +109,11 @@ class TopicCheck:
         return self._partitions[partition].resolved > self._marks.low
 
     def take(self, partition: int, decoded: Decoded, headers: MarkHeaders = NO_HEADERS) -> None:
-        """What the next messages of a partition held, and what their headers say.
+        """Take the next messages of a partition, decoded, with their headers.
 
-        Changes of the number of partitions are learned first: rows of the same piece may lie behind the
-        Resolved that names one, and their place is judged by it. Then rows and marks are taken in the order
-        of their offsets, because nearly every rule is about what came before what.
+        Changes of the number of partitions are learned first: rows of the same piece may follow the Resolved
+        that names one, and their place is checked by it. Then rows and marks are taken in the order of their
+        offsets, because nearly every rule is about the order of messages.
         """
         state = self._partitions[partition]
         for layout in headers.layouts.values():
@@ -133,7 +134,8 @@ class TopicCheck:
                     alignment = headers.alignments.get(offset)
                     if alignment is not None:
                         self._alignments.take(state, what, alignment, offset)
-                    # An alignment mark, even an unreadable one, may be a Resolved that was there before.
+                    # An alignment mark, even one that cannot be read, may repeat a Resolved that was sent
+                    # before.
                     is_mark = alignment is not None or offset in headers.unsound
                     if not is_mark or what > state.resolved:
                         self._marks.take(state, what, offset)
@@ -157,7 +159,7 @@ class TopicCheck:
         self._changes.forget(self._marks.low)
 
     def finish(self) -> Verdict:
-        """The verdict, when there is nothing more to take."""
+        """The verdict once all messages are taken."""
         found = self._verdict
         if not found.resolved and found.rows:
             found.unjudged[Unjudged.NO_MARKS] = found.rows

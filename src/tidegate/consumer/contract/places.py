@@ -1,4 +1,4 @@
-"""Whether rows are where their dispatcher puts them, while the number of partitions may change."""
+"""Checks that rows are where their dispatcher puts them, while the number of partitions may change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.model.layout import Layout
 
 
 class Places:
-    """Judges `Rule.PLACED` and `Rule.LAYOUT`."""
+    """Checks `Rule.PLACED` and `Rule.LAYOUT`."""
 
     def __init__(
         self,
@@ -25,21 +25,21 @@ class Places:
         *,
         strict_null: bool,
     ) -> None:
-        """`layouts`: those that are known beforehand; others are added as they are learned."""
+        """`layouts`: those known beforehand; others are added as they are learned."""
         self._partitions, self._layouts, self._router = partitions, layouts, router
         self._placements = Placements(layouts, router, strict_null=strict_null)
         self._verdict = verdict
         self.moves = False
-        """Whether rows may have moved, since the producer changes the number of partitions."""
+        """Whether rows may have moved, because the producer changes the number of partitions."""
         self._compared: Counter[str] = Counter()
         """By topic, how many rows were compared with their dispatcher."""
         self._misplaced: Counter[str] = Counter()
-        """And how many of them were elsewhere."""
+        """By topic, how many of these rows were on another partition."""
         self._epochs: set[int] = set()
-        """What Resolved say of how often the number of partitions has changed; 0: nothing."""
+        """The counts in Resolved of how often the number of partitions has changed; 0: a Resolved without."""
 
     def learn(self, state: Partition, layout: Layout) -> None:
-        """A change of the number of partitions, as one Resolved tells it."""
+        """Learn a change of the number of partitions from a Resolved."""
         before = list(self._layouts.of(state.topic))
         if not self._layouts.learn(state.topic, layout):
             why = f"it says {layout}, and another one said {before[-1]}"
@@ -48,7 +48,7 @@ class Places:
             self._unplace(state.topic)
 
     def _unplace(self, topic: str) -> None:
-        """What was compared with the dispatcher so far was not by the number there was."""
+        """Discard comparisons with the dispatcher: they used a number of partitions that was wrong."""
         found, wrong = self._verdict, self._misplaced.pop(topic, 0)
         found.counts = +(found.counts - Counter({Rule.PLACED: wrong}))
         found.violations = [one for one in found.violations if (one.rule, one.topic) != (Rule.PLACED, topic)]
@@ -56,21 +56,21 @@ class Places:
         self._placements.forget(topic)
 
     def repartitioned(self) -> None:
-        """The producer has changed the number of partitions, and nothing says from which ts on."""
+        """The producer has changed the number of partitions, and no message says from which ts on."""
         self.moves = True
 
     def take_epoch(self, state: Partition, epoch: int) -> None:
-        """What a Resolved says of how often the number of partitions has changed; 0: nothing.
+        """Take a Resolved's count of how often the number of partitions has changed; 0: it has none.
 
-        A row is on one partition within an epoch: with a second one, of which nothing more is said, rows may
-        have moved.
+        A row is on one partition within an epoch. If a second epoch appears, and its layout is not known,
+        rows may have moved.
         """
         if epoch or not self._layouts.of(state.topic):
             self._epochs.add(epoch)
             self.moves |= len(self._epochs) > 1
 
     def take(self, state: Partition, tables: Sequence[DecodedTable]) -> None:
-        """Compare where rows are with what their dispatcher computes."""
+        """Compare the partitions of rows with those that their dispatcher computes."""
         if self.moves:
             self._verdict.unjudged[Unjudged.REPARTITIONED] += sum(map(len, tables))
             return
@@ -81,7 +81,7 @@ class Places:
                 self._place_rows(state, rows, epoch)
 
     def _place_rows(self, state: Partition, table: DecodedTable, epoch: int) -> None:
-        """Rows of a table and of one epoch."""
+        """Compare rows of one table and one epoch."""
         partitions = self._layouts.rows_on(state.topic, epoch)
         if not partitions:
             self._verdict.unjudged[Unjudged.REPARTITIONED] += len(table)
@@ -105,16 +105,16 @@ class Places:
         self._verdict.violated(Rule.PLACED, state, int(table.offset[i]), ts, why, name)
 
     def _judge_topic(self, state: Partition, table: DecodedTable, expected: str) -> None:
-        """Rows of a table whose rule names a topic."""
+        """Check rows of a table whose rule names a topic."""
         if expected != state.topic:
             why = f"its {len(table)} rows there belong into topic {expected}"
             name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[0])
             self._verdict.violated(Rule.PLACED, state, int(table.offset[0]), ts, why, name)
 
     def may_move(self, topic: str, table: str, places: tuple[int, int]) -> bool:
-        """Whether a row of a table may be on one of two partitions and then on the other."""
+        """Whether a row of a table may be on one of two partitions and later on the other."""
         return self.moves or self._placements.may_move(topic, table, places)
 
     def dispatchers(self) -> dict[str, str]:
-        """What the places of each table's rows say of its dispatcher, in words."""
+        """By table, the dispatcher that fits the places of its rows, in words."""
         return self._placements.words()

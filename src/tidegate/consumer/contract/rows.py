@@ -1,4 +1,4 @@
-"""A piece of a partition as a check takes it: rows, marks and DDLs in the order of their offsets."""
+"""The messages of one piece of a partition in the order of their offsets: rows, marks and DDLs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidegate.model.cells import DELETE
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a piece of one partition, by place."""
+    """Rows of a piece of one partition; one list per attribute."""
 
     offset: list[int]
     ts: list[int]
@@ -25,7 +25,7 @@ class Rows:
 
 
 def in_order(tables: Sequence[DecodedTable]) -> Rows:
-    """The rows of a piece by offset, and by place where one message has several."""
+    """The rows of a piece by offset, and by their number within a message."""
     if not tables:
         return Rows([], [], [], [], [])
     offset = np.concatenate([table.offset for table in tables])
@@ -57,7 +57,7 @@ def controls(decoded: Decoded) -> Iterator[tuple[int, Any]]:
 
 
 def _row_hashes(name: str, table: DecodedTable) -> list[int | None]:
-    """Of each row a hash of its table and key: of the new image, or of the one there is."""
+    """For each row a hash of its table and key: from the new image, or the old one of a delete."""
     keys = [column.name for column in table.columns if column.key]
     if not keys:
         return [None] * len(table)

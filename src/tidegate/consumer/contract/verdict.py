@@ -1,4 +1,4 @@
-"""What a check of topics finds: the rules that are broken, and where; what could not be judged."""
+"""The result of a check of topics: broken rules with places, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 from tidegate.consumer.contract.partition import Partition
 
 SHOWN: Final = 20
-"""Violations that are kept whole; of the others there is a count."""
+"""How many violations are stored; the others are only counted."""
 
 
 class Rule(StrEnum):
-    """What a topic can break."""
+    """The rules that a topic can break."""
 
     MOVED = "a row is always on one partition"
     PLACED = "a row is in the topic and on the partition that its dispatcher computes"
@@ -32,7 +32,7 @@ class Rule(StrEnum):
 
 
 class Unjudged(StrEnum):
-    """What could not be judged, and why."""
+    """Reasons why something could not be checked."""
 
     NO_MARKS = "there is no Resolved: what comes late, and whether DDL was broadcast, cannot be told"
     BEGINNING = "rows whose first appearance may lie before the oldest message that is left"
@@ -55,7 +55,7 @@ class Violation:
     rule: Rule
     partition: int
     offset: int
-    """-1: nothing is where something should be."""
+    """-1: a message is missing."""
     ts: int
     why: str
     table: str = ""
@@ -65,35 +65,35 @@ class Violation:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of a check."""
+    """The result of a check."""
 
     rows: int = 0
     again: int = 0
-    """Changes that came once more, on their own partition."""
+    """Changes that were repeated, on their own partition."""
     resolved: int = 0
-    """Messages, each partition's counted."""
+    """Messages, counted in each partition."""
     went_back: int = 0
-    """Resolved that were below an earlier one, where that is allowed."""
+    """Resolved below an earlier one, if the producer may send such."""
     ddls: int = 0
-    """Different ones."""
+    """Distinct DDLs."""
     lowest_resolved: int = 0
-    """Of all partitions: up to here the topic is complete."""
+    """The lowest Resolved over all partitions: up to it the topic is complete."""
     violations: list[Violation] = field(default_factory=list)
-    """The first ones, in the order in which they were found."""
+    """The first `SHOWN` violations, in the order in which they were found."""
     counts: Counter[Rule] = field(default_factory=Counter)
     unjudged: Counter[Unjudged] = field(default_factory=Counter)
     tables: dict[str, int] = field(default_factory=dict)
-    """Rows of each table."""
+    """The number of rows of each table."""
     dispatchers: dict[str, str] = field(default_factory=dict)
-    """What the partitions of a table's rows say about its dispatcher, in words."""
+    """By table, the dispatcher that fits the places of its rows, in words."""
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found."""
+        """Whether no rule is broken."""
         return not self.counts
 
     def violated(self, rule: Rule, state: Partition, offset: int, ts: int, why: str, table: str = "") -> None:
-        """Count a violation, and keep it if it is one of the first."""
+        """Count a violation, and store it if it is one of the first."""
         self.counts[rule] += 1
         if len(self.violations) < SHOWN:
             place = state.partition, offset

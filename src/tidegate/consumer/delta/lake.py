@@ -14,15 +14,15 @@ from tidegate.sink.store import Store
 
 
 class DeltaLake(Lakehouse):
-    """One target; a table's path is its slot, which on a disk follows from its name."""
+    """One target. A table's path is its slot, the folder of its files; on a disk its name determines it."""
 
     def __init__(self, root: Path | Store, consumer: str = "") -> None:
-        """`consumer`: its name, which a target in an object store keeps."""
+        """`consumer`: its name, which a target in an object store records."""
         super().__init__(root)
         self._consumer = consumer
 
     def begin(self) -> None:
-        """Shut out an earlier writer, and remove what an earlier process was about to remove."""
+        """Fence an earlier writer, and finish the removal of files that it had begun."""
         if self.store.shared:
             self.take_over(self._consumer)
         self.empty_trash()
@@ -32,30 +32,30 @@ class DeltaLake(Lakehouse):
         return bool(self.dataset(path).schema.equals(columns))
 
     def columns(self, path: str) -> list[str]:
-        """Their names, in order."""
+        """The names of a table's columns, in order."""
         return list(self.dataset(path).schema.names)
 
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A table's rows as they are when this is called, whatever is written until they are read."""
+        """A table's rows at the time of this call, even if the table is written while they are read."""
         batches: Iterator[pa.RecordBatch] = self.dataset(path).to_batches()
         return batches
 
     def restore_all(self, rows: Sequence[SnapshotRow]) -> None:
-        """Take these tables back to their versions; a name is a path, so it needs nothing."""
+        """Restore these tables' versions. Their names need no work: each name has a path of its own."""
         for row in rows:
             self.restore(row.path, row.version)
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
-        """A new, empty table in the slot of this name."""
+        """Create a new, empty table in the slot of this name."""
         path = self.slot_for(schema, table)
         self.create(path, columns)
         return path
 
     def vanish(self, path: str) -> None:
-        """Nothing: no reader sees a slot that no snapshot names, and a new table of the name uses it."""
+        """Does nothing: readers do not see a slot that no snapshot names, and a new table may reuse it."""
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
-        """The same rows in the slot of another name."""
+        """Move the rows to the slot of another name."""
         target = self.slot_for(schema, table)
         if path != target:
             self.rename(path, target, version)
@@ -64,9 +64,9 @@ class DeltaLake(Lakehouse):
         return target
 
     def evolve(self, path: str, columns: pa.Schema, sources: Sequence[Source]) -> bool:
-        """Never: delta-rs neither renames nor drops columns without new files."""
+        """False: delta-rs cannot rename or drop columns without writing new files."""
         return False
 
     def compact(self, path: str, keys: Sequence[str] = ()) -> bool:
-        """See `Lakehouse.compact`, which goes by the files' sizes alone."""
+        """See `Lakehouse.compact`, which uses only the files' sizes."""
         return super().compact(path)

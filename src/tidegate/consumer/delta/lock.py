@@ -12,9 +12,9 @@ from tidegate.sink.lakehouse import Lakehouse
 
 @contextmanager
 def target_lock(root: Path) -> Iterator[None]:
-    """Hold the target for this process; InvalidInput when another one has it. Ends with the process.
+    """Lock the target for this process; InvalidInput when another process holds it. Ends with the process.
 
-    A directory that cannot be a target is refused before anything is put into it: see `Lakehouse.check`.
+    A directory that cannot be a target is refused before anything is written into it: see `Lakehouse.check`.
     """
     with directory_lock(root, Lakehouse(root).check):
         yield

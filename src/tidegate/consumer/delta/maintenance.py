@@ -1,15 +1,16 @@
-"""Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
+"""Removes what a target no longer needs, without breaking what snapshots promise. The driver calls it between
+commits.
 
 Snapshots are thinned (`thinning`): all of the last hour stay readable, then one a minute, then one an hour,
-until `retention_hours`; within that time what was dropped can come back. The newest snapshot always stays.
-Then files go that no named version needs, the log's among them, and tables that no snapshot names any more
-(dropped, or renamed away) with their directories. What does not carry the target's mark is left alone,
-whatever its name.
+until `retention_hours`; within that time dropped tables can be recovered. The newest snapshot is always kept.
+Then files are deleted that no named version needs, files of the log included, and tables that no snapshot
+names any more (dropped, or renamed away) with their directories. Tables without the target's mark are left
+alone, whatever their names.
 
-A round is made of short pieces, and commits go on between two of them. Snapshots are forgotten first, and
-then one piece decides which versions and which tables stay. Later pieces only delete files, and never
-one of a version after those that were seen then. Tables that have no new version, and none that was
-forgotten, since the last round of this process are not touched.
+A round consists of short pieces, with commits between them. Snapshots are forgotten first, and then one piece
+decides which versions and which tables are kept. Later pieces only delete files, and never one of a version
+after those that existed then. A table is not read again if it has no new version and no forgotten one since
+the last round of this process.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tidegate.sink.slot_files import SlotFiles
 from tidegate.sink.store import SNAPSHOTS
 
 REMEMBERED_MAX: Final = 1_000
-"""Tables whose log is not read again by the next round."""
+"""How many tables are remembered whose log the next round need not read again."""
 
 
 class Tidying:
@@ -36,13 +37,14 @@ class Tidying:
         self._lake, self._upkeep, self._kept = lake, upkeep, kept
         self._remembered: OrderedDict[str, SlotFiles] = OrderedDict()
         self._clean: dict[str, tuple[int, ...]] = {}
-        """By path, the needed versions when a round left nothing to do; the last is the newest version."""
+        """By path, the needed versions when a round found nothing more to do; the last is the newest
+        version."""
 
     def round(self, position: Position) -> Iterator[int]:
-        """One round, by pieces; how many files each has deleted.
+        """One round, in pieces; yields how many files each piece has deleted.
 
-        To be begun and gone on with when a snapshot names the newest version of each table. Safe to be killed
-        at any step.
+        Begin and continue it only when a snapshot names the newest version of each table. It may be killed at
+        any step.
         """
         for _ in self._lake.forget(self._upkeep.forgotten(self._lake.snapshots())):
             yield 0
@@ -52,10 +54,10 @@ class Tidying:
             yield 0
         for path, needed in versions.items():
             yield from self._tidy(path, needed)
-            yield 0  # also where nothing was to be done: there may be thousands of tables
+            yield 0  # even if nothing was deleted, because there may be thousands of tables
 
     def _decide(self, position: Position) -> dict[str, list[int]]:
-        """By path, the versions that stay needed, ascending. Tables that none names go into the trash."""
+        """By path, the versions that are still needed, ascending. Tables without any go into the trash."""
         lake = self._lake
         named = lake.named_versions()
         for path, versions in self._kept(self._upkeep.oldest(position.ts)).items():
@@ -83,5 +85,5 @@ class Tidying:
 
 
 def tidy(lake: Lakehouse, position: Position, upkeep: Upkeep, kept: Kept = lambda since: {}) -> int:
-    """One whole round at once; how many files were deleted."""
+    """One whole round at once. Returns how many files were deleted."""
     return sum(Tidying(lake, upkeep, kept).round(position))

@@ -37,22 +37,22 @@ class DeltaAddress:
 
     @property
     def folder(self) -> Path:
-        """Beside the tables."""
+        """A folder next to the tables."""
         return self.root / FOLDER
 
     @property
     def row_mode(self) -> bool:
-        """Until a snapshot is named nobody reads it."""
+        """True: no one reads rows before a snapshot names them."""
         return True
 
     @property
     def seen(self) -> Seen:
-        """All tables at one ts."""
+        """Readers see all tables at one ts."""
         return Seen.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
-        """Under the lock of the directory."""
+        """Open the target while holding the directory's lock."""
         with target_lock(self.root):
             target = DeltaTarget(self.root, self.upkeep)
             try:
@@ -61,7 +61,7 @@ class DeltaAddress:
                 target.close()
 
     def look(self) -> Looked:
-        """What the newest snapshot says, and which process has the directory's lock."""
+        """The newest snapshot's position, and which process holds the directory's lock."""
         lake = Lakehouse(self.root)
         lake.check()
         text, pid = lake.position(), lock_holder(self.root)
@@ -69,11 +69,11 @@ class DeltaAddress:
         return Looked(Position.from_json(text) if text is not None else None, holder)
 
     def definitions(self) -> Mapping[Name, Definition]:
-        """Those of the newest snapshot."""
+        """The definitions in the newest snapshot."""
         return definitions_in(Lakehouse(self.root))
 
     def by_hand(self) -> LakeByHand:
-        """Only `tidegate verify` may write beside a consumer."""
+        """Rows cannot be written by hand: besides the consumer, only `tidegate verify` may write."""
         return LakeByHand(
             "stop the consumer and run `tidegate verify --pd PD --target TARGET --table SCHEMA.TABLE "
             "--repair apply`, which compares the table with the source and makes its rows equal"
@@ -85,27 +85,27 @@ class DeltaAddress:
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """A prefix of a bucket for Delta tables, and the consumer's name, which the target keeps."""
+    """A prefix of a bucket for Delta tables, and the consumer's name, which the target records."""
 
     store: ObjectStore
     name: str
     folder: Path
-    """Of the consumer's own files, on this machine."""
+    """For the consumer's own files, on this machine."""
     upkeep: Upkeep = NO_UPKEEP
 
     @property
     def row_mode(self) -> bool:
-        """Until a snapshot is named nobody reads it."""
+        """True: no one reads rows before a snapshot names them."""
         return True
 
     @property
     def seen(self) -> Seen:
-        """All tables at one ts."""
+        """Readers see all tables at one ts."""
         return Seen.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
-        """Nothing is locked: `recover` takes the target over, and whoever had it is Fenced from then on."""
+        """Open the target without a lock: `recover` takes it over, and fences the process that had it."""
         mark_folder(self.folder, f"{self} as {self.name}")
         self.store.probe()
         target = DeltaTarget(self.store, self.upkeep, self.name)
@@ -115,18 +115,18 @@ class BucketAddress:
             target.close()
 
     def look(self) -> Looked:
-        """What the newest snapshot says. Whether a process still writes cannot be seen in the store."""
+        """The newest snapshot's position. The store does not show whether a process still writes."""
         lake = Lakehouse(self.store)
         lake.check()
         text = lake.position()
         return Looked(Position.from_json(text) if text is not None else None)
 
     def definitions(self) -> Mapping[Name, Definition]:
-        """Those of the newest snapshot."""
+        """The definitions in the newest snapshot."""
         return definitions_in(Lakehouse(self.store))
 
     def by_hand(self) -> LakeByHand:
-        """Nothing writes beside a consumer."""
+        """Rows cannot be written by hand: only the consumer may write."""
         return LakeByHand("change the row upstream once more; the consumer then writes all of it")
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ class BucketAddress:
 
 
 def definitions_in(lake: Lakehouse) -> dict[Name, Definition]:
-    """What the tables of the newest snapshot look like."""
+    """The definitions of the tables in the newest snapshot."""
     lake.check()
     text, files = lake.position(), DefinitionFiles(lake.store)
     if text is None:

@@ -1,8 +1,8 @@
-"""The catalog of a target: pyiceberg's SQL catalog, in a SQLite file beside the tables, with a fence.
+"""The catalog of a target: pyiceberg's SQL catalog, in a SQLite file next to the tables, with a fence.
 
-The file holds one number, the *token*, that each takeover raises. Every transaction of a writer reads it
-under SQLite's write lock and is rolled back if it is not the writer's own. A commit of a table is one such
-transaction. So a consumer that was replaced commits nothing, whichever call it was in when it slept.
+The file holds one number, the *token*, and each takeover raises it. Every transaction of a writer reads the
+token under SQLite's write lock and is rolled back if it is not the writer's own. A commit of a table is one
+such transaction. So a consumer that was replaced cannot commit anything, in whichever call it was suspended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sqlalchemy.exc import OperationalError
 from tidegate.errors import Fenced
 
 NAME: Final = "tidegate"
-"""Of the catalog: pyiceberg finds tables by it, too."""
+"""The catalog's name. pyiceberg stores it with each table and finds tables only under it."""
 FILE: Final = "catalog.db"
 KNOWN_MAX: Final = 64
-"""Tables whose metadata stay in memory."""
+"""How many tables' metadata stay in memory."""
 PATIENCE_MS: Final = 30_000
-"""How long a transaction waits for those of others."""
+"""Milliseconds for which a transaction waits for those of others."""
 _TOKENS: Final = "tidegate_writer"
 _LOCATION: Final = (
     "SELECT metadata_location FROM iceberg_tables"
@@ -42,24 +42,24 @@ _TABLES: Final = (
 
 
 def uri_of(root: Path) -> str:
-    """What pyiceberg calls the catalog's `uri`."""
+    """The `uri` of the catalog for pyiceberg."""
     return f"sqlite:///{root / FILE}"
 
 
 def location_of(root: Path) -> str:
-    """How metadata begin to name the files below the root. pyiceberg decodes no percent signs in it."""
+    """How metadata begin the names of files below the root. pyiceberg decodes no percent signs in it."""
     return f"file://{root}"
 
 
 def open_catalog(root: Path) -> SqlCatalog:
-    """The catalog of a target for readers. To be called only if its file exists: SQLite would make one."""
+    """The catalog of a target for readers. Call it only if its file exists: SQLite would create one."""
     return SqlCatalog(NAME, uri=uri_of(root), init_catalog_tables="false")
 
 
 def locations(catalog: SqlCatalog) -> dict[tuple[str, str], str]:
-    """By namespace and name, where each table's newest metadata is.
+    """The location of each table's newest metadata, by namespace and name.
 
-    The file of a new target is there before the catalog's own tables; a reader then finds nothing.
+    A new target's file exists before the catalog's own tables do; until then a reader finds nothing.
     """
     with catalog.engine.connect() as connection:
         try:
@@ -72,22 +72,22 @@ def locations(catalog: SqlCatalog) -> dict[tuple[str, str], str]:
 
 
 class WriterCatalog(SqlCatalog):
-    """The catalog for the one process that may write it. Any thread may use it."""
+    """The catalog for the only process that may write it. Any thread may use it."""
 
     def __init__(self, root: Path) -> None:
-        """Makes the file if there is none. Nothing is fenced until `take_over`."""
+        """Creates the file if there is none. Nothing is fenced until `take_over`."""
         super().__init__(NAME, uri=uri_of(root), warehouse=location_of(root))
         self._root = root
         self._known: OrderedDict[str, Table] = OrderedDict()
-        """By the location of its metadata, tables as they were loaded or committed last."""
+        """Tables as they were last loaded or committed, by the location of their metadata."""
         self._lock = threading.Lock()
         self._token: int | None = None
         event.listen(self.engine, "connect", _begins_by_itself)
         event.listen(self.engine, "begin", self._begin)
-        self.engine.dispose()  # of connections that were made before
+        self.engine.dispose()  # close connections that were opened without these listeners
 
     def take_over(self) -> None:
-        """Shut out every earlier writer: none of its transactions commits after this one."""
+        """Fence every earlier writer: none of its transactions commits after this one."""
         self._token = None
         with self.engine.begin() as connection:
             connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_TOKENS} (token INTEGER NOT NULL)"))
@@ -97,7 +97,7 @@ class WriterCatalog(SqlCatalog):
         self._token = held + 1
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        """A table at its newest metadata, which are read only if this process has not made or read them."""
+        """A table at its newest metadata, which are read only if this process did not write or read them."""
         namespace, name = self.namespace_from(identifier), self.table_name_from(identifier)
         with self.engine.connect() as connection:
             wanted = {"name": NAME, "namespace": ".".join(namespace), "table": name}
@@ -113,12 +113,13 @@ class WriterCatalog(SqlCatalog):
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        """As pyiceberg does it; the new metadata are remembered."""
+        """Commit like pyiceberg, and remember the new metadata."""
         done = super().commit_table(table, requirements, updates)
         self._remember(done.metadata_location, done.metadata, table.io)
         return done
 
     def _remember(self, location: str, metadata: TableMetadata, io: FileIO) -> None:
+        """Remember a table's metadata, with snapshots that pyiceberg's deep copies share."""
         snapshots = [
             one if isinstance(one, SharedSnapshot) else SharedSnapshot.model_construct(**dict(one))
             for one in metadata.snapshots
@@ -134,6 +135,10 @@ class WriterCatalog(SqlCatalog):
                 self._known.popitem(last=False)
 
     def _begin(self, connection: Connection) -> None:
+        """Begin each transaction with SQLite's write lock, and check the token while holding it.
+
+        So no takeover can come between the check and the commit.
+        """
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if self._token is None:
             return
@@ -149,9 +154,9 @@ class WriterCatalog(SqlCatalog):
 
 
 class SharedSnapshot(Snapshot):
-    """A snapshot that copies of a table's metadata share: nobody changes one.
+    """A snapshot that copies of a table's metadata share, because snapshots never change.
 
-    pyiceberg 0.12 copies the metadata several times a commit, and a table may have 2,000 snapshots.
+    pyiceberg 0.12 copies the metadata several times per commit, and a table may have 2,000 snapshots.
     """
 
     def __deepcopy__(self, memo: object) -> SharedSnapshot:
@@ -160,7 +165,7 @@ class SharedSnapshot(Snapshot):
 
 
 class SharedLogEntry(SnapshotLogEntry):
-    """The same for an entry of the log of snapshots."""
+    """A shared entry of the log of snapshots, for the same reason."""
 
     def __deepcopy__(self, memo: object) -> SharedLogEntry:
         """Itself."""
@@ -168,10 +173,10 @@ class SharedLogEntry(SnapshotLogEntry):
 
 
 def _begins_by_itself(connection: Any, record: object) -> None:
-    """Let SQLAlchemy say when a transaction begins: Python's sqlite3 begins one only before a write."""
+    """Let SQLAlchemy begin transactions: Python's sqlite3 begins one only before a write."""
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout={PATIENCE_MS}")
-    # A commit survives the death of the process. Like the files of the tables, it is left to the file system
-    # to put it on the disk; after a power cut the catalog is as it was at one moment, with all its tables.
+    # A commit survives the death of the process. As for the files of the tables, the file system decides when
+    # it reaches the disk; after a power cut the catalog is as it was at one moment, with all its tables.
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")

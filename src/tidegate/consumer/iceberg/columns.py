@@ -1,7 +1,7 @@
-"""Columns: Arrow's types as Iceberg has them, and which changes Iceberg makes without new files. Pure.
+"""Arrow's types as Iceberg's, and which changes of columns Iceberg makes without new files. Pure.
 
 Iceberg has no integers of 8 and 16 bits: they are stored with 32. All columns are optional. A table's
-definition keeps the narrower types, and rows come back in them.
+definition has the narrower types, and rows are returned in them.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _TYPES: Final = {
 
 
 def stored(columns: pa.Schema) -> pa.Schema:
-    """The columns as they are in data files."""
+    """The columns with the types that data files have."""
     return pa.schema([pa.field(f.name, pa.int32() if f.type in _NARROW else f.type) for f in columns])
 
 
 def iceberg_type(of_type: pa.DataType, element_id: int = 0) -> IcebergType:
-    """Iceberg's type for one of Arrow's; `element_id`: of a list's elements."""
+    """Iceberg's type for one of Arrow's; `element_id`: the id of a list's elements."""
     if pa.types.is_decimal(of_type):
         return DecimalType(of_type.precision, of_type.scale)
     if pa.types.is_list(of_type):
@@ -77,14 +77,14 @@ def iceberg_schema(columns: pa.Schema) -> Schema:
 
 
 def same_type(one: IcebergType, other: IcebergType) -> bool:
-    """Whether two types are equal, whatever the ids of their elements."""
+    """Whether two types are equal, except for the ids of their elements."""
     if isinstance(one, ListType) and isinstance(other, ListType):
         return same_type(one.element_type, other.element_type)
     return bool(one == other)
 
 
 def holds(schema: Schema, columns: pa.Schema) -> bool:
-    """Whether a table's schema is that of these columns, in their order."""
+    """Whether a table has exactly these columns, in this order."""
     return len(schema.fields) == len(columns) and all(
         held.name == field.name and same_type(held.field_type, iceberg_type(field.type))
         for held, field in zip(schema.fields, columns, strict=True)
@@ -93,18 +93,18 @@ def holds(schema: Schema, columns: pa.Schema) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """Changes of a table's columns, to be done in this order; data files stay."""
+    """Changes of a table's columns, made in this order; data files stay."""
 
     drops: tuple[str, ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
     widened: tuple[tuple[str, pa.DataType], ...] = ()
-    """By the new names."""
+    """Columns by their new names, with their new types."""
     adds: tuple[tuple[str, pa.DataType], ...] = ()
-    """NULL in all rows."""
+    """New columns, NULL in all rows."""
 
 
 def replaced(schema: Schema, columns: pa.Schema) -> Evolution:
-    """From a table's schema to `columns` if all rows are written again: what differs is another column."""
+    """The changes to `columns` if all rows are rewritten: a column of another type is dropped and added."""
     held = {field.name: field.field_type for field in schema.fields}
     wanted = {field.name: field.type for field in columns}
     stay = {name for name in held if name in wanted and same_type(held[name], iceberg_type(wanted[name]))}
@@ -113,7 +113,7 @@ def replaced(schema: Schema, columns: pa.Schema) -> Evolution:
 
 
 def evolution(schema: Schema, columns: pa.Schema, sources: Sequence[Source]) -> Evolution | None:
-    """What a DDL does to a table, if Iceberg can do it without new files; else None."""
+    """The changes that a DDL makes, if Iceberg can make them without new files; otherwise None."""
     held = {field.name: field.field_type for field in schema.fields}
     kept, renames, widened, adds = set[str](), [], [], []
     for source in sources:
@@ -139,14 +139,14 @@ def evolution(schema: Schema, columns: pa.Schema, sources: Sequence[Source]) -> 
 
 
 def _keeps_rows(source: Source) -> bool:
-    """Whether the values of a column that was there stay as they are."""
+    """Whether the values of an existing column stay as they are."""
     assert source.taken is not None
     numbers_get_names = bool(source.column.elems) and not source.taken.elems
     return source.change is None and not numbers_get_names and _widens(source.taken.type, source.column.type)
 
 
 def _widens(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether Iceberg reads old files in the new type (its rules of type promotion)."""
+    """Whether Iceberg can read old files in the new type (its rules of type promotion)."""
     before, after = iceberg_type(old), iceberg_type(new)
     match before, after:
         case (IntegerType(), LongType()) | (FloatType(), DoubleType()):

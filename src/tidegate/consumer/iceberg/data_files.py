@@ -1,7 +1,7 @@
-"""Data files of a table: written, read, and chosen by the keys that they can hold.
+"""Data files of a table: written, read, and selected by the keys that they may hold.
 
-A file is read whole, and is at most `FILE_BYTES` of rows in memory when it is written here. So a merge needs
-the memory of its changes and of one file, whatever the size of the table.
+A file has at most about `FILE_BYTES` of rows in memory when it is written here, and is read whole. So a merge
+needs the memory of its changes and of one file, regardless of the size of the table.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pyiceberg.types import (
 from tidegate.consumer.net_effect import factorize
 
 FILE_BYTES: Final = 64 << 20
-"""Of the rows of a data file, in memory."""
+"""Bytes of a data file's rows in memory."""
 _ORDERED: Final = (IntegerType, LongType, StringType, BinaryType, DecimalType)
-"""Types of keys whose bounds in manifests are compared: Python orders their values as Iceberg does."""
+"""Types of keys whose bounds in manifests are used: Python orders their values as Iceberg does."""
 
 
 def written(metadata: TableMetadata, io: FileIO, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
-    """Write rows, in the types of data files, into as many files as needed; no more than one is in memory."""
+    """Write rows, in the types of data files, into as many files as needed; one at a time is in memory."""
     held, size = list[pa.RecordBatch](), 0
     for batch in batches:
         for piece in _pieces(batch):
@@ -56,8 +56,8 @@ def _data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> list[Dat
     try:
         return list(_dataframe_to_data_files(metadata, rows, io))
     except UnicodeEncodeError:
-        # pyiceberg cuts a long text that bounds a file, and adds one to its last character: behind U+D7FF
-        # there is none that can be encoded. Such a file goes without bounds, so that each merge reads it.
+        # pyiceberg shortens a long text that bounds a file and adds 1 to its last character. After U+D7FF no
+        # character follows that can be encoded. Such a file gets no bounds, so each merge must read it.
         properties = {**metadata.properties, "write.metadata.metrics.default": "counts"}
         return list(
             _dataframe_to_data_files(metadata.model_copy(update={"properties": properties}), rows, io)
@@ -71,17 +71,17 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def read(table: Table, task: FileScanTask, columns: pa.Schema) -> pa.Table:
-    """The rows of one file, in these types; columns that it lacks are NULL."""
+    """The rows of one file, in these types; columns that the file does not have are NULL."""
     schema = table.schema().select(*columns.names)
     rows = ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table([task])
     return rows.select(columns.names).cast(columns)
 
 
 class Touched:
-    """The keys that a merge changes, and which files can hold them."""
+    """The keys that a merge changes, and a test which files may hold them."""
 
     def __init__(self, keys: pa.Table, schema: Schema) -> None:
-        """`keys`: distinct, in the types of data files, under the names of `schema`."""
+        """`keys`: distinct, in the types of data files, with the column names of `schema`."""
         self._fields = [schema.find_field(name) for name in keys.column_names]
         self._keys = keys
         first = keys[0].to_pylist()
@@ -90,11 +90,11 @@ class Touched:
 
     @property
     def columns(self) -> pa.Schema:
-        """The key's."""
+        """The columns of the key."""
         return self._keys.schema
 
     def may_be_in(self, file: DataFile) -> bool:
-        """Whether some key lies between the bounds of a file's columns."""
+        """Whether some key is within the bounds of a file's columns."""
         low, high = self._bounds(file, 0)
         begin = 0 if low is None else bisect_left(self._sorted, low)
         end = len(self._sorted) if high is None else bisect_right(self._sorted, high)
@@ -122,7 +122,7 @@ class Touched:
         return low, high
 
     def found_in(self, rows: pa.Table) -> npt.NDArray[np.int64]:
-        """For each row, which of the keys it has; -1: none."""
+        """For each row, the index of its key; -1: its key is not among them."""
         held = rows.select(self._keys.column_names)
         if len(self._fields) == 1:
             found = pc.index_in(held[0], value_set=self._keys[0].combine_chunks())
@@ -135,7 +135,7 @@ class Touched:
 
 
 def by_key(tasks: Sequence[FileScanTask], schema: Schema, keys: Sequence[str]) -> list[FileScanTask]:
-    """The files in the order of their first keys, if manifests say them: neighbours go into one file."""
+    """The files by their first keys, if manifests have them, so that neighbours are merged into one file."""
     field = schema.find_field(keys[0]) if keys else None
     if field is None or not isinstance(field.field_type, _ORDERED):
         return list(tasks)

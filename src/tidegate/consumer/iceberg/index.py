@@ -1,8 +1,8 @@
-"""The table of snapshots: `_tidegate.snapshots`, an Iceberg table, whose commits name what is consistent.
+"""The table of snapshots: `_tidegate.snapshots`, an Iceberg table whose commits name consistent states.
 
-One commit adds a row for each table (ts, schema_name, table_name, table_id, path, snapshot_id) and one
-without a path that carries the consumer's position. As a row, the position survives whatever other tools do
-to the table: rewriting its files, expiring its snapshots.
+One commit adds a row for each table (ts, schema_name, table_name, table_id, path, snapshot_id) and a row
+without a path that carries the consumer's position. The position is a row, and no property of a snapshot, so
+that it survives what other tools do to the table: rewriting its files, expiring its snapshots.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ COLUMNS: Final = pa.schema(
 NAME: Final = (OWN, "snapshots")
 PATH: Final = f"{OWN}/snapshots"
 FILES_MAX: Final = 24
-"""More small files than these are written into one, in the next commit."""
+"""If there are more small files than these, the next commit merges them into one."""
 SMALL_BYTES: Final = 1 << 20
-"""Of a file that is written again with others."""
+"""A file below this size is small."""
 
 
 class Index:
-    """That of one target, for its writer."""
+    """The table of snapshots of one target, for its writer."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._published: int | None = None
         self.named_since: set[tuple[str, int]] = set()
-        """Paths and snapshots that this process has named since the upkeep last looked at all of them."""
+        """Paths and snapshots that this process has named since upkeep last read all of them."""
         self._small: int | None = None
-        """How many small files the table has; None: not known, or too many."""
+        """How many small files the table has; None when that is not known, or they are too many."""
 
     def begin(self) -> None:
-        """Make the table."""
+        """Create the table."""
         self._tables.create(PATH, NAME, COLUMNS)
 
     def identity(self) -> str:
-        """The target's, as the table carries it; InvalidInput when it carries none."""
+        """The target's identity, as the table carries it; InvalidInput when it carries none."""
         found = self._tables.mark_of(PATH)
         if not found:
             raise InvalidInput(
@@ -73,11 +73,11 @@ class Index:
         return found
 
     def table(self) -> Table:
-        """To read from."""
+        """The table, to read from."""
         return self._tables.table(PATH)
 
     def position(self) -> str | None:
-        """What `publish` committed with the newest snapshot; None: nothing was published."""
+        """The position that `publish` committed with the newest snapshot; None: there is no snapshot."""
         table = self.table()
         self._published = newest(table)
         found = position_of(table, self._published)
@@ -91,7 +91,7 @@ class Index:
         return found
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot, in one commit that must be the next after the last one that this process knows."""
+        """Name a snapshot, in one commit, which must directly follow the last one that this process knows."""
         added = _rows_of(ts, rows, position)
         small = self._crowd()
         if small:
@@ -105,7 +105,7 @@ class Index:
         self._small = 1 if small or self._small is None else self._small + 1
 
     def _crowd(self) -> list[FileScanTask]:
-        """The small files, if they are so many that they are to become one."""
+        """The small files, if there are so many that they must be merged; otherwise none."""
         if self._small is not None and self._small <= FILES_MAX:
             return []
         tasks = self._tables.manifests.tasks(self.table())
@@ -114,7 +114,7 @@ class Index:
         return small if len(small) > FILES_MAX else []
 
     def forget(self, snapshots: Collection[int]) -> Iterator[None]:
-        """Remove the rows of these snapshots, a file of the table a piece."""
+        """Remove the rows of these snapshots; each piece rewrites one file of the table."""
         gone = pa.array(sorted(snapshots), pa.int64())
         if not len(gone):
             return
@@ -129,7 +129,7 @@ class Index:
         if task.file.file_path not in {
             one.file.file_path for one in self._tables.manifests.tasks(self.table())
         }:
-            return  # a commit since has written it again with others; the next round finds those rows
+            return  # a later commit has merged it with others; the next round finds those rows
         rows = read(self.table(), task, COLUMNS)
         kept = rows.filter(pc.invert(pc.is_in(rows["ts"], value_set=gone)))
         with self._tables.writing(PATH) as writing:
@@ -138,7 +138,7 @@ class Index:
 
 
 def names_in(root: Path) -> set[tuple[str, str]]:
-    """The tables in the catalog of a directory that has one; none if it is not a catalog yet."""
+    """The tables in the catalog of a directory; empty if its file is not a catalog yet."""
     catalog = open_catalog(root)
     try:
         return set(locations(catalog))
@@ -149,7 +149,7 @@ def names_in(root: Path) -> set[tuple[str, str]]:
 
 
 def _bounds(task: FileScanTask) -> tuple[int, int]:
-    """The least and the largest ts in a file; all of them if the manifest does not say."""
+    """The least and the largest ts in a file; the whole range if the manifest does not have them."""
     field = COLUMNS.names.index("ts") + 1
     low = (task.file.lower_bounds or {}).get(field)
     high = (task.file.upper_bounds or {}).get(field)
@@ -160,7 +160,7 @@ def _bounds(task: FileScanTask) -> tuple[int, int]:
 
 
 def newest(table: Table, at: int | None = None) -> int | None:
-    """The ts of the newest snapshot with ts <= `at` (None: of all); reads only files that may hold it."""
+    """The ts of the newest snapshot with ts <= `at` (None: of all). Reads only files that may have it."""
     found: int | None = None
     tasks = [task for task in table.scan().plan_files() if at is None or _bounds(task)[0] <= at]
     for task in sorted(tasks, key=lambda task: _bounds(task)[1], reverse=True):
@@ -192,7 +192,7 @@ def all_ts(table: Table) -> list[int]:
 
 
 def named(table: Table) -> dict[str, list[int]]:
-    """Every path, and the snapshots of it that some snapshot of the target names."""
+    """By path, the table's snapshots that some snapshot of the target names."""
     rows = _scan(table, GreaterThanOrEqual("ts", 0), ["path", "snapshot_id"])
     found: dict[str, list[int]] = {}
     distinct = rows.group_by(["path", "snapshot_id"]).aggregate([])

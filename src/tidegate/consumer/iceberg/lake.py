@@ -1,11 +1,12 @@
-"""Iceberg tables with the verbs of `Lake`: rows merged by copying only the files that can hold their keys.
+"""Iceberg tables with the verbs of `Lake`: a merge rewrites only files that hold one of its keys.
 
 Layout under the root: `catalog.db` is the catalog; `SCHEMA/TABLE-1a2b3c4d` holds a table's files (`tables`);
 `_tidegate/snapshots` those of the table of snapshots (`index`), whose commits are the only commit point. In
-the catalog each table has its schema as the namespace, and its name. What the current snapshot of a table
-holds beyond the one that the newest snapshot of the target names is unfinished: `restore_all` undoes it.
+the catalog each table has its name, with its schema as the namespace. Changes in a table's current snapshot
+that the target's newest snapshot does not name are unfinished: `restore_all` undoes them.
 
-Each change of columns makes a snapshot, too, so that a table's snapshot says with which columns it is read.
+Each change of columns creates a snapshot of the table too, so that a snapshot determines the columns with
+which it is read.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from tidegate.sink.store import DiskStore
 COMPACT_FILES: Final = 10
 """A table with more small data files than this is compacted before the next snapshot names it."""
 SMALL_BYTES: Final = 4 << 20
-"""Of a small data file, on disk."""
+"""A data file below this size on disk is small."""
 FULL_MAX: Final = 100_000
-"""Files that are remembered as full, over all tables; then it begins again."""
+"""How many files are remembered as full, over all tables; above that all are forgotten."""
 OWN_NAMESPACES: Final = (OWN, DROPPED)
 
 
@@ -46,7 +47,7 @@ class IcebergLake:
     """The Iceberg tables below one root directory."""
 
     def __init__(self, root: Path) -> None:
-        """Raises InvalidInput for a directory name that cannot stand in a URI as it is."""
+        """Raises InvalidInput for a directory name that cannot be part of a URI without encoding."""
         self.root = root.absolute()
         if set(str(self.root)) & set("%?#\\[]^|"):
             raise InvalidInput(
@@ -58,12 +59,13 @@ class IcebergLake:
         self.store = DiskStore(self.root)
         self._writer: tuple[WriterCatalog, Tables, Index] | None = None
         self._full: set[str] = set()
-        """Files that compaction has made of as many rows as one takes, whatever their size on disk."""
+        """Files into which compaction has put as many rows as one file takes, even if they are small on
+        disk."""
 
     # --- what is ours
 
     def check(self) -> None:
-        """Raise InvalidInput unless the root is a target, or may become one: it is empty or not there."""
+        """Raise InvalidInput unless the root is a target, or may become one: empty or missing."""
         if not self.root.is_dir():
             return
         if (self.root / FILE).exists() and self._is_begun():
@@ -79,7 +81,7 @@ class IcebergLake:
             )
 
     def _is_begun(self) -> bool:
-        """Whether the catalog has the table of snapshots; InvalidInput if it has others only."""
+        """Whether the catalog has the table of snapshots; InvalidInput if it has only other tables."""
         found = index.names_in(self.root)
         if found and index.NAME not in found:
             shown = ", ".join(f"{namespace}.{name}" for namespace, name in sorted(found)[:5])
@@ -92,10 +94,10 @@ class IcebergLake:
         return bool(found)
 
     def check_writer(self) -> None:
-        """Nothing: the process has the directory's lock, and the catalog's token is in each commit."""
+        """Does nothing: the process holds the directory's lock, and each commit checks the token."""
 
     def begin(self) -> None:
-        """Open the catalog, shut out every earlier writer, and remove what was about to be removed."""
+        """Open the catalog, fence every earlier writer, and finish the removal of files that it had begun."""
         if self._writer is None:
             catalog = WriterCatalog(self.root)
             tables = Tables(self.root, catalog)
@@ -122,7 +124,7 @@ class IcebergLake:
         return self._writer[2]
 
     def close(self) -> None:
-        """Let go of the catalog's connections."""
+        """Close the catalog's connections."""
         if self._writer is not None:
             self._writer[0].close()
             self._writer = None
@@ -130,7 +132,7 @@ class IcebergLake:
     # --- what there is
 
     def position(self) -> str | None:
-        """What `publish` committed with the newest snapshot; None: nothing was ever published."""
+        """The position that `publish` committed with the newest snapshot; None: there is no snapshot."""
         return self.index.position()
 
     def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
@@ -139,11 +141,11 @@ class IcebergLake:
         return [] if ts is None else index.rows_at(self.index.table(), ts)
 
     def named_versions(self) -> dict[str, list[int]]:
-        """Every path and the snapshots of it that some snapshot names."""
+        """By path, the table's snapshots that some snapshot of the target names."""
         return index.named(self.index.table())
 
     def slots(self) -> list[str]:
-        """The paths of all tables in the catalog but the table of snapshots."""
+        """The paths of all tables in the catalog except the table of snapshots."""
         return sorted(path for path in self.tables.names() if path != index.PATH)
 
     def exists(self, path: str) -> bool:
@@ -159,11 +161,11 @@ class IcebergLake:
         return of_columns.holds(self.tables.table(path).schema(), columns)
 
     def columns(self, path: str) -> list[str]:
-        """Their names, in order."""
+        """The names of a table's columns, in order."""
         return [field.name for field in self.tables.table(path).schema().fields]
 
     def batches(self, path: str, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """A table's rows as they are when this is called, a data file at a time in memory."""
+        """A table's rows at the time of this call, with one data file at a time in memory."""
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
         view = Table(table.name(), table.metadata, table.metadata_location, table.io, table.catalog)
@@ -172,9 +174,9 @@ class IcebergLake:
     # --- start
 
     def restore_all(self, rows: Sequence[SnapshotRow]) -> None:
-        """Take these tables back to their snapshots and names, whatever came after.
+        """Restore these tables' snapshots and names, and undo everything after them.
 
-        A table that has none of these names loses the one it has: it was made or came back afterwards.
+        A table of the target that is not in `rows` loses its name: it was created or recovered later.
         """
         wanted = {row.path: (row.schema, row.table) for row in rows}
         held = self.tables.names()
@@ -197,21 +199,21 @@ class IcebergLake:
     # --- DDL
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
-        """A new, empty table; Fatal when the name is somebody else's, or one of ours."""
+        """Create a new, empty table; Fatal when a table of someone else has the name, or it is reserved."""
         path = self.tables.fresh_path(schema, table)
         self.tables.create(path, _name(schema, table), columns)
         return path
 
     def vanish(self, path: str) -> None:
-        """The name of a table is free; its rows can come back."""
+        """Free the name of a table; `move` can bring its rows back."""
         self.tables.park(path)
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
-        """Give a table another name; `version`: it has the rows of this snapshot again."""
+        """Rename a table; `version`: also restore the rows of this snapshot."""
         name = _name(schema, table)
         for other, held in self.tables.names().items():
             if held == name and other != path and self.tables.is_ours(other):
-                self.tables.park(other)  # it is to get another name by a further step
+                self.tables.park(other)  # a later step gives it another name
         if version is not None:
             self.tables.check_files(path, version)
         self.tables.rename(path, name)
@@ -220,13 +222,13 @@ class IcebergLake:
         return path
 
     def add_null_columns(self, path: str, columns: pa.Schema) -> None:
-        """Append the columns that are missing, null in all rows."""
+        """Append the missing columns, null in all rows."""
         held = set(self.columns(path))
         adds = tuple((field.name, field.type) for field in columns if field.name not in held)
         self._evolve(path, Evolution(adds=adds), columns.names)
 
     def evolve(self, path: str, columns: pa.Schema, sources: Sequence[Source]) -> bool:
-        """Change the columns without touching data files; False when Iceberg cannot."""
+        """Change the columns without rewriting data files; False when Iceberg cannot do that."""
         change = of_columns.evolution(self.tables.table(path).schema(), columns, sources)
         if change is None:
             return False
@@ -239,7 +241,7 @@ class IcebergLake:
             self._commit(writing, [], [])
 
     def replace(self, path: str, columns: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Put `batches` in the place of all rows, in one commit. They may come from the table's own files."""
+        """Replace all rows by `batches`, in one commit. They may be read from the table's own files."""
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
         change, types = of_columns.replaced(table.schema(), columns), stored(columns)
@@ -258,8 +260,8 @@ class IcebergLake:
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
         """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both.
 
-        Data files that can hold a key are read one by one, and written again if they do hold one: an updated
-        row stays among its neighbours. Files whose bounds leave out all keys are not read.
+        Data files that may hold a key are read one by one, and rewritten if they do hold one. So an updated
+        row stays in the file of its neighbours. Files whose bounds exclude all keys are not read.
         """
         table = self.tables.table(path)
         upserts = _stored(upserts)
@@ -282,7 +284,7 @@ class IcebergLake:
         self.tables.manifests.commit(writing, writing.io, replaced, made)
 
     def compact(self, path: str, keys: Sequence[str]) -> bool:
-        """Merge small data files if there are many; the rows stay the same. Whether anything was done."""
+        """Merge small data files if there are many; the rows stay the same. Returns whether it did so."""
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
         small = [task for task in tasks if self._is_small(task.file)]
@@ -302,13 +304,13 @@ class IcebergLake:
         return True
 
     def _is_small(self, file: DataFile) -> bool:
-        """Whether it is to be merged with others: rows that compress well make a small file of many."""
+        """Whether to merge it with others. A full file may be small on disk, if its rows compress well."""
         if len(self._full) > FULL_MAX:
             self._full.clear()
         return file.file_size_in_bytes < SMALL_BYTES and file.file_path not in self._full
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. `position` travels in the same commit."""
+        """Name a snapshot: the commit point. `position` is part of the same commit."""
         self.index.publish(ts, rows, position)
 
 
@@ -336,12 +338,12 @@ def _cast(batch: pa.RecordBatch, types: pa.Schema) -> pa.RecordBatch:
 
 
 def _hits(table: Table, task: FileScanTask, touched: Touched) -> bool:
-    """Whether a file has a row with one of the keys. Reads the keys alone."""
+    """Whether a file has a row with one of the keys. Reads only the key columns."""
     return bool((touched.found_in(read(table, task, touched.columns)) >= 0).any())
 
 
 def _merged(held: pa.Table, touched: Touched, upserts: pa.Table, placed: Any) -> pa.Table:
-    """A file's rows after the merge; the upserts that are among them are marked in `placed`."""
+    """A file's rows after the merge; marks the upserts that are among them in `placed`."""
     found = touched.found_in(held)
     rest = held.filter(pa.array(found < 0))
     mine = np.unique(found[(found >= 0) & (found < upserts.num_rows)])
@@ -350,7 +352,7 @@ def _merged(held: pa.Table, touched: Touched, upserts: pa.Table, placed: Any) ->
 
 
 def _bundles(files: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of neighbours together, as many as one file takes: about `FILE_BYTES` in memory."""
+    """Joins the rows of neighbouring files into tables of the size of one file: about `FILE_BYTES`."""
     held, size = list[pa.Table](), 0
     for rows in files:
         held.append(rows)

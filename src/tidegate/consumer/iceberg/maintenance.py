@@ -1,10 +1,11 @@
-"""Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
+"""Removes what a target no longer needs, without breaking what snapshots promise. The driver calls it between
+commits.
 
-As for Delta (`delta.maintenance`): snapshots of the target are thinned (`thinning`), and then what no named
-snapshot needs goes: first a table's own snapshots, then its files, then tables that no snapshot names any
-more. A file is deleted only an hour after it was written, and if no snapshot that is left has it. A round is
-made of short pieces, and commits go on between two of them. A kill at any step leaves too much, never less
-than is needed. Tables that have nothing older than an hour to delete are not read.
+As for Delta (`delta.maintenance`), the target's snapshots are thinned (`thinning`). Then what no named
+snapshot needs is removed: first a table's own snapshots, then its files, then tables that no snapshot names
+any more. A file is deleted only an hour after it was written, and if no remaining snapshot has it. A round
+consists of short pieces, with commits between them. A kill at any step leaves too many files, never too few.
+Tables without files older than an hour are not read.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class Tidying:
         self._lake, self._upkeep, self._kept = lake, upkeep, kept
 
     def round(self, position: Position) -> Iterator[int]:
-        """One round, by pieces; how many files each has deleted.
+        """One round, in pieces; yields how many files each piece has deleted.
 
-        To be begun and gone on with when a snapshot names the newest version of each table. Safe to be killed
-        at any step.
+        Begin and continue it only when a snapshot names the newest version of each table. It may be killed at
+        any step.
         """
         lake = self._lake
         for _ in lake.index.forget(self._upkeep.forgotten(index.all_ts(lake.index.table()))):
             yield 0
-        # In one piece: tables and snapshots that come later are not of this decision.
+        # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
         slots, needed = lake.slots(), lake.named_versions()
         lake.index.named_since.clear()
         since = self._upkeep.oldest(position.ts)
@@ -60,7 +61,7 @@ class Tidying:
         return min(GRACE_S, self._upkeep.retention_hours * 3600)
 
     def _needed(self, decided: Mapping[str, Sequence[int]], since: int) -> dict[str, set[int]]:
-        """By path, the snapshots that are needed now: commits and DDLs come between two pieces."""
+        """By path, the snapshots that are needed now, because commits and DDLs may come between pieces."""
         needed = {path: set(versions) for path, versions in decided.items()}
         for path, versions in self._kept(since).items():
             needed.setdefault(path, set()).update(versions)
@@ -69,10 +70,10 @@ class Tidying:
         return needed
 
     def _expire(self, path: str, needed: Set[int]) -> None:
-        """Forget the snapshots of a table that are not needed; its newest always is."""
+        """Expire the snapshots of a table that are not needed; its newest is always kept."""
         metadata = self._lake.tables.table(path).metadata
         stay = {*needed, metadata.current_snapshot_id}
-        if path == index.PATH:  # whoever has just opened it reads its files
+        if path == index.PATH:  # a reader that has just opened it still reads its files
             since = (time.time() - self._grace_s) * 1000
             stay |= {one.snapshot_id for one in metadata.snapshots if one.timestamp_ms > since}
         gone = [one.snapshot_id for one in metadata.snapshots if one.snapshot_id not in stay]
@@ -80,7 +81,7 @@ class Tidying:
             self._lake.tables.expire(path, gone)
 
     def _sweep(self, path: str) -> Iterator[int]:
-        """Delete the files of a table that are old enough, and that none of its snapshots has."""
+        """Delete the files of a table that are old enough and belong to none of its snapshots."""
         old = _files_before(self._lake.root / path, time.time() - self._grace_s)
         if not old:
             return
@@ -107,7 +108,7 @@ def _files_before(folder: Path, before: float) -> set[str]:
 
 
 def _held_by(table: Table) -> Iterator[set[str]]:
-    """The files that a table's snapshots have, and its own; a snapshot's at a time."""
+    """The files of a table's snapshots and its metadata files; yields those of one snapshot at a time."""
     logs = [entry.metadata_file for entry in table.metadata.metadata_log]
     yield {_file(name) for name in (table.metadata_location, *logs)}
     manifests = set[str]()

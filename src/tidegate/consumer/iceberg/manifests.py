@@ -1,8 +1,9 @@
-"""Manifests of a table: read once, and written so that a table has few of them.
+"""Manifests of a table: each is read once, and commits keep their number small.
 
-pyiceberg 0.12 reads every manifest three times for an overwrite, and keeps those for ever that list only
-deleted files: commits get slower with each one. Here entries are remembered by the manifest's path, because a
-manifest never changes. A commit leaves out manifests without live files, and writes many small ones as one.
+pyiceberg 0.12 reads every manifest three times for an overwrite, and keeps manifests that list only deleted
+files for ever, so each commit is slower than the one before. Here entries are remembered by the manifest's
+path, because a manifest never changes. A commit leaves out manifests without live files, and merges many
+small ones into one.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 
 REMEMBERED_MAX: Final = 200_000
-"""Of remembered entries, over all tables, the statistics of columns: about half a kB each."""
+"""How many column statistics are remembered in entries, over all tables: about half a kB each."""
 SMALL_ENTRIES: Final = 100
 """A manifest with fewer live files is small."""
 SMALL_MAX: Final = 8
-"""More small manifests than these become one."""
+"""If there are more small manifests, a commit merges them into one."""
 
 
 class Manifests:
-    """The live entries of manifests, remembered. Any thread may ask."""
+    """Remembers the live entries of manifests. Any thread may call it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +36,7 @@ class Manifests:
         self._count = 0
 
     def entries(self, manifest: ManifestFile, io: FileIO) -> list[ManifestEntry]:
-        """The files that a manifest adds or keeps."""
+        """The live entries of a manifest: files that it adds or keeps."""
         with self._lock:
             held = self._known.get(manifest.manifest_path)
             if held is not None:
@@ -51,7 +52,7 @@ class Manifests:
         return found
 
     def tasks(self, table: Table) -> list[FileScanTask]:
-        """The data files of a table at its newest snapshot. It has no delete files: none is written here."""
+        """The data files of a table at its newest snapshot. There are never delete files in a table."""
         snapshot = table.current_snapshot()
         if snapshot is None:
             return []
@@ -61,7 +62,7 @@ class Manifests:
     def commit(
         self, writing: Transaction, io: FileIO, replaced: Sequence[DataFile], made: Sequence[DataFile]
     ) -> None:
-        """Stage a snapshot without some data files and with others."""
+        """Stage a snapshot in which the files `made` replace the files `replaced`."""
         operation = Operation.OVERWRITE if replaced else Operation.APPEND
         snapshot = _Replacing(operation, writing, io)
         snapshot.remembered = self
@@ -73,7 +74,7 @@ class Manifests:
 
 
 class _Replacing(_OverwriteFiles):
-    """A snapshot whose manifests come from the parent's, by what is remembered of them."""
+    """A snapshot whose manifests are made from its parent's, with their remembered entries."""
 
     remembered: Manifests
 
@@ -85,11 +86,15 @@ class _Replacing(_OverwriteFiles):
             for entry in self.remembered.entries(manifest, self._io)
             if entry.data_file.file_path in gone
         ]
-        # A file that is not there any more is in another one by now: its rows would be in the table twice.
+        # A missing file was merged into another one meanwhile: the table would then have its rows twice.
         assert len(found) == len(gone), "the files that are replaced are the table's"
         return found
 
     def _existing_manifests(self) -> list[ManifestFile]:
+        """The parent's manifests without the replaced files.
+
+        Manifests that lose files are rewritten into one, together with the small ones if these are many.
+        """
         gone, kept = self._gone(), list[ManifestFile]()
         small, loose = list[ManifestFile](), list[ManifestEntry]()
         for manifest in self._parents():

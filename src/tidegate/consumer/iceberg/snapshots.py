@@ -4,8 +4,8 @@
     tables = open_snapshot("/path/to/target").tables
     tables["bank.accounts"].to_arrow()
 
-All tables of one `open_snapshot` stand at the same ts. `tidegate consumer snapshot` prints the same for other
-engines: each table's name in the catalog, and the snapshot id to read it at. With pyiceberg alone:
+All tables of one `open_snapshot` are at the same ts. `tidegate consumer snapshot` prints the same for other
+engines: each table's name in the catalog, and the snapshot id at which to read it. With pyiceberg alone:
 
     catalog = SqlCatalog("tidegate", uri="sqlite:////path/to/target/catalog.db")
     catalog.load_table(("bank", "accounts")).scan(snapshot_id=5781947118336215154).to_arrow()
@@ -33,25 +33,25 @@ from tidegate.errors import InvalidInput, shown
 
 SCHEME: Final = "iceberg"
 LOADS_MAX: Final = 5
-"""How often a table is looked up whose name changes meanwhile."""
+"""How often the lookup of a table is repeated if its name changes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """One table at the snapshot."""
+    """One table in the snapshot."""
 
     schema: str
     table: str
     table_id: int
     identifier: tuple[str, str]
-    """Its name in the catalog now; a table that was renamed or dropped since has another than then."""
+    """Its name in the catalog now; it differs from the one in the snapshot if the table was renamed since."""
     snapshot_id: int
     path: str
-    """Of its files below the target's directory: the same whatever its name is."""
+    """The path of its files below the target's directory: independent of its name."""
     _root: Path
 
     def columns(self) -> Schema:
-        """Its columns then."""
+        """Its columns in the snapshot."""
         with _catalog(self._root) as catalog:
             table = _load(catalog, self._root, self.path)
             found = table.snapshot_by_id(self.snapshot_id)
@@ -59,7 +59,7 @@ class TableSnapshot:
             return table.schema() if kept is None else table.schemas()[kept]
 
     def to_arrow(self, columns: list[str] | None = None) -> pa.Table:
-        """The rows in memory. The table may be renamed meanwhile."""
+        """The rows in memory. Also works if the table was renamed meanwhile."""
         with _catalog(self._root) as catalog:
             wanted = ("*",) if columns is None else tuple(columns)
             table = _load(catalog, self._root, self.path)
@@ -138,11 +138,11 @@ def _catalog(root: Path) -> Iterator[SqlCatalog]:
 
 
 def _load(catalog: SqlCatalog, root: Path, path: str) -> Table:
-    """The table with its files at a path, under whatever name it has now; InvalidInput when it is gone."""
+    """The table with its files at a path, whatever its name is now; InvalidInput when it is gone."""
     for _ in range(LOADS_MAX):
         for name, location in locations(catalog).items():
             if path_in(root, location) == path:
-                # It may get another name, or newer metadata, between the two steps.
+                # It may be renamed, or get newer metadata, between the two steps.
                 with suppress(NoSuchTableError, FileNotFoundError):
                     table = catalog.load_table(name)
                     if path_in(root, table.metadata_location) == path:

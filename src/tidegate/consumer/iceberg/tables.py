@@ -1,12 +1,12 @@
-"""The Iceberg tables below a directory, by path: opened, committed to, renamed, rolled back.
+"""The Iceberg tables below a directory, by path: opened, committed to, renamed, restored.
 
 A table's *path* is the directory of its files below the root, given once: `SCHEMA/TABLE-` and eight random
-hex digits. Its name in the catalog can change. The name of a dropped table is one of ours, in the namespace
-`_tidegate_dropped`, until its rows are removed or come back.
+hex digits. Its name in the catalog can change. A dropped table gets a name in the namespace
+`_tidegate_dropped`, until its rows are removed or recovered.
 
-Each table carries the property `tidegate.target` with the target's identity. Nothing is written or removed
-without it. The snapshot that this process has last made or restored is remembered for each table: a commit
-must be the next after it, and pyiceberg may not try again behind somebody else's.
+Each table carries the property `tidegate.target` with the target's identity. A table without it is never
+written or removed. For each table, the snapshot that this process has last committed or restored is
+remembered. A commit must directly follow it: pyiceberg must not retry after a commit of another program.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tidegate.errors import Fatal, Retryable
 from tidegate.model.path_part import path_part
 
 MARK: Final = "tidegate.target"
-"""The table property that says to which target a table belongs."""
+"""The table property that names the target to which a table belongs."""
 DROPPED: Final = "_tidegate_dropped"
 """The namespace of dropped tables."""
 TRASH: Final = f"{OWN}/trash"
 OPEN_MAX: Final = 64
-"""Tables whose metadata stay in memory."""
+"""How many tables' metadata stay in memory."""
 BRANCH: Final = "main"
 PROPERTIES: Final = {
     "format-version": "2",
@@ -57,23 +57,23 @@ PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",
     "write.parquet.compression-codec": "zstd",
-    # One row group a file: pyiceberg takes the bounds of those groups that have some for the file's.
+    # One row group per file: if some groups have no bounds, pyiceberg uses those of the others for the file.
     "write.parquet.row-group-limit": str(1 << 30),
 }
 Name = tuple[str, str]
 
 
 class Writing(Transaction):
-    """A transaction that does not copy the table's whole metadata each time that it is asked for them.
+    """A transaction that does not copy the table's whole metadata each time they are read.
 
-    pyiceberg 0.12 makes a deep copy about twenty times a commit, of every snapshot that the table has.
+    pyiceberg 0.12 makes about twenty deep copies per commit, of every snapshot that the table has.
     """
 
     _seen: tuple[int, TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The metadata with what is staged. Nobody changes them in place."""
+        """The metadata with the staged changes. They must not be changed in place."""
         if not self._updates:
             return self._table.metadata
         if self._seen is None or self._seen[0] != len(self._updates):
@@ -82,12 +82,12 @@ class Writing(Transaction):
 
     @property
     def io(self) -> FileIO:
-        """What reads and writes the table's files."""
+        """The table's FileIO, which reads and writes its files."""
         return self._table.io
 
 
 class Tables:
-    """Those of one target. Several threads may use it, but only one at a time the same table."""
+    """The tables of one target. Several threads may use it, but only one at a time for the same table."""
 
     def __init__(self, root: Path, catalog: WriterCatalog) -> None:
         self.root, self._catalog = root, catalog
@@ -103,7 +103,7 @@ class Tables:
     # --- names
 
     def read_names(self) -> None:
-        """Learn the tables' names from the catalog; forget what was known of the tables."""
+        """Read the tables' names from the catalog; forget everything else that is known about tables."""
         found = {path_in(self.root, location): name for name, location in locations(self._catalog).items()}
         with self._lock:
             self._names = {path: name for path, name in found.items() if path is not None}
@@ -111,16 +111,16 @@ class Tables:
             self._open.clear()
 
     def names(self) -> dict[str, Name]:
-        """By path, each table's name in the catalog; somebody else's may be among them."""
+        """Each table's name in the catalog, by path; tables that are not the target's may be among them."""
         with self._lock:
             return dict(self._names)
 
     def fresh_path(self, schema: str, table: str) -> str:
-        """A path that no table has had."""
+        """A path that no table has ever had."""
         return f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
 
     def create(self, path: str, name: Name, columns: pa.Schema) -> None:
-        """An empty table, with a snapshot; Fatal when the catalog has another table of this name."""
+        """Create an empty table, with a snapshot; Fatal when the catalog has another table of this name."""
         self._make_namespace(name[0])
         properties = PROPERTIES | {MARK: self.identity}
         with self._translated(path):
@@ -136,7 +136,7 @@ class Tables:
             self._names[path], self._heads[path] = name, _head(table)
 
     def rename(self, path: str, name: Name) -> None:
-        """Give a table another name, under which there is none; Fatal when somebody else's is there."""
+        """Rename a table; Fatal when a table that is not the target's has the name."""
         old = self._name_of(path)
         if old == name:
             return
@@ -151,7 +151,7 @@ class Tables:
             self._open.pop(path, None)
 
     def park(self, path: str) -> None:
-        """Take a table's name away; its rows can come back."""
+        """Free a table's name; its rows can be recovered."""
         self.rename(path, (DROPPED, path.replace("/", "+")))
 
     def _make_namespace(self, namespace: str) -> None:
@@ -179,7 +179,7 @@ class Tables:
         return bool(self.identity) and self.mark_of(path) == self.identity
 
     def mark_of(self, path: str) -> str | None:
-        """The identity of the target that a table belongs to; None for anything else, and for no table."""
+        """The identity of the target to which a table belongs; None if it has none, or does not exist."""
         try:
             found = self._catalog.load_table(self._name_of(path)).properties.get(MARK)
         except (NoSuchTableError, FileNotFoundError, Fatal):
@@ -187,7 +187,7 @@ class Tables:
         return None if found is None else str(found)
 
     def table(self, path: str) -> Table:
-        """A table at its newest snapshot; Fatal when it is not ours, or another process has written it."""
+        """A table at its newest snapshot; Fatal when it is not the target's, or another process wrote it."""
         with self._lock:
             held = self._open.get(path)
             if held is not None:
@@ -213,7 +213,7 @@ class Tables:
         """A transaction on a table, committed at the end of the context."""
         table = self.table(path)
         with self._lock:
-            self._open.pop(path, None)  # what a commit that failed has left in memory is not used again
+            self._open.pop(path, None)  # a failed commit leaves the table in an unknown state in memory
         with self._translated(path):
             transaction = Writing(table)
             yield transaction
@@ -221,9 +221,9 @@ class Tables:
         self._keep(path, table)
 
     def restore(self, path: str, snapshot_id: int) -> bool:
-        """Make a snapshot the newest, with its columns; False when it is that already.
+        """Make a snapshot, with its columns, the newest; False when it is the newest already.
 
-        Fatal when the table has no such snapshot any more.
+        Fatal when the table does not have it any more.
         """
         table = self.table(path)
         wanted = self._snapshot(path, table, snapshot_id)
@@ -238,7 +238,7 @@ class Tables:
         return True
 
     def expire(self, path: str, snapshot_ids: Sequence[int]) -> None:
-        """Forget snapshots of a table; their files stay."""
+        """Expire snapshots of a table; their files stay."""
         self._update(path, self.table(path), [RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids))])
 
     def _update(self, path: str, table: Table, updates: Sequence[TableUpdate]) -> None:
@@ -251,7 +251,7 @@ class Tables:
         self.table(path)
 
     def check_files(self, path: str, snapshot_id: int) -> None:
-        """Fatal when a snapshot of a table, or a data file of it, is deleted."""
+        """Fatal when a snapshot of a table, or one of its data files, was deleted."""
         table = self.table(path)
         self._snapshot(path, table, snapshot_id)
         for task in table.scan(snapshot_id=snapshot_id).plan_files():
@@ -273,14 +273,14 @@ class Tables:
         )
 
     def discard(self, path: str) -> bool:
-        """Remove a table with its files: only one that no snapshot names. False when it is not ours."""
+        """Remove a table that no snapshot names, with its files. False when it is not the target's."""
         if (self.root / path).is_dir():
             if not self.is_ours(path):
                 return False
             trash = self.root / TRASH
             trash.mkdir(parents=True, exist_ok=True)
             (self.root / path).rename(trash / uuid.uuid4().hex)
-        # A process that was killed here has left a name without files: it goes at the next start.
+        # If a process was killed here, the catalog has a name without files: the next start removes it.
         with self._translated(path), suppress(NoSuchTableError):
             self._catalog.drop_table(self._name_of(path))
         with self._lock:
@@ -345,7 +345,7 @@ class Tables:
 
 
 def path_in(root: Path, location: str) -> str | None:
-    """The path of the table with metadata at a location; None: it is not below the root as ours are."""
+    """The path of the table whose metadata are at a location; None if they are not below the root."""
     parts = location.removeprefix(f"{location_of(root)}/").split("/")
     return "/".join(parts[:2]) if len(parts) == 4 and parts[2] == "metadata" else None
 
@@ -356,7 +356,9 @@ def _head(table: Table) -> int:
 
 
 def change_columns(transaction: Transaction, change: Evolution, order: Sequence[str]) -> None:
-    """Change a table's columns, and put them into this order. Names are paths: a dot in them is a letter."""
+    """Change a table's columns and their order. Names are given as paths, so that a dot in one is no
+    separator.
+    """
     if change.drops:
         _drop(transaction, change.drops)
     if change.renames:

@@ -35,22 +35,22 @@ class IcebergAddress:
 
     @property
     def folder(self) -> Path:
-        """Beside the tables."""
+        """A folder next to the tables."""
         return self.root / OWN
 
     @property
     def row_mode(self) -> bool:
-        """Until a snapshot is named no reader is sent to it."""
+        """True: no one reads rows before a snapshot names them."""
         return True
 
     @property
     def seen(self) -> Seen:
-        """All tables at one ts."""
+        """Readers see all tables at one ts."""
         return Seen.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[IcebergTarget]:
-        """Under the lock of the directory."""
+        """Open the target while holding the directory's lock."""
         with directory_lock(self.root, IcebergLake(self.root).check):
             target = IcebergTarget(self.root, self.upkeep)
             try:
@@ -59,14 +59,14 @@ class IcebergAddress:
                 target.close()
 
     def look(self) -> Looked:
-        """What the newest snapshot says, and which process has the directory's lock."""
+        """The newest snapshot's position, and which process holds the directory's lock."""
         IcebergLake(self.root).check()
         text, pid = newest_position(self.root), lock_holder(self.root)
         holder = f"process {pid} on this machine" if pid is not None else ""
         return Looked(Position.from_json(text) if text is not None else None, holder)
 
     def definitions(self) -> Mapping[Name, Definition]:
-        """Those of the newest snapshot."""
+        """The definitions in the newest snapshot."""
         IcebergLake(self.root).check()
         text, files = newest_position(self.root), DefinitionFiles(DiskStore(self.root))
         if text is None:
@@ -81,7 +81,7 @@ class IcebergAddress:
         return found
 
     def by_hand(self) -> LakeByHand:
-        """Nothing writes beside a consumer."""
+        """Rows cannot be written by hand: only the consumer may write."""
         return LakeByHand("change the row upstream once more; the consumer then writes all of it")
 
     def __str__(self) -> str:
@@ -98,6 +98,6 @@ class IcebergTarget(LakeTarget):
         super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)
 
     def close(self) -> None:
-        """Wait for writers, and let go of the catalog."""
+        """Wait for writers, and close the catalog."""
         super().close()
         self.lake.close()

@@ -1,6 +1,6 @@
 """A MySQL or MariaDB database as a target of the consumer.
 
-`target` (the verbs), `progress` (what the database keeps of the consumer, and the fence),
+`target` (the verbs), `progress` (what the database stores about the consumer, and the fence),
 `session` (connections and their errors), `literals` (values as SQL). DDL: `ddl` (each statement once),
 `tables` (CREATE and ALTER), `described` (what a table looks like), `recast` (converted columns), `prune`.
 """

@@ -1,4 +1,4 @@
-"""Single rows as SQL for a person who writes them into a database. Pure."""
+"""SQL for single rows, which a person can run in a database. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tidegate.consumer.target import TableChanges
 SESSION: Final = (
     f"SET NAMES utf8mb4; SET SESSION sql_mode='{SQL_MODE}', time_zone='+00:00', foreign_key_checks=0;"
 )
-"""The consumer's own session, on which literals rely."""
+"""The same settings as in the consumer's own session: the literals depend on them."""
 
 
 class MySqlByHand:
-    """Rows in the literals that the consumer itself writes."""
+    """Statements with the literals that the consumer itself writes."""
 
     advice: Final = (
         "`--sql FILE` writes the statements: look first whether each row has changed at the target since its "
@@ -27,19 +27,19 @@ class MySqlByHand:
 
     @property
     def values(self) -> MySqlValues:
-        """As the topic has them."""
+        """Values as the topic has them."""
         return MySqlValues()
 
     @property
     def head(self) -> bytes:
-        """The session."""
+        """The statement that sets up the session."""
         return SESSION.encode()
 
     def statements(self, changes: TableChanges) -> list[bytes]:
         """A DELETE by the key, then an INSERT.
 
-        A unique value that another row has by now makes the INSERT fail, so that a person looks into it: no
-        other row is taken away.
+        The INSERT fails if another row has one of its unique values by now, so that a person looks into it:
+        no other row is deleted.
         """
         table, effect, made = changes.definition, changes.effect, Statements()
         name = qualified(table.schema, table.table)

@@ -1,16 +1,17 @@
-"""DDL at the target, each statement once.
+"""Executes DDL at the target, each statement once.
 
-A statement of DDL has no transaction: after a crash nobody says whether it took effect. So before each one
-its number and its evidence are stored; where a restart finds one begun, the target itself is asked.
-Definitions change when a DDL's last statement has run, in one transaction with the note that it is over.
+A DDL statement is not part of a transaction: after a crash it is not known whether it took effect. So its
+number and its evidence are stored before each statement. If a restart finds that a statement was begun, it
+looks for the evidence at the target. Definitions change when a DDL's last statement has run, in one
+transaction with the note that the DDL is over.
 
 | statement | evidence that it has run |
 |---|---|
-| CREATE TABLE | the table is there; that it was not, was seen before |
-| ALTER TABLE | its columns and indexes, as an empty copy of it looks after the same statement |
-| filling a column with converted values (`recast`) | none: the old column is still there |
-| RENAME TABLE | the new name is there and the old one is not |
-| CREATE DATABASE IF NOT EXISTS, DROP TABLE IF EXISTS, TRUNCATE | none: run again, it changes nothing more |
+| CREATE TABLE | the table exists; before, it was checked that it did not |
+| ALTER TABLE | its columns and indexes are those of an empty copy of it after the same statement |
+| filling a column with converted values (`recast`) | none needed: the old column is still there |
+| RENAME TABLE | the new name exists and the old one does not |
+| CREATE DATABASE IF NOT EXISTS, DROP TABLE IF EXISTS, TRUNCATE | none needed: a second run changes nothing |
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ from tidegate.errors import Fatal
 
 
 def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Statement]:
-    """What a step takes, and `known` as it is afterwards. Fatal when the target cannot do it."""
+    """The statements of a step; `known` is changed to what it is after it. Fatal when the target cannot do
+    it.
+    """
     match step:
         case ddl_plan.Create(made):
             held = known.get((made.schema, made.table))
@@ -124,19 +127,19 @@ def _refused(where: str, why: str) -> Fatal:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """One step: its statements, the number of the first of them, and all definitions after it."""
+    """One step: its statements, the number of the first one, and all definitions after it."""
 
     first: int
     statements: list[Statement]
     known: dict[Name, Definition]
     read: dict[Name, bool] = field(default_factory=dict)
-    """What only the server knows when all has run: see `replay.Rendered`."""
+    """Tables whose definition must be read from the server afterwards: see `replay.Rendered`."""
     session: str = ""
-    """How the session must be for the statements, where it is another than usual."""
+    """The statement that sets up the session, if it must differ from the usual one."""
 
 
 class DdlRun:
-    """The DDLs between two positions: which are done, and how far the one is that is not."""
+    """The DDLs between two positions: which are done, and how far the unfinished one is."""
 
     def __init__(
         self,
@@ -147,10 +150,10 @@ class DdlRun:
         adopting: bool = False,
         skipped: Set[int] = frozenset(),
     ) -> None:
-        """`noted`: what `Progress` held. `definitions` are kept as they are after each step.
+        """`noted`: the note that `Progress` stored. `definitions` is updated after each step.
 
-        `adopting`: tables that are there already become this consumer's. `skipped`: the ts of DDLs that
-        somebody has run in other words.
+        `adopting`: existing tables become this consumer's. `skipped`: the ts of DDLs that a person has
+        executed in another form.
         """
         self._progress, self._hold, self._definitions = progress, progress.hold, definitions
         self._tables, self._skipped = Tables(progress, adopting=adopting), skipped
@@ -164,14 +167,14 @@ class DdlRun:
         self._step = 0
 
     def resume(self, noted: str | None) -> None:
-        """What the target says now of the DDLs since its position; the step that was lost comes again."""
+        """Load what the target now stores about the DDLs since its position; a lost step is then repeated."""
         held: dict[str, Any] = orjson.loads(noted) if noted else {}
         self._done, self._begun = held.get("done", []), held.get("begun")
 
     def has_done(self, message: DdlMessage) -> bool:
         """Whether all its statements have run and only the position has not moved past it.
 
-        So it is with one that cannot be run here and of which its user says that it is done (`--skip-ddl`).
+        This also holds for a DDL that cannot be run here, if the user declares it as done (`--skip-ddl`).
         """
         by_hand = message.ts in self._skipped and message.header is None
         if by_hand and isinstance(read(message.query, message.schema), Unknown):
@@ -179,7 +182,7 @@ class DdlRun:
         return identity(message) in self._done
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
-        """See `Target.intend`. All is rendered now: what is refused is refused before anything is done."""
+        """See `Target.intend`. Renders all statements now, so that a refusal comes before any of them."""
         name = identity(message)
         if self._begun is not None and self._begun["name"] != name:
             raise Fatal(
@@ -201,10 +204,10 @@ class DdlRun:
             self._over()
 
     def _check_begun(self, begun: Mapping[str, Any], message: DdlMessage) -> None:
-        """Fatal when the statement that was begun is not one of those that come now.
+        """Fatal when the statement that was begun is not one of the statements now planned.
 
-        Its DDL was planned otherwise then: the consumer has another `--schema-changes` since. Whether the
-        statement took effect is known only by what it was to make.
+        That happens if the DDL was planned under another `--schema-changes` before. Whether the begun
+        statement took effect can only be seen by comparing the table with that statement's result.
         """
         coming = [one for planned in self._planned for one in planned.statements][begun["at"] :]
         first = coming[0] if coming else None
@@ -220,7 +223,7 @@ class DdlRun:
     def _plan(
         self, step: ddl_plan.Step, known: dict[Name, Definition], number: int, message: DdlMessage
     ) -> _Planned:
-        """`known` becomes what it is after the step."""
+        """Plan one step; `known` is changed to what it is after the step."""
         begun, skipped, was = self._begun is not None, message.ts in self._skipped, dict(known)
         if isinstance(step, ddl_plan.Replay):
             made = (
@@ -246,13 +249,13 @@ class DdlRun:
 
     @property
     def intended(self) -> bool:
-        """Whether a step of a DDL is to come; else rows without a DDL ask for one."""
+        """Whether a step of a DDL is expected; otherwise a step comes from rows without a DDL."""
         return self._step < len(self._planned)
 
     def asked(self, step: ddl_plan.Step) -> None:
-        """Rows without a DDL ask for a table: one that is there already is taken for theirs.
+        """Rows without a DDL need a table: an existing one is adopted for them.
 
-        Fatal when there is none, or none that they fit.
+        Fatal when there is none, or when it does not fit the rows.
         """
         if not isinstance(step, ddl_plan.Create):
             raise _refused(ddl_plan.in_words(step), "no DDL on the topic tells of it")
@@ -265,12 +268,12 @@ class DdlRun:
         else:
             raise missing(name)
         check_columns(taken, asked)
-        # No DDL is under way while rows are applied.
+        # While rows are applied no DDL is under way, so this note loses nothing.
         self._progress.note_ddl(_note(self._done, self._begun), {name: taken.to_json().decode()})
         self._definitions[name] = taken
 
     def execute(self) -> None:
-        """The statements of the next step; after a connection was lost and `resume`, of the same one."""
+        """Run the statements of the next step; after a lost connection and `resume`, of the same step."""
         step = self._planned[self._step]
         if self._now not in self._done:
             for number, statement in enumerate(step.statements, step.first):
@@ -289,7 +292,7 @@ class DdlRun:
         return seen if known.info is None else replace(known, uniques=seen.uniques)
 
     def over(self, position: str) -> None:
-        """The position moves past all DDLs that were done."""
+        """Move the position past all executed DDLs."""
         self._progress.move(position, ddl_over=True)
         self._done, self._begun = [], None
 
@@ -322,7 +325,7 @@ class DdlRun:
             self._run(text_of(statement), session)
 
     def _run(self, text: str, session: str) -> None:
-        """`session`: for SQL of the topic, which the server may refuse for its words."""
+        """Run one statement. `session` is given for SQL of the topic, which the server may not understand."""
         if not session:
             self._hold.run_ddl(text)
             return
@@ -349,7 +352,7 @@ class DdlRun:
                 return []
 
     def _has_run(self, statement: Statement, evidence: Sequence[str]) -> bool:
-        """Whether the statement that was begun took effect; Fatal when the target looks like neither."""
+        """Whether the begun statement took effect; Fatal when the table is neither as before nor as after."""
         match statement:
             case Again(_) | DeleteRows() | Recast():
                 return False
@@ -369,7 +372,7 @@ class DdlRun:
                 return found != evidence[0]
 
     def _foreseen(self, name: Name, text: str, session: str) -> str:
-        """What the table will look like: an empty copy of it is altered."""
+        """The description of the table after the ALTER: alters and describes an empty copy of it."""
         scratch = (SCHEMA, self._hold.scratch)
         place = qualified(*scratch)
         self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
@@ -384,7 +387,7 @@ class DdlRun:
 
 
 def begun_in(noted: str | None) -> str | None:
-    """The SQL of the DDL of which a note says that a statement was begun; None: none was."""
+    """The SQL of the DDL that a note reports as begun; None: none was."""
     begun = orjson.loads(noted).get("begun") if noted else None
     return str(begun["query"]) if begun is not None else None
 
@@ -403,7 +406,7 @@ def _there_already(name: Name) -> Fatal:
 
 
 def _named(message: DdlMessage, name: Name) -> list[Name]:
-    """The tables that a DDL names: of a rename, the old name too."""
+    """The tables that a DDL names; for a rename, also the old name."""
     found = read(message.query, message.schema)
     others = [] if isinstance(found, Ignored | Unknown) else tables(found)
     return list(dict.fromkeys([name, *others]))
@@ -420,12 +423,12 @@ def _changed_before(name: Name, message: DdlMessage) -> Fatal:
 
 
 def _only_makes(message: DdlMessage) -> bool:
-    """Whether a table that a DDL makes was not there before, in any form; or the DDL only tells of it."""
+    """Whether a DDL creates a table that did not exist before in any form, or only describes a table."""
     return not message.query or isinstance(read(message.query, message.schema), MakesTable)
 
 
 def _adopted(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Name]:
-    """The name that an adopted table has after a step which a TableInfo tells; its indexes may be others."""
+    """The names of adopted tables after a step with a TableInfo: their indexes must be read again."""
     match step:
         case ddl_plan.Rename(schema, table, made):
             old = known.get((schema, table))

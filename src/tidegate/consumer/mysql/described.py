@@ -1,16 +1,16 @@
-"""What the server says a table looks like: the evidence whether an ALTER TABLE has run.
+"""The server's description of a table: the evidence whether an ALTER TABLE has run.
 
-A description is the server's own SHOW CREATE TABLE without what differs although nothing was altered. It
-covers columns, defaults, comments, indexes and their kinds, checks, partitions, engine and charset. How a
-table must become is not computed here: the same ALTER on an empty copy (CREATE TABLE .. LIKE) shows it, in
-the server's own words.
+A description is the server's own SHOW CREATE TABLE without parts that may differ although nothing was
+altered. It covers columns, defaults, comments, indexes and their kinds, checks, partitions, engine and
+charset. The expected description is not computed here: the same ALTER on an empty copy (CREATE TABLE .. LIKE)
+shows it in the server's own words.
 
-Left out, so that a table and its altered copy read the same:
+These parts are left out, so that a table and its altered copy have the same description:
 
-- the table's name, and the AUTO_INCREMENT counter, which moves with each row;
+- the table's name, and the AUTO_INCREMENT counter, which rises with each row;
 - what LIKE does not copy: foreign keys, and some of the table's options. The consumer changes neither.
 
-A server that was upgraded between a death and the restart may describe an old table in other words. The
+A server that was upgraded between a crash and the restart may describe an old table in other words. The
 restart then finds neither description, and stops: `difference` shows that only words differ.
 """
 
@@ -26,7 +26,7 @@ from pymysql.constants import ER
 from tidegate.consumer.mysql.tables import qualified
 
 _OPTIONS: Final = re.compile(r"\) ENGINE=(\w+).*? DEFAULT CHARSET=(\w+)(?: COLLATE=(\w+))?")
-"""The line after the last column or index: what is kept of it."""
+"""The line after the last column or index, and the parts of it that are kept."""
 _FOREIGN_KEY: Final = re.compile(r"\s*CONSTRAINT `(?:[^`]|``)*` FOREIGN KEY ")
 _ABSENT: Final = frozenset({ER.NO_SUCH_TABLE, ER.BAD_DB_ERROR})
 
@@ -59,7 +59,7 @@ def _without_options(line: str) -> str:
 
 
 def difference(found: str | None, wanted: str) -> str:
-    """In words, how a table differs from a description: at most its first ten lines."""
+    """How a table differs from a description, in words: at most ten lines."""
     if found is None:
         return "the table is not there"
     changed = [

@@ -1,13 +1,14 @@
-"""The definition of a table by what the server says: SQL of the topic made it, or it was there before.
+"""The definition of a table that SQL of the topic created, or that existed before: read from the server.
 
 Types become the MySQL type codes that the topic's rows have, so that values are rendered as for any table.
-The key is the primary key, else TiDB's choice: the unique index without nullable columns that has the fewest
-of them, the earlier one of two. Virtual columns are left out, as no row on a topic carries them; a stored
-generated column is kept, for a key may hold it, but the target computes its values (`Definition.generated`).
+The key is the primary key, otherwise TiDB's choice: the unique index without nullable columns that has the
+fewest columns, and of two such indexes the earlier one. Virtual columns are left out, because rows on a topic
+do not carry them. A stored generated column is kept, because a key may contain it, but the target computes
+its values (`Definition.generated`).
 
-A table that was loaded before the consumer had it is *adopted*: its rows may be those of a later moment than
-the topic's, so every row that is written first takes away what has one of its unique values. The values of
-all unique indexes must therefore be in the rows, whole.
+A table that was loaded before the consumer had it is *adopted*. Its rows may be newer than the topic's. So
+before a row is written, rows that have one of its unique values are deleted. Therefore the topic's rows must
+carry the values of all unique indexes, in full.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidegate.consumer.target import Name
 from tidegate.errors import Fatal
 
 Ask: TypeAlias = Callable[..., list[tuple[Any, ...]]]
-"""A question to the server, with its values: its rows."""
+"""A query with its values; returns rows."""
 
 CODES: Final = (
     {"tinyint": 1, "smallint": 2, "int": 3, "float": 4, "double": 5, "timestamp": 7, "bigint": 8}
@@ -31,7 +32,7 @@ CODES: Final = (
     | {"tinytext": 249, "tinyblob": 249, "mediumtext": 250, "mediumblob": 250, "longtext": 251}
     | {"longblob": 251, "text": 252, "blob": 252, "vector": 225}
 )
-"""By the server's name of a type, the code that rows on a topic have."""
+"""Type codes of rows on a topic, by the server's name of the type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class Unique:
 
     name: str
     columns: tuple[str, ...]
-    """An empty name stands for an expression."""
+    """An expression has an empty name."""
     whole: bool
-    """Each part is a column with all its characters."""
+    """Whether each part is a column with all its characters."""
     nullable: bool
 
 
@@ -52,7 +53,7 @@ class Found:
 
     engine: str
     kind: str
-    """BASE TABLE, or what else bears the name."""
+    """BASE TABLE, or the kind of another object with this name."""
     columns: tuple[TargetColumn, ...]
     generated: tuple[str, ...]
     uniques: tuple[Unique, ...]
@@ -61,12 +62,12 @@ class Found:
 
 
 def there(ask: Ask, name: Name) -> bool:
-    """Whether anything bears this name."""
+    """Whether any object has this name."""
     return bool(ask("SELECT 1 FROM information_schema.TABLES WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s", *name))
 
 
 def look(ask: Ask, name: Name) -> Found | None:
-    """What the server says of a table now; None: it is not there. Fatal for a type that TiDB has not."""
+    """A table as the server describes it now; None: it does not exist. Fatal for a type that TiDB lacks."""
     heads = ask(
         "SELECT ENGINE, TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA=%s AND TABLE_NAME=%s",
         *name,
@@ -109,10 +110,10 @@ def look(ask: Ask, name: Name) -> Found | None:
 
 
 def made(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) -> Definition:
-    """The definition of a table of which all rows come from the topic.
+    """The definition of a table whose rows all come from the topic.
 
-    `keys`: the columns by which the topic tells its rows apart, where its messages say so; Fatal when no
-    unique index of the table does that.
+    `keys`: the columns that identify the topic's rows, if its messages name them; Fatal when no unique index
+    of the table has exactly these.
     """
     key = _key(found, name, keys)
     columns = tuple(in_key(one) if one.name in key else one for one in found.columns)
@@ -120,7 +121,7 @@ def made(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) -> 
 
 
 def adopted(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) -> Definition:
-    """The definition of a table that holds rows of its own; Fatal also when they cannot be brought right."""
+    """The definition of a table that already has rows; Fatal also when its rows cannot be corrected."""
     if why := _obstacle(found):
         raise _unfit(name, why)
     definition = made(found, name, version, keys)
@@ -133,7 +134,7 @@ def adopted(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) 
 
 
 def check_columns(definition: Definition, asked: Definition) -> None:
-    """Fatal when rows of the topic have a column that the table at the target has not."""
+    """Fatal when rows of the topic have a column that the table at the target lacks."""
     known = {column.name for column in definition.columns} | set(definition.generated)
     unknown = [column.name for column in asked.columns if column.name not in known]
     if unknown:
@@ -166,12 +167,12 @@ def _unfit(name: Name, why: str) -> Fatal:
 
 
 def _tells(unique: Unique) -> bool:
-    """Whether each row has a value of its own. A primary key of parts of columns does it with all of them."""
+    """Whether an index identifies rows. A primary key over parts of columns does so with whole columns."""
     return not unique.nullable and all(unique.columns) and (unique.whole or unique.name == "PRIMARY")
 
 
 def _choice(found: Found) -> tuple[str, ...]:
-    """TiDB's handle key; the first of those with the fewest columns, for the server keeps their order."""
+    """TiDB's handle key; if several indexes have the fewest columns, the first in the server's order."""
     known = {column.name for column in found.columns}
     sound = [one for one in found.uniques if _tells(one) and known.issuperset(one.columns)]
     primary = [one for one in sound if one.name == "PRIMARY"]
@@ -179,7 +180,7 @@ def _choice(found: Found) -> tuple[str, ...]:
 
 
 def _obstacle(found: Found) -> str:
-    """Why a table with rows of its own cannot be written; empty when it can."""
+    """Why a table that already has rows cannot be written; empty when it can."""
     if found.kind != "BASE TABLE" or found.engine != "InnoDB":
         return f"it is {found.kind.lower()} {found.engine}".strip() + ", and must be an InnoDB table"
     if found.triggers:

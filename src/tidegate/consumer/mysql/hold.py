@@ -1,13 +1,14 @@
-"""One consumer's hold on a target: the lock that its connection has, and its token.
+"""One consumer's hold on a target: the lock of its connection, and its token.
 
-    lock    GET_LOCK in the control connection; each lane has one in its own. A taker ends the connection that
-            has a lock, and then waits for the lock: what that connection did has ended, or is undone
+    lock    GET_LOCK in the control connection; each lane has one in its own. A new consumer ends the
+            connection that has a lock, and then waits for the lock: after that, the old connection's
+            statements have ended or are rolled back
     token   a number in the rows of `progress` and `lanes`; a statement that is guarded by it takes effect
             only while no other consumer has raised it
 
 The lock guards statements without a transaction (DDL), which run only in the control connection; the token
-guards transactions. Both are needed: a process that stands still may wake up with a connection that nobody
-could end.
+guards transactions. Both are needed: a suspended process may wake up with a connection that could not be
+ended.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tidegate.consumer.mysql.session import SCHEMA, Connection, MySqlServer, tra
 from tidegate.errors import Fenced, InvalidInput, Retryable
 
 TAKE_S: Final = 120.0
-"""How long a taker waits for the lock of a consumer whose connection it has ended: its last statement goes on
-until it sees that."""
+"""Seconds for which a new consumer waits for the lock of a connection that it has ended: the last statement
+there continues until it notices that."""
 NAME_MAX: Final = 64
 
 
@@ -45,10 +46,10 @@ class Row:
 
 
 class Hold:
-    """Used in one thread, but for `lane_connection`. Raises what `session.translated` makes of an error."""
+    """Used in one thread, except `lane_connection`. Raises errors as `session.translated` returns them."""
 
     def __init__(self, server: MySqlServer, consumer: str) -> None:
-        """Reaches nothing yet. InvalidInput for a name that is too long."""
+        """Connects to nothing yet. InvalidInput for a name that is too long."""
         if not 0 < len(consumer) <= NAME_MAX:
             raise InvalidInput(
                 "a consumer's name cannot be used",
@@ -60,11 +61,11 @@ class Hold:
         self._lock_name = f"tidegate.{hashlib.sha256(consumer.encode()).hexdigest()[:40]}"
         self._control: Connection | None = None
         self._which: tuple[Any, ...] = ()
-        """What `WHICH_SERVER` said in it."""
+        """The control connection's answer to `WHICH_SERVER`."""
         self._taker = uuid.uuid4().hex
-        """Tells our tokens from those of others, also where we do not know what was committed."""
+        """Distinguishes our tokens from those of others, even if it is not known what was committed."""
         self._own: set[int] = set()
-        """The server's numbers of the connections that took the lock, or tried to."""
+        """The server's ids of the connections by which we took the lock, or tried to."""
         self._token = 0
 
     def __str__(self) -> str:
@@ -74,7 +75,7 @@ class Hold:
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """In a new control connection, which is closed if anything fails."""
+        """Open a new control connection, which is closed if anything fails."""
         self.close()
         self._control = self.server.connect()
         self._own.add(self._control.thread_id())
@@ -88,7 +89,7 @@ class Hold:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """In a connection for this alone, which takes nothing over."""
+        """Open a connection for this block only, and take nothing over."""
         self._control = self.server.connect()
         try:
             with self.translating():
@@ -97,7 +98,7 @@ class Hold:
             self.close()
 
     def close(self) -> None:
-        """Let go of the lock; undoes nothing."""
+        """Release the lock; undoes nothing."""
         if self._control is not None:
             with contextlib.suppress(pymysql.err.MySQLError):
                 self._control.close()
@@ -112,27 +113,27 @@ class Hold:
 
     @property
     def token(self) -> int:
-        """What guards our transactions; 0: none was raised yet."""
+        """The token that guards our transactions; 0: none was raised yet."""
         return self._token
 
     def take_lock(self, *, again: bool = False) -> None:
-        """End the connection that holds the consumer's lock, and hold it.
+        """End the connection that holds the consumer's lock, and take the lock.
 
-        `again`: only connections of our own may be ended; Fenced when another holds the lock.
+        `again`: only our own connections may be ended; Fenced when another consumer holds the lock.
         """
         self._take(self._lock_name, self._own if again else None)
 
     def end_lanes(self, lanes: Iterable[int]) -> None:
-        """End the connections of earlier lanes: a process that stands still may have a transaction open.
+        """End the connections of earlier lanes: a suspended process may have a transaction open in one.
 
-        Undoing a large one takes longer than `innodb_lock_wait_timeout`, so the lock is waited for here.
+        Rolling back a large one takes longer than `innodb_lock_wait_timeout`, so wait for its lock here.
         """
         for lane in lanes:
             self._take(self._lane_lock(lane))
             self.rows("SELECT RELEASE_LOCK(%s)", self._lane_lock(lane))
 
     def raise_token(self, *, again: bool = False) -> Row:
-        """Raise all tokens of the consumer; its row. `again`: only if we raised them last, else Fenced."""
+        """Raise the consumer's tokens; returns its row. `again`: Fenced unless we raised them last."""
         mine = self.consumer
         with self.transaction():
             self.execute(
@@ -154,7 +155,7 @@ class Hold:
         return Row(batch, position, begun, ddl)
 
     def holder(self) -> str:
-        """Whose connection has the lock, in words; empty: nobody's."""
+        """Which connection holds the lock, in words; empty: none does."""
         ((holder,),) = self.rows("SELECT IS_USED_LOCK(%s)", self._lock_name)
         if holder is None:
             return ""
@@ -162,13 +163,13 @@ class Hold:
         return f"connection {holder} of {self.server}" + (f" from {hosts[0][0]}" if hosts else "")
 
     def check_lock(self) -> None:
-        """Fenced unless the connection that holds the lock is still there, and is ours."""
+        """Fenced unless our control connection still holds the lock."""
         (mine,) = self.rows("SELECT IS_USED_LOCK(%s) = CONNECTION_ID()", self._lock_name)[0]
         if not mine:
             raise self.fenced()
 
     def lane_connection(self, lane: int) -> Connection:
-        """A connection for a lane, which a taker can find by its lock."""
+        """A connection for a lane, with a lock by which a new consumer can find it."""
         connection = self.server.connect()
         with self.translating(), connection.cursor() as cursor:
             cursor.execute("SELECT GET_LOCK(%s, 10)", (self._lane_lock(lane),))
@@ -191,11 +192,12 @@ class Hold:
 
     @property
     def scratch(self) -> str:
-        """The name of a table of this consumer's own in our schema, for a moment."""
+        """The name of a temporary table of this consumer in the schema `tidegate`."""
         return f"scratch_{self._lock_name[-40:]}"
 
     def _take(self, name: str, ours: Set[int] | None = None) -> None:
-        """End the connection that holds a lock, and hold it: what that one did has ended, or is undone.
+        """End the connection that holds a lock, and take the lock: its statements have then ended or are
+        undone.
 
         `ours`: the only connections that may be ended; Fenced when another holds the lock.
         """
@@ -233,18 +235,18 @@ class Hold:
         self.execute(statement)
 
     def execute(self, statement: str | bytes, *values: Any) -> int:
-        """Run a statement; how many rows it has found."""
+        """Run a statement. Returns how many rows it matched."""
         with self.translating():
             return self._execute(statement, *values)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a question brings."""
+        """The rows of a query."""
         with self.translating(), self.control.cursor() as cursor:
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
 
     def batches(self, statement: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
-        """What a question brings, `size` rows at a time; nothing else may be asked meanwhile."""
+        """The rows of a query, `size` at a time; no other statement may run meanwhile."""
         with self.translating(), self.control.cursor(pymysql.cursors.SSCursor) as cursor:
             cursor.execute(statement)
             while rows := cursor.fetchmany(size):
@@ -257,7 +259,7 @@ class Hold:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One transaction. After an error the connection is not used again."""
+        """Run one transaction. After an error the connection is closed."""
         with self.translating():
             try:
                 self.control.begin()
@@ -268,7 +270,7 @@ class Hold:
                 raise
 
     def fenced(self) -> Fenced:
-        """Another consumer has the target."""
+        """The error for a target that another consumer has taken over."""
         return Fenced(
             "another consumer has taken the target over",
             where=str(self),
@@ -278,7 +280,7 @@ class Hold:
 
     @contextmanager
     def translating(self) -> Iterator[None]:
-        """Errors of the server as ours."""
+        """Translate the driver's errors to ours."""
         try:
             yield
         except pymysql.err.MySQLError as error:
@@ -286,4 +288,4 @@ class Hold:
 
     def _execute(self, statement: str | bytes, *values: Any) -> int:
         with self.control.cursor() as cursor:
-            return int(cursor.execute(statement, values or None))  # None: a % is a %
+            return int(cursor.execute(statement, values or None))  # None: then a % is no placeholder

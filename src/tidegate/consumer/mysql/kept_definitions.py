@@ -1,4 +1,4 @@
-"""What a consumer's tables look like, as the target keeps it, and which consumer has a table."""
+"""The definitions of a consumer's tables, as the target stores them, and which consumer owns a table."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tidegate.errors import InvalidInput
 
 
 class KeptDefinitions:
-    """The rows of `definitions`. A table belongs to one consumer."""
+    """The rows of `definitions`. Each table belongs to one consumer."""
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
 
     def all(self) -> Mapping[tuple[str, str], str]:
-        """This consumer's, by schema and name."""
+        """This consumer's definitions, by schema and name."""
         found = self._hold.rows(
             f"SELECT table_schema, table_name, definition FROM `{SCHEMA}`.`definitions` WHERE consumer=%s",
             self._hold.consumer,
@@ -24,9 +24,9 @@ class KeptDefinitions:
         return {(schema, table): text for schema, table, text in found}
 
     def replace(self, made: Mapping[tuple[str, str], str], gone: Sequence[tuple[str, str]]) -> None:
-        """Forget tables and keep others, in a transaction of the caller's.
+        """Delete the definitions `gone` and store those in `made`, in a transaction of the caller.
 
-        InvalidInput when one of them is another consumer's.
+        InvalidInput when one of the tables belongs to another consumer.
         """
         mine = self._hold.consumer
         for schema, table in gone:
@@ -44,7 +44,7 @@ class KeptDefinitions:
             )
 
     def owner(self, schema: str, table: str, *, lock: bool = False) -> str:
-        """The consumer that has a table; empty: none has it. `lock` it until the transaction ends."""
+        """The consumer that owns a table; empty: none. `lock`: lock its row until the transaction ends."""
         found = self._hold.rows(
             f"SELECT consumer FROM `{SCHEMA}`.`definitions` WHERE table_schema=%s AND table_name=%s"
             + (" FOR UPDATE" if lock else ""),
@@ -53,7 +53,7 @@ class KeptDefinitions:
         return str(found[0][0]) if found else ""
 
     def check_owner(self, schema: str, table: str, *, lock: bool = False) -> None:
-        """InvalidInput when a table is another consumer's; `lock` as in `owner`."""
+        """InvalidInput when a table belongs to another consumer; `lock` as in `owner`."""
         found, mine = self.owner(schema, table, lock=lock), self._hold.consumer
         if found not in ("", mine):
             raise InvalidInput(
@@ -64,7 +64,7 @@ class KeptDefinitions:
             )
 
     def of_others(self, schema: str) -> list[str]:
-        """The tables of a schema that other consumers have."""
+        """The tables of a schema that belong to other consumers."""
         found = self._hold.rows(
             f"SELECT table_name FROM `{SCHEMA}`.`definitions` WHERE table_schema=%s AND consumer<>%s",
             *(schema, self._hold.consumer),

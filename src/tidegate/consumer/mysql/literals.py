@@ -1,8 +1,8 @@
-"""Values of the topic as SQL, whole columns at once. Pure.
+"""Renders values of the topic as SQL, whole columns at once. Pure.
 
-A target of this kind gets the topic's own values, not Delta's: an enum by its number, a date as its text,
-also one that no calendar knows. Statements are cut from the rows' texts, which lie one behind the other in
-memory already; no value is looked at by itself.
+A database gets the topic's own values, not Delta's: an enum by its number, a date as its text, even one that
+no calendar knows. Statements are cut from the rows' texts, which are already contiguous in memory, so no
+value is handled individually.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tidegate.consumer.convert import (
 from tidegate.errors import Fatal, Undecodable
 
 STATEMENT_BYTES: Final = 1 << 20
-"""About how long a statement is at most. A row that is longer is one of its own; the server's
-max_allowed_packet (16 MiB by default) is the limit for that."""
+"""About the largest size of a statement in bytes. A larger row gets a statement of its own, up to the
+server's max_allowed_packet (16 MiB by default)."""
 KEYS: Final = 500
-"""Rows that one DELETE names. MariaDB reads an IN of 1,000 values and more as a join with a table of them
+"""Rows in one DELETE. MariaDB turns an IN of 1,000 values or more into a join with a table of them
 (in_predicate_conversion_threshold), which may read the whole table instead of the keys."""
 SLICE: Final = 16_384
-"""Rows whose texts are in memory at once beside the statements."""
+"""Rows whose texts are in memory at once, in addition to the statements."""
 SLICE_BYTES: Final = 256 << 20
 _SMALL: Final = frozenset({TINY, SHORT, INT24, LONG, YEAR})
 _NUMBERS: Final = frozenset({*_SMALL, LONGLONG, BIT, ENUM, SET})
@@ -52,7 +52,7 @@ _TEXTS: Final = frozenset({JSON, VECTOR})
 
 
 def quoted(name: str) -> str:
-    """A name of a schema, table or column."""
+    """The name of a schema, table or column in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -60,7 +60,7 @@ class MySqlValues:
     """Values as the topic has them."""
 
     def type_of(self, column: TargetColumn) -> pa.DataType:
-        """Numbers, text and bytes as `codec.base.DecodedTable` says; texts as their bytes."""
+        """Numbers, text and bytes as in `codec.base.DecodedTable`; texts as their bytes."""
         kind = column.mysql_type
         if kind in _SMALL:
             return pa.int64()
@@ -73,7 +73,7 @@ class MySqlValues:
         return pa.binary() if kind in STRINGS else pa.string()
 
     def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
-        """TIMESTAMP in UTC, everything else as it came; Undecodable when it is of another kind."""
+        """TIMESTAMP in UTC, everything else unchanged; Undecodable when it is of another kind."""
         try:
             if column.mysql_type == TIMESTAMP and time_zone != "UTC" and pa.types.is_string(wire.type):
                 wire = utc_texts(wire, time_zone)
@@ -88,9 +88,9 @@ class MySqlValues:
 
 
 def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
-    """Each value as a literal, binary; NULL for null. Undecodable for a number that SQL has not."""
+    """Each value as a literal, in bytes; NULL for null. Undecodable for a number that SQL does not have."""
     kind = column.mysql_type
-    if kind == SET:  # compared as a signed number, by an index too
+    if kind == SET:  # the server compares a SET as a signed number, in an index too
         made = values.view(pa.int64()).cast(pa.string()).cast(pa.binary())
     elif kind in _NUMBERS:
         made = values.cast(pa.string()).cast(pa.binary())
@@ -101,7 +101,7 @@ def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
                 where=f"column {column.name}",
                 why="not a number, or infinite",
             )
-        # As text: -0 is the integer 0. A FLOAT is written as the double it is, so that nothing is rounded.
+        # As text, because -0 without quotes is the integer 0. A FLOAT is written as a double, unrounded.
         made = _in_quotes(values.cast(pa.float64()).cast(pa.string()).cast(pa.binary()), b"'")
     elif kind in STRINGS:
         prefix = b"_binary'" if pa.types.is_binary(column.type) else b"'"
@@ -124,10 +124,10 @@ def _in_quotes(values: pa.Array, opening: bytes) -> pa.Array:
 
 
 def check_lengths(statements: Iterable[bytes], table: str, packet: int) -> None:
-    """Fatal when one is longer than the server takes; `packet`: its max_allowed_packet.
+    """Fatal when a statement is longer than the server accepts; `packet`: its max_allowed_packet.
 
-    The server ends the connection then, which looks as if it were gone for a while. Two bytes of a packet are
-    not the statement's.
+    The server would close the connection, which looks like a temporary failure. Two bytes of a packet are not
+    part of the statement.
     """
     longest = max(map(len, statements), default=0)
     if longest > packet - 2:
@@ -141,16 +141,16 @@ def check_lengths(statements: Iterable[bytes], table: str, packet: int) -> None:
 
 
 class Digest:
-    """What a lane writes, whatever the order of its rows: their number, and a sum of 128-bit digests.
+    """A digest of the rows that a lane writes, in any order: their number, and a sum of 128-bit digests.
 
-    It tells a difference from none; it does not stop somebody who means to make an unseen one.
+    It detects accidental differences, not deliberate ones.
     """
 
     def __init__(self) -> None:
         self._count = self._sum = 0
 
     def add(self, what: bytes, texts: pa.Array) -> None:
-        """Rows by their texts; `what` is done to them, and to which table."""
+        """Add rows by their texts; `what` names the operation and the table."""
         begun = hashlib.blake2b(what, digest_size=16)
         for text in texts.to_pylist():
             one = begun.copy()
@@ -159,7 +159,7 @@ class Digest:
         self._count += len(texts)
 
     def join(self, other: Digest) -> None:
-        """The rows of another, too."""
+        """Add the rows of another digest."""
         self._sum += other._sum
         self._count += other._count
 
@@ -168,7 +168,7 @@ class Digest:
 
 
 def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
-    """INSERT statements for `rows`, whose columns are in the types of `MySqlValues`; `table`: in quotes."""
+    """INSERT statements for `rows`, whose columns have the types of `MySqlValues`; `table`: in backquotes."""
     names = ", ".join(quoted(column.name) for column in columns)
     head = f"INSERT INTO {table} ({names}) VALUES ".encode()
     for part in _slices(rows):
@@ -179,7 +179,7 @@ def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest:
 
 
 def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
-    """DELETE statements for the rows with these keys, of which none holds a null."""
+    """DELETE statements for the rows with these keys, which contain no null."""
     head = f"DELETE FROM {table} WHERE ".encode()
     single = f"{quoted(keys[0].name)} IN (".encode()
     for part in _slices(rows):
@@ -188,7 +188,7 @@ def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Di
             between, before, after = b",", head + single, b")"
             listed = pc.binary_join_element_wise(texts, between, b"")
         else:
-            # MariaDB looks up no index for an IN of several columns; for this it does.
+            # MariaDB does not use an index for an IN of several columns. For this form it does.
             texts = _equations(keys, part, b"=")
             between, before, after = b") OR ", head, b")"
             listed = pc.binary_join_element_wise(b"(", texts, between, b"")
@@ -198,7 +198,7 @@ def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Di
 
 
 def matching_deletes(columns: Sequence[TargetColumn], rows: pa.Table, table: str) -> Iterator[bytes]:
-    """DELETE statements for all rows that have one of these combinations of values, nulls among them."""
+    """DELETE statements for all rows that have one of these combinations of values, nulls included."""
     head = f"DELETE FROM {table} WHERE ".encode()
     for part in _slices(rows):
         texts = _equations(columns, part, b"<=>")
@@ -209,9 +209,9 @@ def matching_deletes(columns: Sequence[TargetColumn], rows: pa.Table, table: str
 def bag_deletes(
     columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest
 ) -> Iterator[tuple[bytes, int]]:
-    """A DELETE for each distinct row, and how many rows it must find: as often as it stands in `rows`.
+    """A DELETE for each distinct row, and how many rows it must find: as many as `rows` has of it.
 
-    Text is compared by its bytes: to a collation, other rows than this may be equal.
+    Text is compared by its bytes, because a collation may treat other rows as equal.
     """
     head = f"DELETE FROM {table} WHERE ".encode()
     wanted: dict[bytes, int] = {}
@@ -233,7 +233,7 @@ def _equations(columns: Sequence[TargetColumn], part: pa.Table, sign: bytes) -> 
 
 
 def _compared(column: TargetColumn) -> str:
-    """A column as it is compared by its bytes; its charset may be another than the literal's."""
+    """The column as an expression that is compared by bytes; its charset may differ from the literal's."""
     name = quoted(column.name)
     if column.mysql_type in STRINGS and pa.types.is_binary(column.type):
         return f"BINARY {name}"
@@ -247,7 +247,7 @@ def _literals(columns: Sequence[TargetColumn], part: pa.Table) -> list[pa.Array]
 
 
 def _slices(rows: pa.Table) -> Iterator[pa.Table]:
-    """Parts of the rows whose texts fit into one Arrow array (2 GiB), escaped as they may be."""
+    """Parts of the rows whose escaped texts fit into one Arrow array (2 GiB)."""
     for at in range(0, rows.num_rows, SLICE):
         part = rows.slice(at, SLICE)
         if part.nbytes > SLICE_BYTES and part.num_rows > 1:
@@ -263,7 +263,7 @@ def _flat(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _cut(texts: pa.Array, most: int) -> Iterator[bytes]:
-    """The texts one behind the other, in parts of about STATEMENT_BYTES and at most `most` texts."""
+    """The texts concatenated, in parts of about STATEMENT_BYTES and at most `most` texts."""
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data, start = memoryview(texts.buffers()[2] or b""), 0
     while start < len(texts):

@@ -1,15 +1,15 @@
-"""A batch that does not fit into memory, by lanes: first all deletes, then all inserts, part by part.
+"""Writes a batch that does not fit into memory, by lanes: first all deletes, then all inserts, part by part.
 
 A lane's parts have an order, which is the same after a restart:
 
     deletes   of the tables that are in memory | of a table's part 1, 2, ... | of the next table's
     inserts   likewise
 
-So a value of a unique key is free before any part takes it. A part is made while the one before it is
-written, and its memory is free once it is written itself. All parts of a lane are one transaction. If the
-batch is larger than a transaction may be, each part is one of its own, and the lane's row counts those that
-are in, with a digest of their rows. After a restart these are made again and compared, in all lanes, before
-any lane goes on.
+So a value of a unique key is free before any part uses it. A part is rendered while the previous one is
+written, and its memory is released once it is written itself. All parts of a lane are one transaction. If the
+batch is larger than a transaction may be, each part is a transaction of its own, and the lane's row stores
+how many are committed, with a digest of their rows. After a restart these parts are rendered again and
+compared, in all lanes, before any lane continues.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from tidegate.consumer.target import Parted
 from tidegate.errors import Fatal
 
 TRANSACTION_BYTES: Final = 1 << 30
-"""Of staged rows, in one transaction of a lane: what the server keeps to undo it is several times that."""
+"""Bytes of staged rows in one transaction of a lane; the server's undo log needs several times that."""
 
 
 @dataclass(slots=True)
 class Statements:
-    """What is written: nothing can fail any more but the target."""
+    """Rendered statements: from here on only the target can fail."""
 
     digest: Digest = field(default_factory=Digest)
     deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
-    """With how many rows each must find, where that is known."""
+    """Each with the number of rows that it must find, if that is known."""
     inserts: list[bytes] = field(default_factory=list)
 
     def add(self, other: Statements) -> None:
-        """Write these, too."""
+        """Append the statements of another table."""
         self.digest.join(other.digest)
         self.deletes += other.deletes
         self.inserts += other.inserts
 
 
 Make: TypeAlias = Callable[[], Statements]
-"""Makes one part of a lane: only deletes, or only inserts."""
+"""Renders one part of a lane: only deletes, or only inserts."""
 
 
 def order(
     small: Statements, tables: Sequence[Parted], make: Callable[[Parted, int, bool], Statements]
 ) -> list[Make]:
-    """The parts of one lane. `small`: of the tables that are in memory, with one digest for both halves.
+    """The parts of one lane. `small`: tables that are in memory, with one digest for both halves.
 
-    `make`: the statements of a table's part, its deletes (False) or its inserts (True).
+    `make`: renders a table's part, its deletes (False) or its inserts (True).
     """
     tables = sorted(tables, key=lambda table: table.name)
     halves = [Statements(small.digest, deletes=small.deletes), Statements(inserts=small.inserts)]
@@ -73,7 +73,7 @@ def _itself(made: Statements) -> Statements:
 
 @dataclass(slots=True)
 class PartedLane:
-    """One lane in one attempt of a batch."""
+    """One lane in one attempt to write a batch."""
 
     number: int
     parts: Sequence[Make]
@@ -81,7 +81,7 @@ class PartedLane:
     digest: Digest = field(default_factory=Digest)
 
     def compare(self, progress: Progress) -> None:
-        """Make again what is written; Fatal when it is not what was written."""
+        """Render the committed parts again; Fatal when their rows are not the same as before."""
         for make in self.parts[: self.reached.parts]:
             self.digest.join(make().digest)
         if self.reached.parts and str(self.digest) != self.reached.digest:
@@ -89,7 +89,7 @@ class PartedLane:
 
     @property
     def through(self) -> bool:
-        """Whether all of it is written."""
+        """Whether all parts are committed."""
         return self.reached.parts == len(self.parts)
 
     def write(
@@ -101,9 +101,11 @@ class PartedLane:
         *,
         split: bool,
     ) -> int:
-        """Write what is left; `run` writes statements and says how many rows it has not found, as this does.
+        """Write the remaining parts. `run` writes statements and returns how many rows it did not find; so
+        does this method.
 
-        `split`: a transaction for each part. In an error of the connection its transaction ends.
+        `split`: a transaction for each part. After an error the caller closes the connection, which ends its
+        transaction.
         """
         missing, open_ = 0, False
         for at, statements in self._made(makers):
@@ -122,7 +124,7 @@ class PartedLane:
         return missing
 
     def _made(self, makers: Executor) -> Iterator[tuple[int, Statements]]:
-        """Each part that is left; while one is written the next one is made."""
+        """The remaining parts; while one is written the next one is rendered."""
         left = range(self.reached.parts, len(self.parts))
         coming: list[Future[Statements]] = [makers.submit(self.parts[at]) for at in left[:1]]
         with _waited_for(coming):
@@ -134,7 +136,7 @@ class PartedLane:
 
 @contextmanager
 def _waited_for(coming: Sequence[Future[Statements]]) -> Iterator[None]:
-    """Nothing is being made any more afterwards: its file may go."""
+    """Wait for rendering at the end, because the file that it reads is removed afterwards."""
     try:
         yield
     finally:
@@ -142,7 +144,7 @@ def _waited_for(coming: Sequence[Future[Statements]]) -> Iterator[None]:
 
 
 def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: str) -> bool:
-    """Whether lanes write each part in a transaction of its own. Fatal where one lane may not.
+    """Whether lanes write each part in a transaction of its own. Fatal when there is only one lane.
 
     `most`: the bytes of a transaction; None: `TRANSACTION_BYTES` with several lanes, no limit with one.
     """

@@ -1,23 +1,24 @@
-"""What the target keeps of its consumer, and the fence: who may write, and what of a write is in.
+"""The target's record of its consumer, and the fence: who may write, and which writes are committed.
 
     progress     a row for each consumer: token, position, and the batch that was begun
     lanes        a row for each of its lanes: token, the last batch that the lane has committed, the digest
-                 of its rows in the batch that was begun; of a lane that writes it in parts (`parts`), how
-                 many of them it has committed, and the digest of these
+                 of its rows in the batch that was begun; for a lane that writes it in parts (`parts`), how
+                 many of them are committed, and their digest
     definitions  what each of its tables looks like; a table belongs to one consumer
 
-    begin   progress: batch n-1 -> n, what it holds; lanes: their digests
+    begin   progress: batch n-1 -> n, its position; lanes: their digests
     lane    START TRANSACTION; lanes: batch -> n where token and batch < n; rows; COMMIT
     end     progress: position, nothing begun, where token and batch n
 
-Every one of these steps changes a row that has our token, and takes effect only if it has it still. A taker
-raises all tokens in one transaction: a transaction of the old consumer that has passed its first UPDATE is
-waited for, and what it committed is then seen; one that comes later matches no row. Statements that no
-transaction guards (DDL) run only in the connection that holds the consumer's lock, and a taker ends that
-connection first.
+Each of these steps updates a row under our token, and takes effect only if the row still has it. A new
+consumer raises all tokens in one transaction. It waits for a transaction of the old consumer that has passed
+its first UPDATE, and sees what that commits; a later transaction of the old consumer matches no row.
+Statements that no transaction guards (DDL) run only in the connection that holds the consumer's lock, and a
+new consumer ends that connection first.
 
-A batch that was begun is written again after a crash, with the same rows: a lane whose digest differs has
-rows that the first attempt did not have, perhaps in a lane that is through. Then nothing is written.
+A batch that was begun is written again after a crash, with the same rows. If a lane's digest differs, it has
+other rows than in the first attempt, and lanes that are committed already may have them too. Then nothing is
+written.
 """
 
 from __future__ import annotations
@@ -48,43 +49,43 @@ TABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a taker finds."""
+    """The record that a new consumer finds at the target."""
 
     position: str | None
     """None: nothing was ever committed."""
     begun: str | None
-    """The position that the batch leads to which was begun and did not end."""
+    """The position after the batch that was begun and not ended; None: there is none."""
     ddl: str | None
-    """The DDL that was begun and did not end."""
+    """The note about DDLs that are not passed by the position."""
     definitions: Mapping[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a lane is that writes a batch in parts: as `lanes.digest` has it."""
+    """How far a lane is that writes a batch in parts, in the form of `lanes.digest`."""
 
     parts: int
-    """So many of its parts are committed."""
+    """How many of its parts are committed."""
     digest: str
-    """Of their rows."""
+    """The digest of their rows."""
 
     def __str__(self) -> str:
         return f"{self.parts}/{self.digest}"
 
     @classmethod
     def from_text(cls, text: str) -> Reached:
-        """Read it back."""
+        """Parse what `__str__` returns."""
         parts, _, digest = text.partition("/")
         return cls(int(parts), digest)
 
 
 @dataclass(slots=True)
 class _Lanes:
-    """By lane, as the last taking over has found them and `begin` has left them."""
+    """The rows of `lanes`, by lane: as found at the last takeover, and as changed by `begin`."""
 
     batch: dict[int, int] = field(default_factory=dict)
     digest: dict[int, str] = field(default_factory=dict)
-    """Empty: the lane has no part in the batch that was begun."""
+    """Empty: the lane has no rows in the batch that was begun."""
 
 
 class Progress:
@@ -99,18 +100,18 @@ class Progress:
     # --- taking over
 
     def take_again(self) -> Held:
-        """Take the target over from our own lost connection, and read; Fenced when another has taken it over.
+        """Take the target over from our own lost connection, and read; Fenced when another consumer has it.
 
-        Taking it over from the other would end that one, which would then end us, and so on.
+        If we took it over from the other, it would then take it over from us, and so on.
         """
         with self.hold.taking():
             self.hold.take_lock(again=True)
             return self._taken(again=True)
 
     def take_over(self) -> Held:
-        """End the consumer that has this name, also an earlier connection of our own, and read.
+        """End an earlier consumer of this name, or an earlier connection of our own, and read what is stored.
 
-        Retryable when the server does not answer, InvalidInput when it is none that we can write.
+        Retryable when the server does not answer, InvalidInput when the server is not suitable.
         """
         hold, target = self.hold, str(self.hold.server)
         with hold.taking():
@@ -122,7 +123,7 @@ class Progress:
             return self._taken()
 
     def _taken(self, *, again: bool = False) -> Held:
-        """Behind the lock: end the lanes, raise the token, read."""
+        """While holding the lock: end the lanes, raise the token, read."""
         hold = self.hold
         self._end_lanes()
         row = hold.raise_token(again=again)
@@ -138,24 +139,25 @@ class Progress:
         self.hold.end_lanes(lane for (lane,) in found)
 
     def look_on(self) -> tuple[Held, str]:
-        """What is kept, without definitions, and in words whose connection has the lock; takes nothing over.
+        """The record without definitions, and which connection has the lock, in words; takes nothing
+        over.
 
-        In a connection for this alone. Empty words: nobody has the lock.
+        Uses a connection of its own. Empty words: no connection has the lock.
         """
         with self.hold.looking():
             position, begun, ddl = self._kept() or (None, None, None)
             return Held(position, begun, ddl, {}), self.hold.holder()
 
     def definitions_kept(self) -> Mapping[tuple[str, str], str]:
-        """What is kept of this consumer's tables, by schema and name; takes nothing over.
+        """This consumer's definitions, by schema and name; takes nothing over.
 
-        In a connection for this alone.
+        Uses a connection of its own.
         """
         with self.hold.looking():
             return self.definitions.all() if self._kept() is not None else {}
 
     def _kept(self) -> tuple[Any, ...] | None:
-        """The position, the write and the DDL that were begun; None: there was no such consumer yet."""
+        """The position, and the write and the DDL that were begun; None: there is no such consumer yet."""
         if not self.hold.rows(
             "SELECT 1 FROM information_schema.tables WHERE table_schema=%s AND table_name='progress'", SCHEMA
         ):
@@ -169,18 +171,19 @@ class Progress:
 
     @property
     def number(self) -> int:
-        """Of the batch that was begun, else of the next."""
+        """The number of the batch that was begun, otherwise of the next one."""
         return self._batch if self._begun else self._batch + 1
 
     def has_ended(self, number: int) -> bool:
-        """Whether a batch's position was committed, as the last taking over has found."""
+        """Whether a batch's position was committed, as seen at the last takeover."""
         return self._batch >= number and not self._begun
 
     def begin(self, reached: str, digests: Mapping[int, str]) -> list[int]:
-        """Note durably what the next batch holds, by lane; which lanes must write.
+        """Store durably what the next batch holds, by lane. Returns the lanes that must write.
 
-        `reached`: the position it leads to. After an interruption the batch is the one that was begun: Fatal
-        when a lane holds other rows than it did, and nothing is written. Fenced when another has taken over.
+        `reached`: the position after the batch. After an interruption the batch is the one that was begun:
+        Fatal when a lane has other rows than before, and nothing is written. Fenced when another consumer has
+        the target.
         """
         if self._begun:
             self._compare(digests)
@@ -206,10 +209,11 @@ class Progress:
         return list(digests)
 
     def begin_parts(self, reached: str, lanes: Sequence[int]) -> dict[int, Reached]:
-        """As `begin` where lanes write in parts: how far each one is, in the order of its parts.
+        """Like `begin`, for lanes that write in parts. Returns how far each one is, in the order of its
+        parts.
 
-        Whether what is written is still what would be written is for the caller to compare: it alone can
-        tell, by making it again. Fatal when other lanes had rows in the write that was interrupted.
+        The caller must compare the committed parts with the planned ones, because only it can render them
+        again. Fatal when other lanes had rows in the interrupted write.
         """
         fresh = str(Reached(0, ""))
         if not self._begun:
@@ -231,7 +235,7 @@ class Progress:
             raise self._unmatched(connection)
 
     def part_ends(self, lane: int, connection: Connection, at: Reached, *, last: bool) -> None:
-        """The last statement of that transaction: the lane is further, and through if it was its `last`."""
+        """The last statement of that transaction: stores how far the lane is; `last`: it is complete."""
         with connection.cursor() as cursor:
             cursor.execute(
                 f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s, batch=%s WHERE consumer=%s AND lane=%s",
@@ -246,7 +250,7 @@ class Progress:
             raise self.differs(differ, held.get(first, ""), digests.get(first, ""))
 
     def differs(self, lanes: Sequence[int], had: str, has: str) -> Fatal:
-        """Rows of an interrupted write are not what they were; `had`, `has`: digests of the first lane."""
+        """The error when rows changed since an interrupted write; `had`, `has`: the first lane's digests."""
         return Fatal(
             "a write that was interrupted cannot be completed: its rows are others now",
             where=f"{self.hold}, lane {', '.join(map(str, lanes))}",
@@ -268,7 +272,7 @@ class Progress:
             raise self._unmatched(connection)
 
     def end(self, position: str) -> None:
-        """All lanes are through: move the position. Fenced when another has taken over."""
+        """All lanes are committed: move the position. Fenced when another consumer has the target."""
         with self.hold.transaction():
             self._guarded(
                 f"UPDATE `{SCHEMA}`.`progress` SET position=%s, begun=NULL"
@@ -283,9 +287,9 @@ class Progress:
     # --- the position, a DDL
 
     def move(self, position: str, *, ddl_over: bool = False) -> None:
-        """Move the position without rows. Fenced as `end`.
+        """Move the position without rows. Fenced as in `end`.
 
-        `ddl_over`: it moves past all DDLs that were noted, which are forgotten.
+        `ddl_over`: it moves past all DDLs that were noted, so the note is deleted.
         """
         with self.hold.transaction():
             self._guarded(
@@ -300,9 +304,9 @@ class Progress:
         known: Mapping[tuple[str, str], str] | None = None,
         gone: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Note how far a DDL is; in one transaction with the definitions that it has made and taken away.
+        """Store how far a DDL is, in one transaction with the definitions that it has made and removed.
 
-        InvalidInput when one of the tables is another consumer's.
+        InvalidInput when one of the tables belongs to another consumer.
         """
         with self.hold.transaction():
             self._guarded(
@@ -316,7 +320,7 @@ class Progress:
             raise self._unmatched(self.hold.control)
 
     def _unmatched(self, connection: Connection) -> Fenced | Fatal:
-        """Why a guarded statement has found no row: Fenced only if the token is another's."""
+        """Why a guarded statement matched no row: Fenced only if another consumer has raised the token."""
         with connection.cursor() as cursor:
             cursor.execute(
                 f"SELECT token, batch FROM `{SCHEMA}`.`progress` WHERE consumer=%s", (self.hold.consumer,)

@@ -1,4 +1,4 @@
-"""The rows of partitions that a DDL has removed upstream, found by the values that tell partitions apart."""
+"""Deletes the rows of partitions that a DDL has removed upstream, found by the partitioning columns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READ_ROWS: Final = 50_000
 
 
 def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
-    """Delete a table's rows that lie in `members`.
+    """Delete a table's rows that belong to `members`.
 
-    The table itself has no partitions. Each combination of values is read once and judged as at any target;
-    those that lie in the partitions are in memory at once.
+    The table at the target has no partitions. Each combination of values is read once and tested as at any
+    other target; the combinations in the partitions are in memory at once.
     """
     values, columns = MySqlValues(), members.columns
     names = [column.name for column in columns]
@@ -41,5 +41,5 @@ def prune(hold: Hold, table: tuple[str, str], members: Members) -> None:
 
 
 def _shown(column: TargetColumn) -> str:
-    """A column as bytes of its text: to a collation, different texts may be one."""
+    """A column as the bytes of its text, because a collation may treat different texts as equal."""
     return f"CAST(CAST({quoted(column.name)} AS CHAR CHARACTER SET utf8mb4) AS BINARY)"

@@ -1,15 +1,15 @@
-"""The rows of a column that TiDB has given another type: converted here as TiDB does, not by ALTER TABLE.
+"""Converts a column that TiDB has given another type, as TiDB does, not by the target's ALTER TABLE.
 
-MODIFY COLUMN sends no row events, and the target's own conversion can be another one: MariaDB cuts the
-fraction of a second that TiDB rounds, keeps a text as it is that TiDB writes anew as JSON, and stops at `1.5`
-for an INT. So the new column is added beside the old one, filled here, and then takes the old one's place:
+MODIFY COLUMN sends no row events, and the target may convert values differently: MariaDB truncates the
+fraction of a second that TiDB rounds, keeps a text as it is that TiDB formats as JSON, and fails at `1.5` for
+an INT. So a new column is added next to the old one, filled here, and then replaces the old one:
 
     ALTER TABLE t ADD COLUMN new        evidence: what the table looks like
     fill new by old                     may run twice: old is still there
-    ALTER TABLE t DROP old, CHANGE new  evidence again
+    ALTER TABLE t DROP old, CHANGE new  the same evidence
 
-Each distinct value is converted once. A table of ours maps the digest of an old value to the new one, so
-that a column is filled by one statement that reads the table once.
+Each distinct value is converted once. A temporary table maps the digest of an old value to the new one, so
+that one statement, which reads the table once, fills the column.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tidegate.model.schema import Column, Kind
 from tidegate.tidb.cast import cast
 
 PAGE: Final = 10_000
-"""Distinct values that are in memory at once; shorter pages where they are long."""
+"""Distinct values in memory at once; statements are shorter if the values are long."""
 PAGE_BYTES: Final = 1 << 20
 _NUMBERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT)
 
 
 def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Change) -> None:
-    """Fill column `new` with the values of `old`. NULL becomes what TiDB makes of it.
+    """Fill column `new` with the values of `old`. NULL becomes what TiDB converts it to.
 
-    Undecodable for a value that no rule converts; nothing that anybody sees has changed then.
+    Undecodable for a value that no rule converts; no column that is in use has changed then.
     """
     place, known = qualified(*table), qualified(SCHEMA, hold.scratch)
     before, after = change.before, change.after
@@ -68,6 +68,7 @@ def recast(hold: Hold, table: tuple[str, str], old: str, new: str, change: Chang
 
 
 def _convert(hold: Hold, known: str, rows: Sequence[tuple[Any, ...]], change: Change) -> None:
+    """Convert a page of distinct values, and store the results by their digests."""
     plain, zone = _plain(change.before), change.time_zone or UTC
     converted = [cast(plain(value), change.before, change.after, zone) for _, value in rows]
     pairs = [
@@ -95,11 +96,11 @@ def _literals(values: Sequence[Value], column: Column) -> list[str]:
 
 
 def _digested(column: Column, name: str) -> str:
-    """A column as bytes that are the same for the same values only; to a collation, others may be equal."""
+    """A column as bytes that are equal only for equal values; a collation may treat others as equal."""
     if column.kind is Kind.BYTES:
         return name
     shown = f"{name}+0" if column.kind in (Kind.ENUM, Kind.SET, Kind.BIT) else name
-    if column.kind is Kind.FLOAT:  # shown with six digits, which several of them share
+    if column.kind is Kind.FLOAT:  # as text it has six digits, which different values may share
         shown = f"CAST({name} AS DOUBLE)"
     return f"CAST(CONVERT({shown} USING utf8mb4) AS BINARY)"
 
@@ -113,7 +114,7 @@ def _read(column: Column, name: str) -> str:
 
 
 def _plain(column: Column) -> Callable[[Any], Value]:
-    """From what the driver brings to TiDB's plain value."""
+    """A function that turns the driver's value into TiDB's plain value."""
     if column.kind in _NUMBERS:
         return int
     if column.kind in (Kind.FLOAT, Kind.DOUBLE):

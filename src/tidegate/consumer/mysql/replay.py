@@ -1,7 +1,7 @@
-"""SQL of the topic as statements at the target, and the tables that were there before the consumer.
+"""Turns SQL of the topic into statements at the target, and handles tables that existed before the consumer.
 
-A statement is run with the names that it has upstream. What a table looks like afterwards is read from the
-server (`found`), not computed. A table that is there and none of the consumer's is adopted or refused.
+A statement runs with the names that it has upstream. What a table looks like afterwards is read from the
+server (`found`), not computed. An existing table that is not the consumer's is adopted or refused.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ COPY: Final = (
     "if it holds a copy of the source's rows, taken at the changefeed's start-ts or later, start again with "
     "--adopt; else move it out of the way, or leave the table out with a [filter] rule"
 )
-"""What to do about a table that is there already."""
+"""The advice for a table that exists already."""
 
 
 @dataclass(slots=True)
 class Rendered:
-    """What a statement of the topic takes at the target."""
+    """The statements at the target for one statement of the topic."""
 
     statements: list[Statement] = field(default_factory=list)
     read: dict[Name, bool] = field(default_factory=dict)
-    """Tables whose definition is to be read when all has run, and whether they are adopted ones."""
+    """Tables whose definition must be read after all statements, and whether they are adopted ones."""
 
 
 class Tables:
-    """The target's tables as its server says, this consumer's and others."""
+    """The tables in the target's server: this consumer's and others."""
 
     def __init__(self, progress: Progress, *, adopting: bool) -> None:
         self._hold, self._kept, self.adopting = progress.hold, progress.definitions, adopting
 
     def there(self, name: Name) -> bool:
-        """Whether anything bears this name."""
+        """Whether any object has this name."""
         return found.there(self._hold.rows, name)
 
     def adopt(self, name: Name, version: int, keys: tuple[str, ...] = ()) -> Definition:
-        """The definition of a table that is there and not ours; Fatal when it may not be written."""
+        """The definition of an existing table that becomes ours; Fatal when it may not be written."""
         self._check(name)
         return found.adopted(self._look(name), name, version, keys)
 
@@ -82,13 +82,13 @@ class Tables:
         return found.made(seen, name, version)
 
     def rekeyed(self, held: Definition, keys: tuple[str, ...]) -> Definition:
-        """A table of ours whose rows the topic tells apart by other columns than the target's own choice."""
+        """The definition of a table of ours, if the topic identifies rows by other columns than we chose."""
         name = held.schema, held.table
         one = found.adopted if held.uniques else found.made
         return one(self._look(name), name, held.version, keys)
 
     def described(self, asked: Definition) -> Definition:
-        """A table that is there, as a TableInfo of the topic says it looks."""
+        """The definition of an existing table for which the topic has a TableInfo."""
         name = asked.schema, asked.table
         taken = self.adopt(name, asked.version, asked.keys)
         here, wanted = ({column.name for column in one.columns} for one in (taken, asked))
@@ -102,9 +102,9 @@ class Tables:
         return replace(asked, uniques=taken.uniques, generated=taken.generated)
 
     def others(self, schema: str, known: Iterable[Name]) -> list[Name]:
-        """The tables and views of a schema that a DROP DATABASE must leave.
+        """The tables and views of a schema that a DROP DATABASE must not drop.
 
-        Without --adopt those are all that are not ours, else only other consumers'.
+        Without --adopt those are all that are not ours, otherwise only those of other consumers.
         """
         if self.adopting:
             return [(schema, table) for table in self._kept.of_others(schema)]
@@ -118,7 +118,7 @@ class Tables:
         return [(schema, table) for (table,) in rows]
 
     def droppable(self, name: Name) -> bool:
-        """Whether a table that is not ours goes with a DROP TABLE: adopted later, it would have old rows."""
+        """Whether a DROP TABLE drops a table that is not ours: adopted later, it would have old rows."""
         return self.adopting and not self._kept.owner(*name)
 
     def _check(self, name: Name) -> None:
@@ -139,7 +139,7 @@ class Tables:
 
 
 def missing(name: Name) -> Fatal:
-    """A table that must be there and is not."""
+    """The error for a table that must exist and does not."""
     return Fatal(
         "a table is not at the target",
         where=".".join(name),
@@ -150,16 +150,16 @@ def missing(name: Name) -> Fatal:
 
 
 def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, begun: bool) -> Rendered:
-    """The statements of one step, and `known` as it is afterwards but for what is to be read.
+    """The statements of one step; `known` becomes what it is afterwards, except for what must be read.
 
-    `begun`: this very DDL was begun before a restart, so that what it names may have changed already.
+    `begun`: this DDL was begun before a restart, so the tables that it names may have changed already.
     """
     made = Rendered()
 
     def held(name: Name) -> Definition:
         if (one := known.get(name)) is not None:
-            return replace(one, info=None)  # it tells how the table was
-        if begun and not tables.there(name):  # it has its new name, or is gone
+            return replace(one, info=None)  # the TableInfo describes the table before this statement
+        if begun and not tables.there(name):  # it has its new name, or was dropped
             return _unread(name, adopted=True)
         if not tables.there(name):
             raise missing(name)
@@ -213,7 +213,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
 
 
 def after_skipped(step: Replay, known: dict[Name, Definition], tables: Tables) -> Rendered:
-    """`known` after a statement that the user has run in other words (`--skip-ddl`)."""
+    """The result, and `known`, after a statement that was run by hand (`--skip-ddl`)."""
     made, names = Rendered(), sql_replay.tables(step.statement)
     if isinstance(step.statement, sql_replay.DropSchema):
         names = [name for name in known if name[0] == step.statement.schema]
@@ -226,12 +226,12 @@ def after_skipped(step: Replay, known: dict[Name, Definition], tables: Tables) -
 
 
 def with_collations(text: str) -> str:
-    """SQL with the target's names of collations that TiDB calls otherwise."""
+    """SQL with the target's names for collations whose names differ in TiDB."""
     return _COLLATION.sub(lambda one: one[1] or COLLATIONS[one[2].lower()], text)
 
 
 def session(step: Replay) -> str:
-    """How a session must be for a statement: CURRENT_TIMESTAMP as it was upstream, and the zone of texts."""
+    """Sets up a session for a statement: CURRENT_TIMESTAMP as it was upstream, and the zone of texts."""
     zone = sql_replay.offset(step.time_zone, step.ts)
     return f"SET time_zone='{zone}', timestamp={(step.ts >> 18) / 1000:.3f}"
 
@@ -252,7 +252,7 @@ def _renamed(old: Name, new: Name, table: Definition, known: dict[Name, Definiti
 
 
 def _drop_schema(schema: str, known: dict[Name, Definition], tables: Tables) -> list[Statement]:
-    """One statement in any case: after a restart, a list of several could not be told from what is left."""
+    """One statement in any case: after a restart, the position in a list of several would not be known."""
     ours = [name for name in known if name[0] == schema]
     others = tables.others(schema, known)
     if not others:
@@ -267,5 +267,5 @@ def _drop(names: list[Name]) -> list[Statement]:
 
 
 def _unread(name: Name, *, adopted: bool) -> Definition:
-    """A place for a definition that is read when the statement has run."""
+    """A placeholder for a definition that is read after the statement has run."""
     return Definition(*name, 0, 0, (), (), None, uniques=((),) if adopted else ())

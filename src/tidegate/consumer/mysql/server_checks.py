@@ -1,4 +1,4 @@
-"""What a server must be for a consumer to write it: refused here is what would break exactly-once later."""
+"""Checks whether a server is suitable: it refuses at the start what would break exactly-once later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHICH_SERVER: Final = "SELECT @@server_id, @@hostname, @@port"
 
 
 def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -> None:
-    """InvalidInput when two connections to one address have come to two servers; both by `WHICH_SERVER`."""
+    """InvalidInput when connections to one address reach different servers; both by `WHICH_SERVER`."""
     if tuple(control) != tuple(lane):
         names = (f"{host}:{port} (server_id {number})" for number, host, port in (control, lane))
         raise InvalidInput(
@@ -25,7 +25,7 @@ def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -
 
 
 def check_server(ask: Ask, target: str) -> None:
-    """InvalidInput when the server cannot be written exactly once, or would change what is written."""
+    """InvalidInput when a server cannot be written exactly once, or would change values that are written."""
     version, format_of_log, explicit = ask(
         "SELECT @@version, @@binlog_format, @@explicit_defaults_for_timestamp"
     )[0]
@@ -54,7 +54,7 @@ def check_server(ask: Ask, target: str) -> None:
 
 
 def check_engine(ask: Ask, target: str) -> None:
-    """InvalidInput when one of the consumer's own tables knows no transactions."""
+    """InvalidInput when one of the consumer's own tables does not support transactions."""
     found = ask(
         "SELECT table_name, engine FROM information_schema.tables WHERE table_schema=%s AND engine<>'InnoDB'",
         SCHEMA,

@@ -1,8 +1,9 @@
-"""Connections to a MySQL or MariaDB target: where it is, how a session must be, what its errors mean.
+"""Connections to a MySQL or MariaDB target: its address, the settings of a session, the meaning of its
+errors.
 
 A session is strict, so that a value that does not fit is an error and not another value; a warning of a
-statement that writes is an error too. Nothing reconnects by itself: a new connection knows nothing of the
-transaction, the lock and the guard of the old one.
+writing statement is an error too. Nothing reconnects automatically: a new connection has neither the
+transaction, nor the lock, nor the guard of the old one.
 """
 
 from __future__ import annotations
@@ -25,34 +26,35 @@ from tidegate.tls import Tls
 Connection: TypeAlias = "pymysql.connections.Connection[Any]"
 SCHEMES: Final = ("mysql", "mariadb")
 SCHEMA: Final = "tidegate"
-"""Of our own tables at the target."""
+"""The schema of our own tables at the target."""
 PASSWORD: Final = "TIDEGATE_TARGET_PASSWORD"
-"""Environment variable of the target's password."""
+"""The environment variable for the target's password."""
 OPTIONS: Final = ("password-file", "ssl-ca", "ssl-cert", "ssl-key")
-"""Of a target's address: paths of files."""
+"""Options of a target's address; each is the path of a file."""
 CONNECT_S: Final = 10
 SQL_MODE: Final = "STRICT_TRANS_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES"
-"""Strict, or values are clipped. An auto-increment key of 0 stays 0, dates of no calendar what they are."""
+"""Strict, because otherwise values are clipped. An auto-increment key of 0 stays 0, and dates that no
+calendar knows stay as they are."""
 
 
 USUAL: Final = "SET time_zone='+00:00', timestamp=DEFAULT"
-"""A session as it was before a statement that needed another moment and zone."""
+"""Resets a session after a statement that needed another moment and zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class MySqlServer:
-    """Where the database is, and as whom to enter it. Never prints its password."""
+    """The address of the database, and the user. Never prints its password."""
 
     host: str
     port: int
     user: str
     password: str = field(repr=False)
     tls: Tls | None = None
-    """None: encrypted if the server offers it, which anyone between can prevent."""
+    """None: encrypted if the server offers it, which an attacker on the network can prevent."""
 
     @classmethod
     def from_uri(cls, uri: str) -> MySqlServer:
-        """`mysql://user:password@host:port/`; InvalidInput when it says something else.
+        """Parse `mysql://user:password@host:port/`; InvalidInput for anything else.
 
         A password may also come from the environment variable `TIDEGATE_TARGET_PASSWORD`, or from the file
         that `?password-file=` names. With `ssl-ca=` the server must have a certificate of this CA for its
@@ -62,7 +64,7 @@ class MySqlServer:
             parts = urlsplit(uri)
             port = parts.port or 3306
         except ValueError:
-            # What it says may be a part of a password with a / or ? in it, and so may the cause's message.
+            # The port may be a part of a password with a / or ? in it, and the cause's message may quote it.
             raise _bad(
                 "its host or port cannot be read; in a password, / ? # [ ] @ : % are to be %-encoded"
             ) from None
@@ -87,21 +89,21 @@ class MySqlServer:
         return f"mysql://{self.user}@{self.host}:{self.port}/"
 
     def connect(self) -> Connection:
-        """A session as every statement of ours needs it; Retryable, or InvalidInput when it is refused."""
+        """A session with the settings that every statement needs; Retryable, or InvalidInput when refused."""
         tls = self.tls
         try:
             connection = pymysql.connect(
                 host=self.host,
                 port=self.port,
                 user=self.user,
-                password=revealed(self.password).encode(),  # of a text, the driver would make Latin-1
+                password=revealed(self.password).encode(),  # the driver would encode a str as Latin-1
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=CONNECT_S,
-                # No other limit: an ALTER of a large table takes hours. The driver has TCP ask whether the
-                # server is still there.
+                # No other timeout, because an ALTER of a large table takes hours. TCP keepalive finds a
+                # server that is gone.
                 sql_mode=SQL_MODE,
-                client_flag=CLIENT.FOUND_ROWS,  # rows that match count, those it leaves as they are too
+                client_flag=CLIENT.FOUND_ROWS,  # count matching rows, even those that do not change
                 ssl_ca=tls and str(tls.ca),
                 ssl_cert=tls and tls.cert and str(tls.cert),
                 ssl_key=tls and tls.key and str(tls.key),
@@ -113,14 +115,14 @@ class MySqlServer:
                 cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except pymysql.err.MySQLError as error:
             raise translated(error, self) from error
-        except RuntimeError as error:  # a way to log in that needs a package which is not there
+        except RuntimeError as error:  # an authentication method that needs a package which is missing
             raise InvalidInput(
                 "this target cannot be used",
                 where=str(self),
                 why=str(error),
                 fix="install `cryptography`, or use TLS (?ssl-ca=FILE)",
             ) from error
-        except OSError as error:  # of the files of TLS; the network's errors are the driver's
+        except OSError as error:  # from the TLS files; the driver translates errors of the network
             raise InvalidInput(
                 "the files for TLS cannot be used",
                 where=str(self),
@@ -167,16 +169,16 @@ REFUSED: Final = frozenset(
         ),
     }
 )
-"""1698: without a password; 3118, 4151: the account is locked."""
+"""1698: no password given; 3118, 4151: the account is locked."""
 LOST: Final = frozenset(
     {
         *(CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_CONN_HOST_ERROR, ER.SERVER_SHUTDOWN, 1927),
         *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, ER.USER_LIMIT_REACHED, ER.HOST_IS_BLOCKED),
     }
 )
-"""The connection is gone, or never was, for there are too many. 1927: it was killed."""
+"""The connection is lost, or refused because there are too many. 1927: it was killed."""
 BUSY: Final = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL})
-"""The transaction has not taken effect and may later. 1317: somebody has ended the statement (KILL QUERY)."""
+"""The transaction did not take effect and can be retried. 1317: the statement was ended (KILL QUERY)."""
 
 
 def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateError:

@@ -20,7 +20,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class CreateTable:
-    """A table that must not be there."""
+    """Creates a table that must not exist yet."""
 
     name: Name
     text: str
@@ -28,7 +28,7 @@ class CreateTable:
 
 @dataclass(frozen=True, slots=True)
 class AlterTable:
-    """`text` follows ALTER TABLE and the table's name."""
+    """ALTER TABLE; `text` follows the table's name."""
 
     name: Name
     text: str
@@ -36,7 +36,7 @@ class AlterTable:
 
 @dataclass(frozen=True, slots=True)
 class RenameTable:
-    """The same table under another name."""
+    """Gives a table another name."""
 
     old: Name
     new: Name
@@ -44,7 +44,7 @@ class RenameTable:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRows:
-    """The rows of partitions that are gone upstream; may run twice, as no row comes in between."""
+    """Deletes the rows of partitions that upstream has dropped; may run twice, as no row comes in between."""
 
     name: Name
     members: Members
@@ -64,12 +64,12 @@ Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
 
 
 def create_schema(name: str, options: str = "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin") -> Again:
-    """A schema that may be there already."""
+    """Creates a schema if it does not exist."""
     return Again(f"CREATE DATABASE IF NOT EXISTS {quoted(name)} {options}")
 
 
 def text_of(statement: Again | CreateTable | AlterTable | RenameTable) -> str:
-    """The whole statement."""
+    """The SQL of a statement."""
     match statement:
         case Again(text) | CreateTable(_, text):
             return text

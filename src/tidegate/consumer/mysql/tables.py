@@ -1,9 +1,9 @@
 """CREATE and ALTER TABLE, rendered from TiDB's TableInfo before and after. Pure.
 
-Rendered, not copied: TiDB's SQL has words that other servers do not know, and leaves out the schema.
-What rows are the same without is left out: partitions, foreign keys, checks, expression indexes, and virtual
-columns, which the topic does not carry; a stored generated column is a plain one, which holds what upstream
-computed.
+They are rendered and not copied, because TiDB's SQL has words that other servers do not know, and omits the
+schema. Parts that do not affect rows are left out: partitions, foreign keys, checks, expression indexes, and
+virtual columns, which the topic does not carry. A stored generated column becomes a plain column with the
+values that upstream computed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLLATIONS: Final = {
     "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
     "utf8mb4_0900_bin": "utf8mb4_nopad_bin",
 }
-"""By TiDB's name, MariaDB's: what it calls the collations of Unicode 9 that do not pad."""
+"""MariaDB's names, by TiDB's, of the collations of Unicode 9 without padding."""
 _WHOLE: Final = (Kind.INT, Kind.UINT)
 CONVERSIONS: Final = frozenset(
     {
@@ -44,8 +44,8 @@ CONVERSIONS: Final = frozenset(
         (Kind.STRING, Kind.STRING),
     }
 )
-"""Conversions by MODIFY COLUMN in which a strict MariaDB gives the values that TiDB gives, or refuses them;
-the others are converted here (`recast`)."""
+"""Conversions by MODIFY COLUMN in which a strict MariaDB returns the same values as TiDB, or refuses them;
+all others are converted by `recast`."""
 _INTEGERS: Final = {1: "TINYINT", 2: "SMALLINT", 3: "INT", 8: "BIGINT", 9: "MEDIUMINT"}
 _TIMES: Final = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 _PLAIN: Final = {4: "FLOAT", 5: "DOUBLE", 10: "DATE", 13: "YEAR", 14: "DATE"}
@@ -55,12 +55,12 @@ _JSON, _VECTOR, _ENUM, _SET, _CHAR = 245, 225, 247, 248, 254
 
 
 def qualified(schema: str, table: str) -> str:
-    """`schema`.`table`, in quotes."""
+    """`schema`.`table`, in backquotes."""
     return f"{quoted(schema)}.{quoted(table)}"
 
 
 def create_table(made: Definition) -> str:
-    """An empty table as `made` says."""
+    """CREATE TABLE for an empty table with this definition."""
     described = _described(made)
     parts = [f"{quoted(column.name)} {column_text(column)}" for column in described.columns]
     names = _names(made)
@@ -70,9 +70,10 @@ def create_table(made: Definition) -> str:
 
 
 def recasts(sources: tuple[Source, ...]) -> dict[str, str]:
-    """By the names of the columns that the target would convert otherwise, those beside them that are filled.
+    """The columns that the target would convert differently, each with the name of the column to fill
+    instead.
 
-    A TIME that is only written with more digits keeps its id and its values: any server does that alike.
+    A TIME that only gets more digits keeps its id and its values, and every server converts it alike.
     """
     changes = [one.change for one in sources if one.change and one.change.before.id != one.change.after.id]
     return {
@@ -83,7 +84,7 @@ def recasts(sources: tuple[Source, ...]) -> dict[str, str]:
 
 
 def beside(made: Definition, filled: Mapping[str, str]) -> str:
-    """What ALTER TABLE must be given to add the columns of `recasts`."""
+    """The changes for ALTER TABLE that add the columns of `recasts`."""
     columns = {column.name: column for column in _described(made).columns}
     return ", ".join(
         f"ADD COLUMN {quoted(new)} {type_text(columns[name])} NULL" for name, new in filled.items()
@@ -96,10 +97,10 @@ def alterations(
     sources: tuple[Source, ...] | None,
     filled: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """What ALTER TABLE must be given to make `held` into `made`, a text for each statement; often none.
+    """The changes for ALTER TABLE that turn `held` into `made`, a text for each statement; often none.
 
-    `sources`: where each column's values come from; None: the columns are as before. An added column takes
-    two statements when its old rows hold another value than new rows get. `filled`: see `recasts`.
+    `sources`: where each column's values come from; None: the columns are as before. An added column needs
+    two statements if its old rows hold another value than new rows get. `filled`: see `recasts`.
     """
     before, after = _described(held), _described(made)
     was = {column.name: column for column in before.columns}
@@ -142,7 +143,7 @@ def alterations(
 
 
 def column_text(column: Column, fill: bool = False) -> str:
-    """Type and attributes. `fill`: the default is what rows older than the column hold in it."""
+    """Type and attributes of a column. `fill`: the default is the value for rows older than the column."""
     parts = [type_text(column)]
     parts.append("NULL" if column.nullable else "NOT NULL")
     default = _fill_text(column) if fill else _default_text(column)
@@ -151,7 +152,7 @@ def column_text(column: Column, fill: bool = False) -> str:
 
 
 def type_text(column: Column) -> str:
-    """The type alone, with its charset."""
+    """The type of a column, with its charset."""
     kind = column.mysql_type
     if kind in _INTEGERS:
         width = "(1)" if kind == 1 and column.flen == 1 else ""
@@ -193,7 +194,7 @@ def _default_text(column: Column) -> str:
 
 
 def _fill_text(column: Column) -> str:
-    """What older rows hold, as a literal; empty for NULL, which needs no default."""
+    """The value of older rows, as a literal; empty for NULL, which needs no default."""
     value: Any = present(column, missing(column), UTC)
     if value is None:
         return ""
@@ -202,7 +203,7 @@ def _fill_text(column: Column) -> str:
     target, values = target_column(column), MySqlValues()
     wire = pa.array([value], WIRE_TYPES.get(column.kind, pa.string()))
     text: bytes = literals(values.convert(wire, target, "UTC"), target)[0].as_py()
-    if column.mysql_type in (_ENUM, _SET):  # a default is not taken by its number
+    if column.mysql_type in (_ENUM, _SET):  # DEFAULT does not accept their number
         return _members_text(column, int(value))
     return text.decode("utf-8", "surrogateescape") if column.kind is not Kind.BYTES else f"X'{value.hex()}'"
 
@@ -229,13 +230,13 @@ def _described(made: Definition) -> TableSchema:
 
 
 def _names(made: Definition) -> dict[int, str]:
-    """Names of the columns by their offsets in the TableInfo, as indexes give them; visible ones only."""
+    """Names of visible columns by their offsets in the TableInfo, to which indexes refer."""
     assert made.info is not None
     return {column.offset: column.name for column in every_column(made.info, made.version) if column.visible}
 
 
 def _indexes(made: Definition, described: TableSchema) -> dict[str, Index]:
-    """The indexes that can be had without expressions, by name; the primary key's is empty."""
+    """The indexes over visible columns, by name; the primary key's name is empty."""
     names = _names(made)
     found: dict[str, Index] = {}
     if described.pk_is_handle:
@@ -248,7 +249,7 @@ def _indexes(made: Definition, described: TableSchema) -> dict[str, Index]:
 
 
 def _same_index(old: Index, new: Index | None, held: Definition, made: Definition) -> bool:
-    """By the columns' ids: a renamed column stays in its indexes."""
+    """Whether two indexes are equal. Columns are compared by id: a renamed column stays in its indexes."""
     if new is None or (old.unique, old.lengths) != (new.unique, new.lengths):
         return False
     return _ids(held, old) == _ids(made, new)
@@ -269,9 +270,9 @@ def _index_text(index: Index, names: Mapping[int, str]) -> str:
 
 
 def converts(before: Column, after: Column, time_zone: tzinfo | None) -> bool:
-    """Whether the target's ALTER turns the values of one column into TiDB's of another, or refuses them.
+    """Whether the target's ALTER converts the values of a column as TiDB does, or refuses them.
 
-    `time_zone`: of the session upstream; None: not known. The target's is UTC.
+    `time_zone`: that of the session upstream; None: not known. The target's session is in UTC.
     """
     zoned = Kind.TIMESTAMP in (before.kind, after.kind) and time_zone is not UTC
     recoded = before.kind is after.kind is Kind.STRING and before.charset != after.charset

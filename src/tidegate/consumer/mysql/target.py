@@ -1,14 +1,15 @@
-"""A MySQL or MariaDB database as a target: rows by lanes, and a position that moves with them.
+"""A MySQL or MariaDB database as a target: rows are written by lanes, and the position moves with them.
 
     write    begin (durable: which rows, by their digests) -> each lane one transaction -> the position
     DDL      intend -> its statements, each once -> the position
-    restart  take over, read; of a write that was begun, the lanes that are missing
+    restart  take over, read; write the missing lanes of a write that was begun
 
-A lane is a connection. Each table has one, by a hash of its name, so that its deletes and inserts are one
-transaction; all deletes come before all inserts, so that a unique value is free before another row takes it.
+A lane is a connection. A hash of its name assigns each table to one lane, so that the table's deletes and
+inserts are one transaction. All deletes come before all inserts, so that a unique value is free before
+another row takes it.
 
-Nothing is tried again in the connection in which it failed. After an error that may pass, the consumer takes
-the target over from itself, reads which lanes are through, and writes the others one after the other.
+Nothing is retried in the connection in which it failed. After an error that may pass, the consumer takes the
+target over from itself, reads which lanes are committed, and writes the others one after the other.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ LANES: Final = 4
 SETTLERS: Final = 2
 """Threads that read, convert and render rows."""
 PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Before each further attempt of a write that failed in a way that may pass; the last one ends the run."""
+"""Pauses between attempts to write after an error that may pass; after the last attempt the error is
+raised."""
 
 
 class MySqlTarget:
@@ -71,20 +73,21 @@ class MySqlTarget:
     ) -> None:
         """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`.
 
-        `by_offset`: partitions may stand at different moments, so that unique indexes beside a table's key
-        are refused.
+        `by_offset`: partitions may be at different moments, so a table with another unique index than its key
+        is refused.
         """
         self.stats, self.values = Stats(), MySqlValues()
         self._adopting, self._skipped, self._asking = adopting, skipped, threading.Lock()
         self._server, self._lanes, self._transaction_bytes = server, lanes, transaction_bytes
         self._by_offset = by_offset
         self._only_keyed: dict[Name, Definition] = {}
-        """Tables that have no other unique index than their key, as they were when that was asked."""
+        """Tables without another unique index than their key, with the definition for which that was
+        checked."""
         self._hold = Hold(server, consumer)
         self._progress = Progress(self._hold)
         self._definitions: dict[Name, Definition] = {}
         self._held = Held(None, None, None, {})
-        """What the last taking over found."""
+        """The record that the last takeover found."""
         self._begun: Position | None = None
         self._packet = 0
         """The server's max_allowed_packet, in bytes."""
@@ -95,25 +98,25 @@ class MySqlTarget:
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
-        """Every table's, by its name."""
+        """The definition of every table, by name."""
         return self._definitions
 
     def definition(self, name: Name) -> Definition | None:
-        """That of one table."""
+        """The definition of one table; None: it is not in the target."""
         return self._definitions.get(name)
 
     @property
     def replays_sql(self) -> bool:
-        """It is a database."""
+        """True: a database can run SQL."""
         return True
 
     @property
     def begun(self) -> Position | None:
-        """Where the write leads to that `recover` found begun."""
+        """The position of the interrupted write that `recover` found."""
         return self._begun
 
     def recover(self) -> Position | None:
-        """Take the target over and read."""
+        """Take the target over, and read what it stores."""
         self._held = held = self._progress.take_over()
         ((self._packet,),) = self._hold.rows("SELECT @@max_allowed_packet")
         self._definitions = {
@@ -129,7 +132,7 @@ class MySqlTarget:
 
     def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Write by lanes, a transaction each, and move the position; `parted`: see `parts`."""
-        # Each table is rendered where it is settled: its rows go when its statements are there.
+        # A table is rendered by the thread that reads it, so its rows are released once it has statements.
         work = [self._settlers.submit(self._ready, settle) for settle in tables]
         wait(work)
         lanes: dict[int, Statements] = {}
@@ -143,7 +146,8 @@ class MySqlTarget:
         write = self._writing_parts(lanes, parted, position) if parted else self._writing(lanes, position)
 
         def attempt_of(attempt: int) -> None:
-            if not self._progress.has_ended(number):  # else the last attempt did it, and its answer was lost
+            # If the batch has ended, the last attempt succeeded and only its answer was lost.
+            if not self._progress.has_ended(number):
                 write(attempt)
                 self._progress.end(position)
 
@@ -165,8 +169,8 @@ class MySqlTarget:
         self, lanes: Mapping[int, Statements], parted: Sequence[Parted], position: str
     ) -> Callable[[int], None]:
         split = check_size(parted, self._transaction_bytes, self._lanes, str(self._server))
-        # Before anything is begun: rows may be wrong, and an unknown table asks the server in the connection
-        # that holds the lock, which must not fail under lanes that write.
+        # Before the batch begins: rows may be wrong, and a table that is not known yet needs a query in the
+        # control connection, which must not fail while lanes write.
         work = [self._settlers.submit(table.prepare) for table in parted]
         wait(work)
         for done in work:
@@ -197,9 +201,9 @@ class MySqlTarget:
         return write
 
     def _patiently(self, attempt_of: Callable[[int], None]) -> None:
-        """Try something that may be done twice, until no error that may pass comes; see `PAUSES_S`.
+        """Retry something that may be done twice, until it succeeds or fails for good; see `PAUSES_S`.
 
-        Whether a COMMIT whose answer was lost took effect is a plain question to a new connection.
+        If the answer to a COMMIT was lost, a new connection reads whether it took effect.
         """
         for attempt in range(len(PAUSES_S) + 1):
             try:
@@ -214,7 +218,7 @@ class MySqlTarget:
                 time.sleep(PAUSES_S[attempt])
 
     def _lane_of(self, schema: str, table: str) -> int:
-        """The same in every process and release: a restart must deal the same rows to the same lanes."""
+        """The lane of a table: the same in every process and release, so a restart assigns rows alike."""
         hashed = hashlib.blake2b(f"{schema}\0{table}".encode(), digest_size=8).digest()
         return int.from_bytes(hashed) % self._lanes
 
@@ -237,7 +241,7 @@ class MySqlTarget:
         return made
 
     def _check_uniques(self, table: Definition) -> None:
-        """By offset: Fatal for a table that has a unique index beside its key."""
+        """By offset: Fatal for a table that has another unique index than its key."""
         name = (table.schema, table.table)
         if not self._by_offset or self._only_keyed.get(name) is table:
             return
@@ -253,7 +257,7 @@ class MySqlTarget:
                     fix="drop the index at the target, or read a topic with watermarks without --mode row",
                 )
 
-        with self._asking:  # several tables are settled at once, and one connection asks
+        with self._asking:  # several threads read tables, but the control connection serves one at a time
             self._patiently(ask)
         self._only_keyed[name] = table
 
@@ -266,8 +270,8 @@ class MySqlTarget:
             known = effect.upserts.filter(~effect.fresh).select(table.keys)
             for gone in (effect.deletes, known):
                 made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
-            # An adopted table may be newer than these rows: another row may have one of their values there.
-            # That row got it later, so its own change is still to come on the topic, with all its values.
+            # An adopted table may be newer than these rows: another row there may have one of their values.
+            # It got that value later, so its own change is still to come on the topic, with all its values.
             for unique in table.uniques:
                 if set(unique) != set(table.keys):
                     taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
@@ -285,7 +289,7 @@ class MySqlTarget:
         check_lengths(made.inserts, table.name, self._packet)
 
     def _write_lanes(self, lanes: Mapping[int, Callable[[], int]], *, side_by_side: bool) -> None:
-        """Run the writer of each lane. Raises the first failure, when no lane writes any more."""
+        """Run the writer of each lane. Raises the first failure, after all lanes have stopped writing."""
         work: list[Future[int]] = []
         for write in lanes.values():
             work.append(self._writers.submit(write))
@@ -298,7 +302,7 @@ class MySqlTarget:
             raise failures[0]
 
     def _write_lane(self, number: int, made: Statements) -> int:
-        """One transaction; how many rows were to be deleted and not found."""
+        """Write a lane in one transaction. Returns how many rows to delete were not found."""
         with self._lane_connection(number) as connection:
             connection.begin()
             self._progress.lane(number, connection)
@@ -312,7 +316,7 @@ class MySqlTarget:
 
     @contextmanager
     def _lane_connection(self, number: int) -> Iterator[Connection]:
-        """After an error it is not used again: its transaction ends with it."""
+        """A lane's connection. After an error it is closed, which rolls back its transaction."""
         try:
             connection = self._connections.get(number)
             if connection is None:
@@ -329,21 +333,22 @@ class MySqlTarget:
     # --- DDL
 
     def has_done(self, message: DdlMessage) -> bool:
-        """Whether its last statement has run, before the last crash."""
+        """Whether the DDL's last statement has run, before the last crash."""
         return self._run.has_done(message)
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
-        """Render all of the DDL; each statement is noted before it runs."""
+        """Render the whole DDL; each statement is noted before it runs."""
         self._patiently(lambda attempt: self._hold.check_lock())  # an idle connection may have been ended
         self._run.intend(message, steps)
 
     def execute(self, step: ddl_plan.Step) -> None:
-        """Do the next step of the DDL that was intended, which is this one.
+        """Execute the next step of the intended DDL, which is this one.
 
-        Rows ask by a step of their own for a table of which no DDL told. It is not made, but may be there.
+        Rows of a table that no DDL announced bring a step of their own. The table is not created, but an
+        existing one can be adopted.
         """
         if not self._run.intended:
-            with self._asking:  # several tables are settled at once, and one connection asks
+            with self._asking:  # several threads read tables, but the control connection serves one at a time
                 self._patiently(lambda attempt: self._run.asked(step))
             return
 
@@ -355,11 +360,11 @@ class MySqlTarget:
         self._patiently(attempt_of)
 
     def dropped(self) -> Mapping[int, Dropped]:
-        """None: rows that a database drops are gone."""
+        """Empty: rows that a database drops cannot be restored."""
         return {}
 
     def advance(self, position: Position) -> None:
-        """Move the position over the DDLs that were executed."""
+        """Move the position past the executed DDLs."""
         self._patiently(lambda attempt: self._run.over(position.to_json()))
 
     @property
@@ -370,16 +375,16 @@ class MySqlTarget:
     # --- the end of a step
 
     def commit(self, position: Position) -> Position:
-        """Store the position again: now its ts is that of a snapshot."""
+        """Store the position again, now with the ts of a snapshot."""
         self._patiently(lambda attempt: self._progress.move(position.to_json()))
         return position
 
     def tidy(self, position: Position) -> bool:
-        """Nothing: what is kept does not grow."""
+        """True, without doing anything: what is stored does not grow."""
         return True
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._settlers.shutdown()
         self._writers.shutdown()
         self._close_lanes()
@@ -393,7 +398,7 @@ class MySqlTarget:
 
 
 def _run(connection: Connection, made: Statements) -> int:
-    """Run them all; how many rows were to be deleted and not found."""
+    """Run all statements. Returns how many rows to delete were not found."""
     missing = 0
     for text, wanted in made.deletes:
         found = _written(connection, text)
@@ -404,7 +409,7 @@ def _run(connection: Connection, made: Statements) -> int:
 
 
 def _written(connection: Connection, text: bytes) -> int:
-    """Run a statement that writes; how many rows it found. A warning is an error: a value is another."""
+    """Run a writing statement. Returns how many rows it matched. A warning means that a value was changed."""
     found = int(connection.query(text))
     if connection._result is not None and connection._result.warning_count:
         warnings = connection.show_warnings()
@@ -426,30 +431,31 @@ class MySqlAddress:
     folder: Path
     lanes: int = LANES
     adopting: bool = False
-    """Whether tables that are there already become this consumer's."""
+    """Whether existing tables become this consumer's."""
     skipped: Set[int] = frozenset()
-    """The ts of DDLs that somebody has run there in other words."""
+    """The ts of DDLs that a person has executed there in another form."""
     transaction_bytes: int | None = None
     """See `parts.check_size`."""
     by_offset: bool = False
-    """Whether a topic without watermarks is applied."""
+    """Whether the topic is read by offset, without watermarks."""
 
     @property
     def row_mode(self) -> bool:
-        """A value of a unique key may be taken in one partition before it is free in another.
+        """Only without watermarks: otherwise a unique value may be taken in one partition before it is free
+        in another.
 
-        Without watermarks tables that have such a key are refused, one by one.
+        Without watermarks, tables with such a unique key are refused one by one.
         """
         return self.by_offset
 
     @property
     def seen(self) -> Seen:
-        """A lane is one transaction, and a table has one lane."""
+        """With one lane, whole steps; with several, each table's part of a step, as a table has one lane."""
         return Seen.TRANSACTIONS if self.lanes == 1 else Seen.TABLES
 
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
-        """`recover` takes it over: whoever held the name is ended."""
+        """Open the target. `recover` takes it over, and ends an earlier consumer of the same name."""
         mark_folder(self.folder, str(self))
         target = MySqlTarget(
             *(self.server, self.consumer, self.lanes),
@@ -464,7 +470,7 @@ class MySqlAddress:
             target.close()
 
     def look(self) -> Looked:
-        """What the row of this consumer says, and whose connection has its lock."""
+        """The content of this consumer's row, and which connection has its lock."""
         held, holder = Progress(Hold(self.server, self.consumer)).look_on()
         doing = ""
         if held.begun is not None:
@@ -475,7 +481,7 @@ class MySqlAddress:
         return Looked(Position.from_json(held.position) if held.position else None, holder, doing)
 
     def definitions(self) -> Mapping[Name, Definition]:
-        """As the consumer's own tables say."""
+        """The definitions in the consumer's own tables."""
         kept = Progress(Hold(self.server, self.consumer)).definitions_kept()
         return {name: definition.from_json(text.encode()) for name, text in kept.items()}
 
