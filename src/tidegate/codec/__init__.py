@@ -1,6 +1,6 @@
-"""Encode row changes, DDL and resolved marks as messages, and decode them again.
+"""Encodes row changes, DDL and resolved marks as messages, and decodes them again.
 
-Reading order: base, entry, registry; json_text and a folder of `protocols`; ddl_header; then plan, blocks and
-kernels, which are the compiled encoder of every protocol of rows, template, compiled,
-match_kernels, decode_kernels and decode, the compiled decoder, and keys, the encoder of feeds without tables.
+Reading order: base, entry, registry; json_text and one folder in `protocols`; ddl_header. Then the compiled
+encoder of all protocols of rows (plan, blocks, kernels), the compiled decoder (template, compiled,
+match_kernels, decode_kernels, decode), and keys, the encoder of feeds without tables.
 """

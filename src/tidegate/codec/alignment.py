@@ -1,8 +1,8 @@
-"""Alignment marks: what dispatch by conflict puts on all partitions of a topic. Pure.
+"""Alignment marks, which dispatch by conflict puts on all partitions of a topic. Pure.
 
-A mark is a Resolved message of ts 0, which says nothing new to a reader that does not know marks, with the
-header `tidegate-align`: a JSON object of `id` (text), `table` (`schema.table`) and `epoch` (the commit ts of
-the place, which rises from mark to mark of a table). The rule for readers is in docs/formats/contract.md.
+A mark is a Resolved message of ts 0, so a reader that does not know marks learns nothing new from it. It has
+the header `tidegate-align`: a JSON object of `id` (text), `table` (`schema.table`) and `epoch` (the commit ts
+of the place, which rises from mark to mark of a table). The rule for readers is in docs/formats/contract.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.codec.entry import MarkEncoder
 from tidegate.model.message import Message, MessageBlock
 
 ALIGN_HEADER: Final = "tidegate-align"
-"""Name of the Kafka header that makes a Resolved an alignment mark."""
+"""Name of the Kafka header that turns a Resolved into an alignment mark."""
 
 
 def header(table: str, commit_ts: int) -> bytes:
@@ -25,14 +25,14 @@ def header(table: str, commit_ts: int) -> bytes:
 
 
 def resolved(marks: MarkEncoder, build_ms: int) -> Message:
-    """The Resolved that all marks are. The protocol must have one."""
+    """The Resolved message that every mark consists of. The protocol must have Resolved messages."""
     message = marks.encode_resolved(0, build_ms)
     assert message is not None, "`registry.settled` refuses protocols without Resolved"
     return message
 
 
 def mark_block(message: Message, table: str, commit_ts: int, topic: str, partitions: int) -> MessageBlock:
-    """A mark for each partition of a topic; `message`: that of `resolved`."""
+    """A mark for each partition of a topic; `message`: the result of `resolved`."""
     key, value = message.key or b"", message.value or b""
 
     def each(number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

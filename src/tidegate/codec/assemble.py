@@ -1,7 +1,7 @@
-"""From decoded cells to Arrow: what the protocols' plain decoders share.
+"""From decoded cells to Arrow: code that the plain decoders of all protocols share.
 
-A decoder raises `DecodeError` or ValueError for a message that is not what its protocol says, and
-collects rows in `Group`s, one per table, column set and physical id.
+A decoder raises `DecodeError` or ValueError for a message that does not follow its protocol. It collects rows
+in `Group`s, one per table, column set and physical id.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _I64, _U64 = pa.int64(), pa.uint64()
 
 
 class DecodeError(Exception):
-    """The message is not what its protocol says; the text tells why. Never leaves the codec."""
+    """The message does not follow its protocol; the text says why. Never leaves the codec."""
 
 
 class ReducedError(DecodeError):
     """The message is sound and says that its row is not on the topic."""
 
     def __init__(self, table: str, ts: int, claim: str) -> None:
-        """`claim`: where the row lies instead; empty when nowhere (handle key only)."""
-        # Of the place only its last part: it may be a URI with credentials.
+        """`claim`: where the row is stored instead; empty if it is stored nowhere (handle key only)."""
+        # Show only the last part of the location: it may be a URI with credentials.
         how = (
             f"it is in the claim-check storage as {claim.rpartition('/')[2]}" if claim else "only its key is"
         )
@@ -56,7 +56,7 @@ class ReducedError(DecodeError):
 
 
 class UnknownVersionError(DecodeError):
-    """The message is sound, but no message has told the columns of its table version."""
+    """The message is sound, but no message before it has defined the columns of its table version."""
 
     def __init__(self, schema: str, table: str, version: int) -> None:
         super().__init__(
@@ -67,26 +67,26 @@ class UnknownVersionError(DecodeError):
 
 
 def bad_message(offset: int, key: bytes | None, value: bytes | None, error: Exception) -> BadMessage:
-    """A message that brought no row, for the reason in `error`."""
+    """A message that yielded no row, for the reason in `error`."""
     reduced_ts = error.ts if isinstance(error, ReducedError) else None
     unknown = error.version if isinstance(error, UnknownVersionError) else None
     return BadMessage(offset, key, value, str(error), reduced_ts, unknown)
 
 
 class RowKey(NamedTuple):
-    """What the rows of one DecodedTable have in common."""
+    """The key that all rows of one DecodedTable share."""
 
     schema: str
     table: str
     physical_id: int | None
     columns: tuple[WireColumn, ...]
     version: TableVersion | None = None
-    """Where the protocol sends it: two versions with the same columns are two keys."""
+    """Set if the protocol sends it. Two versions with the same columns are two keys."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Rows of one DecodedTable under way."""
+    """The rows collected so far for one DecodedTable."""
 
     op: list[int] = field(default_factory=list)
     commit_ts: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Group:
 
 
 def wire_type(code: int, unsigned: bool, binary: bool) -> pa.DataType:
-    """The Arrow type of a column by what the wire says (see `base.DecodedTable`)."""
+    """The Arrow type of a column, from the type and flags on the wire (see `base.DecodedTable`)."""
     if code in PLAIN_INTEGERS:
         return _U64 if unsigned else _I64
     if code == 13:
@@ -120,7 +120,7 @@ def wire_type(code: int, unsigned: bool, binary: bool) -> pa.DataType:
 
 
 def number(column: WireColumn, value: Any) -> int | float:
-    """A number that fits the column's Arrow type."""
+    """The number, after checking that it fits the column's Arrow type."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise DecodeError(f"column {column.name!r} of type {column.mysql_type} holds {type(value).__name__}")
     if pa.types.is_floating(column.type):
@@ -161,7 +161,7 @@ def _batch(columns: tuple[WireColumn, ...], images: list[list[Any] | None]) -> p
 
 
 def at(column: BinaryColumn, i: int) -> bytes | None:
-    """Message i's bytes."""
+    """The bytes of message i."""
     if isinstance(column, pa.Array):
         found: bytes | None = column[i].as_py()
         return found
@@ -183,10 +183,11 @@ Rows = list[tuple[RowKey, tuple[Any, ...]]]
 def decode_plainly(
     batch: Batch, message: Callable[[bytes | None, bytes | None, bytes | None, int, Decoded], Rows]
 ) -> Decoded:
-    """Message by message: what `message(key, value, DDL header, offset, decoded)` adds, and its rows.
+    """Decode message by message: `message(key, value, DDL header, offset, decoded)` returns the rows of one
+    message, and adds everything else to `decoded`.
 
-    It must add nothing before it knows that the message is whole: one that raises DecodeError or ValueError
-    is one BadMessage.
+    It must add nothing before the whole message is checked: a message for which it raises DecodeError or
+    ValueError becomes one BadMessage, and must have no other effect.
     """
     decoded = Decoded()
     groups: dict[RowKey, Group] = {}
@@ -204,7 +205,7 @@ def decode_plainly(
 
 
 def json_object(text: bytes | None, where: str) -> dict[str, Any]:
-    """The JSON object that the key or the value of a message is."""
+    """Parse the key or the value of a message as a JSON object."""
     if text is None:
         raise DecodeError(f"the {where} is missing")
     found = orjson.loads(text)
@@ -217,7 +218,7 @@ _REQUIRED: Final = object()
 
 
 def member(found: dict[str, Any], name: str, kind: type, default: Any = _REQUIRED) -> Any:
-    """A member of a JSON object with its type checked; absent or null means `default` where one is given."""
+    """A member of a JSON object, with its type checked. If it is absent or null: `default`, else an error."""
     value = found.get(name)
     if value is None:
         if default is _REQUIRED:
@@ -229,7 +230,7 @@ def member(found: dict[str, Any], name: str, kind: type, default: Any = _REQUIRE
 
 
 def integer(found: dict[str, Any], name: str) -> int:
-    """A required integer member of at most 64 bits that is not negative."""
+    """A required integer member that is not negative and has at most 64 bits."""
     value: int = member(found, name, int)
     if not 0 <= value < 1 << 64:
         raise DecodeError(f"member {name!r} is out of range")

@@ -1,10 +1,10 @@
-"""Values in Avro's binary form, one by one: what the protocols that write it share."""
+"""Single values in Avro's binary form, shared by the protocols that write it."""
 
 from __future__ import annotations
 
 
 def varint(value: int) -> bytes:
-    """An int or long: zigzag, seven bits a byte, the lowest first; 2**63 and above wrap to below zero."""
+    """An int or long: zigzag, seven bits per byte, lowest first. 2**63 and above wrap to negative numbers."""
     value -= 1 << 64 if value >= 1 << 63 else 0
     rest = (value << 1 ^ value >> 63) & (1 << 64) - 1
     out = bytearray()

@@ -1,7 +1,7 @@
-"""A cell of many messages that a walk of Avro has left, as the buffers of an Arrow column.
+"""Turns one cell of many messages, as a walk of Avro has left it, into the buffers of an Arrow column.
 
-`codec.binary` calls a kernel for each column. The cells are those of `avro_read_kernels`; every address is an
-int64.
+`codec.binary` calls one of these kernels per column. The cells are those of `avro_read_kernels`; every
+address is an int64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMBS: Final = MAX_DECIMAL // 4
 
 
 class Taken(NamedTuple):
-    """One cell of the walked messages numbered in i64[row_count] `rows`."""
+    """One cell of each of the walked messages numbered in i64[row_count] `rows`."""
 
     row_count: int
     rows: int
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 @kernel
 def take_words(of: Taken, out: int, valid: int) -> int:
-    """A column of numbers: i64[row_count] and u8[row_count] validity; the nulls.
+    """A column of numbers: i64[row_count] and u8[row_count] validity; returns the number of nulls.
 
     Reads one cell of each row. Writes `out` and `valid`. Bound: a word and a byte a row. Twin:
     `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`, whose values
@@ -61,10 +61,10 @@ def take_words(of: Taken, out: int, valid: int) -> int:
 
 @kernel
 def measure_spans(of: Taken) -> int:
-    """The bytes of a column of text or bytes.
+    """The number of bytes in a column of text or bytes.
 
     Reads the length of one cell of each row. Writes nothing. Bound: `row_count` cells. Twin: none, because it
-    adds up what `take_spans` copies from the same cells.
+    only adds up what `take_spans` copies from the same cells.
     """
     total = 0
     for i in range(of.row_count):
@@ -75,11 +75,11 @@ def measure_spans(of: Taken) -> int:
 
 @kernel
 def take_spans(of: Taken, out: int, ends: int, valid: int) -> int:
-    """A column of text or bytes: its bytes, i32[row_count] ends and u8[row_count] validity; the nulls.
+    """A column of text or bytes: bytes, i32[row_count] ends, u8[row_count] validity; returns the nulls.
 
-    Reads one cell of each row, and the bytes it points to. Writes `out`, `ends` and `valid`. Bound: what
-    `measure_spans` says, in `out`. Twin: `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`, whose
-    values `tests.contracts.test_codecs.test_golden_rows_decode_alike_and_to_what_was_encoded` compares.
+    Reads one cell of each row, and the bytes it points to. Writes `out`, `ends` and `valid`. Bound: the size
+    that `measure_spans` returns, in `out`. Twin: `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`,
+    whose values `tests.contracts.test_codecs.test_golden_rows_decode_alike_and_to_what_was_encoded` compares.
     """
     nulls = 0
     data = out
@@ -98,7 +98,7 @@ def take_spans(of: Taken, out: int, ends: int, valid: int) -> int:
 
 @inline
 def put_limbs_text(out: int, limbs: int) -> int:
-    """The digits of LIMBS words, the lowest first, which are zero afterwards; no digit for zero."""
+    """Write a number of LIMBS words, lowest first, in decimal; no digit for zero. The words become zero."""
     chunks = limbs + 4 * LIMBS
     count = 0
     top = LIMBS
@@ -128,7 +128,7 @@ def put_limbs_text(out: int, limbs: int) -> int:
 
 @inline
 def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
-    """(the end of the digits, whether it is negative) of a two's complement, big-endian."""
+    """(the end of the digits, whether it is negative) of a big-endian two's complement number."""
     negative = load_u8(at) >= 0x80
     if size <= 8:
         shift = U64(64 - 8 * size)
@@ -149,7 +149,7 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
 
 @kernel
 def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, valid: int) -> int:
-    """A column of decimals in bytes, as text: bytes, ends and validity as in `take_spans`; the nulls.
+    """A column of decimals stored as bytes, as text: `out`, ends and validity as in `take_spans`; the nulls.
 
     Reads one cell of each row, and the bytes it points to. Writes `out`, `ends` and `valid`, and 512 bytes of
     `scratch` on the way. Bound: three bytes for each of `measure_spans` and `scale` + 4 a row, in `out`.
@@ -193,7 +193,7 @@ def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, vali
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     taken = Taken(0, 0, 0, 0, 1, 0)
     take_words(taken, 0, 0)
     measure_spans(taken)

@@ -1,10 +1,10 @@
-"""Decode kernels of records in Avro (protocol avro): messages in, the words of their cells out.
+"""Decode kernels for records in Avro (protocol avro): messages in, the words of their cells out.
 
-`read_heads` groups messages with the same schemas; `walk_records` walks a group's messages once, by a plan
-made from these schemas. A message that does not go by the plan, or holds what only the plain decoder can
-judge, is left to it: its operation in `results` is 0.
+`read_heads` groups messages that have the same schemas. `walk_records` walks a group's messages once, by a
+plan made from these schemas. A message that does not follow the plan, or needs a check that only the plain
+decoder makes, is left to the plain decoder: its operation in `results` is 0.
 
-Every address is an int64; all reads stay inside the message, all writes inside the cells of its row. Plain
+Every address is an int64. All reads stay inside the message, all writes inside the cells of its row. Plain
 twin: `codec.protocols.avro.plain.AvroDecoder`.
 """
 
@@ -81,8 +81,8 @@ DIGITS: Final = 6  # text of an unsigned number
 ENUM: Final = 7  # F_TABLE: names, F_PARAM of them
 SET: Final = 8
 DECIMAL: Final = 9
-RECORD: Final = 10  # the old image: the F_PARAM fields behind this one, if it is there
-# What is no column:
+RECORD: Final = 10  # the old image: if it is present, its F_PARAM fields follow this one
+# Forms of fields that are not columns:
 SKIPPED_TEXT: Final = 20
 SKIPPED_NUMBER: Final = 21
 SKIPPED_BOOLEAN: Final = 22
@@ -99,21 +99,22 @@ GROUP: Final = Layout(
 GROUP_KEY, GROUP_VALUE = GROUP.offsets()
 _GROUP: Final = GROUP.size
 _ID_AT, _HEADER, _STAMP = 1, 5, 9
-"""A key or value begins with 0 and a schema's id (u32, big-endian); a delete with 3 and its commit_ts."""
+"""A key or value begins with 0 and a schema id (u32, big-endian); a delete's value with 3 and its
+commit_ts."""
 _DELETED: Final = 3
 
 
 class Fields(NamedTuple):
-    """The fields of a record, a FIELD each."""
+    """The fields of a record, an array of FIELD."""
 
     at: int
     size: int
-    """Of a value -1: deletes, whose key has the cells."""
+    """For a value, -1: the group's messages are deletes, whose keys have the cells."""
 
 
 @inline
 def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: int, result: int) -> int:
-    """A field of text or bytes."""
+    """Walk a field of text or bytes; returns its end, 0 if the plain decoder must decide."""
     size, at = read_size(at, end)
     if at == 0:
         return 0
@@ -164,7 +165,7 @@ def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: i
 
 @inline
 def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, result: int) -> bool:
-    """A record from behind the header to the last byte of the message."""
+    """Walk a record, from after the header to the message's end; False: left to the plain decoder."""
     field = plan
     last = plan + FIELD_BYTES * fields
     while field < last:
@@ -201,7 +202,7 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
             if form == COMMIT_TS:
                 store_u64(result + R_TS, number)
         elif form in (CORRUPTED, SKIPPED_BOOLEAN):
-            # A row marked as corrupted is refused, in words.
+            # A row marked as corrupted is left to the plain decoder, which refuses it with a reason in words.
             if at >= end or (form == CORRUPTED and load_u8(at) != 0):
                 return False
             at += 1
@@ -214,19 +215,19 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
 
 @inline
 def is_headed(at: int, size: int) -> bool:
-    """Whether a key or value names a schema."""
+    """Whether a key or value begins with the id of a schema."""
     return size >= _HEADER and load_u8(at) == 0
 
 
 @kernel
 def read_heads(message_count: int, spans: int, groups: int, found: int) -> int:
-    """The group of each message: i32[message_count], -1 if it is left; how many groups there are.
+    """The group of each message: i32[message_count], -1 if it is left out; returns the number of groups.
 
-    spans: a MESSAGE each. found: a GROUP for each of MAX_GROUPS.
+    spans: an array of MESSAGE. found: space for MAX_GROUPS of GROUP.
 
-    Reads the first bytes of keys and values. Writes `groups` and `found`. Bound: MAX_GROUPS groups; the
-    messages of more are left. Twin: `tidegate.codec.protocols.avro.plain.schema_id`. Trick: the group of the
-    message before is tried first.
+    Reads the first bytes of keys and values. Writes `groups` and `found`. Bound: MAX_GROUPS groups; messages
+    of further groups are left out. Twin: `tidegate.codec.protocols.avro.plain.schema_id`. Trick: the group of
+    the previous message is tried first.
     """
     count = 0
     last = 0
@@ -277,10 +278,11 @@ def walk_records(
     cells: MessageCells,
     spare: int,
 ) -> int:
-    """The messages numbered in i64[row_count] `rows`, all of one group; how many were walked.
+    """Walk the messages numbered in i64[row_count] `rows`, all of one group; returns how many succeeded.
 
-    spans: a MESSAGE each. cells: those of the i-th row come i-th; with room for two images the old one has
-    its cells behind `columns`. spare: cells of a key whose message has a value; nobody reads them.
+    spans: an array of MESSAGE. cells: those of row number i are at place i; if there is space for two images,
+    the old one has its cells after the first `columns`. spare: takes the cells of a key whose message has a
+    value, which are not used.
 
     Reads the messages. Writes cells and results, and `spare`. Bound: `stride` cells a message. Twin:
     `tidegate.codec.protocols.avro.plain.AvroDecoder.decode`.
@@ -320,7 +322,7 @@ def walk_records(
             store_u64(result + R_OP, 0)
             continue
         if load_i64(result + R_OP) == DELETE:
-            # A delete with its whole row, which is the old image: as TiCDC's new architecture sends it.
+            # A delete with its whole row, as TiCDC's new architecture sends it: the row is the old image.
             if stride < 2 * columns:
                 store_u64(result + R_OP, 0)
                 continue
@@ -337,6 +339,6 @@ def walk_records(
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     read_heads(0, 0, 0, 0)
     walk_records(0, 0, 0, Fields(0, 0), Fields(0, 0), 0, MessageCells(0, 0, 0, 1), 0)

@@ -1,15 +1,16 @@
-"""Encode kernel of avro, and of simple in Avro: from cells straight to keys and values in Avro's binary form.
+"""Encode kernel of avro, and of simple in Avro: from cells directly to keys and values in Avro's binary form.
 
-The plan is `codec.plan`'s: pieces for the key, then for each operation. A piece here is a constant (before
-the first value a message's header, before an old row the branch of its union, else mostly nothing), the
-branch of a union (`P_TAIL`, or `P_NULL` for NULL) and a value in one of the forms below. Enums and sets have
-a table of names among the plan's constants (`P_OPEN`, `P_PARAM` names): a NAME each, then the names.
+The plan is that of `codec.plan`: pieces for the key, then for each operation. Here a piece consists of a
+constant (before the first value the message's header, before an old row the branch of its union, otherwise
+usually empty), the branch of a union (`P_TAIL`, or `P_NULL` for NULL) and a value in one of the forms below.
+Enums and sets have a table of `P_PARAM` names among the plan's constants (`P_OPEN`): NAME entries first, then
+the texts.
 
     data = [ key of row 0 | its value | key of row 1 | ... ]
 
-An operation without pieces is a null value, a table whose key has none has null keys. The room is proved
-before each row, as in `codec.kernels`. Plain twins: `codec.protocols.avro.plain.AvroEncoder` and
-`codec.protocols.simple.avro_write.row`.
+An operation without pieces has a null value; a table whose key has no pieces has null keys. Before each row
+the kernel checks that its worst case fits, as in `codec.kernels`. Plain twins:
+`codec.protocols.avro.plain.AvroEncoder` and `codec.protocols.simple.avro_write.row`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ from tidegate.tidb.kernels.text import (
     put_u64,
 )
 
-# Forms of a piece, beside those of `codec.kernels`.
+# Forms of a piece, in addition to those of `codec.kernels`.
 VARINT: Final = 40
 BYTES: Final = 41
 DOUBLE: Final = 42
@@ -118,24 +119,25 @@ SET: Final = 52
 JSON: Final = 53
 VECTOR: Final = 54
 OF_ROW: Final = 60
-"""From here on: numbers of the row itself."""
+"""From here on, forms for values that belong to the row and not to a column."""
 COMMIT_TS: Final = 60
 PHYSICAL_MS: Final = 61
 STAMP: Final = 62
 """The commit ts, u64 big-endian."""
 CHECKSUM_MEMBERS: Final = 63
-"""A row's checksum as avro's values have it: the digits of its sum, or no text; corrupted; version."""
+"""A row's checksum in avro's form: the digits of its sum, or an empty text; corrupted; version."""
 CHECKSUM_RECORD: Final = 64
-"""The same as simple has it: a union of null and a record of version, corrupted, current, previous."""
+"""A row's checksum in simple's form: a union of null and a record of version, corrupted, current,
+previous."""
 BUILD_MS: Final = 65
 PHYSICAL_ID: Final = 66
 
 SIZES: Final = MappingProxyType({DECIMAL_TEXT: 112, BYTES: 16, ENUM: 16, SET: 16, JSON: 80, VECTOR: 80})
-"""Most bytes of a value that is not 64; of the last five, beside what `FACTORS` and the names count."""
+"""Bounds in bytes for values whose bound is not 64. The last five are in addition to `FACTORS` and names."""
 FACTORS: Final = MappingProxyType({BYTES: 1, JSON: 8, VECTOR: 16})
 """Most bytes of text per byte of a value of variable size."""
 LIMBS: Final = 12
-"""u32 words of a decimal under way: 12 * 32 bits hold the 81 digits of any, times 10**30."""
+"""u32 words of a decimal during conversion: 12 * 32 bits hold any 81 digits times 10**30."""
 
 
 @inline
@@ -152,7 +154,7 @@ def put_varint(out: int, value: int) -> int:
 
 @inline
 def put_sized(out: int, addr: int, size: int) -> int:
-    """Bytes with their length before them."""
+    """Bytes, preceded by their length."""
     out = put_varint(out, size)
     copy_bytes(out, addr, size)
     return out + size
@@ -160,7 +162,7 @@ def put_sized(out: int, addr: int, size: int) -> int:
 
 @inline
 def put_bit(out: int, value: int, least: int) -> int:
-    """A BIT: its bytes from the first that is not zero, big-endian, but at least so many, and one."""
+    """A BIT, big-endian, without leading zero bytes, but at least `least` bytes and at least one."""
     size = max(least, 1)
     while size < 8 and U64(value) >> U64(8 * size) != U64(0):
         size += 1
@@ -171,7 +173,7 @@ def put_bit(out: int, value: int, least: int) -> int:
 
 @inline
 def put_small_decimal(out: int, number: int) -> int:
-    """A number of 64 bits as the shortest two's complement."""
+    """A 64-bit number as the shortest two's complement."""
     size = 1
     while size < 8 and (number >> (8 * size - 1)) != 0 and (number >> (8 * size - 1)) != -1:
         size += 1
@@ -182,7 +184,7 @@ def put_small_decimal(out: int, number: int) -> int:
 
 @inline
 def scale_limbs(limbs: int, factor: int, add: int) -> None:
-    """Multiply the words by a factor and add to them; both below 2**31."""
+    """Multiply the number in the words by `factor` and add `add`; both are below 2**31."""
     carry = U64(add)
     for i in range(LIMBS):
         carry += U64(load_u32(limbs + 4 * i)) * U64(factor)
@@ -192,7 +194,7 @@ def scale_limbs(limbs: int, factor: int, add: int) -> None:
 
 @inline
 def cut_limbs(limbs: int, divisor: int) -> None:
-    """Divide the words by a divisor below 2**31; the rest is dropped."""
+    """Divide the number in the words by a divisor below 2**31; the remainder is dropped."""
     rest = U64(0)
     for back in range(LIMBS):
         at = limbs + 4 * (LIMBS - 1 - back)
@@ -224,9 +226,9 @@ def put_limbs(out: int, limbs: int, negative: bool) -> int:
 
 @inline
 def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
-    """A cell of kind DECIMAL as the two's complement of its digits, with `scale` of them behind the point.
+    """A cell of kind DECIMAL as the two's complement of its digits, `scale` of them after the point.
 
-    Digits of one 64-bit number stay in a register: that is DECIMAL(18) and below.
+    Digits that fit one 64-bit number stay in a register: that covers DECIMAL(18) and below.
     """
     frac = I64(load_u8(addr + 1))
     whole = I64(load_u8(addr)) - frac
@@ -270,7 +272,7 @@ def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
 
 @inline
 def put_enum(out: int, index: int, names: int, count: int) -> int:
-    """The name of an element; empty for 0, and for a number that no element has."""
+    """The name of an element; empty for 0, and for a number that the enum does not have."""
     if index < 1 or index > count:
         store_u8(out, 0)
         return out + 1
@@ -280,7 +282,7 @@ def put_enum(out: int, index: int, names: int, count: int) -> int:
 
 @inline
 def put_set(out: int, mask: int, names: int, count: int) -> int:
-    """The names of a mask's elements with commas between; bits of no element are left out."""
+    """The names of a mask's elements, separated by commas; bits without an element are left out."""
     size = -1
     for bit in range(count):
         if U64(mask) >> U64(bit) & U64(1) != U64(0):
@@ -301,14 +303,14 @@ def put_set(out: int, mask: int, names: int, count: int) -> int:
 
 @inline
 def put_short_text(out: int, end: int) -> int:
-    """The length of a text of at most 63 bytes that stands behind the byte at `out`."""
+    """Write the length, into the byte at `out`, of a text of at most 63 bytes that follows it."""
     store_u8(out, 2 * (end - out - 1))
     return end
 
 
 @inline
 def put_checksum_members(out: int, job: int, op: int, row: int) -> int:
-    """Text, boolean and int: at most 22 bytes. The sum is that of the row's columns: of a delete, the old."""
+    """Text, boolean and int: at most 22 bytes. For a delete it is the sum of the old image."""
     found = checksum_of(job, row)
     if found == 0:
         store_u32(out, 0)
@@ -336,7 +338,7 @@ def put_checksum_record(out: int, job: int, op: int, row: int) -> int:
 
 @inline
 def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
-    """A number of the row itself."""
+    """A value of the row itself, not of a column."""
     if form == CHECKSUM_MEMBERS:
         return put_checksum_members(out, job, op, row)
     if form == CHECKSUM_RECORD:
@@ -356,7 +358,7 @@ def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
 
 @inline
 def put_avro(out: int, piece: int, form: int, word: int, size: int, scratch: int, stack: int) -> int:
-    """A value that is not NULL; the order of tests is that of how common the forms are."""
+    """A value that is not NULL. The most common forms are tested first."""
     if form == VARINT:
         return put_varint(out, word)
     if form == BYTES:
@@ -393,9 +395,9 @@ def put_avro(out: int, piece: int, form: int, word: int, size: int, scratch: int
 
 @inline
 def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
-    """All pieces of the key (number 0) or of an operation.
+    """Write all pieces of the key (number 0) or of an operation.
 
-    A piece of the new image takes the old one in a delete: the key, and avro's only image of it.
+    In a delete, a piece of the new image uses the old image: for the key, and for avro's only image.
     """
     old_words = load_i64(job + J_OLD_WORDS) + 8 * row * load_i64(job + J_OLD_STRIDE)
     old_sizes = load_i64(job + J_OLD_SIZES) + 4 * row * load_i64(job + J_OLD_STRIDE)
@@ -432,7 +434,7 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
 
 @kernel
 def encode_avro(job: int) -> int:
-    """One message a row, its key before its value: DONE, or why not. J_AT is then the row.
+    """One message per row, its key before its value; returns DONE, or why it stopped at the row J_AT.
 
     Reads cells, plan and job. Writes data, the messages' columns and the job's state. Bound: J_ROOM, compared
     with the worst case of each row before it is written. Twins:
@@ -482,7 +484,7 @@ def encode_avro(job: int) -> int:
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     job = np.zeros(JOB_WORDS, dtype=np.int64)
     none = np.zeros(8, dtype=np.int64)
     job[J_VARIABLES // 8] = job[J_PIECES // 8] = none.ctypes.data

@@ -1,11 +1,12 @@
-"""Reading Avro's binary form in kernels: its primitives, and the cells that a walk leaves.
+"""Reads Avro's binary form in kernels: its primitives, and the cells that a walk writes.
 
-A walk writes two words for each cell, into `starts` and `lengths`: of a number its bits and 0; of text, bytes
-and decimals their address and size; of NULL and what is not there `NULL`. The walks are in
-`avro_decode_kernels` and `simple_decode_kernels`; `avro_column_kernels` makes columns of the cells.
+A walk writes two words for each cell, into `starts` and `lengths`: for a number its bits and 0; for text,
+bytes and decimals their address and size; for NULL, and for a value that is missing, the size `NULL`. The
+walks are in `avro_decode_kernels` and `simple_decode_kernels`; `avro_column_kernels` turns the cells into
+columns.
 
-Every address is an int64. A primitive gives where it ended, 0 where it could not; it reads nothing from `end`
-on.
+Every address is an int64. A primitive returns the address where it ended, or 0 if the bytes are not valid. It
+reads nothing at or after `end`.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ R_OP, R_TS, R_CURRENT, R_PREVIOUS, R_OLD = RESULT.offsets()
 
 
 class MessageCells(NamedTuple):
-    """The cells of many messages, and what each message is."""
+    """The cells of many messages, and the result of each message."""
 
     starts: int
-    """i64 each."""
+    """An array of i64."""
     lengths: int
-    """i32 each."""
+    """An array of i32."""
     results: int
-    """A RESULT each."""
+    """An array of RESULT."""
     stride: int
-    """Cells of a message."""
+    """Cells per message."""
 
 
 MAX_GROUPS: Final = 256
-"""Groups of messages told apart at once; messages of others are left."""
+"""The most groups of messages in one call; messages of further groups are left to the plain decoder."""
 MAX_DECIMAL: Final = 40
-"""Bytes of a decimal at most, as in the plain decoder."""
+"""The most bytes of a decimal, as in the plain decoder."""
 
 _TENTH: Final = U64(((1 << 64) - 1) // 10)
-"""2**64 - 1 ends with a 5 behind these digits."""
+"""The digits of 2**64 - 1 without the last one, which is 5."""
 _HIGH: Final = U64(0x8080808080808080)
 
 
 @inline
 def read_varint(at: int, end: int) -> tuple[int, int]:
-    """(an int or long, where it ended)."""
+    """(an int or long, the address where it ended)."""
     value = U64(0)
     shift = 0
     while at < end:
@@ -75,7 +76,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
 
 @inline
 def read_size(at: int, end: int) -> tuple[int, int]:
-    """(the size of a string or bytes, where they begin); they are wholly there."""
+    """(the size of a string or bytes, its first address), after checking that all of it is before `end`."""
     size, at = read_varint(at, end)
     if at == 0 or size < 0 or size > end - at:
         return 0, 0
@@ -100,7 +101,7 @@ def is_text(at: int, end: int) -> bool:
 
 @inline
 def read_digits(at: int, size: int) -> int:
-    """An unsigned number of at most 18 digits; -1: it is longer, or none."""
+    """An unsigned number of at most 18 digits; -1 if it is longer or not a number."""
     if size < 1 or size > 18:
         return -1
     value = 0
@@ -114,7 +115,7 @@ def read_digits(at: int, size: int) -> int:
 
 @inline
 def read_unsigned(at: int, size: int) -> tuple[int, bool]:
-    """(the bits of an unsigned number of 64 bits, whether it is one)."""
+    """(the bits of an unsigned 64-bit number, whether the text is one)."""
     value = U64(0)
     for i in range(size):
         digit = I64(load_u8(at + i)) - ZERO
@@ -136,9 +137,9 @@ def read_bits(at: int, size: int) -> int:
 
 @inline
 def find_name(at: int, size: int, names: int, count: int) -> int:
-    """The number of a name, from 1; 0: there is none, or the name has an escape's characters.
+    """The number of a name, from 1; 0: it is unknown, or contains an apostrophe or backslash (escapes).
 
-    names: a NAME each, as in `avro_kernels`.
+    names: an array of NAME, as in `avro_kernels`.
     """
     for i in range(size):
         byte = I64(load_u8(at + i))
@@ -154,7 +155,7 @@ def find_name(at: int, size: int, names: int, count: int) -> int:
 
 @inline
 def find_names(at: int, size: int, names: int, count: int) -> int:
-    """The mask of names with commas between; 0: one of them is not there, or all are empty."""
+    """The mask of names separated by commas; 0: one of them is unknown, or the text is empty."""
     mask = U64(0)
     first = at
     end = at + size
@@ -171,6 +172,6 @@ def find_names(at: int, size: int, names: int, count: int) -> int:
 
 @inline
 def put_cell(starts: int, lengths: int, cell: int, word: int, size: int) -> None:
-    """A cell that is not NULL."""
+    """Write a cell that is not NULL."""
     store_u64(starts + 8 * cell, word)
     store_u32(lengths + 4 * cell, size)

@@ -1,7 +1,7 @@
-"""What every protocol shares: its options, the `Encoder` and `Decoder` protocols, and the decoded form.
+"""The parts that all protocols share: options, the `Encoder` and `Decoder` protocols, the decoded form.
 
 A codec is pure: no network, no clock (the build time is an argument), no thread. The plain encoders take
-`RowChange`s; `blocks.encode_block` is their compiled twin over a `RowBlock`.
+`RowChange`s; `blocks.encode_block` is their compiled twin and takes a `RowBlock`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ RECORD_OVERHEAD: Final = 36
 """Bytes that Kafka may add to a record: `MaxRecordOverhead` of tiflow `pkg/sink/codec/common/message.go`."""
 
 DDL_HEADER: Final = "tidegate-ddl"
-"""Name of the Kafka header that carries a whole DdlEvent beside the protocol's own DDL message."""
+"""Name of the Kafka header that carries a whole DdlEvent, in addition to the protocol's own DDL message."""
 
 Headers: TypeAlias = Sequence[tuple[str, bytes]] | None
 
 
 def bounded(default: int, least: int, most: int) -> Any:
-    """A field of options that is a count within these bounds."""
+    """A field of options for a count within these bounds."""
     return field(default=default, metadata={"bounds": (least, most)})
 
 
 def one_of(*words: str) -> Any:
-    """A field of options that is one of these words, usually the first."""
+    """A field of options for one of these words; the first is the default."""
     return field(default=words[0], metadata={"words": words})
 
 
@@ -43,57 +43,59 @@ NEW: Final = "new"
 
 
 def only_new(needs: str = "") -> Any:
-    """A switch of options that TiCDC's new architecture has and the classic one has not, usually off.
+    """A switch of options that exists only in TiCDC's new architecture, not in the classic one; default off.
 
-    `needs`: the switch without which it says nothing.
+    `needs`: the switch without which this one has no effect.
     """
     return field(default=False, metadata={"flavour": NEW, "needs": needs})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecOptions:
-    """Settings that every protocol has; each adds its own. Build with `registry.codec_options`.
+    """The settings that all protocols have; each protocol adds its own. Build with `registry.codec_options`.
 
-    A field is named as TiCDC names the option, with underscores for dashes.
+    A field has TiCDC's name for the option, with underscores instead of dashes.
     """
 
     protocol: ClassVar[str]
     """The name of the protocol whose options these are."""
     flavour: str = "classic"
-    """Whose bytes: `classic` is tiflow's encoder, `new` that of TiCDC's new architecture."""
+    """The implementation to match: `classic` is tiflow's encoder, `new` that of TiCDC's new architecture."""
     max_message_bytes: int = bounded(10_485_760, 1024, 1 << 30)
-    """Largest message, key and value and 36 bytes of overhead; a larger row is an error."""
+    """Largest message, counted as key, value and 36 bytes of overhead; a larger row is an error."""
     time_zone: str = "UTC"
     """Zone of TIMESTAMP texts; only simple transmits it."""
 
 
 CHECKSUMS_ON: Final = "correctness"
-"""The integrity-check-level under which avro and simple tell checksums."""
+"""The integrity-check-level with which avro and simple send checksums."""
 
 
 class Encoder(Protocol):
-    """One protocol, row by row: the oracle of the compiled form, and the form for DDL and marks."""
+    """A plain encoder, row by row: the oracle of the compiled encoder. The owner encodes DDL and marks with
+    it.
+    """
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """Messages for rows of one partition, in their order; may put several rows in one message.
+        """Messages for rows of one partition, in their order; a message may hold several rows.
 
-        `build_ms` is the wall clock, for protocols that send it. Raises InvalidInput when one row
-        alone is larger than `max_message_bytes`.
+        `build_ms` is the wall clock, for protocols that send it. Raises InvalidInput if a single row is
+        larger than `max_message_bytes`.
         """
         ...
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
-        """The DDL message, with the event itself in the header `tidegate-ddl`; None where there is none."""
+        """The DDL message, with the event itself in the header `tidegate-ddl`; None if there is none."""
         ...
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
-        """The resolved mark; None where the protocol has none."""
+        """The resolved mark; None if the protocol has none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WireColumn:
-    """What the wire says about one column of a decoded table."""
+    """The information in messages about one column of a decoded table."""
 
     name: str
     type: pa.DataType
@@ -101,20 +103,20 @@ class WireColumn:
     mysql_type: int
     """MySQL's type code: docs/formats/columns.md#type-codes."""
     key: bool
-    """Part of the handle key, or of the primary key where the protocol knows only that."""
+    """Whether it is part of the handle key, or of the primary key if the protocol sends only that."""
     flag: int | None = None
-    """TiCDC's flags (docs/formats/columns.md#flags), where the protocol sends them."""
+    """TiCDC's flags (docs/formats/columns.md#flags), if the protocol sends them."""
     type_name: str = ""
-    """The type's name, where the protocol sends it."""
+    """The type's name, if the protocol sends it."""
     zone: str = ""
-    """Of a TIMESTAMP, the zone of its texts, where the protocol sends it."""
+    """For a TIMESTAMP, the time zone of its texts, if the protocol sends it."""
 
 
 class TableVersion(NamedTuple):
-    """A table version as messages name it."""
+    """A table version, as messages identify it."""
 
     table_id: int
-    """The logical one."""
+    """The logical table id."""
     version: int
 
 
@@ -122,9 +124,9 @@ class TableVersion(NamedTuple):
 class DecodedTable:
     """Rows of one table with one column set, ascending by (offset, seq).
 
-    `op` is model.cells INSERT, UPDATE or DELETE. `new` and `old` have one row per change: nulls where the
-    change has no such image, None when no change here has one. Columns that an update's before image left
-    out as unchanged are filled from the after image. An UPDATE whose producer sends no old values comes
+    `op` is model.cells INSERT, UPDATE or DELETE. `new` and `old` have one row per change, null if the change
+    has no such image; they are None if no change here has one. Columns that an update's before image left
+    out as unchanged are filled from the after image. An UPDATE whose producer sends no old values is returned
     as INSERT (docs/formats/open-protocol.md#values).
 
     Column types: tinyint..bigint and year int64 or uint64; bit, enum (index) and set (mask) uint64;
@@ -135,18 +137,18 @@ class DecodedTable:
     schema: str
     table: str
     physical_id: int | None
-    """Partition's physical id, where the protocol sends it."""
+    """The partition's physical id, if the protocol sends it."""
     columns: tuple[WireColumn, ...]
     op: npt.NDArray[np.uint8]
     commit_ts: npt.NDArray[np.uint64]
-    """Milliseconds << 18 where the protocol sends no more of it; 0 where it sends none."""
+    """Milliseconds << 18 if the protocol sends only milliseconds; 0 if it sends no commit ts."""
     offset: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int32]
     """Number of the row within its message."""
     new: pa.RecordBatch | None
     old: pa.RecordBatch | None
     version: TableVersion | None = None
-    """Of which the rows say that they are, where the protocol sends it."""
+    """The version that the rows name, if the protocol sends it."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -154,12 +156,12 @@ class DecodedTable:
 
 @dataclass(frozen=True, slots=True)
 class DdlMessage:
-    """A DDL as its message says; `header` is the raw `tidegate-ddl` header where there is one."""
+    """A DDL, as its message describes it; `header` is the raw `tidegate-ddl` header, if there is one."""
 
     ts: int
     query: str
     action: int | None
-    """TiDB's action code, where the message tells it."""
+    """TiDB's action code, if the message contains it."""
     schema: str
     table: str
     header: bytes | None
@@ -176,15 +178,15 @@ class BadMessage:
     why: str
     reduced_ts: int | None = None
     """The commit ts of a row that the producer left out of the topic because it was too large (handle key
-    only, or claim check). The message is sound; what it stands for is not here."""
+    only, or claim check). The message is sound, but does not contain the row."""
     unknown: tuple[str, str, int] | None = None
-    """The table version (schema, table, version) of a row that cannot be read before a message has told that
-    version's columns. The message is sound; decode it again after such a message."""
+    """The table version (schema, table, version) of a row that cannot be read until another message has
+    defined that version's columns. The message is sound; decode it again after such a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a batch of messages held; between the lists, order is by offset (and seq for rows)."""
+    """The content of a batch of messages. Across the lists, the order is by offset (and seq for rows)."""
 
     rows: list[DecodedTable] = field(default_factory=list)
     resolved: list[tuple[int, int]] = field(default_factory=list)
@@ -192,7 +194,7 @@ class Decoded:
     ddls: list[DdlMessage] = field(default_factory=list)
     bad: list[BadMessage] = field(default_factory=list)
     repartitions: list[tuple[int, int]] = field(default_factory=list)
-    """(partitions, offset): the producer says that from here on it writes so many partitions."""
+    """(partitions, offset): the producer says that from here on it writes to so many partitions."""
 
 
 BinaryColumn: TypeAlias = pa.Array | Sequence[bytes | None]
@@ -207,7 +209,7 @@ class Batch:
     values: BinaryColumn
     offsets: Sequence[int] | npt.NDArray[np.int64]
     headers: Sequence[Headers] | None = None
-    """Per message; None: no message has any."""
+    """One entry per message; None: no message has headers."""
 
     def __post_init__(self) -> None:
         counts = {len(self.keys), len(self.values), len(self.offsets)}
@@ -218,7 +220,7 @@ class Batch:
 
 
 class Decoder(Protocol):
-    """One protocol's messages back to rows. Accepts both flavours. Bad messages never raise."""
+    """Decodes one protocol's messages into rows. Accepts both flavours. Bad messages never raise."""
 
     def decode(self, batch: Batch) -> Decoded:
         """Decode messages; memory is bounded by their own size."""
@@ -234,8 +236,8 @@ def too_large(
 ) -> RowTooLargeError:
     """The error for one row that does not fit a message (TiCDC: ErrMessageTooLarge).
 
-    `row`: its key in words, where it is known. `reduced`: what it needs without all but its key; 0: it is
-    sent whole or not at all.
+    `row`: its key in words, if known. `reduced`: the size of the form with only its key; 0: the row has no
+    reduced form.
     """
     even = f", {reduced} with its handle key alone" if reduced else ""
     return RowTooLargeError(
@@ -249,7 +251,7 @@ def too_large(
 
 
 def describe(decoded: Decoded) -> list[dict[str, Any]]:
-    """Everything decoded as plain dicts in offset order, for people (`tidegate peek`) and tests."""
+    """Everything decoded, as plain dicts in offset order, for `tidegate peek` and tests."""
     found: list[tuple[int, int, dict[str, Any]]] = []
     for table in decoded.rows:
         found += _describe_rows(table)

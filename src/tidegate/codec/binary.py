@@ -1,8 +1,8 @@
-"""What the compiled decoders of binary messages share: the messages' addresses, and cells to Arrow.
+"""The parts that compiled decoders of binary messages share: messages' addresses, and cells to Arrow.
 
-A protocol's kernels walk messages and leave two words a cell (`Walked`); `table_of` makes the columns. A
-protocol's decoder says how its messages are grouped and walked, and gives what is left to the decoder behind
-it, so that results never depend on it. Memory: 12 bytes a cell beside the messages themselves.
+A protocol's kernels walk messages and write two words per cell (`Walked`); `table_of` makes the columns. The
+protocol's decoder groups its messages, calls the walks, and passes messages that a walk left out to the plain
+decoder, so that results never depend on the kernels. Memory: 12 bytes per cell, in addition to the messages.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SCRATCH_BYTES = 512
 
 
 class Messages:
-    """The messages of one call, with addresses."""
+    """The messages of one call, with their addresses."""
 
     def __init__(self, batch: Batch) -> None:
         self.keys, self.values, self.headers = _large(batch.keys), _large(batch.values), batch.headers
         self.offsets = np.asarray(batch.offsets, dtype=np.int64)
         self.spans = np.empty((len(batch) + 1, 4), dtype=np.int64)
-        """Of each message: key address, size, value address, size; a size of -1 for null."""
+        """For each message: key address, key size, value address, value size; a size of -1 for null."""
         for at, column in ((0, self.keys), (2, self.values)):
             self.spans[:-1, at], self.spans[:-1, at + 1] = _spans(column)
 
@@ -66,24 +66,24 @@ def _spans(column: pa.Array) -> tuple[Int64s, Int64s]:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """Messages that a kernel has walked: one line each of cells and of results."""
+    """Messages that a kernel has walked: one row of cells and one of results for each."""
 
     rows: Int64s
-    """Their numbers among the messages."""
+    """The numbers of these messages."""
     starts: Int64s
     lengths: Int32s
     results: Int64s
 
     @classmethod
     def of(cls, rows: Int64s, stride: int) -> Walked:
-        """Room for messages with so many cells."""
+        """Arrays for messages with `stride` cells each."""
         n, words = len(rows), RESULT_BYTES // 8
         starts, lengths = np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32)
         return cls(rows, starts, lengths, np.empty((n, words), dtype=np.int64))
 
     @property
     def cells(self) -> MessageCells:
-        """Cells and results, as the kernels take them."""
+        """Cells and results, in the form that the kernels use."""
         parts = address(self.starts), address(self.lengths), address(self.results)
         return MessageCells(*parts, self.starts.shape[1])
 
@@ -98,7 +98,7 @@ def table_of(
 ) -> DecodedTable:
     """The rows of the messages that were walked to their end.
 
-    scales: of a decimal in bytes its scale, else -1. old_at: the first cell of the old image.
+    scales: for a decimal in bytes its scale, otherwise -1. old_at: the first cell of the old image.
     """
     chosen = np.flatnonzero(walked.result(R_OP))
     op = walked.result(R_OP)[chosen].astype(np.uint8)

@@ -1,8 +1,8 @@
-"""Encode whole blocks: `RowBlock` in, `MessageBlock` out, through the compiled kernels.
+"""Encodes whole blocks: `RowBlock` in, `MessageBlock` out, through the compiled kernels.
 
-The bytes are those of the plain encoders (`registry.encoder(options).encode_rows`), which are the oracle.
-Called by the pipeline's tasks. Memory: one output buffer, sized by a guess of the block's text and grown
-by half when it does not suffice; at most about 8 times the block's own variable-size bytes.
+The bytes equal those of the plain encoders (`registry.encoder(options).encode_rows`), which are the oracle.
+Called by the pipeline's tasks. Memory: one output buffer, first sized by a guess of the block's text and
+grown by half whenever it is too small; at most about 8 times the block's own variable-size bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Int64s = npt.NDArray[np.int64]
 
 _SCRATCH_SLACK: Final = 8192
 SCRATCH_BYTES: Final = 1 << 16
-"""Scratch memory that is kept: enough for values of up to 2,000 bytes."""
+"""Scratch memory that is kept between calls: enough for values of up to 2,000 bytes."""
 
 
 def encode_block(
@@ -44,13 +44,13 @@ def encode_block(
     build_ms: int = 0,
     room: Bytes | None = None,
 ) -> MessageBlock:
-    """The messages of a block's rows, row i going to partition[i].
+    """The messages of a block's rows; row i goes to partition[i].
 
-    Message i is row i, unless the protocol batches: then rows of one partition a message, partition after
-    partition, rows of a partition in their order. `build_ms` is the wall clock, for protocols that send it.
-    `room`: a buffer to use again when it is large enough; the result's data is then a view of it.
-    Raises InvalidInput when one row does not fit a message. Under options that compress messages, or send
-    rows that do not fit in another form, `codec.fitting` does that to what the kernels wrote.
+    Message i is row i, unless the protocol batches: then each message has rows of one partition, partition
+    after partition, in the order of the block. `build_ms` is the wall clock, for protocols that send it.
+    `room`: a buffer that is reused if it is large enough; then the result's data is a view of it.
+    Raises InvalidInput if a row does not fit a message. If the options compress messages, or send rows that
+    do not fit in a reduced form, `codec.fitting` does so with the messages that the kernels wrote.
     """
     if not isinstance(options, LargeOptions):
         return _Encoding(block, partition, options, build_ms, room).run()
@@ -66,7 +66,7 @@ def encode_block(
 
 
 class _Encoding:
-    """One call of `encode_block`. Its fixed cost is that of a small block, so nothing is asked twice here."""
+    """One call of `encode_block`. Small blocks pay its fixed cost, so nothing is looked up twice here."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Encoding:
             self._plan.release(bound)
 
     def _encoded(self, bound: Bound, desk: Desk) -> MessageBlock:
-        """Call the kernel until all rows are written."""
+        """Call the kernel until it has written all rows."""
         plan, job, results = self._plan, bound.job, _results(len(self._block))
         kept = self._describe_rows(job)
         self._describe_results(job, results)
@@ -106,13 +106,13 @@ class _Encoding:
             if status == kernels.TOO_LARGE:
                 raise too_large(self._block.table.name, int(job[kernels.J_NEED // 8]), self._options)
             data = _grown(job, data)
-        del kept, scratch  # what the job has pointed into
+        del kept, scratch  # alive until here: the job pointed into them
         count = int(job[kernels.J_MESSAGES // 8])
         wide, narrow = results[0][:, :count], results[1][:, :count]
         return MessageBlock(data, wide[0], wide[1], wide[2], wide[3], narrow[0], narrow[1])
 
     def _describe_rows(self, job: Int64s) -> list[npt.NDArray[Any] | None]:
-        """The rows' words; returns what they point into."""
+        """Fill in the job's words about the rows; returns the arrays that they point to."""
         block, partition = self._block, self._partition
         order = _order(partition) if self._plan.framed else None
         new, old = self._images()
@@ -128,7 +128,7 @@ class _Encoding:
         )
         job[kernels.J_CHECKSUMS // 8] = address(sums)
         job[kernels.J_BUILD // 8] = self._build_ms
-        # Only what the plan asks for: each address costs a small block as much as some rows.
+        # Only what the plan needs: in a small block each address costs as much time as some rows.
         starts = np.ascontiguousarray(block.start_ts) if self._plan.start_ts else None
         job[kernels.J_START_TS // 8] = address(starts)
         keys = self._row_keys() if self._plan.row_keys else None
@@ -141,7 +141,7 @@ class _Encoding:
         return np.ascontiguousarray(keys)
 
     def _images(self) -> tuple[Image, Image]:
-        """Both images, with TIMESTAMP columns in the feed's zone."""
+        """Both images, with TIMESTAMP columns converted to the feed's time zone."""
         block, zoned, zone = self._block, self._plan.zoned, self._options.time_zone
         for image in (block.new, block.old):
             assert image.words.flags.c_contiguous, "images are contiguous"
@@ -155,9 +155,9 @@ class _Encoding:
         )
 
     def _describe_results(self, job: Int64s, results: tuple[Int64s, npt.NDArray[np.int32]]) -> None:
-        """Where the kernel writes what becomes the messages' arrays."""
+        """Fill in the job's words with the addresses of the arrays for the messages."""
         wide, narrow = results
-        # One address for all of a kind, since it costs as much as a row in the kernel.
+        # One address for all arrays of a kind, because taking an address costs as much time as a row.
         at, small_at = address(wide), address(narrow)
         job[_RESULTS] = (
             *(at + number * wide.strides[0] for number in range(len(_WIDE_RESULTS))),
@@ -167,7 +167,7 @@ class _Encoding:
         job[kernels.J_PRINTABLE // 8] = address(printable_bits()) if self._plan.quoted else 0
 
     def _first_buffer(self, bound: Bound, desk: Desk) -> tuple[Bytes, Bytes]:
-        """A buffer for the typical text of this block, and scratch memory for its largest value."""
+        """A buffer for the expected text of this block, and scratch memory for its largest value."""
         plan, rows, job = self._plan, len(self._block), bound.job
         variable = kernels.measure(bound.job_at)
         largest = int(job[kernels.J_NEED // 8])
@@ -187,7 +187,7 @@ class _Encoding:
 
 
 def _grown(job: Int64s, data: Bytes) -> Bytes:
-    """A larger buffer with what is written, put into the job."""
+    """A larger buffer with a copy of what is written so far; the job then points to it."""
     used, need = int(job[kernels.J_OUT // 8]), int(job[kernels.J_NEED // 8])
     larger = buffer(max(len(data) + len(data) // 2, used + need))
     larger[:used] = data[:used]
@@ -196,19 +196,19 @@ def _grown(job: Int64s, data: Bytes) -> Bytes:
 
 
 class Desk:
-    """Memory that the kernels use while they write, whatever the table."""
+    """Memory that the kernels use while they write; independent of the table."""
 
     __slots__ = ("scratch", "scratch_at", "stack", "stack_at")
 
     def __init__(self) -> None:
         self.scratch = buffer(SCRATCH_BYTES)
-        """Room for texts of usual size."""
+        """For texts of usual size."""
         self.stack = np.empty(STACK_WORDS, dtype=np.int64)
         self.scratch_at, self.stack_at = address(self.scratch), address(self.stack)
 
 
 DESKS: Final[list[Desk]] = []
-"""Those that nobody uses: as many as encoders have worked at a time in this process."""
+"""The desks that are free: as many as encoders have worked at the same time in this process."""
 
 
 def _desk() -> Desk:
@@ -220,7 +220,7 @@ def _desk() -> Desk:
 
 _ROWS: Final = slice(kernels.J_ROWS // 8, kernels.J_PIECES // 8)
 _RESULTS: Final = slice(kernels.J_KEY_START // 8, kernels.J_BUILD // 8)
-"""Words of the job that stand together."""
+"""Words of the job that are next to each other."""
 _WIDE_RESULTS: Final = (
     kernels.J_KEY_START,
     kernels.J_KEY_LENGTH,
@@ -231,13 +231,13 @@ _NARROW_RESULTS: Final = (kernels.J_MESSAGE_PARTITION, kernels.J_MESSAGE_ROWS)
 
 
 def _results(rows: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
-    """A row of memory for each of the kernel's results."""
+    """An array for each of the kernel's results."""
     wide = np.empty((len(_WIDE_RESULTS), rows), dtype=np.int64)
     return wide, np.empty((len(_NARROW_RESULTS), rows), dtype=np.int32)
 
 
 def _order(partition: npt.NDArray[np.int32]) -> Int64s | None:
-    """Rows by partition, stable; None when there is one partition only."""
+    """Row numbers sorted by partition, stable; None if there is only one partition."""
     if len(partition) == 0 or (partition == partition[0]).all():
         return None
     small = partition.astype(np.int16) if partition.max() < 1 << 15 else partition
@@ -246,18 +246,18 @@ def _order(partition: npt.NDArray[np.int32]) -> Int64s | None:
 
 @cache
 def printable_bits() -> Bytes:
-    """Go's strconv.IsPrint, a bit per code point; surrogates are never asked for."""
+    """Go's strconv.IsPrint, one bit per code point; it is never called for surrogates."""
     shown = np.fromiter((go_printable(chr(code)) for code in range(sys.maxunicode + 1)), dtype=np.bool_)
     return np.packbits(shown, bitorder="little")
 
 
 _plans: WeakKeyDictionary[TableSchema, dict[tuple[CodecOptions, int], EncodePlan]] = WeakKeyDictionary()
 MAX_PLANS: Final = 16
-"""Plans kept for one table version (options and length of the build time differ)."""
+"""Plans kept for one table version; options and the number of digits of the build time may differ."""
 
 
 def plan_of(table: TableSchema, options: CodecOptions, build_ms: int) -> EncodePlan:
-    """The plan of a table version, made once and kept while the table lives."""
+    """The plan of a table version, made once and kept as long as the table object exists."""
     digits = len(str(build_ms))
     plans = _plans.setdefault(table, {})
     plan = plans.get((options, digits))

@@ -1,4 +1,4 @@
-"""Decode templates in the memory layout of `codec.match_kernels`, and the table of their routes."""
+"""Decode templates in the memory layout of `codec.match_kernels`, and the table that finds them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tidegate.kernel import PAD, address
 
 Int64s = npt.NDArray[np.int64]
 LEAST_HEAD: Final = 8
-"""Bytes that must stand before a message's first cell: numbers are read by the 8 bytes up to their end."""
+"""Bytes that must precede a message's first cell: numbers are read with the 8 bytes that end at their end."""
 
 
 class CompiledTemplate:
-    """One template; the arrays live as long as it does."""
+    """One template; its arrays live as long as the object."""
 
     def __init__(self, template: Template, sets: dict[int, _Set]) -> None:
         self.key, self.summed = template.key, template.summed
@@ -27,7 +27,7 @@ class CompiledTemplate:
         self._owners: list[object] = []
         self.size = 0
         self.route: int | None = None
-        """The hash of its items' heads, once it is known."""
+        """The hash of the heads of its items, once it is computed."""
         for number, pieces in enumerate(template.lists):
             assert _before_cells(pieces) >= LEAST_HEAD, "a cell has some constant before it"
             rows = self._pieces(pieces, sets)
@@ -54,7 +54,7 @@ class CompiledTemplate:
 
 
 def _before_cells(pieces: Pieces) -> int:
-    """Bytes of constants before the first cell."""
+    """The number of constant bytes before the first cell."""
     total = 0
     for constant, form, _ in pieces:
         total += len(constant)
@@ -70,7 +70,7 @@ def compiled(templates: Sequence[Template]) -> list[CompiledTemplate]:
 
 
 class _Set:
-    """A set of members: one run of words, as `match_kernels.S_COUNT` ff. say."""
+    """A set of members: one run of words, in the layout from `match_kernels.S_COUNT` on."""
 
     def __init__(self, members: Members) -> None:
         count = len(members.entries)
@@ -101,7 +101,7 @@ class _Set:
 
 
 def _name_length(constant: bytes) -> int:
-    """How long the name is that a member begins with, between its quotes and as it stands."""
+    """The length of the name with which a member begins, between its quotes, escapes included."""
     at = 1
     while constant[at] != ord('"'):
         at += 2 if constant[at] == ord("\\") else 1
@@ -109,7 +109,7 @@ def _name_length(constant: bytes) -> int:
 
 
 class Routes:
-    """How items find their templates: by the hash of the names at their head."""
+    """Finds the templates for an item by the hash of the names at its head."""
 
     def __init__(self, route: Route) -> None:
         self.in_key = route.in_key
@@ -123,7 +123,7 @@ class Routes:
         self._example = route.example
 
     def table(self, templates: Sequence[CompiledTemplate]) -> tuple[Int64s, Int64s]:
-        """(the template behind each one of the same route, the hash table of their first ones)."""
+        """(for each template the next one with the same hash, the hash table of the first ones)."""
         following = np.full(len(templates), -1, dtype=np.int64)
         chains: dict[int, int] = {}
         for number, template in enumerate(templates):
@@ -142,7 +142,7 @@ class Routes:
         return following, table
 
     def _hash(self, template: CompiledTemplate) -> int:
-        """The hash that the items of a template have."""
+        """The hash of the heads of a template's items."""
         if template.route is None:
             head = np.frombuffer(self._example(template.key) + bytes(PAD), dtype=np.uint8)
             template.route = int(

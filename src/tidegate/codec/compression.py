@@ -1,11 +1,12 @@
-"""Compression of messages by the producer itself, apart from Kafka's own: docs/formats/large-messages.md.
+"""Compression of messages by the producer itself, independent of Kafka's: docs/formats/large-messages.md.
 
     snappy   a raw block, which begins with the length of its content
-    lz4      frames, which do not tell it
+    lz4      frames, which do not contain the length
 
-Open-protocol compresses the value of each item, the others the whole value; empty stays empty. Bytes differ
-between libraries and are equal once expanded. A hostile message cannot make the reader allocate much:
-what it expands to is bounded before, or while, it is expanded. `codec.opening` bounds a batch of messages.
+Open-protocol compresses the value of each item, the other protocols the whole value; empty values stay empty.
+Libraries may compress to different bytes, but all of them expand to the same content. A hostile message
+cannot make the reader allocate much memory: the expanded size is bounded before or during expansion.
+`codec.opening` bounds a batch of messages.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ NONE: Final = "none"
 SNAPPY: Final = "snappy"
 LZ4: Final = "lz4"
 MAX_EXPANDED: Final = 1 << 28
-"""Bytes that one message may expand to. TiDB's largest row has 120 MB; 256 MB hold its text."""
+"""Bytes to which one message may expand. TiDB's largest row has 120 MB; 256 MB are enough for its text."""
 _SNAPPY_RATIO: Final = 32
-"""More than a block can expand: a copy of three bytes gives at most 64."""
+"""A block that claims to expand by more is refused. (A copy of three bytes expands to at most 64 bytes.)"""
 _CHUNK: Final = 1 << 16
 _LENGTH_BYTES: Final = 5
 
 
 class ExpandError(ValueError):
-    """Bytes that are not compressed as they should be, or expand to more than is allowed."""
+    """Bytes that are not compressed correctly, or expand to more than is allowed."""
 
 
 def compressed(kind: str, data: bytes) -> bytes:
-    """The data as messages hold it."""
+    """The data as messages contain it."""
     if kind == NONE or not data:
         return data
     found: bytes = pa.compress(data, kind, asbytes=True)
@@ -38,7 +39,7 @@ def compressed(kind: str, data: bytes) -> bytes:
 
 
 def expanded(kind: str, data: bytes, most: int = MAX_EXPANDED) -> bytes:
-    """What was compressed; raises ExpandError, also when it is more than so many bytes."""
+    """The expanded data. Raises ExpandError, also if it would have more than `most` bytes."""
     if kind == NONE or not data:
         return data
     try:
@@ -56,7 +57,7 @@ def _unsnapped(data: bytes, most: int) -> bytes:
 
 
 def _claimed(data: bytes) -> int:
-    """The length a snappy block begins with: seven bits a byte, the lowest first."""
+    """The length at the beginning of a snappy block: seven bits per byte, the lowest first."""
     size = 0
     for i, byte in enumerate(data[:_LENGTH_BYTES]):
         size |= (byte & 0x7F) << 7 * i

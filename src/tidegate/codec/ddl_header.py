@@ -1,10 +1,10 @@
-"""The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
+"""The header `tidegate-ddl`: a whole DdlEvent as JSON, in addition to the protocol's own DDL message.
 
-A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
+A consumer builds the DDL for its target from the TableInfo in it, instead of trusting SQL text
 (docs/formats/ddl.md#in-a-header). Members are the fields of `model.ddl.DdlEvent`; `format` is 1.
-`timestamp_zone` is the changefeed's: the zone of the TIMESTAMP texts on its topics, which most protocols do
-not say. It, `time_zone` and `moved_to` may be missing: topics that an earlier release began have headers
-without them.
+`timestamp_zone` is the changefeed's: the time zone of the TIMESTAMP texts on its topics, which most protocols
+do not send. It, `time_zone` and `moved_to` may be missing: topics that an earlier release has begun contain
+headers without them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FORMAT: Final = 1
 ZONE: Final = "timestamp_zone"
 _NAMES: Final = tuple(field.name for field in fields(DdlEvent))
 _LATER: Final = {"time_zone": "", "moved_to": ""}
-"""Members that not every header of this format has, and what a header without them says."""
+"""Members that may be missing in this format, and the values that they have then."""
 _TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table", "time_zone", "moved_to")
 _INFOS: Final = ("before", "after")
 _IDS: Final = ("added_ids", "removed_ids")
 
 
 def encode(event: DdlEvent, timestamp_zone: str = "") -> bytes:
-    """The header's bytes; `timestamp_zone`: that of the topic's TIMESTAMP texts, empty to leave it out."""
+    """The header's bytes; `timestamp_zone`: that of the topic's TIMESTAMP texts; empty leaves it out."""
     zone = {ZONE: timestamp_zone} if timestamp_zone else {}
     return orjson.dumps({"format": FORMAT} | {name: getattr(event, name) for name in _NAMES} | zone)
 
@@ -40,13 +40,13 @@ def headers(event: DdlEvent, timestamp_zone: str) -> tuple[tuple[str, bytes], ..
 
 
 def timestamp_zone(header: bytes) -> str:
-    """The zone of the topic's TIMESTAMP texts; empty: the header does not tell it. `decode` can read it."""
+    """The zone of the topic's TIMESTAMP texts; empty: the header lacks it. `decode` must accept it."""
     found = orjson.loads(header).get(ZONE, "")
     return found if isinstance(found, str) else ""
 
 
 def decode(header: bytes) -> DdlEvent:
-    """The event again; raises Undecodable for anything else."""
+    """The event. Raises Undecodable if the bytes are not such a header."""
     try:
         found = orjson.loads(header)
         if not isinstance(found, dict) or found.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""The words for kinds of DDL that canal has, and TiCDC's canal-json and simple with it."""
+"""Canal's words for kinds of DDL, which TiCDC's canal-json and simple use as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS: Final = (
 )
 WORDS: Final = frozenset({QUERY, *_WORDS.values()})
 _ONLY: Final = {"ERASE": 4, "TRUNCATE": 11}
-"""The words that stand for one action only."""
+"""The words that mean exactly one action."""
 
 
 def word_of(action: int) -> str:
@@ -23,5 +23,5 @@ def word_of(action: int) -> str:
 
 
 def action_of(word: str) -> int | None:
-    """TiDB's action code, where the word tells it."""
+    """TiDB's action code, if the word means exactly one."""
     return _ONLY.get(word)

@@ -1,15 +1,15 @@
-"""Decode batches of messages: templates learned from the plain decoder, values cut out by kernels.
+"""Decodes batches of messages: learns templates from the plain decoder, and cuts out values with kernels.
 
-The first row of a table (and column set) goes through the plain decoder. What it says about the table
-gives a template; every further row of the same shape is matched and cut by `codec.match_kernels` and
-`codec.decode_kernels`. All that no template matches is decoded plainly, message by message, so that results
-never depend on it.
+The first row of a table (and column set) goes through the plain decoder. From its result a template of the
+table's messages is made. Then `codec.match_kernels` and `codec.decode_kernels` match and cut every further
+row of the same form. Messages that match no template are decoded plainly, one by one, so that results never
+depend on the templates.
 
-Tables with the same columns are cut together, into one record batch that each has a slice of: a batch of
-messages costs a little for each table in it, and for each column only of each set of columns.
+Tables with the same columns are cut together, into one record batch; each table gets a slice of it: so a
+batch of messages costs little for each table in it, and the cost per column arises once per set of columns.
 
-Templates: at most MAX_TEMPLATES tables and TEMPLATE_BYTES of text are kept by one decoder, least recently
-learned dropped. Memory: 12 bytes per cell beside the messages themselves and what is made of them.
+Templates: one decoder keeps at most MAX_TEMPLATES tables and TEMPLATE_BYTES of text, and drops the ones
+learned first. Memory: 12 bytes per cell, in addition to the messages and the result.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ Int64s = npt.NDArray[np.int64]
 MAX_TEMPLATES: Final = 4096
 TEMPLATE_BYTES: Final = 64 << 20
 SAMPLE: Final = 64
-"""Messages of unknown shape that are decoded plainly at a time, to learn their tables."""
+"""Messages of unknown form that are decoded plainly at a time, to learn their tables."""
 MOST_BYTES: Final = 1 << 30
-"""Bytes of values that are decoded at a time: a column's texts have offsets of 32 bits."""
+"""Bytes of values that are decoded at a time, because the offsets of a column's texts have 32 bits."""
 
 
 class _Shape:
-    """A set of columns, and all that is the same of each record batch of it."""
+    """A set of columns, and everything that its record batches have in common."""
 
     def __init__(self, columns: tuple[WireColumn, ...], form: DecodeForm) -> None:
         self.columns = columns
         self.cells = [form.cells(column) for column in columns]
         self.schema = pa.schema([(column.name, column.type) for column in columns])
         self.taken_as = [_taken_as(column, cells) for column, cells in zip(columns, self.cells, strict=True)]
-        """The type of the array that the kernel fills; made into the column's by `_converted`."""
+        """The type of the array that the kernel fills; `_converted` makes the column of it."""
         self.as_words = np.array([of_type in (pa.int64(), pa.uint64()) for of_type in self.taken_as] * 2)
         n = len(columns)
         self.head = np.zeros((2 * n, kernels.COLUMN_WORDS), dtype=np.int64)
@@ -91,9 +91,9 @@ class _Known:
 
 
 class _Tables:
-    """The known tables as the kernels take them: by the number of a template, and by rank.
+    """The known tables in the form that the kernels use: by the number of a template, and by rank.
 
-    A rank is a table's place in an order where tables of one shape stand together.
+    A rank is a table's place in an order in which tables of one shape are next to each other.
     """
 
     def __init__(self, known: Sequence[_Known], route: Routes) -> None:
@@ -122,7 +122,7 @@ class _Tables:
 
 
 def decoder(options: CodecOptions) -> Decoder:
-    """The decoder of a protocol; it learns tables as it goes, so keep one per topic."""
+    """The decoder of a protocol. It learns tables while it decodes, so keep one per topic."""
     codec = reader_of(options)
     if codec.large is not None and isinstance(options, LargeOptions):
         inner = replace(options, large_message_handle_compression=NONE)
@@ -137,7 +137,7 @@ def _decoder(codec: ReadCodec, options: CodecOptions) -> Decoder:
 
 
 class BatchDecoder:
-    """A `Decoder` over a plain one: the same result, in bulk."""
+    """A `Decoder` on top of a plain one: the same results, but decoded in bulk."""
 
     def __init__(self, plain: Decoder, form: DecodeForm) -> None:
         self._plain, self._form = plain, form
@@ -148,7 +148,7 @@ class BatchDecoder:
         self._tables: _Tables | None = None
 
     def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`; tables may come in another order than by first appearance."""
+        """As `Decoder.decode`, but tables may be in another order than that of first appearance."""
         messages = _Messages(batch, self._form)
         if len(batch) > 1 and int(messages.spans[:, 3].sum()) > MOST_BYTES:
             return join([self.decode(half) for half in _halves(batch, messages)])
@@ -168,14 +168,15 @@ class BatchDecoder:
             parts.append(rest)
             self._learn(rest.rows)
         if self._form.redefined(self._plain) != before:
-            # The plain decoder reads the definitions of a batch before its rows. So it is once more for all.
+            # The plain decoder reads the definitions of a batch before its rows. These definitions may change
+            # the meaning of rows decoded by templates, so everything is decoded again, plainly.
             self._known.clear()
             self._size, self._tables = 0, None
             tables, parts = [], [messages.plain(self._plain, np.arange(len(batch)))]
         return join(self._again(messages, parts), tables)
 
     def _again(self, messages: _Messages, parts: list[Decoded]) -> list[Decoded]:
-        """Decode once more what had to wait for a message that came later in the same batch."""
+        """Decode messages again that needed a definition which came later in the same batch."""
         waiting = [bad.offset for part in parts for bad in part.bad if bad.unknown is not None]
         if not waiting:
             return parts
@@ -184,7 +185,7 @@ class BatchDecoder:
         return [*kept, messages.plain(self._plain, left)]
 
     def _learn(self, tables: Iterable[DecodedTable]) -> bool:
-        """Make templates of tables not seen before; whether there were any."""
+        """Make templates of tables that are not known yet; returns whether there were any."""
         found = False
         for table in tables:
             key = key_of(table)
@@ -207,7 +208,7 @@ class BatchDecoder:
     def _matched(
         self, batch: _Messages, messages: Int64s
     ) -> tuple[Int64s, list[tuple[RowKey, DecodedTable]]]:
-        """What no template matched of these messages, and the tables of the others."""
+        """The messages that matched no template, and the tables of the others."""
         if self._tables is None:
             known = [one for one in self._known.values() if one.templates]
             if not known:
@@ -232,7 +233,7 @@ def _halves(batch: Batch, messages: _Messages) -> list[Batch]:
 
 
 class _Messages:
-    """The messages of one call, with addresses."""
+    """The messages of one call, with their addresses."""
 
     def __init__(self, batch: Batch, form: DecodeForm) -> None:
         self.keys, self.values, self.form = _large(batch.keys), _large(batch.values), form
@@ -242,7 +243,7 @@ class _Messages:
         self.spans = np.ascontiguousarray(np.stack([key_at, key_size, value_at, value_size], axis=1))
 
     def plain(self, decoder: Decoder, messages: Int64s) -> Decoded:
-        """These messages through the plain decoder."""
+        """Decode these messages with the plain decoder."""
         chosen = pa.array(messages)
         headers = None if self.headers is None else [self.headers[i] for i in messages.tolist()]
         keys, values = self.keys.take(chosen).to_pylist(), self.values.take(chosen).to_pylist()
@@ -256,7 +257,7 @@ def _large(column: BinaryColumn) -> pa.Array:
 
 
 def _spans(column: pa.Array) -> tuple[Int64s, Int64s]:
-    """Addresses and sizes; a null has size 0, which no template matches."""
+    """Addresses and sizes; a null has size 0, which matches no template."""
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
     sizes = np.diff(ends)
@@ -266,7 +267,7 @@ def _spans(column: pa.Array) -> tuple[Int64s, Int64s]:
 
 
 class _Cut:
-    """Items of some messages matched against templates."""
+    """The items of some messages, matched against templates."""
 
     def __init__(self, batch: _Messages, messages: Int64s, tables: _Tables) -> None:
         self._batch, self._messages, self._known = batch, messages, tables
@@ -278,7 +279,7 @@ class _Cut:
             self._owner = np.arange(len(messages), dtype=np.int32)
             self._seq = np.zeros(len(messages), dtype=np.int32)
         n, route = len(self._items), tables.route
-        # Only what is written is touched: an item takes as many spans as its table has cells.
+        # Memory that is not written is never touched: an item uses as many spans as its table has cells.
         self._starts = np.empty(n * tables.widest + 1, dtype=np.int64)
         self._lengths = np.empty(n * tables.widest + 1, dtype=np.int32)
         self._results = np.empty((n + 1, match_kernels.RESULT_BYTES // 8), dtype=np.int64)
@@ -295,7 +296,7 @@ class _Cut:
         match_kernels.match_items(n, address(self._items), templates, self._spans())
         self._results = self._results[:n]
         self._missed = np.ones(len(messages) + 1, dtype=np.uint8)
-        """Of these messages, which are left; the one behind them stands for none."""
+        """Which of these messages are left over; the extra entry at the end belongs to no message."""
         self._missed[self._owner] = 0
         self._missed[self._owner[self._results[:, match_kernels.RESULT_TEMPLATE // 8] < 0]] = 1
         self._bad = np.zeros(n + 1, dtype=np.uint8)
@@ -304,17 +305,17 @@ class _Cut:
         return match_kernels.Spans(address(self._results), address(self._starts), address(self._lengths))
 
     def left(self) -> Int64s:
-        """The messages not all of whose items matched and fitted."""
+        """The messages that have an item that did not match or did not fit its columns."""
         left: Int64s = self._messages[self._missed[:-1] != 0]
         return left
 
     def tables(self) -> list[tuple[RowKey, DecodedTable]]:
-        """The rows of the whole messages, table by table."""
+        """The rows of all other messages, table by table."""
         while True:
             found = self._gathered()
             if not self._bad.any():
                 return found
-            # A message is taken as a whole or not at all: without those of bad items, everything once more.
+            # A message is decoded as a whole or not at all: leave out those with bad items, and gather again.
             self._missed[self._owner[np.flatnonzero(self._bad[:-1])]] = 1
             self._bad[:] = 0
 
@@ -337,7 +338,7 @@ class _Cut:
     def _of_shape(
         self, counts: Int64s, ops: npt.NDArray[np.uint8], order: Int64s, first_rank: int
     ) -> list[tuple[RowKey, DecodedTable]]:
-        """The tables of one shape; `counts`: where the rows of each begin, `ops`: which operations it has."""
+        """The tables of one shape. `counts`: where the rows of each begin; `ops`: its operations, as bits."""
         ranked, some = self._known.ranked, int(np.bitwise_or.reduce(ops))
         shape = ranked[first_rank].shape
         has_new, has_old = some & ~(1 << DELETE) != 0, some & ~(1 << INSERT) != 0
@@ -372,15 +373,15 @@ class _Cut:
     def _stated(
         self, shape: _Shape, order: Int64s, summed: npt.NDArray[np.bool_]
     ) -> tuple[Int64s, Int64s] | None:
-        """The checksums of both images of these items, -1 where none is told; None where there are none, or
-        where some item has to be left anyway: what is left of the others is gathered once more.
+        """The checksums in the messages for both images of these items, -1 if an image has none. None if no
+        item has one, or if some item is bad anyway: then the remaining items are gathered again.
         """
         chosen = order[summed]
         n, count = len(chosen), len(shape.columns)
         if not n or self._bad.any():
             return None
-        # Rows of each operation have both: the kernel gives those of the first side to all but deletes, those
-        # of the second to all but inserts.
+        # There are four columns, one per checksum and side: the kernel fills those of the first side for all
+        # rows but deletes, and those of the second side for all rows but inserts.
         bits, out = np.zeros((4, (n + 63) // 64 * 8), dtype=np.uint8), np.zeros((4, n), dtype=np.uint64)
         columns = np.zeros((4, kernels.COLUMN_WORDS), dtype=np.int64)
         for number, (side, image) in enumerate(product((0, 1), (0, 1))):
@@ -405,7 +406,7 @@ class _Cut:
     def _images(
         self, shape: _Shape, order: Int64s, *, has_new: bool, has_old: bool
     ) -> list[pa.RecordBatch | None]:
-        """The new and the old images of these items, each with a row for every one."""
+        """The new and the old images of these items, each with one row per item."""
         n, count = len(order), len(shape.columns)
         shown = slice(0 if has_new else count, 2 * count if has_old else count)
         sums = np.zeros(2 * count, dtype=np.int64)
@@ -451,7 +452,7 @@ class _Cut:
         return images
 
     def _converted(self, shape: _Shape, number: int, found: pa.Array, order: Int64s) -> pa.Array:
-        """The column made of an array of what stands in the messages; marks the items that do not fit."""
+        """The column made from an array of the texts in the messages; marks items that do not fit as bad."""
         column, cells = shape.columns[number], shape.cells[number]
         of_type = column.type if cells.stands_as is None else cells.stands_as
         if pa.types.is_floating(of_type):
@@ -469,7 +470,7 @@ def _aligned(size: Any) -> Any:
 
 
 def _floats(texts: pa.Array, of_type: pa.DataType) -> tuple[pa.Array, Int64s]:
-    """Numbers of texts, and the rows whose text is none."""
+    """Numbers parsed from texts, and the rows whose text is not a number."""
     try:
         return pc.cast(texts, of_type), np.zeros(0, dtype=np.int64)
     except pa.ArrowInvalid:
@@ -486,7 +487,7 @@ def _is_float(text: pa.Scalar, of_type: pa.DataType) -> bool:
 
 
 def _framed_items(spans: Int64s) -> tuple[Int64s, Int32s, Int32s]:
-    """Items of messages that are batches: their spans, message numbers, numbers within the message."""
+    """The items of messages that are batches: their spans, message numbers, numbers within the message."""
     total = match_kernels.split_batches(len(spans), address(spans), 0, 0, 0)
     items = np.empty((total + 1, 4), dtype=np.int64)
     owner = np.empty(2 * total + 2, dtype=np.int32)

@@ -1,10 +1,10 @@
-"""Decode kernels: spans of cells in JSON messages, as `match_kernels` noted them, to columns.
+"""Decode kernels: from the spans of cells in JSON messages, as `match_kernels` found them, to columns.
 
 `gather` writes all columns of a group of rows in one call, 64 rows at a time, so that the spans of these
-rows and their messages stay in the cache while column after column is taken from them. A value that does
-not fit its column marks its item as bad; the plain decoders decide what becomes of its message.
+rows and their messages stay in the cache while one column after another is read from them. A value that does
+not fit its column marks its item as bad; then the plain decoder decides what to do with the message.
 
-All reads stay inside the message, with the 8 bytes before a cell; addresses are int64.
+All reads stay inside the message, including the 8 bytes before a cell; addresses are int64.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from tidegate.model.cells import DELETE, INSERT
 from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
-# How a column's values stand in messages.
+# How a column's values are written in messages.
 TEXT: Final = 0
 LATIN1: Final = 1
 BASE64: Final = 2
@@ -84,12 +84,12 @@ COLUMN_WORDS: Final = len(COLUMN.fields)
 (C_MODE, C_IN_QUOTES, C_CELL, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = COLUMN.offsets()
 COLUMN_BYTES: Final = COLUMN.size
 CHUNK: Final = 64
-"""Rows at a time: one word of validity."""
+"""Rows at a time: one 64-bit word of validity."""
 
 _LOWER: Final = 0x20
-"""The bit in which letters differ by case."""
+"""The bit that distinguishes upper and lower case letters."""
 _NO_DIGIT: Final = -65536
-"""Below any sum of digits that are."""
+"""Below any sum of four valid digits."""
 _UNBASE64: Final = np.full(256, 255, dtype=np.uint8)
 for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _UNBASE64[_c] = _i
@@ -104,7 +104,7 @@ _MOST_REST: Final = U64((1 << 64) % 10**16)
 
 @inline
 def eight_digits(word: int) -> Any:
-    """The number of 8 decimal digits in the order they stand; 2**64 - 1 if they are not all digits."""
+    """The number of 8 decimal digits in text order; 2**64 - 1 if some byte is not a digit."""
     bits = U64(word)
     if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
         return ~U64(0)
@@ -117,7 +117,7 @@ def eight_digits(word: int) -> Any:
 
 @inline
 def few_digits(end: int, size: int) -> Any:
-    """The number of 1 to 8 digits that end at `end`, by the 8 bytes before it; 2**64 - 1 as above."""
+    """The number of 1 to 8 digits that end at `end`, from the 8 bytes before it; 2**64 - 1 as above."""
     word = load_u64(end - 8)
     if size < 8:
         gone = U64(64 - 8 * size)
@@ -127,7 +127,7 @@ def few_digits(end: int, size: int) -> Any:
 
 @inline
 def read_digits(at: int, size: int) -> tuple[Any, bool]:
-    """(the number of at most 20 digits, whether they are that and fit 64 bits)."""
+    """(the number of at most 20 digits, whether the bytes are digits and fit 64 bits)."""
     if size < 1 or size > 20:
         return U64(0), False
     if size <= 8:
@@ -149,7 +149,7 @@ def read_digits(at: int, size: int) -> tuple[Any, bool]:
 
 @inline
 def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any, bool]:
-    """(the 64 bits of the integer in a span, whether it is one that fits its column)."""
+    """(the 64 bits of the integer in a span, whether it is an integer that fits its column)."""
     at = word >> 2
     negative = size > 0 and load_u8(at) == MINUS
     value, good = read_digits(at + negative, size - negative)
@@ -184,7 +184,7 @@ def hex4(at: int) -> int:
 
 @inline
 def put_utf8(out: int, code: int) -> int:
-    """A code point above 0x7F or below, as UTF-8."""
+    """Write a code point as UTF-8."""
     if code < 0x80:
         store_u8(out, code)
         return out + 1
@@ -206,7 +206,7 @@ def put_utf8(out: int, code: int) -> int:
 
 @inline
 def read_escape(at: int, end: int) -> tuple[int, int]:
-    """(code point, bytes taken) of a JSON escape at its backslash; (-1, 0) if it is none."""
+    """(code point, bytes read) of a JSON escape that begins at `at`; (-1, 0) if it is not valid."""
     if end - at < 2:
         return -1, 0
     letter = I64(load_u8(at + 1))
@@ -237,7 +237,7 @@ def read_escape(at: int, end: int) -> tuple[int, int]:
 
 @inline
 def take_string(out: int, at: int, size: int, mode: int) -> int:
-    """A JSON string's content as UTF-8 (TEXT) or latin-1 bytes, at most `size`; 0 if it cannot be."""
+    """Write a JSON string's content as UTF-8 (TEXT) or latin-1 bytes, at most `size`; 0 if it is invalid."""
     end = at + size
     while at < end:
         byte = I64(load_u8(at))
@@ -271,7 +271,7 @@ def take_string(out: int, at: int, size: int, mode: int) -> int:
 
 @inline
 def take_base64(out: int, at: int, size: int) -> int:
-    """Standard base64 with padding; 0 if it is not that."""
+    """Decode standard base64 with padding; 0 if it is not valid."""
     if size & 3:
         return 0
     end = at + size
@@ -321,7 +321,7 @@ def short_escape(letter: int) -> int:
 
 @inline
 def unquote(start: int, end: int) -> int:
-    """Undo Go's strconv.Quote in place; the new end, or 0 for an escape that it does not write."""
+    """Undo Go's strconv.Quote in place; the new end, or 0 for an escape that strconv.Quote never writes."""
     at = start
     out = start
     while at < end:
@@ -378,7 +378,7 @@ def is_utf8(at: int, end: int) -> bool:
 
 @inline
 def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int:
-    """The end of the bytes that a span stands for, at `out`; 0 if it stands for none."""
+    """Write the bytes that a span represents to `out`; returns their end, 0 if the span is not valid."""
     at = word >> 2
     if not in_quotes:
         if word & 3:
@@ -403,18 +403,18 @@ def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int
 
 @kernel
 def measure(row_count: int, order: int, results: int, lengths: int, cells: int, sums: int) -> int:
-    """Add the bytes of the cells of rows to i64[2 * cells], new images before old; the rows.
+    """Add the bytes of each row's cells to i64[2 * cells], new images before old; returns the rows.
 
     order: each row's item.
 
     Reads results and lengths. Writes `sums`. Bound: two images of `cells` lengths a row. Twin: none, because
-    it adds up what `gather` copies from the same spans.
+    it only adds up what `gather` copies from the same spans.
     """
     for row in range(row_count):
         result = results + RESULT_BYTES * load_i64(order + 8 * row)
         op = load_i64(result + RESULT_OP)
         span = lengths + 4 * load_i64(result + RESULT_SPAN)
-        # The spans of an image that the row has not were never written.
+        # The spans of an image that the row lacks were never written.
         for cell in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
             store_u64(sums + 8 * cell, load_i64(sums + 8 * cell) + max(0, I64(load_i32(span + 4 * cell))))
     return row_count
@@ -424,15 +424,15 @@ def measure(row_count: int, order: int, results: int, lengths: int, cells: int, 
 def gather(
     row_count: int, order: int, spans: Spans, columns: int, column_count: int, bases: int, bad: int
 ) -> int:
-    """Write columns of rows; rows without the column's image have no value. How many values are bad.
+    """Write columns of rows; a row without the column's image gets a null. Returns how many values are bad.
 
-    order: i64[row_count], each row's item; columns: a COLUMN each; bases: i64[2 * CHUNK] of scratch memory;
-    bad: u8, by item.
+    order: i64[row_count], each row's item; columns: an array of COLUMN; bases: i64[2 * CHUNK] of scratch
+    memory; bad: u8, by item.
 
     Reads the spans and the bytes they point to. Writes the columns and `bad`. Bound: the sum of its lengths
     in a column of texts, as `measure` gives it; a word a row in the others. Twin: the plain decoder of each
     protocol; `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: 64 rows
-    at a time, so that their messages stay in the cache while column after column is taken.
+    at a time, so that their messages stay in the cache while one column after another is read.
     """
     results, starts, lengths = spans.results, spans.starts, spans.lengths
     wrong = 0
@@ -494,6 +494,6 @@ def gather(
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     measure(0, 0, 0, 0, 0, 0)
     gather(0, 0, Spans(0, 0, 0), 0, 0, 0, 0)

@@ -1,8 +1,9 @@
-"""The messages that tell a table version's columns, ahead of its rows: for protocols whose rows do not.
+"""Messages that define a table version's columns, sent before its rows, for protocols whose rows do not.
 
-Each block of rows is preceded by one such message in each partition that it has rows for, in the transaction
-of the rows: so a reader that looks back from a row, in its partition, finds it before any other block, and no
-memory of what was sent has to survive a restart or an aborted transaction.
+Each block of rows is preceded by one such message in each partition for which it has rows, in the transaction
+of the rows. So a reader that goes back from a row, in its partition, finds the definition before it reaches
+any other block. The producer need not remember across a restart or an aborted transaction which ones it has
+sent.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tidegate.model.schema import TableSchema
 def definition_block(
     table: TableSchema, partition: npt.NDArray[np.int32], options: CodecOptions, build_ms: int
 ) -> MessageBlock | None:
-    """The definition of a table version for each of these partitions; None where rows need none.
+    """The definition of a table version for each of these partitions; None if the protocol needs none.
 
-    Raises InvalidInput when it does not fit a message.
+    Raises InvalidInput if it does not fit a message.
     """
     definitions = codec_of(options).definitions
     if definitions is None:

@@ -1,8 +1,8 @@
-"""What the program knows of one protocol: a frozen entry, all of which `codec.registry` holds.
+"""The entry of a protocol, frozen: all that the rest of the program knows of it. `codec.registry` holds all.
 
-Whoever needs to know something about a protocol asks its entry; nobody compares its name. A new protocol is a
-folder in `codec.protocols` with such an entry, and a line in the registry. `tests/contracts/test_codecs.py`
-holds every entry to the same contract.
+Code that depends on a protocol reads its entry and never compares its name. A new protocol is a folder in
+`codec.protocols` with such an entry, and a line in the registry. `tests/contracts/test_codecs.py` checks
+every entry against the same contract.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tidegate.model.schema import TableSchema
 
 
 class DdlTo(StrEnum):
-    """Where the message of a DDL goes."""
+    """The partitions to which a DDL message is sent."""
 
     ALL = "all partitions"
     FIRST = "partition 0"
     NONE = "nowhere"
-    """There is no DDL."""
+    """The protocol has no DDL messages."""
 
 
 class Loss(StrEnum):
-    """What of a row change a protocol does not carry; the text says what comes out instead."""
+    """A part of a row change that a protocol does not carry; the text says what readers get instead."""
 
     BAD_TEXT = "a text that is not UTF-8 has U+FFFD in it, or its message is refused"
     PARTITION = "a partitioned table's rows do not tell their partition"
@@ -63,126 +63,129 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemas:
-    """How a protocol uses a schema registry. Pure: `codec.schema_book` says who calls what, and when."""
+    """How a protocol uses a schema registry. Pure: `codec.schema_book` describes who calls what, and when."""
 
     placed: Callable[[Any, str, str, SchemaBook], Any]
-    """Options with the topic and the changefeed's namespace, whose schemas are in this book."""
+    """Options completed by the topic, the changefeed's namespace, and the book with its schemas."""
     needed: Callable[[TableSchema, Any], Sequence[Subject]]
-    """What must be registered before rows of a table version are encoded."""
+    """The subjects to register before rows of a table version are encoded."""
     named: Callable[[Batch], Sequence[int]]
-    """The ids that messages name: to be looked up before they are decoded."""
+    """The schema ids in messages, which must be looked up before the messages are decoded."""
 
 
 class MarkEncoder(Protocol):
-    """How the owner's messages are written, of tables or of keys."""
+    """How the owner encodes its messages, for feeds of tables or of keys."""
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
-        """The DDL message, with the event itself in the header `tidegate-ddl`; None where there is none."""
+        """The DDL message, with the event itself in the header `tidegate-ddl`; None if there is none."""
         ...
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
-        """The resolved mark; None where the options leave it out."""
+        """The resolved mark; None if the options leave it out."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Unmarked:
-    """A protocol that has resolved marks only under an option: how to tell, and what to say."""
+    """For a protocol that has resolved marks only under an option: how to detect that, and why it matters."""
 
     option: str
-    """What a sink URI must have so that there are marks, as `name=value`; empty: nothing brings them."""
+    """The part of a sink URI that turns marks on, as `name=value`; empty: no option does."""
     without: Callable[[Any], bool]
     """Whether messages written with these options have no marks."""
     shown: Callable[[Sequence[bytes | None], Decoded], bool]
-    """Whether these values, and what was decoded of them, were written without."""
+    """Whether these values, and what was decoded from them, show that they were written without marks."""
     why: str
-    """In words."""
+    """The reason, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """A protocol whose rows do not tell their columns' types: other messages do, by table version."""
+    """For a protocol whose rows do not contain their columns' types: other messages do, per table version."""
 
     encode: Callable[[TableSchema, Any, int], Message]
-    """The message that tells a table version, under options, built at a time in ms. The pipeline sends it
-    ahead of that version's rows, to each of their partitions, in the same transaction."""
+    """The message that defines a table version, from options and the build time in ms. The pipeline sends it
+    before that version's rows, to each of their partitions, in the same transaction."""
     tells: Callable[[bytes], bool]
-    """Whether a value may tell a table version. Cheap; true too often costs time only."""
+    """Whether a value may define a table version. Cheap; a wrong True only costs time."""
     versions: Callable[[bytes], list[tuple[str, str, int]]]
-    """The table versions (schema, table, version) that a value tells; none if it is not sound."""
+    """The table versions (schema, table, version) that a value defines; empty if the value is not sound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """What protocols of rows and of keys have in common."""
+    """The part of an entry that protocols of rows and protocols of keys share."""
 
     name: str
     aliases: tuple[str, ...] = ()
-    """Other names that a user may write; an empty one means that the name may be left out."""
+    """Other names that a user may write; an empty one means that the protocol may be left out."""
     options: type[CodecOptions]
     ddl_to: DdlTo
     unmarked: Unmarked | None = None
-    """None: there are always resolved marks."""
+    """None: messages always include resolved marks."""
     admin: Callable[[int], Message] | None = None
-    """The message that rows go to so many partitions from here on; None: Resolved's headers alone say it."""
+    """The message that from here on rows go to so many partitions; None: only Resolved's headers say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadCodec(Codec):
-    """A protocol of rows of tables, as its readers know it; one that is also written is a `RowCodec`."""
+    """A protocol of rows of tables, as readers use it; one that can also be written is a `RowCodec`."""
 
     decoder: Callable[[Any], Decoder]
-    """The plain decoder, from the options; it alone decides what is a bad message: the oracle of `form`."""
+    """Makes the plain decoder from the options. It alone decides which messages are bad: the oracle of
+    `form`."""
     form: DecodeForm | None
-    """None: there are no templates for messages."""
+    """None: messages of this protocol have no templates."""
     binary: Callable[[Any, Decoder], Decoder] | None = None
-    """For messages in a binary form: the compiled decoder over the plain one, and the one for all that it
-    leaves. None: there is none."""
+    """For messages in a binary form: makes the compiled decoder, from the plain decoder and the decoder of
+    messages that it leaves out. None: there is none."""
     schemas: Schemas | None = None
-    """None: messages name no schemas."""
+    """None: messages contain no schema ids."""
     named: Callable[[str], str] = str
-    """How messages name a schema, table or column of that name."""
+    """How messages write the name of a schema, table or column."""
     plain_ddls: bool = True
-    """Whether there may be DDL messages also where there are no watermarks."""
+    """Whether there may be DDL messages even if there are no watermarks."""
     utc: bool = False
-    """TIMESTAMPs are in UTC, whatever the feed's time zone."""
+    """Whether TIMESTAMPs are in UTC, whatever the feed's time zone is."""
     tells_zone: bool = False
-    """Messages tell the zone of their TIMESTAMPs, and are bad ones in another zone than the options say."""
+    """Whether messages contain the zone of their TIMESTAMPs; one with another zone than the options is
+    bad."""
     unread: Callable[[Any], str] = lambda options: ""
-    """The setting that keeps messages from being read back, as the user would name it; empty: they can be."""
+    """The setting, in the user's words, that makes messages unreadable for our decoder; empty: there is
+    none."""
     lacks_old: Callable[[Any], str] = lambda options: ""
-    """What keeps the old image of an update from being sent, as the user would name it; empty: it is sent."""
+    """The setting, in the user's words, because of which updates lack the old image; empty: they have it."""
     definitions: Definitions | None = None
-    """None: a row tells all that is needed to read it."""
+    """None: a row contains everything that is needed to read it."""
     large: Large | None = None
     """How rows that do not fit are sent, under `LargeOptions`; None: they are refused."""
     losses: Callable[[Any], frozenset[Loss]]
-    """What decoding does not give back as it was encoded, under these options; all else it does."""
+    """The losses of decoding under these options; it restores everything else."""
     unwritten: str = ""
-    """Why it is read only."""
+    """Why the protocol can only be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCodec(ReadCodec):
-    """A protocol of rows of tables that is read and written."""
+    """A protocol of rows of tables that can be read and written."""
 
     encoder: Callable[[Any], Encoder]
-    """The plain encoder, from the options: the oracle of `plan`, and how the owner writes."""
+    """Makes the plain encoder from the options: the oracle of `plan`, and the encoder of the owner."""
     plan: Callable[[TableSchema, Any, int], EncodePlan]
     """The encode plan of a table version under options, for build times of so many digits."""
     flavours: tuple[str, ...] = ("classic",)
-    """Whose bytes it can write."""
+    """The flavours that it can write."""
     classic_only: Callable[[Any], str] = lambda options: ""
-    """Why these options go with the classic flavour alone; empty: they go with each."""
+    """Why these options require the classic flavour; empty: they work with all flavours."""
     no_checksums: Callable[[Any], str] = lambda options: ""
     """Why rows cannot be compared with their checksums under these options; empty: they can."""
     checksums: Callable[[Any], bool] = lambda options: False
-    """Whether messages tell the rows' checksums under these options."""
+    """Whether messages contain the rows' checksums under these options."""
     row_keys: Callable[[Any], bool] = lambda options: False
-    """Whether messages tell the rows' keys in TiKV under these options."""
+    """Whether messages contain the rows' keys in TiKV under these options."""
     splits_updates: Callable[[Any], bool] = lambda options: False
-    """Whether updates that change a unique key must be split into delete and insert under these options: one
-    message cannot say them."""
+    """Whether updates that change a unique key must be split into delete and insert under these options,
+    because one message cannot express both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +193,7 @@ class KeyCodec(Codec):
     """A protocol of keys without tables."""
 
     marks: Callable[[Any], MarkEncoder]
-    """How the owner writes, from the options."""
+    """Makes the encoder of the owner's messages from the options."""
     texts: tuple[bytes, ...]
     """The constants between numbers, keys and values: see `codec.keys`."""
 

@@ -1,10 +1,10 @@
-"""Blocks of messages that are compressed, or hold rows that do not fit: what the kernels write, packed anew.
+"""Repacks blocks of messages that are compressed, or have rows that do not fit.
 
-The kernels write each row's text as ever. Nothing else happens to a block without compression all of whose
-rows fit. Otherwise each row's message is compressed; of the rows that still do not fit the kernels write
-the reduced form, from a plan of its own; and messages are put together again, in order. That is Python per
-row, a few microseconds: with compression for all rows, else only for blocks with a row that is too large.
-The plain encoders (`encode_rows`) are the oracle.
+The kernels write each row's text as usual. A block without compression whose rows all fit needs nothing else.
+Otherwise this module compresses each row's message, lets the kernels write the reduced form of rows that
+still do not fit, from a separate plan, and packs the messages again, in order. This is Python per row, a few
+microseconds each: for all rows if messages are compressed, otherwise only for blocks with a row that is too
+large. The plain encoders (`encode_rows`) are the oracle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.tidb.cell_values import stored_of
 
 Partitions = npt.NDArray[np.int32]
 Encode: TypeAlias = Callable[[RowBlock, Partitions, Any], MessageBlock]
-"""The kernels: a block's rows, their partitions, and options under which messages are plain."""
+"""The kernels, called with a block's rows, their partitions, and options under which messages are plain."""
 VERSION_BYTES: Final = 8
 LENGTH_BYTES: Final = 8
 
@@ -35,7 +35,7 @@ LENGTH_BYTES: Final = 8
 def encode_fitting(
     block: RowBlock, partition: Partitions, options: LargeOptions, large: Large, encode: Encode
 ) -> MessageBlock:
-    """As `blocks.encode_block`; raises InvalidInput for a row that fits in no form."""
+    """As `blocks.encode_block`; raises InvalidInput for a row that fits in none of the forms."""
     whole = _Fitting(block, partition, options, large, encode)
     if options.large_message_handle_compression != NONE:
         return whole.run()
@@ -45,12 +45,12 @@ def encode_fitting(
     try:
         return encode(block, partition, plain)
     except RowTooLargeError:
-        # The kernel does not tell which row it is.
+        # The kernel does not say which row is too large.
         return whole.run()
 
 
 class _Packed(NamedTuple):
-    """One message under way."""
+    """One message before it is part of a block."""
 
     key: bytes | None
     value: bytes
@@ -59,7 +59,7 @@ class _Packed(NamedTuple):
 
 
 class _Fitting:
-    """One block."""
+    """The encoding of one block."""
 
     def __init__(
         self, block: RowBlock, partition: Partitions, options: LargeOptions, large: Large, encode: Encode
@@ -68,7 +68,7 @@ class _Fitting:
         self._large, self._encode = large, encode
 
     def run(self) -> MessageBlock:
-        """Rows in the kernels' order, fitted one by one, packed."""
+        """Take the rows in the kernels' order, fit them one by one, and pack them."""
         rows = np.arange(len(self._block))
         if self._large.framed:
             rows = np.argsort(self._partition, kind="stable")
@@ -81,7 +81,7 @@ class _Fitting:
         )
 
     def _texts(self, only: int | None = None, reduced: str = "") -> list[Sent]:
-        """What the kernels write of each row, or of one row in a reduced form; not compressed."""
+        """The kernels' text of each row, or of one row in a reduced form; not compressed."""
         options = bare(self._options)
         if any(field.name == "max_batch_size" for field in fields(options)):
             one_each: Any = {"max_batch_size": 1}
@@ -141,7 +141,7 @@ class _Fitting:
         )
 
     def _batches(self, sent: Sequence[tuple[Sent, bool]], partitions: Sequence[int]) -> list[_Packed]:
-        """As `OpenProtocolEncoder.encode_rows` makes them, partition after partition."""
+        """Batch as `OpenProtocolEncoder.encode_rows` does, partition after partition."""
         options: Any = self._options
         most, found = options.max_message_bytes - RECORD_OVERHEAD - VERSION_BYTES, list[_Packed]()
         held, size, to = list[Sent](), 0, -1

@@ -1,4 +1,4 @@
-"""Parts of a decoded batch put together, in order, and one taken apart."""
+"""Joins parts of a decoded batch in order, and cuts one in two."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Int64s = npt.NDArray[np.int64]
 
 
 def key_of(table: DecodedTable) -> RowKey:
-    """What its rows have in common."""
+    """The key that the rows of a table share."""
     return RowKey(table.schema, table.table, table.physical_id, table.columns, table.version)
 
 
 def join(parts: list[Decoded], tables: Sequence[tuple[RowKey, DecodedTable]] = ()) -> Decoded:
-    """One result; rows of one table and column set become one table again, in order. `tables`: more rows,
-    with what `key_of` says of them.
+    """Join into one result; rows of one table and column set become one table again, in order. `tables`: more
+    rows, each with the `key_of` its table.
     """
     more = [(key_of(table), table) for part in parts for table in part.rows]
     if tables and not more and len({id(key) for key, _ in tables}) == len(tables):
@@ -43,7 +43,7 @@ def join(parts: list[Decoded], tables: Sequence[tuple[RowKey, DecodedTable]] = (
 
 
 def cut(decoded: Decoded, offset: int) -> tuple[Decoded, Decoded]:
-    """What is before an offset, and what is at it or behind."""
+    """The part before an offset, and the part at the offset and after it."""
     at = [(table, int(np.searchsorted(table.offset, offset))) for table in decoded.rows]
     return (
         Decoded(

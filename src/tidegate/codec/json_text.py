@@ -1,4 +1,4 @@
-"""JSON text byte for byte as Go's three JSON writers make it, and Go's strconv.Quote.
+"""JSON text byte for byte as Go's three JSON writers produce it, and Go's strconv.Quote.
 
 The three: docs/formats/protocols.md#json-text.
 

@@ -1,7 +1,8 @@
-"""Encode blocks of entries of a feed of keys: entries in, `MessageBlock` out, through the compiled kernel.
+"""Encodes blocks of entries of a feed of keys: entries in, `MessageBlock` out, through the compiled kernel.
 
-A protocol of keys is its constants (`entry.KeyCodec.texts`), in this order: before the commit ts, before the
-key, behind it, before a value, a whole delete, behind a value, before the expiry; then one closing brace.
+A protocol of keys consists of its constants (`entry.KeyCodec.texts`), in this order: before the commit ts,
+before the key, after it, before a value, a whole delete, after a value, before the expiry; then one closing
+brace.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from tidegate.model.message import MessageBlock
 
 
 def encode_keys(block: pa.RecordBatch, strip: int, partitions: int, options: CodecOptions) -> MessageBlock:
-    """The messages of entries of one mode, in order, by the hash of the key.
+    """The messages of entries of one mode, in order, each in the partition given by the hash of its key.
 
-    Keys lose their first `strip` bytes (mode and keyspace). The old value of an entry of RawKV is its expiry,
-    as the varint that the store sent; other entries' old values must be empty.
+    The first `strip` bytes of keys (mode and keyspace) are left out. The old value of an entry of RawKV is
+    its expiry, as the varint that the store sent; the old values of other entries must be empty.
     """
     rows = block.num_rows
     columns = [block.column(name) for name in ("key", "value", "old_value")]
@@ -55,6 +56,6 @@ def encode_keys(block: pa.RecordBatch, strip: int, partitions: int, options: Cod
 
 
 def _ends(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The offsets of a binary column, slices respected."""
+    """The offsets of a binary column, also if the column is a slice."""
     offsets = np.frombuffer(column.buffers()[1], np.int32)
     return offsets[column.offset : column.offset + len(column) + 1]

@@ -1,9 +1,9 @@
-"""Key-value messages from a block of entries, compiled; the bytes and the plain twin are in `codec.kv_json`.
+"""Key-value messages from a block of entries, compiled. `codec.protocols.kv_json` has bytes and plain twin.
 
     data = [ key of message 0 | value of message 0 | key of message 1 | ... ]
 
-Every address argument is an int64. The caller gives room for the worst case (`room_for`); base64 is written
-in whole groups and nothing else runs past what it returns.
+Every address argument is an int64. The caller provides space for the worst case (`room_for`). base64 is
+written in whole groups, and no other write goes past the address that a function returns.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from tidegate.tidb.kernels.text import put_u64
 
 _LETTERS: Final = 26
 _PLUS: Final = 62
-"""The digit of Base64 behind letters and numerals."""
+"""The first Base64 digit after letters and numerals."""
 FNV_BASIS: Final = np.uint64(0xCBF29CE484222325)
 FNV_PRIME: Final = np.uint64(0x100000001B3)
 _SIZE_BYTES: Final = 8
 """Bytes of a length, and of a key's version."""
 FIXED: Final = 192
-"""What a message takes beside its base64: frames, names, three numbers."""
+"""The size of a message without its base64: frames, names, three numbers."""
 
 
 def room_for(keys: int, values: int, rows: int) -> int:
-    """Bytes that `encode` may write for `rows` messages with so many bytes of keys and of values."""
+    """The most bytes that `encode` writes for `rows` messages with so many bytes of keys and of values."""
     return (keys + values) * 4 // 3 + (FIXED + 8) * rows
 
 
@@ -69,7 +69,7 @@ def _digit(six: int) -> Any:
 
 @inline
 def _put_base64(at: int, source: int, size: int) -> int:
-    """The standard alphabet, padded. Returns the address behind."""
+    """Encode with the standard alphabet, padded. Returns the address after the text."""
     end = source + size
     while source + 3 <= end:
         word = (int(load_u8(source)) << 16) | (int(load_u8(source + 1)) << 8) | int(load_u8(source + 2))
@@ -100,7 +100,7 @@ def _put_size(at: int, size: int) -> None:
 
 @inline
 def _put_text(at: int, text: int, size: int) -> int:
-    """Copy a constant; the end."""
+    """Copy a constant; returns its end."""
     for i in range(size):
         store_u8(at + i, load_u8(text + i))
     return at + size
@@ -108,7 +108,7 @@ def _put_text(at: int, text: int, size: int) -> int:
 
 @inline
 def _varint(at: int, size: int) -> Any:
-    """The number in `size` bytes of a protobuf varint, as the store sent it."""
+    """The number in a protobuf varint of `size` bytes, as the store sent it."""
     found = np.uint64(0)
     for i in range(size):
         found |= np.uint64(load_u8(at + i) & np.uint8(0x7F)) << np.uint64(7 * i)
@@ -128,9 +128,9 @@ class Entries(NamedTuple):
     """The columns of a block: int32 offsets and bytes of keys, values and expiries."""
 
     commit: int
-    """uint64 a row."""
+    """An array of uint64."""
     op: int
-    """uint8 a row, OP_PUT or OP_DELETE."""
+    """An array of uint8, OP_PUT or OP_DELETE."""
     key_ends: int
     key_data: int
     value_ends: int
@@ -140,14 +140,14 @@ class Entries(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where messages go."""
+    """Where the kernel writes the messages."""
 
     out: int
-    """`room_for` bytes."""
+    """Space for `room_for` bytes."""
     places: int
-    """A MESSAGE a row, its addresses counted from `out`."""
+    """An array of MESSAGE, whose addresses count from `out`."""
     partition: int
-    """int32 a row."""
+    """An array of int32."""
 
 
 TEXTS: Final = Layout(
@@ -165,13 +165,13 @@ T_TS, T_KEY, T_KEY_END, T_VALUE, T_DELETED, T_VALUE_END, T_EXPIRY = TEXTS.offset
 
 @inline
 def _put_run(at: int, text: int) -> int:
-    """A constant, by its RUN."""
+    """Write a constant, given by its RUN."""
     return _put_text(at, load_i64(text + RUN_AT), load_i64(text + RUN_SIZE))
 
 
 @inline
 def _put_key(at: int, key: int, size: int, commit: Any, texts: int) -> int:
-    """A message's key: a frame of a version and a size around one JSON object."""
+    """A message's key: a version and a size, followed by one JSON object."""
     start = at
     _put_size(at, 1)
     at = _put_run(at + 2 * _SIZE_BYTES, texts + T_TS)
@@ -185,7 +185,7 @@ def _put_key(at: int, key: int, size: int, commit: Any, texts: int) -> int:
 
 @inline
 def _put_value(at: int, entries: Entries, row: int, texts: int) -> int:
-    """A message's value: a frame of a size around one JSON object."""
+    """A message's value: a size, followed by one JSON object."""
     start = at
     deleted = int(load_u8(entries.op + row)) == OP_DELETE
     if deleted:
@@ -206,11 +206,11 @@ def _put_value(at: int, entries: Entries, row: int, texts: int) -> int:
 
 @kernel
 def encode(rows: int, strip: int, partitions: int, entries: Entries, texts: int, output: Output) -> int:
-    """Write the messages of `rows` entries; the bytes written.
+    """Write the messages of `rows` entries; returns the number of bytes written.
 
-    `strip`: bytes left out at the front of each key. `texts`: as TEXTS says.
+    `strip`: how many bytes to leave out at the front of each key. `texts`: constants, laid out as TEXTS.
 
-    Reads the entries. Writes as `Output` says. Bound: `room_for`. Twin:
+    Reads the entries. Writes the arrays of `Output`. Bound: `room_for`. Twin:
     `tidegate.codec.protocols.kv_json.plain.encode`.
     """
     out, at = output.out, output.out
@@ -231,6 +231,6 @@ def encode(rows: int, strip: int, partitions: int, entries: Entries, texts: int,
 
 
 def warm() -> None:
-    """Compile every kernel with the types it is called with."""
+    """Compile every kernel for the types with which it is called."""
     spare = address(buffer(64))
     encode(0, 0, 1, Entries(*[spare] * 8), spare, Output(spare, spare, spare))

@@ -1,11 +1,11 @@
-"""Rows whose messages do not fit: what is sent instead, and what the reader makes of it. Pure.
+"""Rows whose messages do not fit: what is sent instead, and how a reader restores the row. Pure.
 
     none               the row is refused, and the changefeed stops
-    handle-key-only    a message with the handle key's columns; the row itself is read from TiDB
-    claim-check        the whole message lies in a storage; a message with the handle key tells where
+    handle-key-only    a message has only the handle key's columns; the row itself is read from TiDB
+    claim-check        the whole message is in a storage; a message with the handle key says where
 
-Facts: TiCDC's `pkg/config/large_message.go` and `pkg/sink/kafka/claimcheck`; docs/formats/large-messages.md
-has the bytes. Who has the storage is the edge's business (`tidegate.claim_check`); here it is a `Claims`.
+Sources: TiCDC's `pkg/config/large_message.go` and `pkg/sink/kafka/claimcheck`; docs/formats/large-messages.md
+has the bytes. `tidegate.claim_check` accesses the storage; this module knows it as a `Claims`.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ REFUSE: Final = "none"
 HANDLE_KEY_ONLY: Final = "handle-key-only"
 CLAIM_CHECK: Final = "claim-check"
 PLACE: Final = "\x01"
-"""Stands in reduced messages of the kernels for the location: no JSON text has this byte."""
+"""In reduced messages of the kernels, the placeholder for the location: no JSON text contains this byte."""
 UNBOUNDED: Final = 1 << 62
 
 
 class Claims(Protocol):
-    """Where messages lie that did not fit."""
+    """The storage of messages that did not fit."""
 
     def location(self) -> str:
-        """A new place, as messages name it; nothing is there yet."""
+        """A new location, as messages name it; nothing is stored there yet."""
         ...
 
     def store(self, location: str, content: bytes) -> None:
-        """Put a message there, durable on return. Raises Retryable while the storage fails."""
+        """Store a message there, durable on return. Raises Retryable if the storage fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeOptions(CodecOptions):
-    """Options of the protocols that compress their messages and reduce those that do not fit."""
+    """Options of the protocols that can compress messages and reduce those that do not fit."""
 
     large_message_handle_compression: str = one_of(NONE, SNAPPY, LZ4)
-    """Of every message, whether it is large or not."""
+    """The compression of every message, whether it is large or not."""
     large_message_handle_option: str = one_of(REFUSE, HANDLE_KEY_ONLY, CLAIM_CHECK)
-    """What becomes of a row that does not fit."""
+    """How a row that does not fit is sent."""
     claim_check_raw_value: bool = False
-    """The storage holds the value alone, not a JSON object of key and value."""
+    """Whether the storage holds only the value, not a JSON object of key and value."""
     claims: Claims | None = field(default=None, compare=False, repr=False, metadata={"placed": True})
-    """Where claim-check puts messages; the pipeline places it."""
+    """The storage in which claim-check puts messages; the pipeline sets it."""
     reduced: str = field(default=REFUSE, metadata={"placed": True})
-    """Of a plan: it writes rows in this form, with PLACE for a location."""
+    """In the options of a plan: it writes rows in this form, with PLACE instead of a location."""
 
     @property
     def reduces(self) -> bool:
-        """Whether a row that does not fit is sent all the same."""
+        """Whether a row that does not fit is sent in another form."""
         return self.large_message_handle_option != REFUSE
 
     @property
     def is_plain(self) -> bool:
-        """Whether messages are what the kernels write."""
+        """Whether messages are exactly what the kernels write."""
         return not self.reduces and self.large_message_handle_compression == NONE
 
 
@@ -74,7 +74,7 @@ Options = TypeVar("Options", bound=LargeOptions)
 
 
 def bare(options: Options) -> Options:
-    """The options under which the kernels write a row's message, whatever its size."""
+    """Options under which the kernels write a row's message in full, whatever its size."""
     return replace(
         options,
         max_message_bytes=UNBOUNDED,
@@ -85,32 +85,32 @@ def bare(options: Options) -> Options:
 
 
 def planned_location(options: LargeOptions) -> str | None:
-    """The location in a plan's messages: none in whole ones, an empty one for the handle key only."""
+    """The location in a plan's messages: None if they are whole, empty if they have only the handle key."""
     return {REFUSE: None, HANDLE_KEY_ONLY: "", CLAIM_CHECK: PLACE}[options.reduced]
 
 
 def placed_text(text: bytes) -> bytes:
-    """A plan's constant with PLACE itself in it, not its escape, which a row's text may also hold."""
+    """A plan's constant with PLACE as a raw byte. Its JSON escape could also occur in the text of a row."""
     return text.replace(b"\\u0001", PLACE.encode())
 
 
 def key_words(row: RowChange) -> str:
-    """The key of a row, for people."""
+    """The key of a row as text for people."""
     image = row.old if row.new is None else row.new
     assert image is not None, "a row has an image"
     return in_words((row.table.columns[i].name, image[i]) for i in row.table.handle_key)
 
 
 def in_words(cells: Iterable[tuple[str, Value]]) -> str:
-    """Names and values, for people; at most as much as fits a line."""
+    """Names and values as text for people, cut to the length of a line."""
     return ", ".join(f"{name} = {value!r}" for name, value in cells)[:200]
 
 
 class Sent(NamedTuple):
-    """The message, or batch item, of one row."""
+    """The message, or the item of a batch, of one row."""
 
     key: bytes
-    """Empty where messages have none."""
+    """Empty if messages have no key."""
     value: bytes
 
 
@@ -122,10 +122,11 @@ def fitted(
     stored: Callable[[Sent], tuple[bytes | None, bytes]],
     described: Callable[[], tuple[str, str]],
 ) -> tuple[Sent, bool]:
-    """What is sent of a row, and whether it lies in the storage; InvalidInput when nothing fits.
+    """The message to send for a row, and whether the whole row is in the storage; InvalidInput if none fits.
 
-    `size` counts as TiCDC does, `reduced` gives the form with the handle key and, unless it is empty, a
-    location; `stored` gives key and value as the storage holds them; `described` names table and key.
+    `size` counts as TiCDC does. `reduced` makes the form with only the handle key and, unless it is empty, a
+    location. `stored` makes key and value in the form of the storage. `described` returns table and key as
+    text.
     """
     needed, most = size(whole), options.max_message_bytes
     if needed <= most:
@@ -148,7 +149,7 @@ def fitted(
 
 
 def claim(options: LargeOptions, key: bytes | None, value: bytes) -> bytes:
-    """What the storage holds of a message."""
+    """The content of the storage for a message."""
     if options.claim_check_raw_value:
         return value
     stated = b"null" if key is None else b'"' + base64.b64encode(key) + b'"'
@@ -156,7 +157,7 @@ def claim(options: LargeOptions, key: bytes | None, value: bytes) -> bytes:
 
 
 def unclaimed(options: LargeOptions, content: bytes) -> tuple[bytes | None, bytes]:
-    """Key and value of a message in the storage. ValueError when it is none."""
+    """Key and value of a message, from its content in the storage. ValueError if it is not valid."""
     if options.claim_check_raw_value:
         return None, content
     found = orjson.loads(content)
@@ -171,7 +172,7 @@ def unclaimed(options: LargeOptions, content: bytes) -> tuple[bytes | None, byte
 
 
 def without_key(table: TableSchema, options: LargeOptions) -> InvalidInput:
-    """A row that does not fit, of a table without a handle key.
+    """The error for a row that does not fit, in a table without a handle key.
 
     TiCDC: ErrOpenProtocolCodecInvalidData with open-protocol; its other protocols send no column at all.
     """
@@ -185,48 +186,47 @@ def without_key(table: TableSchema, options: LargeOptions) -> InvalidInput:
     )
 
 
-# --- what the reader makes of it
+# --- the reader's side
 
 
 class Reduced(NamedTuple):
-    """What a message says of a row that is not in it."""
+    """The information in a message about a row that it does not contain."""
 
     schema: str
     table: str
     commit_ts: int
     claim: str
-    """Where the row's message lies; empty: nowhere (handle key only)."""
+    """The location of the row's message; empty: it is not stored (handle key only)."""
 
 
 class Part(NamedTuple):
-    """One row of a message as a message of its own."""
+    """One row of a message, as a message of its own."""
 
     key: bytes | None
     value: bytes | None
     reduced: Reduced | None
-    """The row is not in it: `key` and `value` hold its handle key only, as if that were all there is; no
-    value where they cannot."""
+    """Set if the row is reduced: then `key` and `value` contain only its handle key, in the form of a whole
+    message. `value` is None if the protocol cannot express that."""
 
 
 class Large(NamedTuple):
-    """A protocol's way with rows that do not fit: `entry.RowCodec.large`."""
+    """How a protocol sends rows that do not fit: `entry.RowCodec.large`."""
 
     framed: bool
-    """A message is a batch of items, each compressed for itself."""
+    """Whether a message is a batch of items, each compressed separately."""
     size: Callable[[Sent], int]
-    """Bytes of a row's message as TiCDC counts them against max-message-bytes."""
+    """Bytes of a row's message, as TiCDC counts them against max-message-bytes."""
     parts: Callable[[bytes | None, bytes | None], list[Part]]
-    """The rows of a message that holds reduced ones, expanded. ValueError or DecodeError when it is not
-    whole."""
+    """The rows of an expanded message that has reduced ones. ValueError or DecodeError if it is not valid."""
     refuses: Callable[[Any], str] = lambda options: ""
     """Why rows are not reduced under these options; empty: they are."""
 
 
 def location_name(location: str) -> str:
-    """The name at the end of a location: all that a reader takes of it."""
+    """The name at the end of a location: the only part that a reader uses."""
     return location.rpartition("/")[2]
 
 
 def without(found: dict[str, Any], *names: str) -> bytes:
-    """A JSON object again, without these members."""
+    """A JSON object written again without these members."""
     return orjson.dumps({name: value for name, value in found.items() if name not in names})

@@ -1,4 +1,4 @@
-"""MySQL's types in words, as canal-json's `mysqlType` has them: short, in full, and back.
+"""MySQL's types as text, as in canal-json's `mysqlType`: the short form, the full form, and parsing them.
 
 See docs/formats/canal-json.md#values.
 """
@@ -19,19 +19,19 @@ _DEFAULT_LENGTH: Final = {
     1: (4, 0), 2: (6, 0), 9: (9, 0), 3: (11, 0), 8: (20, 0), 4: (12, -1), 5: (22, -1), 246: (10, 0),
     16: (1, 0),     13: (4, 0), 254: (1, 0), 15: (5, 0), 253: (5, 0), 7: (19, 0), 12: (19, 0), 11: (10, 0),
 }  # fmt: skip
-"""(flen, decimal) that stand for -1, as TiDB's GetDefaultFieldLengthAndDecimal."""
+"""(flen, decimal) to use for -1, as in TiDB's GetDefaultFieldLengthAndDecimal."""
 
 _ELEM_ESCAPES: Final = str.maketrans({"\0": "\\0", "'": "''", "\n": "\\n", "\r": "\\r"})
 _BIT, _YEAR = 16, 13
 
 
 def is_binary(column: Column) -> bool:
-    """Whether values are bytes, not text: string types of charset binary."""
+    """Whether values are bytes and not text: string types of charset binary."""
     return column.kind in (Kind.STRING, Kind.BYTES) and column.charset == "binary"
 
 
 def base_name(code: int, charset: str) -> str:
-    """The name alone of a type code, for text or for bytes."""
+    """The name of a type code without attributes, for text or for bytes."""
     name = _NAMES[code]
     if charset != "binary":
         return name
@@ -47,22 +47,22 @@ def _attributes(column: Column) -> str:
 
 
 def long_name(column: Column) -> str:
-    """The name alone."""
+    """The name of a column's type without attributes."""
     return base_name(column.mysql_type, column.charset)
 
 
 def default_length(code: int) -> tuple[int, int]:
-    """TiDB's length and decimals of a type for which none were given; -1: none."""
+    """TiDB's length and decimals of a type for which the user gave none; -1: there are none."""
     return _DEFAULT_LENGTH.get(code, (-1, 0))
 
 
 def short_type(column: Column) -> str:
-    """Name, ` unsigned`, ` zerofill`."""
+    """The name, followed by ` unsigned` and ` zerofill` if they apply."""
     return base_name(column.mysql_type, column.charset) + _attributes(column)
 
 
 def compact_type(column: Column) -> str:
-    """TiDB's type description (`content-compatible`): with lengths, members and display widths."""
+    """TiDB's description of the type (`content-compatible`): with lengths, members and display widths."""
     return base_name(column.mysql_type, column.charset) + _suffix(column) + _attributes(column)
 
 
@@ -97,7 +97,7 @@ _BINARY: Final = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumbl
 
 
 def code_of(type_name: str) -> tuple[int, bool, bool]:
-    """(type code, unsigned, binary) of either form; raises ValueError for an unknown name."""
+    """(type code, unsigned, binary) of a type in either form. Raises ValueError for an unknown name."""
     name = type_name.partition("(")[0].partition(" ")[0].lower()
     if name not in _CODES:
         raise ValueError(f"unknown mysqlType {type_name[:100]!r}")

@@ -1,11 +1,11 @@
-"""Expand messages that their producer has compressed, and hand them to a decoder.
+"""Expands messages that their producer has compressed, and passes them to a decoder.
 
-Message by message: what cannot be expanded is a bad message, and what a decoder finds bad is reported with
-the bytes that were on the topic.
+A message that cannot be expanded is a bad message. A message that the decoder finds bad is reported with the
+bytes that are on the topic.
 
-Bounds: a message expands to at most MAX_EXPANDED bytes, all its items together. So do the messages that are
-decoded at a time: small messages that each expand to much are decoded in several pieces. At most one piece
-and the message behind it are in memory.
+Bounds: a message expands to at most MAX_EXPANDED bytes, all its items together. The same bound holds for the
+messages that are decoded at a time: small messages that expand a lot are decoded in several pieces. At most
+one piece and the message after it are in memory.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from tidegate.codec.joined import join
 from tidegate.codec.large import Large, LargeOptions
 
 LENGTH: Final = 8
-"""Bytes of an item's length."""
+"""Bytes of the length of an item."""
 
 
 def opening(decoder: Decoder, options: LargeOptions, large: Large) -> Decoder:
-    """The decoder, or one that expands messages for it."""
+    """The decoder itself, or one that expands messages for it."""
     kind = options.large_message_handle_compression
     return decoder if kind == NONE else Opening(decoder, kind, framed=large.framed)
 
 
 def in_pieces(decoder: Decoder, batch: Batch) -> Iterator[Decoded]:
-    """What a batch held, in pieces of bounded size, in the order of the messages.
+    """The content of a batch, in pieces of bounded size, in the order of the messages.
 
-    Each piece may be forgotten before the next is made: `Decoder.decode` has all of them in memory at last.
+    A caller that drops each piece before the next is made needs less memory than with `Decoder.decode`, which
+    has all of them in memory at its end.
     """
     if isinstance(decoder, Opening):
         yield from decoder.pieces(batch)
@@ -44,12 +45,14 @@ def in_pieces(decoder: Decoder, batch: Batch) -> Iterator[Decoded]:
 
 
 def opened(value: bytes, kind: str, *, framed: bool, most: int = MAX_EXPANDED) -> bytes:
-    """A message's value, expanded; of batches each item for itself. ExpandError if it is more than `most`."""
+    """The expanded value of a message; batches are expanded item by item. ExpandError beyond `most` bytes."""
     return _items(value, kind, most) if framed else expanded(kind, value, most)
 
 
 def _items(value: bytes, kind: str, most: int) -> bytes:
-    """Items with their lengths; what is no such thing is left as it is, for the decoder to refuse."""
+    """Expand items, which have lengths. A value of another form is returned unchanged: the decoder refuses
+    it.
+    """
     parts, position, left = [], 0, most
     while position < len(value):
         size = int.from_bytes(value[position : position + LENGTH], "big")
@@ -64,32 +67,32 @@ def _items(value: bytes, kind: str, most: int) -> bytes:
 
 @dataclass(slots=True)
 class _Piece:
-    """Messages under way, expanded."""
+    """Expanded messages that will be decoded together."""
 
     places: list[int] = field(default_factory=list)
-    """Which of the batch."""
+    """Their numbers in the batch."""
     values: list[bytes | None] = field(default_factory=list)
     bad: list[BadMessage] = field(default_factory=list)
     size: int = 0
 
 
 class Opening:
-    """A `Decoder` of compressed messages over one of plain ones."""
+    """A `Decoder` of compressed messages, on top of a decoder of uncompressed ones."""
 
     def __init__(self, decoder: Decoder, kind: str, *, framed: bool, most: int = MAX_EXPANDED) -> None:
-        """`most`: bytes that a message, and what is decoded at a time, may expand to."""
+        """`most`: bytes to which a message, and the messages decoded at a time, may expand."""
         self._decoder, self._kind, self._framed, self._most = decoder, kind, framed, most
 
     def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`; memory is bounded by what the messages expand to."""
+        """As `Decoder.decode`; memory is bounded by the expanded size of the messages."""
         pieces = list(self.pieces(batch))
         if len(pieces) > 1 and any(bad.unknown is not None for piece in pieces for bad in piece.bad):
-            # What a later piece has told of their tables.
+            # A later piece may have defined the tables that these messages need.
             pieces = list(self.pieces(batch))
         return pieces[0] if len(pieces) == 1 else join(pieces)
 
     def pieces(self, batch: Batch) -> Iterator[Decoded]:
-        """As `in_pieces`."""
+        """See `in_pieces`."""
         piece = _Piece()
         for i in range(len(batch)):
             value = at(batch.values, i)

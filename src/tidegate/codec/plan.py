@@ -1,8 +1,8 @@
 """A table's encode plan: what `codec.kernels` needs to know of one table version under given options.
 
-A protocol's folder builds the plan with a `Writer`: text, values, and the text that follows them, first for
-the key and then for each operation. Constants lie in one run of bytes; pieces point into it by offset until
-`EncodePlan.bind` gives them an address.
+A protocol builds the plan with a `Writer`: text, values, and the text after them, first for the key and then
+for each operation. All constants are in one run of bytes. Pieces refer to it by offset, until
+`EncodePlan.bind` turns the offsets into addresses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Int64s = npt.NDArray[np.int64]
 NEW, OLD = 0, 1
 KEY: Final = 0
 OPERATIONS: Final = (INSERT, UPDATE, DELETE)
-"""What a plan has pieces for: `KEY`, then these, in this order."""
+"""A plan has pieces for `KEY`, then for each of these, in this order."""
 
 NUMBERS: Final = {
     Kind.INT: kernels.INT,
@@ -34,7 +34,7 @@ NUMBERS: Final = {
     Kind.SET: kernels.UINT,
     Kind.BIT: kernels.UINT,
 }
-"""Forms of the kinds whose text is digits."""
+"""Forms of the kinds whose text consists of digits."""
 _TEXTS: Final = {
     Kind.DECIMAL: kernels.DECIMAL,
     Kind.DATE: kernels.DATE,
@@ -49,22 +49,22 @@ _WITH_FSP: Final = (Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How one column's values are written, between the text before and behind them."""
+    """How one column's values are written, between the texts before and after them."""
 
     form: int
-    """One of `kernels`, with its parameter."""
+    """One of the forms in `kernels`; `param` is its parameter."""
     param: int = 0
     before: bytes = b""
     behind: bytes = b""
-    """A short text (`kernels.SHORT_TEXT`), with what ends the cell."""
+    """A short text (`kernels.SHORT_TEXT`), including the text that ends the cell."""
     null: bytes = b"null"
-    """What stands for NULL instead of all three; of any length, but short texts are faster."""
+    """Written for NULL instead of before, value and behind. Any length, but short texts are faster."""
     names: tuple[bytes, ...] | None = None
-    """Of the forms `connect_kernels.TABLED` the names of the elements, as they stand in messages."""
+    """For the forms `connect_kernels.TABLED`: the names of the elements, as messages contain them."""
 
     @property
     def room(self) -> int:
-        """Most bytes of a value beyond what its form needs."""
+        """The most bytes of a value in addition to the bound of its form."""
         return sum(map(len, self.names)) + len(self.names) if self.names else 0
 
 
@@ -79,9 +79,9 @@ def quoted(form: int, param: int = 0) -> Shape:
 
 
 def text_shape(column: Column, std: int) -> Shape | None:
-    """In quotes, the text of decimals, times, JSON and vectors; None for a column of another kind.
+    """The shape, in quotes, of decimals, times, JSON and vectors; None for a column of another kind.
 
-    `std`: whether JSON's text is escaped as Go's encoding/json does it (1) or as easyjson (0).
+    `std`: whether JSON's text is escaped as in Go's encoding/json (1) or as in easyjson (0).
     """
     if column.kind not in _TEXTS:
         return None
@@ -91,66 +91,67 @@ def text_shape(column: Column, std: int) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A plan in memory, for one encoder at a time.
+    """A plan in memory, used by one encoder at a time.
 
-    `EncodePlan.bind` lends it, `EncodePlan.release` takes it back.
+    `EncodePlan.bind` lends it to an encoder, `EncodePlan.release` takes it back.
     """
 
     job: Int64s
-    """The kernels' job, with the words that are the same of every block, and all others 0."""
+    """The kernels' job: the words that are the same for every block are set, all others are 0."""
     job_at: int
     data: npt.NDArray[np.uint8]
-    """The constants, with the time of building in them."""
+    """The constants, which contain the build time."""
     owners: tuple[npt.NDArray[np.generic], ...]
-    """All else that the job points into."""
+    """The other arrays that the job points to."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodePlan:
-    """One table version under one set of options."""
+    """The plan of one table version under one set of options."""
 
     framed: bool
-    """Messages are batches of rows with lengths; False: a message is a row."""
+    """Whether messages are batches of rows with lengths; otherwise a message is a row."""
     encode: Callable[[int], int]
     """The kernel that writes them: `kernels.encode_single`, `encode_framed`, or a protocol's own."""
     max_rows: int
-    """Of a batch."""
+    """The most rows of a batch."""
     refused: dict[int, InvalidInput]
-    """Operations that these options cannot say for this table, and why."""
+    """Operations that cannot be written for this table under these options, with the error."""
     constants: bytes
     stamps: tuple[int, ...]
-    """Offsets in `constants` where the build time stands."""
+    """Offsets in `constants` at which the build time is written."""
     pieces: Int64s
-    """int64[pieces, PIECE_WORDS], those of the key and of one operation in a row."""
+    """int64[pieces, PIECE_WORDS]; those of the key, and of each operation, are consecutive."""
     tabled: Int64s
     """The numbers of the pieces whose parameter is the offset of a table of names in `constants`."""
     first: tuple[int, ...]
-    """For the key and each operation the number of its first piece; then the number of pieces."""
+    """For the key and each operation, the number of its first piece; then the number of pieces."""
     key_bound: int
-    """Most bytes of one row's key."""
+    """The most bytes of one row's key."""
     fixed: Int64s
-    """Per operation the bound of everything but values of variable size."""
+    """For each operation, the bound of everything except values of variable size."""
     most_fixed: int
-    """The largest of them."""
+    """The largest number in `fixed`."""
     typical: Int64s
-    """Per operation a guess of the same, for sizing the buffer."""
+    """For each operation, the expected size of the same parts, to size the buffer."""
     variables: Int64s
+    """The number of columns of variable size, then (column, growth) of each."""
     """Count, then (column, growth) of the columns of variable size."""
     quoted: bool
     """Whether Go's table of printable characters is needed."""
     json_columns: bool
     zoned: tuple[int, ...]
-    """TIMESTAMP columns whose text is in the feed's zone."""
+    """TIMESTAMP columns whose text is in the feed's time zone."""
     start_ts: bool
-    """Whether the rows' start ts are needed."""
+    """Whether messages contain the rows' start ts."""
     row_keys: bool
-    """Whether their keys in TiKV are; a row's bound counts each twice."""
+    """Whether messages contain the rows' keys in TiKV; a row's bound counts each key twice."""
 
     spare: list[Bound] = field(default_factory=list, repr=False)
-    """As many as there were encoders at a time."""
+    """Plans in memory that no encoder uses: as many as encoders have worked at the same time."""
 
     def bind(self, build_ms: int) -> Bound:
-        """The plan with the build time written in, for one encoder."""
+        """The plan in memory, with the build time written into it, for one encoder."""
         try:
             bound = self.spare.pop()
         except IndexError:
@@ -162,7 +163,7 @@ class EncodePlan:
         return bound
 
     def release(self, bound: Bound) -> None:
-        """It is no longer used."""
+        """Take back a plan that its encoder no longer uses."""
         bound.job[_STATE] = 0
         self.spare.append(bound)
 
@@ -190,12 +191,12 @@ class EncodePlan:
 
 
 _STATE: Final = slice(kernels.J_AT // 8, None)
-"""The words of a job that a kernel leaves behind."""
+"""The words of a job that a kernel changes."""
 
 
 @dataclass(slots=True)
 class Writer:
-    """Writes the pieces of the key, then of each operation; text waits until a value follows it."""
+    """Writes the pieces of the key, then of each operation. Text is held back until a value follows it."""
 
     constants: bytearray = field(default_factory=bytearray)
     pieces: list[list[int]] = field(default_factory=list)
@@ -203,25 +204,25 @@ class Writer:
     first: list[int] = field(default_factory=lambda: [0])
     waiting: int = 0
     rooms: list[int] = field(default_factory=list)
-    """Most bytes of each piece beyond its constant and what its form needs."""
+    """The most bytes of each piece in addition to its constant and the bound of its form."""
     tables: dict[tuple[bytes, ...], int] = field(default_factory=dict)
-    """Where tables of names begin."""
+    """The offsets of the tables of names."""
 
     def text(self, data: bytes) -> None:
-        """Bytes to be copied as they are."""
+        """Add bytes that messages contain unchanged."""
         self.constants += data
 
     def stamp(self, digits: int) -> None:
-        """Room for the build time."""
+        """Add space for the build time."""
         self.stamps.append(len(self.constants))
         self.constants += b"0" * digits
 
     def number(self, form: int) -> None:
-        """A number of the row itself: MILLISECONDS, COMMIT_TS, PHYSICAL_ID; in a key also ROW_ID."""
+        """Add a number of the row itself: MILLISECONDS, COMMIT_TS, PHYSICAL_ID; in a key also ROW_ID."""
         self._piece(form)
 
     def cell(self, shape: Shape, position: int, image: int, end: bytes = b"") -> None:
-        """A column's value; `end` follows it, or NULL."""
+        """Add a column's value, or NULL; `end` is the text after either."""
         param = shape.param if shape.names is None else self._table(shape.names)
         self.constants += shape.before
         self._piece(shape.form, position, image, param)
@@ -237,7 +238,9 @@ class Writer:
             self.waiting = len(self.constants)
 
     def _table(self, names: tuple[bytes, ...]) -> int:
-        """The table of these names as `connect_kernels.put_name` reads it; waiting text comes behind it."""
+        """The offset of the table of these names, in the form that `connect_kernels.put_name` reads. Text
+        that is held back is moved after a new table.
+        """
         if names not in self.tables:
             waiting = self.constants[self.waiting :]
             del self.constants[self.waiting :]
@@ -253,19 +256,19 @@ class Writer:
         return self.tables[names]
 
     def checksum(self, part: int) -> None:
-        """A part of the row's checksum (`kernels.SUM_VERSION` and the like), which a row without one leaves
-        out together with the text before it.
+        """Add a part of the row's checksum (`kernels.SUM_VERSION` and the like). For a row without a checksum
+        the kernel leaves out the part and the text before it.
         """
         self._piece(kernels.CHECKSUM, param=part)
 
     def promoted(self, param: int, position: int, image: int) -> None:
-        """A number that depends on how large a column's value is, see `kernels.put_promoted`."""
+        """Add a number that depends on the size of a column's value, see `kernels.put_promoted`."""
         self._piece(kernels.PROMOTED, position, image, param)
 
     def only_changed(self, opening: bytes) -> None:
-        """Make the last value one that is left out, with the text before it, when it did not change.
+        """Make the kernel leave out the last value, with the text before it, if it did not change.
 
-        The first byte of that text parts such values; before the first one `opening` stands instead of it.
+        The first byte of that text separates such values; before the first one `opening` replaces that byte.
         """
         assert self.pieces[-1][kernels.P_NULL // 8] != kernels.LONG_NULL, "it stands where the opening does"
         at = len(self.constants)
@@ -274,35 +277,35 @@ class Writer:
         self.pieces[-1][kernels.P_ONLY_CHANGED // 8 :] = [1, at, len(opening)]
 
     def end_group(self) -> None:
-        """The waiting text, if any of the values since the last group was not left out."""
+        """Add the text held back, to be written only if some value since the last group was written."""
         self._piece(kernels.GROUP_END)
 
     def flush(self) -> None:
-        """The waiting text alone: what comes next may be left out without it."""
+        """Add the text held back as a piece of its own, because the next value may be left out without it."""
         if len(self.constants) > self.waiting:
             self._piece(kernels.CONSTANT)
 
     def end(self) -> None:
-        """The key, or an operation, is complete."""
+        """Finish the key, or an operation."""
         self.flush()
         self.first.append(len(self.pieces))
 
     def _piece(self, form: int, cell: int = 0, image: int = NEW, param: int = 0) -> None:
-        """The waiting text, then a value."""
+        """Add a piece: the text held back, then a value."""
         self.rooms.append(0)
         words = [self.waiting, len(self.constants) - self.waiting, form, cell, image, param]
         self.pieces.append(words + [0] * (kernels.PIECE_WORDS - len(words)))
         self.waiting = len(self.constants)
 
     def names(self, table: bytes) -> int:
-        """A table that values point to by its offset in the constants: before any text."""
+        """Add a table that values refer to by its offset in the constants; call it before any text."""
         assert self.waiting == len(self.constants), "no text waits"
         self.constants += table
         self.waiting = len(self.constants)
         return self.waiting - len(table)
 
     def named(self, shape: Shape, position: int, table: int, size: int, image: int) -> None:
-        """A column's value that is one or more of a table's names, together at most so many bytes."""
+        """Add a column's value that consists of one or more names of a table, at most `size` bytes."""
         self.cell(shape, position, image)
         self.pieces[-1][kernels.P_OPEN // 8 :] = [table, size]
 
@@ -319,10 +322,11 @@ class Writer:
         sizes: Mapping[int, int] = kernels.FIXED_SIZE,
         growing: Sequence[tuple[int, int]] | None = None,
     ) -> EncodePlan:
-        """What was written, with the shapes of all columns; `utc`: TIMESTAMPs are not moved.
+        """The plan of everything written so far, with the shapes of all columns.
 
-        A protocol with a kernel of its own (`encode`) says how large its forms are, and (column, bytes per
-        byte) of those of variable size.
+        `utc`: TIMESTAMPs are not converted to the feed's time zone. A protocol with a kernel of its own
+        (`encode`) gives the `sizes` of its forms, and in `growing` (column, bytes per byte) of the columns of
+        variable size.
         """
         assert len(self.first) == 2 + len(OPERATIONS), "a plan has a key and every operation"
         pieces = np.array(self.pieces, dtype=np.int64).reshape(-1, kernels.PIECE_WORDS)
@@ -362,9 +366,9 @@ class Writer:
 
 
 def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[int, int]]:
-    """Columns whose values have no size of their own, and how many bytes each byte becomes at most."""
+    """Columns of variable size, and the most bytes that each byte of their values becomes."""
     cell, form = kernels.P_CELL // 8, kernels.P_FORM // 8
-    # A column that is in the key, too, grows twice.
+    # A column that is also in the key is written twice.
     keyed = [int(piece[cell]) for piece in key if int(piece[form]) in kernels.VALUE_FACTOR]
     assert not (framed and keyed), "keys of batches have no values of variable size"
     return [
@@ -375,7 +379,7 @@ def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[i
 
 
 def _short(text: bytes) -> int:
-    """A short text as the kernels store it at once."""
+    """A short text and its length in one word, as the kernels store it."""
     assert len(text) <= kernels.SHORT_TEXT, f"{text!r} is no short text"
     return int.from_bytes(text, "little") | len(text) << 56
 
@@ -386,7 +390,7 @@ def _constants(part: Int64s) -> int:
 
 
 def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:
-    """The bound of an operation without what values of variable size need per byte."""
+    """The bound of an operation, without the bytes that depend on values of variable size."""
     return _constants(part) + sum(sizes.get(int(form), 64) for form in part[:, kernels.P_FORM // 8])
 
 

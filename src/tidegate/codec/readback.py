@@ -1,16 +1,16 @@
-"""Messages decoded again as soon as they are encoded, and compared with the rows they were made of.
+"""Decodes messages right after they are encoded, and compares them with the rows from which they were made.
 
     RowBlock --encode--> MessageBlock --the protocol's own decoder--> DecodedTable
         |                                                                 |
         +--- columns' sums, NULLs, operation, commit ts --- equal? --- the same
 
-That is `integrity.verify-encoded`. Both sides are reduced to the sum over columns, as in
-docs/formats/checksums.md: one from the cells, the other from what a reader would have. Rows whose sums differ
-are looked at cell by cell, and that look decides. What the protocol says that it loses (`entry.Loss`) is
-allowed for: a column of a type whose values may come back otherwise is left out (`is_compared`). Not compared
-are rows of which only the handle key, or a place in a storage, was sent, and those marked as corrupted.
+This is `integrity.verify-encoded`. Both sides are reduced to a checksum over the columns, as in
+docs/formats/checksums.md: one from the cells, the other from what a reader would get. Rows whose sums differ
+are compared cell by cell, and that comparison decides. Documented losses of the protocol (`entry.Loss`) are
+no difference: a column of a type whose values may change is left out (`is_compared`). Rows are not compared
+if only their handle key or a location in a storage was sent, or if they are marked as corrupted.
 
-Pure. One `ReadBack` a worker, since its decoder learns tables. Memory: the decoded rows of one block.
+Pure. One `ReadBack` per worker, because its decoder learns tables. Memory: the decoded rows of one block.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ LOSSY_KINDS: Final = {
     Loss.FRACTION: {Kind.DATETIME, Kind.TIME},
     Loss.ELEMENT: {Kind.ENUM, Kind.SET},
 }
-"""Kinds of columns that a loss keeps from being compared."""
+"""Kinds of columns that cannot be compared because of a loss."""
 _PHYSICAL_MS: Final = np.uint64(18)
-"""Bits of a commit ts below its milliseconds."""
+"""The number of bits of a commit ts below its milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misencoded:
-    """A row whose message does not say what was captured."""
+    """A row whose message does not match the row that was captured."""
 
     table: str
     row: str
-    """Its key, for people; empty: the table has none."""
+    """Its key, as text; empty: the table has none."""
     commit_ts: int
     column: str
-    """Empty: it is not about one column."""
+    """Empty: the difference is not in a single column."""
     why: str
     key: bytes | None
-    """Of the message, as the next."""
+    """Key and value of the message."""
     value: bytes | None
 
     def render(self) -> str:
-        """In one line, for errors."""
+        """The finding as one line, for errors."""
         row = f", row with {self.row}" if self.row else ""
         column = f", column {self.column}" if self.column else ""
         return f"table {self.table}{row}, commit ts {self.commit_ts}{column}: {self.why}"
 
 
 def is_compared(column: Column, losses: frozenset[Loss]) -> bool:
-    """Whether a column comes back as it was under these losses, so that it can be compared."""
+    """Whether decoding restores a column under these losses, so that it can be compared."""
     if Loss.DEFAULT in losses and column.nullable and column.default is not None:
         return False
     return all(column.kind not in kinds for loss, kinds in LOSSY_KINDS.items() if loss in losses)
@@ -88,27 +88,27 @@ def is_compared(column: Column, losses: frozenset[Loss]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is the same of all blocks of a table version."""
+    """The data that is the same for all blocks of a table version."""
 
     named: Callable[[str], str]
-    """How messages name things."""
+    """How messages write names."""
     at: dict[str, int]
-    """The columns' numbers by the names that messages give them."""
+    """The columns' numbers, by their names in messages."""
     virtual: frozenset[str]
     """Names of further columns, which are always NULL."""
     compared: list[int]
-    """Those that are compared, in the order of their ids."""
+    """The columns that are compared, in the order of their ids."""
     plan: Int64s
     key_compared: list[int]
-    """Those of the handle key, which is all that some deletes have."""
+    """Those of them that are in the handle key: some deletes have only these."""
     key_plan: Int64s
 
 
 class ReadBack:
-    """Compares what a protocol's encoder wrote with what it was given."""
+    """Compares what a protocol's encoder wrote with the rows that it was given."""
 
     def __init__(self, options: CodecOptions) -> None:
-        """`options`: those that messages are encoded with. Raises InvalidInput if they are `unverified`."""
+        """`options`: those with which messages are encoded. Raises InvalidInput if they are `unverified`."""
         if why := unverified(codec_of(options), options):
             raise InvalidInput(
                 f"messages of {options.protocol} cannot be read back", where="sink URI", why=why
@@ -121,7 +121,7 @@ class ReadBack:
     def compare(
         self, block: RowBlock, messages: MessageBlock, partition: npt.NDArray[np.int32]
     ) -> list[Misencoded]:
-        """The rows whose messages do not say what the block holds, usually none.
+        """The rows whose messages do not match the block, usually none.
 
         Row i went to partition[i].
         """
@@ -147,14 +147,14 @@ class ReadBack:
         return one.finish()
 
     def _tell(self, table: TableSchema) -> None:
-        """Let the decoder meet a table version's columns, for a protocol whose rows do not tell them."""
+        """Give the decoder the definition of a table version, for a protocol whose rows do not contain it."""
         definitions = self._codec.definitions
         assert definitions is not None, "only such a protocol has rows that wait"
         stated = definitions.encode(table, self._options, 0)
         self._decoder.decode(Batch([stated.key], [stated.value], [0]))
 
     def known(self, table: TableSchema) -> _Known:
-        """What is the same of all blocks of this version."""
+        """The data that is the same for all blocks of this version."""
         found = self._known.get(table)
         if found is None:
             compared = [i for i, column in enumerate(table.columns) if is_compared(column, self._losses)]
@@ -178,7 +178,7 @@ class ReadBack:
 
 
 def _rows_of(messages: MessageBlock, partition: npt.NDArray[np.int32]) -> Int64s | None:
-    """The number of each row of each message, one message after the other; None: there are more or fewer."""
+    """The numbers of the rows in the order of the messages; None: the messages have more or fewer rows."""
     of_message = np.repeat(messages.partition, messages.rows)
     found = np.empty(len(partition), dtype=np.int64)
     order = np.argsort(of_message, kind="stable")
@@ -190,7 +190,7 @@ def _rows_of(messages: MessageBlock, partition: npt.NDArray[np.int32]) -> Int64s
 
 
 def batch_of(messages: MessageBlock) -> Batch:
-    """The messages as a reader gets them; their offsets are their numbers. Values are not copied twice."""
+    """The messages as a reader gets them, with their numbers as offsets. Values are copied only once."""
     return Batch(
         _texts(messages.data, messages.key_start, messages.key_length),
         _texts(messages.data, messages.value_start, messages.value_length),
@@ -199,11 +199,11 @@ def batch_of(messages: MessageBlock) -> Batch:
 
 
 def _texts(data: npt.NDArray[np.uint8], start: Int64s, length: Int64s) -> pa.Array:
-    """Pieces of one buffer, in ascending order, null where the length is negative."""
+    """Slices of one buffer, in ascending order; null if the length is negative."""
     n, there = len(start), length >= 0
     if not there.any():
         return pa.nulls(n, pa.large_binary())
-    # Every piece and the gap behind it; a null is an empty piece where the one before it ends.
+    # Every slice and the gap after it. A null is an empty slice at the end of the one before it.
     ends = np.maximum.accumulate(np.where(there, start + length, 0))
     bounds = np.empty(2 * n + 1, dtype=np.int64)
     bounds[:-1:2] = np.where(there, start, np.concatenate([[0], ends[:-1]]))
@@ -218,7 +218,7 @@ def _texts(data: npt.NDArray[np.uint8], start: Int64s, length: Int64s) -> pa.Arr
 
 
 class _Comparison:
-    """One block and its messages."""
+    """The comparison of one block with its messages."""
 
     def __init__(
         self,
@@ -229,28 +229,28 @@ class _Comparison:
         losses: frozenset[Loss],
         zone: str,
     ) -> None:
-        """`rows`: as `_rows_of` gives them."""
+        """`rows`: the result of `_rows_of`."""
         self._block, self._messages, self._rows = block, messages, rows
         self._known, self._losses, self._zone = known, losses, zone
         self._first = np.cumsum(messages.rows, dtype=np.int64) - messages.rows
         self._message = np.empty(len(rows), dtype=np.int64)
         self._message[rows] = np.repeat(np.arange(len(messages), dtype=np.int64), messages.rows)
-        """Of each row."""
+        """For each row, the number of its message."""
         self._seen = np.zeros(len(rows), dtype=np.bool_)
         self._findings: dict[int, tuple[str, str]] = {}
-        """Column and why, by row."""
+        """By row: column and reason."""
         if block.checksums is not None:
-            self._seen |= block.checksums["corrupted"] != 0  # they are set aside, as they should
+            self._seen |= block.checksums["corrupted"] != 0  # the decoder must refuse these rows
 
     def take(self, piece: Decoded) -> None:
-        """Compare what some messages hold."""
+        """Compare the content of some messages."""
         for bad in piece.bad:
             self._take_bad(bad)
         for table in piece.rows:
             self._take_table(table)
 
     def finish(self) -> list[Misencoded]:
-        """What was found, in the order of the rows."""
+        """The findings, in the order of the rows."""
         for row in np.flatnonzero(~self._seen).tolist():
             self._findings.setdefault(row, ("", "its message holds no such row"))
         return [self._found(row, *self._findings[row]) for row in sorted(self._findings)]
@@ -279,7 +279,7 @@ class _Comparison:
     def _take_table(self, table: DecodedTable) -> None:
         within = table.seq < self._messages.rows[table.offset]
         if not within.all():
-            # More rows than were encoded. Which are meant is not known, so that all are found missing.
+            # There are more rows than were encoded. It is not known which are extra, so all count as missing.
             return
         rows = self._rows[self._first[table.offset] + table.seq]
         fresh = ~self._seen[rows]
@@ -290,10 +290,10 @@ class _Comparison:
             if found is not None:
                 self._findings[int(rows[i])] = found
 
-    # --- all rows at once, by their sums
+    # --- all rows at once, by checksum
 
     def _is_equal(self, table: DecodedTable, rows: Int64s) -> Bools:
-        """Which rows certainly are what was captured; `_difference` decides of the others."""
+        """Which rows certainly match; `_difference` decides about the others."""
         block, of = self._block, self._block.table
         op, named = block.op[rows], self._known.named
         equal = self._has_its_op(op, table.op) & self._has_its_ts(table.commit_ts, block.commit_ts[rows], op)
@@ -322,7 +322,7 @@ class _Comparison:
     def _is_image_equal(
         self, image: Image, rows: Int64s, columns: Mapping[int, pa.Array], plan: Int64s, has: Bools
     ) -> Bools:
-        """Of the rows that have the image."""
+        """Whether the images match, for the rows that have this image."""
         kinds = [self._block.table.columns[at].kind for at in columns]
         decoded = pa.RecordBatch.from_arrays(list(columns.values()), names=[str(at) for at in columns])
         try:
@@ -330,7 +330,7 @@ class _Comparison:
         except (TidegateError, ValueError):
             return np.zeros(len(rows), dtype=np.bool_)
         equal: Bools = cell_checksum.sums(plan, image, rows) == found
-        # A NULL adds nothing to a sum, so two columns may have changed places.
+        # A NULL adds nothing to a sum, so two columns could be exchanged without changing it.
         for at, column in columns.items():
             lacking = image.sizes[rows, at] == NULL
             if column.null_count or lacking.any():
@@ -356,7 +356,7 @@ class _Comparison:
         return Loss.DELETED_CELLS in self._losses and bool(self._block.table.handle_key)
 
     def _places(self, table: DecodedTable) -> dict[int, int]:
-        """Where the table's columns stand in what was decoded; -1 for one that it has not."""
+        """By column of the table, its place among the decoded columns; -1 for one that the table lacks."""
         at, virtual = self._known.at, self._known.virtual
         return {
             at.get(column.name, -1): i
@@ -367,7 +367,7 @@ class _Comparison:
     # --- one row, cell by cell
 
     def _difference(self, table: DecodedTable, i: int, row: int) -> tuple[str, str] | None:
-        """The first thing in which a decoded row is not what was captured: column and why; None: it is."""
+        """The first difference of a decoded row from the captured one: column, reason; None: they match."""
         block, of, named = self._block, self._block.table, self._known.named
         op, shown = int(block.op[row]), int(table.op[i])
         if (table.schema, table.table) != (named(of.schema), named(of.table)):
@@ -413,7 +413,7 @@ class _Comparison:
         return values.present(column, stored_of(image, row, at, column.kind))
 
     def _has_bad_text(self, row: int) -> bool:
-        """Whether a text of the row is no UTF-8, so that its message may be refused."""
+        """Whether a text of the row is not UTF-8, in which case the decoder may refuse its message."""
         op, columns = self._block.op[row], self._block.table.columns
         images = [self._block.new] * int(op != DELETE) + [self._block.old] * int(op != INSERT)
         texts = [
@@ -425,12 +425,12 @@ class _Comparison:
         return any(isinstance(text, bytes) and "\ufffd" in text.decode(errors="replace") for text in texts)
 
     def _cell_difference(self, column: Column, image: Image, row: int, at: int, cell: Any) -> str:
-        """Why a cell that was read back is not the block's; empty: it is. Says nothing of the values."""
+        """Why a decoded cell does not match the block's; empty: it does. The text contains no values."""
         value = self._value(image, row, at)
         if value is None or cell is None:
             return "" if value is cell else "it is NULL" if cell is None else "it is not NULL"
         if isinstance(cell, str) and "\ufffd" in cell and isinstance(value, bytes):
-            # How many of them stand for bytes that are no UTF-8 differs between programs.
+            # Programs differ in how many U+FFFD they write for bytes that are not UTF-8.
             stated, wanted = (_BROKEN.sub("\ufffd", text) for text in (cell, value.decode(errors="replace")))
             return "" if stated == wanted else _OTHERWISE
         try:

@@ -1,7 +1,7 @@
-"""The protocols there are; from a name and settings to one of them; refuses what is not supported, by name.
+"""All protocols; finds one by its name and settings, and refuses what is not supported, by name.
 
-`settled` is for the door: it gives a changefeed's settings with the one name of its protocol. Inside the
-program `options_of` and the entry (`codec_of`) say all there is to know.
+The API, the command line and the consumer call `settled` on new settings. It returns them with the canonical
+name of the protocol. Everywhere else, `options_of` and the entry (`codec_of`) describe a protocol fully.
 """
 
 from __future__ import annotations
@@ -44,30 +44,29 @@ CODECS: Final[dict[str, AnyCodec]] = {
         kv_json.CODEC,
     )
 }
-"""By name; to add a protocol is to add its entry here."""
+"""Entries by name. To add a protocol, add its entry here."""
 
-"""Names of TiCDC's protocols, for a word about those that are not here yet."""
 _REFUSED: Final = {
     "canal": "it is canal's protobuf; canal-json has the same content in JSON",
     "craft": "only TiCDC's classic architecture reads and writes it, and the new one has dropped it",
     "debezium-avro": "it needs a schema registry, and debezium has the same content in JSON",
     "csv": "TiCDC writes it to storage, never to Kafka",
 }
-"""Those that will not be here, and why."""
+"""Protocols that are not supported, and why."""
 
 
 _STRICT: Final = frozenset({"large-message-handle-option", "large-message-handle-compression"})
-"""Options that are refused, not passed over, for a protocol that does not have them: rows would be lost, or
-messages written that a reader of the same settings could not read."""
+"""Options that are refused and not ignored for a protocol that does not have them: otherwise rows would be
+lost, or messages written that a reader with the same settings could not read."""
 
 
 def row_protocols() -> list[str]:
-    """The names of the protocols of rows that are written, the usual one first."""
+    """The names of the protocols of rows that can be written, the default one first."""
     return [name for name, codec in CODECS.items() if isinstance(codec, RowCodec)]
 
 
 def read_protocols() -> list[str]:
-    """The names of the protocols of rows that are read, those that are written first."""
+    """The names of the protocols of rows that can be read."""
     return [name for name, codec in CODECS.items() if isinstance(codec, ReadCodec)]
 
 
@@ -77,7 +76,7 @@ def key_protocols() -> list[str]:
 
 
 def codec(name: str) -> AnyCodec:
-    """The entry of a protocol by its one name."""
+    """The entry of a protocol by its canonical name."""
     found = CODECS.get(name)
     if found is None:
         raise _refuse("protocol", name, "no such protocol here", "use " + " or ".join(row_protocols()))
@@ -85,7 +84,7 @@ def codec(name: str) -> AnyCodec:
 
 
 def reader_of(options: CodecOptions) -> ReadCodec:
-    """The entry of a protocol of rows, for its readers; InvalidInput for one of keys."""
+    """The entry of a protocol of rows, for readers; InvalidInput for a protocol of keys."""
     found = codec(options.protocol)
     if not isinstance(found, ReadCodec):
         raise _refuse("protocol", found.name, "it has keys, not rows", "use " + " or ".join(row_protocols()))
@@ -93,7 +92,7 @@ def reader_of(options: CodecOptions) -> ReadCodec:
 
 
 def codec_of(options: CodecOptions) -> RowCodec:
-    """The entry of a protocol of rows that is written; InvalidInput for one of keys, or that is read only."""
+    """The entry of a protocol of rows, for writers; InvalidInput if it has keys, or can only be read."""
     found = reader_of(options)
     if not isinstance(found, RowCodec):
         raise _refuse("protocol", found.name, found.unwritten, "use " + " or ".join(row_protocols()))
@@ -115,22 +114,22 @@ def encoder(options: CodecOptions) -> Encoder:
 
 @dataclass(frozen=True, slots=True)
 class OwnerMarks:
-    """The owner's messages and where they go: what sinks take as `sink.base.Marks`."""
+    """The owner's messages and the partitions they go to: the `sink.base.Marks` of a protocol."""
 
     encoder: MarkEncoder
     ddl_to: DdlTo
     admin: Callable[[int], Message] | None = None
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
-        """The DDL message; None where the options leave it out."""
+        """The DDL message; None if the options leave it out."""
         return self.encoder.encode_ddl(event, build_ms)
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
-        """The resolved mark; None where the options leave it out."""
+        """The resolved mark; None if the options leave it out."""
         return self.encoder.encode_resolved(ts, build_ms)
 
     def encode_admin(self, partitions: int) -> Message | None:
-        """That rows go to so many partitions from here on; None where the protocol has no word for it."""
+        """The message that from here on rows go to so many partitions; None if the protocol has none."""
         return self.admin(partitions) if self.admin is not None else None
 
     def ddl_to_all_partitions(self) -> bool:
@@ -139,7 +138,7 @@ class OwnerMarks:
 
 
 def marks(options: CodecOptions) -> OwnerMarks:
-    """How a protocol, of rows or of keys, says DDL and Resolved."""
+    """How a protocol, of rows or of keys, encodes DDL and Resolved."""
     found = codec(options.protocol)
     made = found.marks(options) if isinstance(found, KeyCodec) else encoder(options)
     return OwnerMarks(made, found.ddl_to, found.admin)
@@ -149,7 +148,7 @@ def marks(options: CodecOptions) -> OwnerMarks:
 
 
 def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
-    """The settings with the protocol's one name; raises InvalidInput unless a feed of them can be encoded.
+    """The settings with the protocol's canonical name. InvalidInput unless such a feed can be encoded.
 
     `reading`: it is enough that its messages can be decoded.
     """
@@ -171,18 +170,18 @@ def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
 
 
 def options_of(config: ReplicaConfig) -> CodecOptions:
-    """The options of a changefeed's protocol; raises as `settled` does."""
+    """The options of a changefeed's protocol; raises the errors of `settled`."""
     return codec_options(settled(config).codec_settings())
 
 
 def has_marks(options: CodecOptions) -> bool:
-    """Whether a reader of the messages can know up to when it is complete."""
+    """Whether messages contain resolved marks, so that a reader knows up to which ts it has everything."""
     unmarked = codec(options.protocol).unmarked
     return unmarked is None or not unmarked.without(options)
 
 
 def _named(name: str, kind: type[AnyCodec]) -> AnyCodec | None:
-    """The protocol of that kind that a user calls so."""
+    """The protocol of that kind with this name or alias."""
     for found in CODECS.values():
         if isinstance(found, kind) and name in (found.name, *found.aliases):
             return found
@@ -221,7 +220,7 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
 
 
 def _check_switches(options: CodecOptions) -> None:
-    """What one architecture has cannot be written as the other one writes; a reader takes both."""
+    """Refuse options of one architecture in the flavour of the other. Readers accept both flavours."""
     for option, field in _options(type(options)).items():
         flavour = field.metadata.get("flavour", options.flavour)
         if flavour != options.flavour and getattr(options, field.name) != field.default:
@@ -235,7 +234,7 @@ def _check_switches(options: CodecOptions) -> None:
 
 
 def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
-    """Rows of tables without a key are known by their whole content, so all of it must travel."""
+    """Readers identify rows of tables without a key by their whole content, so all of it must be sent."""
     lacking = found.lacks_old(options)
     if not lacking and config.sink.delete_only_output_handle_key_columns:
         lacking = "delete-only-output-handle-key-columns = true"
@@ -256,7 +255,7 @@ def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig)
 
 
 def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
-    """What a protocol with a schema registry needs, and does not go with."""
+    """Check that a protocol with a schema registry has one, and that its checksums are possible."""
     if found.schemas is not None and not config.sink.schema_registry:
         raise InvalidInput(
             f"Protocol {found.name} needs a schema registry.",
@@ -274,7 +273,7 @@ def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig
 
 
 def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
-    """What is sent can be compared with its row only where messages tell types."""
+    """Messages can be compared with their rows only if they contain types."""
     if config.integrity.verify_encoded and (why := unverified(found, options)):
         raise InvalidInput(
             f"verify-encoded = true does not go with protocol {found.name}.",
@@ -285,7 +284,7 @@ def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConf
 
 
 def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
-    """Dispatch by conflict puts marks on a topic, which are Resolved messages with a header."""
+    """Dispatch by conflict needs Resolved messages, because its marks are Resolved messages with a header."""
     if has_marks(options) or all(rule.partition != "conflict" for rule in config.sink.dispatchers):
         return
     unmarked = codec(options.protocol).unmarked
@@ -311,8 +310,8 @@ def unverified(found: ReadCodec, options: CodecOptions) -> str:
 def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
     """Options from a sink URI's texts or typed values; InvalidInput says what is supported.
 
-    A text for a switch is `true` or `false`. An option of another protocol is accepted and has no effect,
-    unless it is a switch that is turned on.
+    The text of a switch is `true` or `false`. An option of another protocol is accepted and has no effect,
+    unless it is a switch that is turned on, or ignoring it would be harmful (`_STRICT`).
     """
     name = str(settings.get("protocol") or row_protocols()[0]).lower()
     found = _named(name, ReadCodec) or codec(name)
@@ -340,7 +339,7 @@ def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
 
 
 def _options(kind: type[CodecOptions]) -> dict[str, dataclasses.Field[Any]]:
-    """The fields by the options' names, but for those that no user writes."""
+    """The fields by the options' names, except those that users cannot set."""
     return {f.name.replace("_", "-"): f for f in fields(kind) if not f.metadata.get("placed")}
 
 
@@ -358,7 +357,7 @@ def _typed(name: str, value: str | int | bool, kind: str) -> str | int | bool:
 
 
 def _check(options: CodecOptions) -> None:
-    """Refuse values that no codec of ours has."""
+    """Refuse values that none of our codecs supports."""
     found = codec(options.protocol)
     flavours = found.flavours if isinstance(found, RowCodec) else ("classic",)
     if options.flavour not in flavours:
@@ -387,7 +386,7 @@ def _check(options: CodecOptions) -> None:
 
 
 def _check_large(options: LargeOptions) -> None:
-    """As TiCDC's `LargeMessageHandleConfig.AdjustAndValidate`."""
+    """The same checks as TiCDC's `LargeMessageHandleConfig.AdjustAndValidate`."""
     option, name = options.large_message_handle_option, "large-message-handle-option"
     unmarked, raw = codec(options.protocol).unmarked, options.claim_check_raw_value
     if options.reduces and unmarked is not None and unmarked.without(options):

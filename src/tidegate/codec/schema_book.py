@@ -1,8 +1,9 @@
-"""Schemas of a registry and their ids, as far as one process knows them. Pure: who has the network fills it.
+"""A process's cache of a registry's schemas and their ids. Pure: code with network access fills it.
 
-A message of a protocol with a schema registry names its schema by a number that the registry gave. Before
-rows are encoded, the edge registers what `entry.Schemas.needed` asks for (`register_missing`); before
-messages are decoded, it looks up the ids they name (`look_up_missing`). The codec itself only reads the book.
+A message of a protocol with a schema registry contains the id that the registry gave to its schema. Before
+rows are encoded, the caller registers the schemas that `entry.Schemas.needed` lists (`register_missing`).
+Before messages are decoded, it looks up the ids in them (`look_up_missing`). The codec itself only reads the
+book.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 MAX_SCHEMAS: Final = 4096
-"""Schemas one book holds in each direction; the one that was asked for least recently is dropped."""
+"""Schemas that one book holds in each direction; beyond that, the least recently used one is dropped."""
 MAX_ABSENT: Final = 64
-"""Answers of a registry that it has no such schema, after which it is asked for no more in the same batch."""
+"""After so many answers that there is no such schema, the registry is asked no more for the same batch."""
 
 
 class Subject(NamedTuple):
@@ -28,42 +29,42 @@ class Subject(NamedTuple):
 
 
 class SchemaRegistry(Protocol):
-    """The registry, as an edge reaches it."""
+    """Access to the registry."""
 
     def register(self, subject: str, schema: str) -> int:
-        """The id of a schema, registered if it was not. Raises Retryable, or InvalidInput when refused."""
+        """The id of a schema, registered if necessary. Raises Retryable, or InvalidInput if refused."""
         ...
 
     def look_up(self, number: int) -> str | None:
-        """The schema of an id; None when the registry has no such id. Raises Retryable."""
+        """The schema of an id; None if the registry has no such id. Raises Retryable."""
         ...
 
 
 class SchemaBook:
-    """What is known of one registry. Compared by identity, so that options with it can be cached on."""
+    """The cache of one registry. Compared by identity, so options that contain it can be keys of a cache."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[Subject, int] = OrderedDict()
         self._schemas: OrderedDict[int, str] = OrderedDict()
         self._absent: OrderedDict[int, None] = OrderedDict()
-        """Ids that the registry did not have when it was asked."""
+        """Ids that the registry did not have when it was asked last."""
 
     def note(self, number: int, schema: str, subject: str | None = None) -> None:
-        """A schema's id, and the subject it is registered under if that is known."""
+        """Add a schema's id, and the subject under which it is registered, if known."""
         _keep(self._schemas, number, schema)
         self._absent.pop(number, None)
         if subject is not None:
             _keep(self._ids, Subject(subject, schema), number)
 
     def id_of(self, subject: Subject) -> int | None:
-        """The id of a schema under a subject; None: not known here."""
+        """The id of a schema under a subject; None: it is not in the book."""
         found = self._ids.get(subject)
         if found is not None:
             self._ids.move_to_end(subject)
         return found
 
     def note_absent(self, number: int) -> None:
-        """The registry has no schema of this id, or not yet."""
+        """Note that the registry has no schema of this id, or not yet."""
         _keep(self._absent, number, None)
 
     def is_absent(self, number: int) -> bool:
@@ -71,7 +72,7 @@ class SchemaBook:
         return number in self._absent
 
     def schema_of(self, number: int) -> str | None:
-        """The schema of an id; None: not known here, or the registry has none."""
+        """The schema of an id; None: it is not in the book, or the registry has none."""
         found = self._schemas.get(number)
         if found is not None:
             self._schemas.move_to_end(number)
@@ -79,7 +80,7 @@ class SchemaBook:
 
 
 class LocalBook(SchemaBook):
-    """A book that gives the ids itself, from 1 on: for messages that stay in this process."""
+    """A book that assigns the ids itself, from 1 on: for messages that stay in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,23 +96,25 @@ class LocalBook(SchemaBook):
 
 
 LOCAL: Final = LocalBook()
-"""The book of options that no edge has given another."""
+"""The book in options that were given no other book."""
 
 
 def register_missing(book: SchemaBook, registry: SchemaRegistry, needed: Iterable[Subject]) -> None:
-    """Register what the book has no id for."""
+    """Register the schemas for which the book has no id."""
     for subject in needed:
         if book.id_of(subject) is None:
             book.note(registry.register(subject.name, subject.schema), subject.schema, subject.name)
 
 
 def look_up_missing(book: SchemaBook, registry: SchemaRegistry, numbers: Iterable[int]) -> int:
-    """Ask the registry for the ids of a batch that the book has no schema of; how many it was asked for.
+    """Ask the registry for the ids of a batch whose schemas are not in the book; returns the number of
+    requests.
 
-    Ids that it did not have before come last, and are asked for again: they may only be late. After
-    `MAX_ABSENT` answers that there is none the others of the batch wait: whoever writes garbage costs its
-    readers that many calls a batch, and not one a message. Ids that are there cost no such answer, but for
-    those behind the garbage of their own batch: their messages are set aside, and name the id.
+    Ids that the registry did not have before are asked for again, after the others, because they may only be
+    late. After `MAX_ABSENT` negative answers the other ids of the batch are not asked for. So a producer of
+    garbage costs its readers at most that many useless requests per batch, not one per message. Ids that
+    exist cause no negative answers, but some may be left out in a batch with garbage: then their messages are
+    quarantined, and the reason contains the id.
     """
     missing = [number for number in numbers if book.schema_of(number) is None]
     asked = absent = 0

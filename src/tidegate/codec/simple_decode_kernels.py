@@ -1,10 +1,11 @@
-"""Decode kernels of the rows of protocol simple in Avro: messages in, the words of their cells out.
+"""Decode kernels for the rows of protocol simple in Avro: messages in, the words of their cells out.
 
-`read_rows` reads the head of each message and groups those of the same table version; `walk_rows` walks the
-two maps of a group's messages by a plan made from the table's definition. A message that does not go by the
-plan, or holds what only the plain decoder can judge, is left to it: its operation in `results` is 0.
+`read_rows` reads the head of each message and groups messages of the same table version. `walk_rows` walks
+the two maps of a group's messages, by a plan made from the table's definition. A message that does not follow
+the plan, or needs a check that only the plain decoder makes, is left to the plain decoder: its operation in
+`results` is 0.
 
-Every address is an int64; all reads stay inside the message, all writes inside the cells of its row. Plain
+Every address is an int64. All reads stay inside the message, all writes inside the cells of its row. Plain
 twin: `codec.protocols.simple.plain.SimpleDecoder`.
 """
 
@@ -67,7 +68,7 @@ HEAD_BYTES: Final = HEAD.size
 ) = HEAD.offsets()  # fmt: skip
 _FIRST_VERSION: Final = 1
 _NO_SUM, _SUMMED = 0, 2
-"""Branches of the union of a checksum, as Avro writes their numbers."""
+"""Branches of the union of a checksum, as zig-zag varints."""
 
 COLUMN: Final = Layout(
     "simple column", "C_", "A column of simple's plan.",
@@ -82,18 +83,18 @@ C_NAME, C_SIZE, C_FORM, C_NEXT = COLUMN.offsets()
 
 
 class ColumnTable(NamedTuple):
-    """The columns of a table version, and the way to them."""
+    """The columns of a table version, and a hash table to find them."""
 
     columns: int
-    """A COLUMN each."""
+    """An array of COLUMN."""
     column_count: int
     table: int
-    """i32[1 << bits], columns by the hash of their names; -1: none."""
+    """i32[1 << bits]: columns by the hash of their names; -1: no column."""
     bits: int
 
 
 class Zone(NamedTuple):
-    """The name of the only time zone whose moments are taken."""
+    """The name of the time zone that TIMESTAMPs must have; others are left to the plain decoder."""
 
     name: int
     size: int
@@ -113,7 +114,7 @@ _MIX: Final = U64(0x9E3779B97F4A7C15)
 
 @inline
 def hash_name(at: int, size: int) -> Any:
-    """A U64 whose upper bits spread names; reads nothing beyond the name."""
+    """A U64 hash of a name whose upper bits are well distributed; reads nothing after the name."""
     mixed = U64(size)
     i = 0
     while i + 8 <= size:
@@ -128,17 +129,17 @@ def hash_name(at: int, size: int) -> Any:
 
 @kernel
 def name_hash(at: int, size: int) -> int:
-    """`hash_name` as Python fills the table of a plan with it.
+    """`hash_name` for Python, which fills the hash table of a plan with it.
 
-    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be filled with the
-    very hash by which `find_column` searches it.
+    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because the table must be filled with
+    exactly the hash by which `find_column` searches it.
     """
     return I64(hash_name(at, size) >> U64(32))
 
 
 @inline
 def find_column(at: int, size: int, nth: int, plan: ColumnTable) -> int:
-    """The column of a name, -1 if there is none: that of the n-th name first, as we write them."""
+    """The column of a name, -1 if there is none. Tries the n-th name first: we write names in this order."""
     if nth < plan.column_count:
         column = load_i64(plan.columns + COLUMN_BYTES * nth + C_NEXT)
         entry = plan.columns + COLUMN_BYTES * column
@@ -157,7 +158,7 @@ def find_column(at: int, size: int, nth: int, plan: ColumnTable) -> int:
 
 @inline
 def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: int, zone: Zone) -> int:
-    """A value of a column; where it ended, 0 if it is not what this column's usually is."""
+    """Walk a column's value; returns its end, 0 if it does not have the usual form of this column."""
     branch, at = read_varint(at, end)
     if at == 0:
         return 0
@@ -205,7 +206,7 @@ def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: in
 def walk_map(
     at: int, end: int, base: int, plan: ColumnTable, starts: int, lengths: int, zone: Zone
 ) -> tuple[int, int]:
-    """(how many entries, where a map ended) of an image whose cells begin at `base`."""
+    """Walk an image whose cells begin at `base`; returns (the number of entries, the map's end)."""
     entries = 0
     while True:
         count, at = read_varint(at, end)
@@ -218,7 +219,8 @@ def walk_map(
             _size, at = read_varint(at, end)
             if at == 0:
                 return 0, 0
-        # Two entries of one name are left, so that there are never more than columns.
+        # A map with two entries of one name is left to the plain decoder, so there are never more than
+        # columns.
         if count < 0 or count > plan.column_count - entries:
             return 0, 0
         for _ in range(count):
@@ -237,7 +239,7 @@ def walk_map(
 
 @inline
 def read_row(at: int, end: int, head: int) -> bool:
-    """The head of a row's message, behind its first three bytes; False: it is left."""
+    """Read the head of a row's message, after its first three bytes; False: left to the plain decoder."""
     version, at = read_varint(at, end)
     if at == 0 or version != _FIRST_VERSION:
         return False
@@ -254,7 +256,8 @@ def read_row(at: int, end: int, head: int) -> bool:
     ts, at = read_varint(at, end if at != 0 else 0)
     _build, at = read_varint(at, end if at != 0 else 0)
     table_version, at = read_varint(at, end if at != 0 else 0)
-    # Neither a claim check, nor a message of the key only.
+    # A claim check and a message with only the key are left to the plain decoder: their branches are not
+    # 0.
     if at == 0 or kind < 0 or kind > 2 or table_id < 0 or end - at < 3:
         return False
     if (
@@ -287,7 +290,7 @@ def read_row(at: int, end: int, head: int) -> bool:
 
 @inline
 def same_table(left: int, right: int) -> bool:
-    """Whether two heads name one table version."""
+    """Whether two heads have the same table version."""
     size = load_i64(left + H_NAMES_SIZE)
     return (
         load_i64(left + H_VERSION) == load_i64(right + H_VERSION)
@@ -300,7 +303,7 @@ def same_table(left: int, right: int) -> bool:
 _ROW_HEAD: Final = bytes([0x16, 6, 6])
 _ROW_FIRST: Final = _ROW_HEAD[0]
 _ROW_REST: Final = int.from_bytes(_ROW_HEAD[1:], "little")
-"""How a row of simple begins: the branches of its unions, as Avro writes them."""
+"""The first bytes of a row of simple: the branches of its unions, as zig-zag varints."""
 
 
 @inline
@@ -311,13 +314,13 @@ def is_row(value: int) -> bool:
 
 @kernel
 def read_rows(message_count: int, spans: int, heads: int, firsts: int) -> int:
-    """The heads of messages, HEAD_BYTES each; how many groups there are.
+    """Read the heads of messages, HEAD_BYTES each; returns the number of groups.
 
-    spans: a MESSAGE each. firsts: i64[MAX_GROUPS], the first message of each group.
+    spans: an array of MESSAGE. firsts: i64[MAX_GROUPS], the first message of each group.
 
-    Reads the messages up to their images. Writes `heads` and `firsts`. Bound: MAX_GROUPS groups; the messages
-    of more are left. Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.row_key`. Trick: the group of
-    the message before is tried first.
+    Reads the messages up to their images. Writes `heads` and `firsts`. Bound: MAX_GROUPS groups; messages of
+    further groups are left out. Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.row_key`. Trick:
+    the group of the previous message is tried first.
     """
     count = 0
     last = 0
@@ -347,7 +350,7 @@ def read_rows(message_count: int, spans: int, heads: int, firsts: int) -> int:
 
 @inline
 def fill_missing(columns: int, starts: int, lengths: int) -> bool:
-    """Take for the old image what it leaves out from the new one; False: the new one has it not either."""
+    """Copy cells that the old image leaves out from the new image; False if the new one lacks one, too."""
     for c in range(columns):
         size = I64(load_i32(lengths + 4 * (columns + c)))
         if size == _MISSING:
@@ -362,13 +365,13 @@ def fill_missing(columns: int, starts: int, lengths: int) -> bool:
 def walk_rows(
     row_count: int, rows: int, spans: int, heads: int, plan: ColumnTable, zone: Zone, cells: MessageCells
 ) -> int:
-    """The messages numbered in i64[row_count] `rows`, all of one group; how many were walked.
+    """Walk the messages numbered in i64[row_count] `rows`, all of one group; returns how many succeeded.
 
-    A message must have all the columns of the plan and no other; `cells` has twice as many cells, and one.
+    A message must have exactly the columns of the plan; `cells` has two cells per column, and one more.
 
-    Reads the messages from where their heads end. Writes cells and results. Bound: `stride` cells a message.
-    Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.decode`. Trick: the n-th column is looked for
-    where the n-th name of our own messages is.
+    Reads the messages from the end of their heads. Writes cells and results. Bound: `stride` cells a message.
+    Twin: `tidegate.codec.protocols.simple.plain.SimpleDecoder.decode`. Trick: the n-th entry is first
+    compared with the n-th name in the order that our own encoder uses.
     """
     walked = 0
     columns, stride = plan.column_count, cells.stride
@@ -409,7 +412,7 @@ def walk_rows(
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling them with no rows."""
     name = np.zeros(1, dtype=np.int64)
     name_hash(name.ctypes.data, 8)
     read_rows(0, 0, 0, 0)

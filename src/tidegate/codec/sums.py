@@ -1,8 +1,8 @@
-"""Decoded rows compared with the checksums that their messages tell: row by row, and in bulk.
+"""Compares decoded rows with the checksums in their messages: row by row, and in bulk.
 
-The sum is over all columns in the order of their ids, which is the order in which decoders give them where
-there are checksums: docs/formats/checksums.md. 0 or nothing: the message tells none. A text that the producer
-could not send as UTF-8 has U+FFFD in it and another sum, so such a row is taken as it is.
+The sum is over all columns in the order of their ids; messages with checksums have their columns in this
+order: docs/formats/checksums.md. A sum of 0, or no sum, means that the message has none. If a text could not
+be sent as UTF-8, the message has U+FFFD in it and the sum differs, so such a row is accepted without a check.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _KINDS: Final = {
     13: Kind.YEAR, 16: Kind.BIT, 225: Kind.VECTOR, 245: Kind.JSON, 246: Kind.DECIMAL, 247: Kind.ENUM,
     248: Kind.SET,
 }  # fmt: skip
-"""By MySQL type code; of integers and texts the Arrow type says it."""
+"""Kinds by MySQL type code; for integers and texts the Arrow type decides."""
 MAX_CHOICES: Final = 256
-"""Ways to take the TIMESTAMPs of one row in hours that its zone has twice, of which one must give the sum."""
+"""A TIMESTAMP may have two meanings in an hour that its time zone has twice. So many combinations of one row
+are tried, and one of them must give the sum."""
 _FRACTION_AT: Final = 20
-"""Of `YYYY-MM-DD hh:mm:ss.`; what follows are the digits of the second."""
+"""The length of `YYYY-MM-DD hh:mm:ss.`: the digits of the second follow."""
 
 
 def kind_of(column: WireColumn) -> Kind:
-    """What its values are to a checksum."""
+    """The kind as which a column's values enter a checksum."""
     found = _KINDS.get(column.mysql_type)
     if found is not None:
         return found
@@ -49,7 +50,7 @@ def kind_of(column: WireColumn) -> Kind:
 def check(
     table: str, ts: int, columns: Sequence[WireColumn], cells: Sequence[Any], stated: int, zone: str
 ) -> None:
-    """Raises DecodeError, naming the row, unless its cells give the sum that its message tells."""
+    """Raise DecodeError, which names the row, unless its cells give the sum in its message."""
     choices = [cell_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
     found = [crc32(b"".join(one)) for one in islice(product(*choices), MAX_CHOICES)]
     if stated in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
@@ -64,7 +65,7 @@ def check(
 
 
 def cell_bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
-    """What a cell adds to the sum; of a TIMESTAMP in an hour that its zone has twice, both that it may be."""
+    """The bytes that a cell adds to the sum: two choices for a TIMESTAMP in an hour that occurs twice."""
     try:
         if kind is Kind.FLOAT and cell is not None:
             cell = float(np.float32(cell))
@@ -82,7 +83,7 @@ def cell_bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
 def matching(
     table: DecodedTable, current: npt.NDArray[np.int64], previous: npt.NDArray[np.int64], zone: str
 ) -> npt.NDArray[np.bool_]:
-    """Of each row, whether its images give the sums told, -1 for none; False: `check` has to say."""
+    """For each row, whether its images match the stated sums, -1 for none; False: `check` must decide."""
     sound = np.ones(len(table), dtype=np.bool_)
     kinds = None
     for image, stated in ((table.new, current), (table.old, previous)):

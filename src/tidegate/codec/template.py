@@ -1,4 +1,4 @@
-"""Decode templates: what the messages of one table look like, for `codec.decode` to match in bulk."""
+"""Decode templates: the form of the messages of one table, so that `codec.decode` can match them in bulk."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tidegate.codec.base import WireColumn
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """The members of an object, in any order; one instance may stand in several templates of a table."""
+    """The members of an object, in any order. Several templates of a table may share one instance."""
 
     entries: list[tuple[bytes, int, int]]
     """(constant, form, cell): a constant begins with the name in quotes."""
     tail: bytes = b""
-    """What stands behind each value."""
+    """The text after each value."""
     partial: bool = False
-    """Whether some may be missing; a missing one's value is that of the cell `shift` before its own."""
+    """Whether members may be missing. Then a member's value is that of the cell `shift` before its own."""
     shift: int = 0
 
 
@@ -33,52 +33,52 @@ Pieces = list[tuple[bytes, int, "int | Members"]]
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A table's messages: the list of pieces of the key, and three alternatives for the value."""
+    """A table's messages: a list of pieces for the key, and three alternatives for the value."""
 
     key: RowKey
     lists: tuple[Pieces, ...]
     summed: bool = False
-    """Whether the checksums of both images stand in the two cells behind those of the columns."""
+    """Whether the two cells after those of the columns hold the checksums of both images."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellForm:
-    """How the values of a column stand in messages."""
+    """How messages contain the values of a column."""
 
     quoted: bool
-    """In quotes; False: bare numbers."""
+    """Whether values are in quotes; otherwise they are numbers."""
     mode: int
-    """What the quotes hold: TEXT, LATIN1, ... of `decode_kernels`; of numbers always TEXT."""
+    """The content of the quotes: TEXT, LATIN1, ... of `decode_kernels`; always TEXT for numbers."""
     stands_as: pa.DataType | None = None
-    """What the values are taken as before they are converted; None: the column's own type."""
+    """The type as which values are read before they are converted; None: the column's own type."""
     convert: Callable[[pa.Array, WireColumn], tuple[pa.Array, npt.NDArray[np.uint8]]] | None = None
-    """Makes the column of them, and tells by 1 the rows that hold none of its values; None: they are it."""
+    """Makes the column from these values, and flags rows with an invalid value by 1; None: no conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What stands at the head of each row's message, up to the names that tell its table."""
+    """The head of each row's message, up to the names that identify its table."""
 
     pieces: tuple[tuple[bytes, int], ...]
     """(constant, form): `match_kernels.STRING`, a name, or NUMBER."""
     example: Callable[[RowKey], bytes]
-    """The head of a message of a table, a little more than the pieces take."""
+    """The beginning of a message of a table, longer than the text that the pieces match."""
     in_key: bool = False
-    """Of the key; False: of the value."""
+    """Whether it is the head of the key; otherwise that of the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeForm:
-    """A protocol's way of writing rows."""
+    """The form in which a protocol writes rows."""
 
     framed: bool
-    """Messages are batches of keys and values with lengths; False: a message is a row."""
+    """Whether messages are batches of keys and values with lengths; otherwise a message is a row."""
     templates: Callable[[RowKey], list[Template]]
-    """The templates of a table and column set that the plain decoder has met."""
+    """The templates of a table and column set that the plain decoder has decoded."""
     cells: Callable[[WireColumn], CellForm]
-    """How the values of a column stand in messages."""
+    """How messages contain the values of a column."""
     redefined: Callable[[Any], int] = lambda plain: 0
-    """How often the plain decoder has learned that rows mean something else than those before: then what was
-    learned of those, and decoded by it in the same batch, does not hold."""
+    """How often the plain decoder has learned a new meaning of rows that it had decoded before. When this
+    number changes, templates, and rows decoded with them in the same batch, are no longer valid."""
     route: Route = Route((), lambda key: b"")
-    """How messages of one table are told from those of others; without pieces all templates are tried."""
+    """How the messages of one table are distinguished; without pieces all templates are tried."""

@@ -1,6 +1,7 @@
-"""Strings as messages hold them: escaped for JSON, as Latin-1, in Base64, quoted as Go quotes, and vectors.
+"""Strings as messages contain them: escaped for JSON, Latin-1, Base64, quoted as by Go; and texts of vectors.
 
-Plain twins: `json_text`. Every address argument is an int64; texts may scribble `SLACK` bytes past their end.
+Plain twins: `json_text`. Every address argument is an int64. Texts may overwrite `SLACK` bytes after their
+end.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _GO_SHORT: Final = np.array([0] * 7 + list(b"abtnvfr") + [0] * 18, dtype=np.uint
 """Go's letter for a control character (`\\a` .. `\\r`), or 0."""
 
 _SINGLE_INFINITE: Final = 0xFF
-"""The exponent of NaN and infinities in a float of 32 bits."""
+"""The exponent of NaN and infinities in a 32-bit float."""
 
 
 @inline
@@ -94,9 +95,10 @@ def put_const(out: int, source: int, length: int) -> int:
 
 @inline
 def special_bytes(word: Any) -> Any:
-    """Nonzero high bits where a byte is a control, `"`, `&`, `<`, `>`, a backslash or not ASCII.
+    """High bits set at bytes that are control characters, `"`, `&`, `<`, `>`, a backslash or not ASCII.
 
-    `"` and `&` differ in bit 2, `<` and `>` in bit 1. A borrow may mark a byte above a marked one too.
+    `"` and `&` differ only in bit 2, `<` and `>` only in bit 1. A borrow may also mark the byte above a
+    marked one.
     """
     quote = (word & _NOT_BIT_2) ^ _QUOTES
     angle = (word & _NOT_BIT_1) ^ _LESS
@@ -152,7 +154,7 @@ def put_escaped(out: int, byte: int, std: int) -> int:
 
 @inline
 def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
-    """A character that is not ASCII, as JSON text: (target, bytes taken). U+2028/9 and damage are escaped."""
+    """A character that is not ASCII, as JSON: (new `out`, bytes read). Escapes U+2028/9 and bad UTF-8."""
     used = utf8_size(addr, room)
     if used < 0:
         return put_hex_rune(out, 0xFFFD), 1
@@ -167,7 +169,7 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
 
 @inline
 def put_text(out: int, addr: int, size: int, std: int) -> int:
-    """The inside of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes."""
+    """The content of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes."""
     end = addr + size
     while addr + 8 <= end:
         word = load_u64(addr)
@@ -247,7 +249,7 @@ def put_base64(out: int, addr: int, size: int) -> int:
 
 @inline
 def rune_at(addr: int, used: int) -> int:
-    """The code point of a whole character of `used` >= 2 bytes."""
+    """The code point of a complete character of `used` >= 2 bytes."""
     code = I64(load_u8(addr)) & (0x7F >> used)
     for i in range(1, used):
         code = (code << 6) | (I64(load_u8(addr + i)) & 0x3F)
@@ -266,7 +268,7 @@ def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
 
 @inline
 def put_quoted_ascii(out: int, byte: int, std: int) -> int:
-    """An ASCII byte through Go's strconv.Quote, then JSON."""
+    """An ASCII byte, escaped as by Go's strconv.Quote and then for JSON."""
     if byte == QUOTE or byte == BACKSLASH:
         store_u32(out, THREE_BACKSLASHES | (byte << 24))
         return out + 4
@@ -284,9 +286,9 @@ def put_quoted_ascii(out: int, byte: int, std: int) -> int:
 
 @inline
 def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
-    """Bytes through Go's strconv.Quote, then JSON: at most 6 * size bytes.
+    """Bytes, escaped as by Go's strconv.Quote and then for JSON: at most 6 * size bytes.
 
-    printable: a bit per code point, Go's IsPrint. std: whether the JSON is that of encoding/json, which
+    printable: Go's IsPrint, a bit per code point. std: whether the JSON is that of encoding/json, which
     escapes `<`, `>` and `&`, or that of json-iterator, which does not.
     """
     at = 0
@@ -330,7 +332,7 @@ def put_vector(out: int, addr: int, size: int) -> int:
 
 @inline
 def widened(bits: int) -> int:
-    """The bits of the double equal to a finite f32 of these bits; NaN and infinities stay not finite."""
+    """The bits of the double that equals a finite f32 with these bits; NaN and infinities stay non-finite."""
     sign = (bits & 0x80000000) << 32
     exponent = (bits >> 23) & 0xFF
     fraction = bits & 0x7FFFFF

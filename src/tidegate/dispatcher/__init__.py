@@ -1,4 +1,4 @@
-"""Where each change goes: which rule applies to a table, and which partition to a row; pure.
+"""Chooses the dispatch rule of each table and the partition of each row; pure.
 
 Reading order: router, partitions, split; `kernels` is the compiled twin of `partitions.partition_of`.
 """

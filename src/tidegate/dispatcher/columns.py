@@ -1,8 +1,8 @@
 """Which columns are sent: the column selectors of one changefeed (docs/filters.md).
 
-The first selector that matches a table applies. Columns it leaves out are taken out of blocks before they are
-dispatched and encoded, and out of the definitions that accompany DDL events, so that a target never knows
-them. Columns of a primary or unique key must stay: without them no row could be found again.
+The first selector that matches a table applies. The columns that it leaves out are removed from blocks before
+these are dispatched and encoded, and from the definitions that accompany DDL events, so that a target never
+sees them. Columns of a primary or unique key must stay: without them the target could not find a row again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tidegate.tidb.table_filter import ColumnFilter, TableFilter
 KEY_FLAGS: Final = 2 | 16
 """TiCDC's handle key and unique key flags."""
 _ABSENT: Final = 0
-"""TiDB's state of a column nobody sees."""
+"""TiDB's state of a column that no statement can see."""
 
 
 class _Selected(NamedTuple):
-    """A table with some of its columns, and their positions in the whole one."""
+    """A table reduced to some of its columns, and their positions in the full table."""
 
     table: TableSchema
     kept: tuple[int, ...]
 
 
 class ColumnSelectors:
-    """Selectors in file order; raises InvalidInput for what cannot be read."""
+    """Selectors in file order. Raises InvalidInput for a matcher or column pattern that cannot be parsed."""
 
     def __init__(self, selectors: Sequence[ColumnSelector], *, case_sensitive: bool = False) -> None:
         self._selectors = [
@@ -48,12 +48,16 @@ class ColumnSelectors:
         return bool(self._selectors)
 
     def of_table(self, table: TableSchema) -> TableSchema:
-        """The table with the columns that travel; itself when all do. InvalidInput when a key would not."""
+        """The table with the columns that are sent; the same object if all are. InvalidInput if a key column
+        would be left out.
+        """
         selected = self._selected(table)
         return table if selected is None else selected.table
 
     def _selected(self, table: TableSchema) -> _Selected | None:
-        """What is left of a table; None when all of it is. Holds no reference to the table it is kept for."""
+        """The reduced table; None if all columns are sent. The value must not refer to the key `table`
+        itself, otherwise the weak dictionary would never release it.
+        """
         if table not in self._known:
             kept = self._kept(table)
             whole = len(kept) == len(table.columns)
@@ -80,7 +84,7 @@ class ColumnSelectors:
         return next((columns for matcher, columns in self._selectors if matcher.matches(schema, table)), None)
 
     def of_block(self, block: RowBlock) -> RowBlock:
-        """The block without the columns that do not travel. Fatal when a key is among them now."""
+        """The block without the columns that are not sent. Fatal if a key column would be left out now."""
         try:
             selected = self._selected(block.table)
         except InvalidInput as error:
@@ -91,7 +95,7 @@ class ColumnSelectors:
         return replace(block, table=selected.table, new=new, old=old)
 
     def of_event(self, event: DdlEvent) -> DdlEvent:
-        """The event with definitions that a target of these selectors is to have."""
+        """The event with the definitions reduced to the columns that a target gets."""
         if not self._selectors or not event.table:
             return event
         before = self._definition(event.before, event.old_schema, event.old_table)
@@ -110,7 +114,7 @@ class ColumnSelectors:
 
 
 def _narrowed(table: TableSchema, kept: tuple[int, ...]) -> TableSchema:
-    """The table with some of its columns; keys are among them."""
+    """The table with only the columns in `kept`, which include all key columns."""
     position = {old: new for new, old in enumerate(kept)}
     return replace(
         table,
@@ -123,7 +127,7 @@ def _narrowed(table: TableSchema, kept: tuple[int, ...]) -> TableSchema:
 
 
 def _columns_of(image: Image, kept: tuple[int, ...]) -> Image:
-    """The columns of an image, contiguous, with a stride of their own."""
+    """The given columns of an image, as new contiguous arrays with their own stride."""
     stride = stride_for(len(kept))
     words = np.empty((len(image.words), stride), image.words.dtype)
     sizes = np.empty((len(image.sizes), stride), image.sizes.dtype)

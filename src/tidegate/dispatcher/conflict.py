@@ -1,18 +1,18 @@
 """Dispatch by conflict: where readers must align their partitions before a row takes a unique value. Pure.
 
-A row goes to the partition that its handle key says, as with `index-value`, so all changes of one row are in
-order. A unique value that one row has given up and another row takes may be on two partitions, and no
-partition by itself says which came first. This module finds that place: the writer puts an *alignment mark*
-there on every partition (`docs/formats/contract.md`).
+A row goes to the partition that its handle key selects, as with `index-value`, so all changes of one row are
+in order. But when one row gives up a unique value and another row takes it, the two changes may be on two
+partitions, and neither partition shows which came first. This module finds such places. There the writer puts
+an *alignment mark* on every partition (`docs/formats/contract.md`).
 
     delete A (u = 1)   partition 0      u = 1 was freed on partition 0
     ---- mark ----     all partitions   because
     insert B (u = 1)   partition 2      takes it on partition 2
 
-Only a delete frees a value and only an insert takes one, because `split` has made a delete and an insert of
-every update that changes a key. So the tracker remembers what was freed since its last mark, and looks at
-inserts. It also asks for a mark before the next row where it does not know what was freed: at its beginning,
-which is where a writer starts again, and after it was full.
+Only a delete frees a value and only an insert takes one, because `split` has turned every update that changes
+a key into a delete and an insert. So the tracker remembers what was freed since its last mark, and checks
+inserts against it. It also asks for a mark before the next row if it does not know what was freed: at its
+beginning, which is where a restarted writer begins, and after it was full.
 
 Values that are taken are not remembered: before another row can take one, a delete must free it again.
 """
@@ -44,13 +44,13 @@ from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb.types import collation
 
 KEYS_MAX: Final = 1 << 17
-"""Values that a table's tracker remembers, about 100 bytes each; at more it forgets all of them."""
+"""Values that a table's tracker remembers, about 100 bytes each; if there are more it forgets all of them."""
 TOTAL_MAX: Final = 1 << 20
-"""The same of all tables of a writer: in what is committed, and once more in the range that is delivered."""
+"""Values that a writer's trackers remember for committed ranges; the range in delivery may add as many."""
 TABLES_MAX: Final = 10_000
-"""Tables that a writer has trackers of."""
+"""Tables for which a writer has trackers."""
 _SEVERAL: Final = -1
-"""In the place of a partition: the value was freed on more than one."""
+"""Instead of a partition: the value was freed on more than one partition."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -63,20 +63,20 @@ class Tracker:
         self._freed: dict[int, int] = {}
         """By hash, the partition of the delete."""
         self._unknown = True
-        """Whether values may be free that are not in `_freed`."""
+        """Whether values may have been freed that are not in `_freed`."""
 
     def __len__(self) -> int:
         return len(self._freed)
 
     def forget(self) -> None:
-        """Nothing is known any more: the next row needs a mark before it."""
+        """Forget everything: the next row needs a mark before it."""
         self._freed.clear()
         self._unknown = True
 
     def row(self, op: int, partition: int, hashes: Sequence[int]) -> bool:
-        """Take the next row; True: a mark belongs before it. The plain twin of `places`.
+        """Track the next row; True: a mark must precede it. The plain twin of `places`.
 
-        `hashes`: of its values of each key, of the old image of a delete, else of the new.
+        `hashes`: one per key, of the row's value in the old image for a delete, otherwise in the new image.
         """
         marks = self._unknown or (op == INSERT and self._conflicts(partition, hashes))
         if marks:
@@ -92,9 +92,10 @@ class Tracker:
         keys: Sequence[UniqueKey],
         blind_upto: int = 0,
     ) -> list[int]:
-        """Take the next rows, in their order; the rows before which a mark belongs, ascending.
+        """Track the next rows, in their order; returns the rows that a mark must precede, ascending.
 
-        `blind_upto`: deletes up to this commit ts may be missing, because they are out already.
+        `blind_upto`: deletes up to this commit ts may be missing from the rows, because they were delivered
+        before.
         """
         blind = int((block.commit_ts <= np.uint64(blind_upto)).sum()) if keys else 0
         if blind:
@@ -108,7 +109,7 @@ class Tracker:
             return found
         rows = np.flatnonzero(block.op != UPDATE)
         if not self._freed and not (block.op[rows] == DELETE).any():
-            return found  # rows that only come in take no value from another one
+            return found  # without any delete, an insert cannot take a value that another row has freed
         ops, where = block.op[rows], partition[rows]
         hashes = key_hashes(take(block, rows), keys)
         if self._is_quiet(ops, where, hashes):
@@ -121,7 +122,7 @@ class Tracker:
         return found + [at for at, (op, here) in each if self.row(op, here, values_of.get(at, ()))]
 
     def _blind(self, op: npt.NDArray[np.uint8], commit_ts: npt.NDArray[np.uint64]) -> list[int]:
-        """Marks among rows whose deletes may be missing: before the first insert of each commit ts."""
+        """Marks among rows whose deletes may be missing: one before the first insert of each commit ts."""
         self.forget()
         inserts = np.flatnonzero(op == INSERT)
         _, first = np.unique(commit_ts[inserts], return_index=True)
@@ -142,9 +143,10 @@ class Tracker:
             self.forget()
 
     def _is_quiet(self, op: npt.NDArray[np.uint8], partition: npt.NDArray[np.int32], hashes: Int64s) -> bool:
-        """Whether no row of these can need a mark, whatever their order is.
+        """Whether none of these rows can need a mark, in whatever order they come.
 
-        So it is where each value that is freed, here or before, and taken here has one partition only.
+        This holds if each value that is both freed (here or before) and taken here occurs on one partition
+        only.
         """
         deletes = op == DELETE
         if len(self._freed) + int(deletes.sum()) * hashes.shape[1] > self._keys_max:
@@ -166,7 +168,7 @@ class Tracker:
 def key_hashes(block: RowBlock, keys: Sequence[UniqueKey]) -> Int64s:
     """int64[rows, keys]: the hash of each row's value of each key, or NO_VALUE.
 
-    Of the old image of a delete, else of the new. The plain twin is `unique_keys.value_hashes`.
+    A delete's value comes from the old image, any other from the new. Twin: `unique_keys.value_hashes`.
     """
     found = np.empty((len(block), len(keys)), np.int64)
     deletes = block.op == DELETE
@@ -182,7 +184,7 @@ def key_hashes(block: RowBlock, keys: Sequence[UniqueKey]) -> Int64s:
 
 
 def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -> tuple[RowBlock, list[Any]]:
-    """The block with texts and binaries of a key as they are compared; and what its cells point into."""
+    """The block with the key's texts and binaries in the form that is compared, and their buffers."""
     bytes_like = [
         (position, length)
         for position, length in zip(key.columns, key.lengths, strict=True)
@@ -202,9 +204,9 @@ def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -
 def _rewrite(
     block: RowBlock, image: Image, rows: Int64s, position: int, length: int
 ) -> npt.NDArray[np.uint8]:
-    """Let a column of an image point to what counts of its values; the buffer that they point into.
+    """Replace the values of an image's column by the parts that count under the key; returns their buffer.
 
-    Cells of values that count as they are stay.
+    The rewritten cells point into the buffer. Cells of values that count in full stay as they are.
     """
     rows = rows[image.sizes[rows, position] > 0]
     rows = rows[
@@ -222,13 +224,13 @@ def _rewrite(
 
 
 def _differ(column: Column, at: Int64s, sizes: npt.NDArray[np.int32], length: int) -> npt.NDArray[np.bool_]:
-    """Which values, none of them empty, `compared` may change."""
+    """Which values, all of them not empty, `compared` may change."""
     if not len(at) or (column.kind is Kind.STRING and not collation.is_bytewise(column.collate)):
         return np.ones(len(at), np.bool_)
     found = sizes > length if length >= 0 else np.zeros(len(at), np.bool_)
     if column.kind is Kind.STRING and collation.pads(column.collate):
         last, first = at + sizes - 1, int(at.min())
-        # Only the last byte of each value is read. What is between values need not be memory.
+        # Read only the last byte of each value: the bytes between two values may not be mapped memory.
         memory = np.frombuffer(pa.foreign_buffer(first, int(last.max()) - first + 1), np.uint8)
         found = found | (memory[last - first] == ord(" "))
     return found
@@ -237,23 +239,24 @@ def _differ(column: Column, at: Int64s, sizes: npt.NDArray[np.int32], length: in
 class Conflicts:
     """The trackers of one writer, by span and table. A table is in one span, which has one writer at a time.
 
-    Other writers may deliver a span in between, so what is known of it holds only if the next range begins
-    where the last one that was committed here ended.
+    Another writer may have delivered the span in between. So the trackers of a span are valid only if the
+    next range begins where the last range that this writer committed ended.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, total_max: int = TOTAL_MAX) -> None:
         self._keys_max, self._total_max = keys_max, total_max
         self._upto: dict[str, int] = {}
-        """By span, up to which commit ts its trackers have taken what is durable."""
+        """By span, the commit ts up to which its trackers have tracked rows that are durable."""
         self._known: dict[str, SpanConflicts] = {}
-        """By span, what is known at that ts."""
+        """By span, the trackers as of that ts."""
         self._open: dict[str, SpanConflicts] = {}
-        """By span, what was begun and not committed."""
+        """By span, the trackers of a range that was begun and is not committed."""
 
     def begin(self, span: str, after: int, blind_upto: int = 0) -> SpanConflicts:
-        """For a span's rows above `after`. What is known of the span is lost unless `commit` follows.
+        """The trackers for a span's rows above `after`. They are lost unless `commit` follows.
 
-        `blind_upto`: rows up to this commit ts may be out already, so that not all of them are taken.
+        `blind_upto`: rows up to this commit ts may have been delivered before, so that not all of them are
+        tracked.
         """
         known = self._known.pop(span, None)
         is_next = self._upto.pop(span, None) == after
@@ -264,7 +267,7 @@ class Conflicts:
         return self._open[span]
 
     def commit(self, span: str, upto: int, conflicts: SpanConflicts) -> None:
-        """All rows of a span up to `upto` are durable."""
+        """Keep the trackers: all rows of the span up to `upto` are durable."""
         self._open.pop(span, None)
         if not len(conflicts):
             return
@@ -272,7 +275,7 @@ class Conflicts:
         self._upto[span], self._known[span] = upto, conflicts
 
     def _make_room(self, trackers: dict[int, tuple[int, Tracker]]) -> None:
-        """Forget all other spans if they and these trackers are too much together."""
+        """Forget all other spans if they and these trackers together exceed the limits."""
         held = [*self._known.values(), *self._open.values()]
         values = sum(one.values for one in held) + count_of(trackers)
         if sum(map(len, held)) + len(trackers) > TABLES_MAX or values > self._total_max:
@@ -295,21 +298,21 @@ class SpanConflicts:
         self.trackers, self._keys_max, self._total_max = trackers, keys_max, total_max
         self._blind_upto = blind_upto
         self.values = count_of(trackers)
-        """How many unique values all trackers remember."""
+        """The number of unique values in all trackers."""
 
     def __len__(self) -> int:
         return len(self.trackers)
 
     def forget(self) -> None:
-        """Nothing is known any more: the next row of each table needs a mark before it."""
+        """Forget everything: the next row of each table needs a mark before it."""
         self.trackers.clear()
         self.values = 0
 
     def places(self, block: RowBlock, partition: npt.NDArray[np.int32]) -> list[int]:
-        """Take the next rows of a table; the rows before which a mark belongs, ascending.
+        """Track the next rows of a table; returns the rows that a mark must precede, ascending.
 
-        A table without tracked keys has a mark before its first row only: its rows may have been elsewhere
-        under another version or another rule. A partitioned table has several writers, and no marks.
+        A table without tracked keys has a mark only before its first row: under another version or rule its
+        rows may have gone to other partitions. A partitioned table has several writers, and no marks.
         """
         if block.table.partitions:
             return []
@@ -324,7 +327,7 @@ class SpanConflicts:
         return found
 
     def _tracker(self, table: TableSchema) -> Tracker:
-        """That of the table's version; of another version nothing is known."""
+        """The tracker of the table's version; a new one if the version has changed."""
         version, tracker = self.trackers.get(table.id, (0, None))
         if tracker is not None and version == table.version:
             return tracker
@@ -338,5 +341,5 @@ class SpanConflicts:
 
 
 def count_of(trackers: dict[int, tuple[int, Tracker]]) -> int:
-    """How many unique values trackers remember."""
+    """The number of unique values in some trackers."""
     return sum(len(tracker) for _, tracker in trackers.values())

@@ -1,11 +1,11 @@
-"""What the consistency levels keep and give up, for a dispatcher, a protocol and a target.
+"""The guarantees of the consistency levels, and their limits, for a dispatcher, a protocol and a target.
 
-    row          each partition is applied up to its own watermark; if there is none, as it is read
+    row          each partition is applied up to its own watermark; without watermarks, as it is read
     transaction  all partitions are applied up to the lowest watermark
 
-A user sees it at `changefeed create`, where the target is not known, and at `consumer run`, where the
-dispatch rules are not known. A third level, `table`, would let each table run to its own watermark. It is not
-built, so it is not in the list. Pure.
+Users see this at `changefeed create`, which does not know the target, and at `consumer run`, which does not
+know the dispatch rules. A third level, `table`, would let each table advance to its own watermark. It does
+not exist, so it is not in the list. Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TRANSACTION: Final = "transaction"
 
 
 class Order(IntEnum):
-    """What a partition has in commit order; a weaker order has a greater number."""
+    """The changes that are in commit order within a partition; a weaker order has a higher number."""
 
     TABLES = 1
     """Whole tables."""
     ALIGNED = 2
-    """As `ROWS`, with alignment marks where a row takes a unique value that another one has left."""
+    """As `ROWS`, with alignment marks where a row takes a unique value that another row has freed."""
     ROWS = 3
     """All changes of a row; the rows of a table are on several partitions."""
     VALUES = 4
-    """The changes of a row until a hashed column changes; then the row goes on in another partition."""
+    """The changes of a row until a hashed column changes; then its changes go to another partition."""
     NOTHING = 5
     """Whole transactions, but the changes of one row are on several partitions."""
     UNKNOWN = 6
@@ -39,7 +39,7 @@ class Order(IntEnum):
 
 
 class Seen(StrEnum):
-    """What readers of a target see of the changes that a consumer writes."""
+    """The units in which the readers of a target see the changes that a consumer writes."""
 
     SNAPSHOTS = "named snapshots only"
     TRANSACTIONS = "each step at once"
@@ -48,7 +48,7 @@ class Seen(StrEnum):
 
 
 class Ddls(StrEnum):
-    """Where a topic has its DDL messages."""
+    """The partitions on which a topic has its DDL messages."""
 
     EVERYWHERE = "all partitions"
     FIRST = "partition 0"
@@ -57,11 +57,11 @@ class Ddls(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the levels are judged for."""
+    """The circumstances for which the levels are described."""
 
     order: Order
     pieces: bool
-    """Whether a large table may be delivered in pieces, each in commit order by itself."""
+    """Whether a large table may be delivered in pieces, each in commit order on its own."""
     topics: bool
     """Whether tables have topics of their own."""
     marks: bool
@@ -69,12 +69,12 @@ class Setting:
     ddls: Ddls
     seen: Seen
     row_mode: bool = True
-    """Whether partitions may stand at different moments in the target."""
+    """Whether the target may have applied partitions up to different moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """One line of the table: about what, and what each level says of it."""
+    """One line of the table: the subject, and what each level promises about it."""
 
     about: str
     row: str
@@ -82,7 +82,7 @@ class Promise:
 
 
 def order_of(rules: Iterable[DispatchRule]) -> Order:
-    """The weakest order that any of the rules gives; tables that no rule names go by table."""
+    """The weakest order that any of the rules gives; a table that no rule matches is dispatched by table."""
     return max((_order(rule) for rule in rules), default=Order.TABLES)
 
 
@@ -101,7 +101,7 @@ def _order(rule: DispatchRule) -> Order:
 
 
 def refusals(setting: Setting) -> dict[str, str]:
-    """By level, why it cannot be had; those that can be had are missing."""
+    """By level, why it is not available; levels that are available are missing."""
     if not setting.marks:
         why = "the protocol carries no watermarks, so that no reader knows when a transaction is whole"
         return {TRANSACTION: why}
@@ -112,7 +112,7 @@ def refusals(setting: Setting) -> dict[str, str]:
 
 
 def promises(setting: Setting) -> list[Promise]:
-    """What the levels keep and give up, each in one short phrase; empty: the level cannot be had."""
+    """The guarantees and limits of the levels, each in a short phrase; empty: the level is not available."""
     if not setting.marks:
         return [Promise(about, row, "") for about, row in _without_marks(setting).items()]
     return [
@@ -136,7 +136,7 @@ _OF_A_ROW: Final = {
 
 
 def _without_marks(setting: Setting) -> dict[str, str]:
-    """What row mode keeps where offsets are the progress."""
+    """The guarantees of row mode if the progress is kept as offsets."""
     unique = {
         Seen.SNAPSHOTS: "not enforced by tables of files",
         Seen.UNKNOWN: "two rows that exchange a value may collide",

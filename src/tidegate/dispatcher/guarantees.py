@@ -1,4 +1,4 @@
-"""What a reader loses by a dispatcher, for one table: the limits of docs/dispatchers.md. Pure.
+"""The guarantees that a reader loses with a dispatcher, for one table: docs/dispatchers.md. Pure.
 
 Source: the table of guarantees in TiCDC's MQ design (docs/design/2020-02-24-ticdc-mq-protocol-cn.md).
 """
@@ -14,10 +14,10 @@ from tidegate.model.schema import TableSchema
 
 
 def weakness(table: TableSchema, rule: DispatchRule) -> str:
-    """What of the order of a table's rows this rule gives up, in words; empty: nothing.
+    """In words, which order of a table's rows this rule gives up; empty: none.
 
-    By table, each partition has a table's changes in commit order. By the handle key it still has all changes
-    of a row. Raises InvalidInput when the table lacks what the rule names.
+    By table, each partition has a table's changes in commit order. By the handle key, it still has all
+    changes of a row in order. Raises InvalidInput if the table lacks an index or column that the rule names.
     """
     if rule.partition == "ts":
         return (
@@ -36,7 +36,7 @@ def weakness(table: TableSchema, rule: DispatchRule) -> str:
             "readers must not go on with one partition alone, but all together by Resolved"
         )
     if hashed != handle:
-        return ""  # a part of the key: all rows that share it are together
+        return ""  # a part of the handle key: all rows with the same part are on the same partition
     unique = [index.name for index in table.indexes if index.unique and not _is_handle(table, index.columns)]
     if unique:
         return (
@@ -61,7 +61,7 @@ UNREADABLE: Final = (
     "TiCDC's own consumer cannot read a topic with alignment marks: it stops at the first one "
     "('partition resolved ts fallback'), because a mark is a Resolved below those before it"
 )
-"""What dispatch by conflict gives up for any table."""
+"""A limit of dispatch by conflict, for any table."""
 
 
 APART: Final = (
@@ -69,14 +69,14 @@ APART: Final = (
     "topics, a DDL is in its table's topic alone, and behind a rename the rows go on in another one: "
     "readers must not go on with one topic alone, but all together by Resolved"
 )
-"""What a topic by table gives up, whatever its rows are spread by."""
+"""A limit of a topic per table, whatever rule spreads its rows over partitions."""
 
 
 IN_PIECES: Final = (
     "if it has more regions than region-threshold says, it is delivered in pieces, each a range of its keys: "
     "the changes of one row stay in commit order, those of two rows may not, until Resolved"
 )
-"""What `enable-table-across-nodes` gives up where a table's changes would be in commit order."""
+"""A limit of `enable-table-across-nodes` for a table whose changes would otherwise be in commit order."""
 
 
 def _is_handle(table: TableSchema, offsets: tuple[int, ...]) -> bool:

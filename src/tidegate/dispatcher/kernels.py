@@ -1,7 +1,8 @@
 """Partition numbers of whole blocks, compiled; the plain twin is `dispatcher.partitions`.
 
-Table dispatch is one number for the block, ts dispatch one vector operation. By values: per row and
-column the canonical text goes through CRC-32, continued from the register that the column's name left.
+Dispatch by table gives one number for the block, by ts one vector operation. By values, CRC-32 runs over the
+canonical text of each hashed column of each row. It continues from the register after the column's name,
+which is computed once.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ _KEY_COLUMN: Final = KEY_COLUMN.size
 
 
 class Rows(NamedTuple):
-    """Rows of a block: operations (uint8), and both images' cells."""
+    """Rows of a block: operations (uint8), and the cells of both images."""
 
     op: int
     new_words: int
@@ -86,25 +87,25 @@ class Rows(NamedTuple):
     old_words: int
     old_sizes: int
     stride: int
-    """Cells from row to row."""
+    """Cells per row."""
 
 
 class Hashing(NamedTuple):
-    """How `hash_rows` hashes, and what it needs for that."""
+    """The columns and buffers with which `hash_rows` works."""
 
     columns: int
-    """A COLUMN each."""
+    """An array of COLUMN."""
     column_count: int
     seed: int
     scratch: int
-    """Room for the longest text and SLACK."""
+    """Space for the longest text and SLACK."""
     stack: int
-    """Of binary JSON."""
+    """For binary JSON."""
 
 
 @inline
 def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) -> int:
-    """The canonical text of a value that is not bytes."""
+    """Write the canonical text of a value whose kind is not text or bytes."""
     if form == _INT:
         return put_i64(out, word)
     if form == _UINT:
@@ -126,11 +127,11 @@ def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) ->
 
 @kernel
 def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
-    """u32[row_count] hashes of rows by the columns of `by`; the rows.
+    """u32[row_count] hashes of rows by the columns of `by`; returns the number of rows.
 
     Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a time
-    in `scratch`, which has room for the longest. Twin: `tidegate.dispatcher.partitions.row_hash`. Trick: the
-    CRC goes on from the register that the column's name left.
+    in `scratch`, which has space for the longest. Twin: `tidegate.dispatcher.partitions.row_hash`. Trick: the
+    CRC continues from the register after the column's name.
     """
     for row in range(row_count):
         deleted = load_u8(rows.op + row) == DELETE
@@ -157,11 +158,11 @@ def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
 
 @kernel
 def keys_differ(row_count: int, rows: Rows, columns: int, column_count: int, out: int) -> int:
-    """u8[row_count]: whether an update changes any of `columns`, a KEY_COLUMN each; how many rows do.
+    """u8[row_count]: whether an update changes any of `columns`, a KEY_COLUMN each; returns how many rows do.
 
     Reads cells and the bytes they point to. Writes `out`. Bound: a byte a row, and as many bytes of each
     value as both images have. Twin: `tidegate.dispatcher.split.changes_key`. Trick: stored values are
-    compared, not their texts; sizes decide first.
+    compared, not their texts, and bytes only if the sizes are equal.
     """
     found = 0
     for row in range(row_count):
@@ -192,7 +193,7 @@ def keys_differ(row_count: int, rows: Rows, columns: int, column_count: int, out
 def partition_block(
     block: RowBlock, rule: DispatchRule, count: int, time_zone: str = "UTC"
 ) -> npt.NDArray[np.int32]:
-    """The partition of every row among `count`: int32[n]. `time_zone` is the feed's, for TIMESTAMP texts."""
+    """The partition of every row among `count`: int32[n]. `time_zone` of the feed is for TIMESTAMP texts."""
     if rule.partition == "ts":
         return (block.commit_ts % np.uint64(count)).astype(np.int32)
     columns = hashed_columns(block.table, rule)
@@ -220,19 +221,19 @@ def _hashes(block: RowBlock, columns: tuple[int, ...], time_zone: str) -> npt.ND
 
 
 def _rows(op: npt.NDArray[np.uint8], new: Image, old: Image) -> Rows:
-    """The rows as kernels take them; the caller keeps the arrays alive."""
+    """The rows in the form that kernels read; the caller keeps the arrays alive."""
     cells = address(new.words), address(new.sizes), address(old.words), address(old.sizes)
     return Rows(address(op), *cells, new.words.shape[1])
 
 
 def _longest(new: Image, old: Image, columns: tuple[int, ...], deletes: npt.NDArray[np.bool_]) -> int:
-    """The largest value among the hashed columns, in stored bytes."""
+    """The size of the largest value among the hashed columns, in stored bytes."""
     sizes = np.where(deletes[:, None], old.sizes[:, columns], new.sizes[:, columns])
     return max(int(sizes.max(initial=0)), 0)
 
 
 def _vectors(image: Image, columns: list[int], valid: npt.NDArray[np.bool_]) -> tuple[Image, object]:
-    """Vectors as their texts, by the plain path: nobody hashes them in earnest."""
+    """Replace vectors by their texts, with plain Python, because vectors are rarely hashed."""
     if not columns:
         return image, None
     words, sizes, kept = image.words.copy(), image.sizes.copy(), []
@@ -261,7 +262,7 @@ def _plan(table: TableSchema, columns: tuple[int, ...]) -> npt.NDArray[np.int64]
 
 
 def changed_keys(block: RowBlock, columns: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-    """Per row whether it is an update that changes any of the columns' stored values."""
+    """For each row, whether it is an update that changes the stored value of any of the columns."""
     out = np.zeros(len(block), dtype=np.uint8)
     pointers = (Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR)
     lines = np.array([[i, block.table.columns[i].kind in pointers] for i in columns], dtype=np.int64)
@@ -272,7 +273,7 @@ def changed_keys(block: RowBlock, columns: tuple[int, ...]) -> npt.NDArray[np.bo
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet: both kernels, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling both with no rows."""
     rows = Rows(0, 0, 0, 0, 0, 1)
     hash_rows(0, rows, Hashing(0, 0, 0, 0, 0), 0)
     keys_differ(0, rows, 0, 0, 0)

@@ -1,7 +1,7 @@
 """TiCDC's partition numbers (docs/dispatchers.md), row by row: the oracle of `dispatcher.kernels`.
 
-The hash XORs the CRC-32 (IEEE) of what is written: schema and table, then name and canonical text of each
-hashed column, so that the order of columns does not matter. NULL is the text `null` (classic).
+The hash XORs the CRC-32 (IEEE) of each of these texts: schema and table together, then name and canonical
+text of each hashed column, so the order of columns does not matter. NULL is the text `null` (classic).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tidegate.tidb.text import value_text
 
 CONFLICT: Final = "conflict"
 RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns", CONFLICT)
-"""What `partition` of a rule may be; `rowid` is TiCDC's older name of index-value. TiCDC has no `conflict`:
-it is index-value where `unique_keys` can be tracked, else table."""
+"""The values of `partition` in a rule; `rowid` is TiCDC's older name of index-value. TiCDC has no `conflict`:
+it works as index-value if the `unique_keys` of a table can be tracked, otherwise as table."""
 
 
 def table_hash(table: TableSchema) -> int:
@@ -28,7 +28,7 @@ def table_hash(table: TableSchema) -> int:
 
 
 def hashed_columns(table: TableSchema, rule: DispatchRule) -> tuple[int, ...]:
-    """Positions of the columns whose values a rule hashes; raises InvalidInput when the table lacks them."""
+    """Positions of the columns whose values a rule hashes; InvalidInput if the table lacks one of them."""
     if rule.partition in ("index-value", "rowid"):
         return _index_columns(table, rule.index) if rule.index else tuple(sorted(table.handle_key))
     if rule.partition == CONFLICT:
@@ -64,7 +64,7 @@ def _missing(table: TableSchema, what: str) -> InvalidInput:
 
 
 def row_hash(row: RowChange, columns: tuple[int, ...]) -> int:
-    """The hash of a row: of the table and the given columns of its newest image."""
+    """The hash of a row: of its table's name and the given columns of its newest image."""
     image = row.old if row.new is None else row.new
     assert image is not None, "a row has an image"
     state = table_hash(row.table)

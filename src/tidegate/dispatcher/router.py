@@ -1,5 +1,5 @@
-"""The dispatch rules of one changefeed: the first whose matcher fits a table applies to it, and says by what
-its rows are spread over partitions, and in which topic.
+"""The dispatch rules of one changefeed. The first rule whose matcher fits a table applies to it: it decides
+how the table's rows are spread over partitions, and in which topic they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.model.schema import TableSchema
 from tidegate.tidb.table_filter import TableFilter
 
 DEFAULT: Final = DispatchRule()
-"""What applies to a table no rule names."""
+"""The rule of a table that no rule matches."""
 
 
 class Router:
@@ -30,7 +30,7 @@ class Router:
         case_sensitive: bool = False,
         names_subjects: bool = False,
     ) -> None:
-        """`names_subjects`: as `check_expression`. Raises InvalidInput for a rule that is none."""
+        """`names_subjects`: see `check_expression`. Raises InvalidInput for a rule that is not valid."""
         for rule in rules:
             _check(rule, names_subjects=names_subjects)
         self._rules = [(TableFilter(rule.matcher, case_sensitive), rule) for rule in rules]
@@ -38,7 +38,7 @@ class Router:
 
     @classmethod
     def of(cls, config: ReplicaConfig, default_topic: str, *, names_subjects: bool = False) -> Self:
-        """That of a changefeed's settings."""
+        """The router of a changefeed's settings."""
         rules, case_sensitive = config.sink.dispatchers, config.case_sensitive
         return cls(rules, default_topic, case_sensitive=case_sensitive, names_subjects=names_subjects)
 
@@ -68,14 +68,14 @@ class Router:
         return self.topic_by(self.rule_of(schema, table), schema, table)
 
     def topic_by(self, rule: DispatchRule, schema: str, table: str) -> str:
-        """The same, when the table's rule is known."""
+        """The topic of a table's rows, if the table's rule is known."""
         return topic_name(rule.topic, schema, table) if rule.topic else self.default_topic
 
     def topic_of_ddl(self, event: DdlEvent) -> str:
-        """The topic of a DDL: that of its table, of the old one when it is renamed; the default one when it
-        is about no table.
+        """The topic of a DDL: that of its table, under the old name if it is renamed. The default topic if
+        the DDL has no table.
 
-        As TiCDC's `GetTopicForDDL`: where there was a table before, its name counts.
+        As TiCDC's `GetTopicForDDL`: if a table existed before the DDL, its old name decides.
         """
         schema, table = event.schema, event.table
         if event.before is not None:

@@ -1,9 +1,9 @@
-"""Updates that change a unique key become a delete and an insert as TiCDC sends them to queues.
+"""Turns updates that change a unique key into a delete and an insert, as TiCDC does for queues.
 
 See docs/formats/contract.md#split-updates.
 
-Then the rows of such a transaction are sorted delete < update < insert, so that a key freed by one row
-can be taken by another. Runs before partitioning: the halves may go to different partitions.
+The rows of such a transaction are then sorted delete < update < insert, so that one row frees a key before
+another takes it. Runs before partitioning, because the two halves may go to different partitions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def key_columns(table: TableSchema) -> tuple[int, ...]:
 
 
 def changes_key(row: RowChange) -> bool:
-    """Whether a row is an update of a unique key's value."""
+    """Whether a row is an update that changes the value of a unique key."""
     if row.old is None or row.new is None:
         return False
     for i in key_columns(row.table):
@@ -46,7 +46,7 @@ def changes_key(row: RowChange) -> bool:
 
 
 def split_rows(rows: Sequence[RowChange]) -> list[RowChange]:
-    """The plain twin: rows of one table, transaction after transaction."""
+    """The plain twin: splits rows of one table, transaction by transaction."""
     found: list[RowChange] = []
     for _, group in groupby(rows, key=lambda row: (row.commit_ts, row.start_ts)):
         transaction = list(group)
@@ -62,22 +62,22 @@ def _halves(row: RowChange) -> list[RowChange]:
 
 
 class Part(StrEnum):
-    """What of a block goes out. The last four are for a transaction whose rows are in several blocks."""
+    """The part of a block that is sent. The last four are for a transaction with rows in several blocks."""
 
     SPLIT = "split"
     """Everything; each transaction is in one block."""
     WHOLE = "whole"
     """Everything, and no update is split."""
     OLD_HALVES = "old halves"
-    """Of updates that change a key: the deletes."""
+    """Only the deletes of updates that change a key."""
     UPDATES = "updates"
-    """Everything but updates that change a key."""
+    """Everything except updates that change a key."""
     NEW_HALVES = "new halves"
-    """Of updates that change a key: the inserts."""
+    """Only the inserts of updates that change a key."""
 
 
 def part_of(block: RowBlock, part: Part) -> tuple[RowBlock, int]:
-    """A part of a block, and how many updates that change a key were met."""
+    """A part of a block, and the number of updates in the block that change a key."""
     if part is Part.WHOLE:
         return block, 0
     changed = changed_keys(block, key_columns(block.table))
@@ -92,7 +92,7 @@ def part_of(block: RowBlock, part: Part) -> tuple[RowBlock, int]:
 
 
 def split_block(block: RowBlock) -> RowBlock:
-    """The block with such updates split; the block itself when it has none."""
+    """The block with such updates split; the same object if there are none."""
     return part_of(block, Part.SPLIT)[0]
 
 

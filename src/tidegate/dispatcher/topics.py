@@ -1,11 +1,11 @@
 """Topic expressions: from the name of a table to the topic of its rows, as TiCDC names it. Pure.
 
     [A-Za-z0-9._-]* {schema}? ([A-Za-z0-9._-]* {table})? [A-Za-z0-9._-]*
-    where the topic names a schema registry's subjects, unless it is a constant: both placeholders
+    if the topic names a schema registry's subjects and the expression is not constant: both placeholders
 
-Characters of a name that Kafka does not take become `_`, one each. What is longer than Kafka allows is cut
-off; a whole name `.` or `..` becomes `_` or `__`. So two tables may share a topic: that is right, since rows
-and DDL name their table. Upstream: tiflow `cdc/sink/dmlsink/mq/dispatcher/topic/expression.go`.
+Each character of a name that Kafka does not allow becomes `_`. A name that is longer than Kafka allows is cut
+off; the names `.` and `..` become `_` and `__`. So two tables may share a topic. That is correct, because
+rows and DDL name their table. Upstream: tiflow `cdc/sink/dmlsink/mq/dispatcher/topic/expression.go`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from tidegate.errors import InvalidInput
 
 NAME_MAX: Final = 249
-"""Characters of a topic's name: Kafka's limit."""
+"""Kafka's limit for the characters of a topic's name."""
 SCHEMA, TABLE = "{schema}", "{table}"
 
 _LITERAL: Final = r"[A-Za-z0-9._-]*"
@@ -27,9 +27,9 @@ _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def check_expression(expression: str, where: str, *, names_subjects: bool = False) -> None:
-    """Raises InvalidInput, under TiCDC's code, unless topics can be named by it.
+    """Raises InvalidInput, with TiCDC's code, unless topics can be named by the expression.
 
-    `names_subjects`: schemas are registered under the topic's name, so that each table needs its own.
+    `names_subjects`: schemas are registered under the topic's name, so each table needs a topic of its own.
     """
     if is_constant(expression):
         why = _unusable(expression)
@@ -65,12 +65,12 @@ def _unusable(constant: str) -> str:
 
 
 def is_constant(expression: str) -> bool:
-    """Whether it names one topic, whatever the table."""
+    """Whether the expression names the same topic for every table."""
     return _CONSTANT.fullmatch(expression) is not None
 
 
 def topic_name(expression: str, schema: str, table: str) -> str:
-    """The topic of a table by a checked expression."""
+    """The topic of a table by an expression that was checked."""
     if is_constant(expression):
         return expression
     name = expression.replace(SCHEMA, _FORBIDDEN.sub("_", schema))

@@ -1,12 +1,13 @@
-"""The unique keys of a table whose values rows may take from each other, and what tells values apart. Pure.
+"""The unique keys whose values one row may take over from another, and hashes of these values. Pure.
 
-Dispatch by conflict sends a row where its handle key says. Two rows that use one value of another unique key
-may then be on different partitions, so these values are what `dispatcher.conflict` keeps track of. They are
-known by a hash that is equal wherever TiDB calls the values equal: texts go through their collation, prefix
-keys hash the prefix alone. Unequal values may share a hash. That costs a needless mark and breaks nothing.
+Dispatch by conflict sends a row where its handle key says. If one row takes over the value of another unique
+key, the two rows may be on different partitions, so `dispatcher.conflict` keeps track of these values. It
+knows them by hashes that are equal whenever TiDB considers the values equal: texts are hashed by their
+collation, a prefix key hashes only the prefix. Different values may share a hash. That costs an unnecessary
+mark and is otherwise harmless.
 
-A table has such keys in a form that can be tracked, or a reason why it has not (`why_by_table`). Then all
-its rows go to one partition, where no conflict can arise.
+Either such keys of a table can be tracked, or there is a reason why not (`why_by_table`). In that case all
+rows of the table go to one partition, where no conflict can arise.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from tidegate.tidb.text import value_text
 from tidegate.tidb.types import collation
 
 HASHES: Final = 1 << 31
-"""Values are known by one of so many hashes, each key's apart."""
+"""The number of different hashes for each key."""
 NO_VALUE: Final = -1
-"""The hash of a value with a NULL in it, which equals no other."""
+"""The hash of a value that holds a NULL: it equals no other value."""
 BROKEN: Final = "\ufffd"
-"""What TiDB reads each byte of a text as that is no UTF-8, so that different bytes are equal. Texts with it
-have one hash: how many there are would depend on the reader."""
+"""TiDB reads each byte of a text that is not UTF-8 as this character, so different bytes may be equal. All
+texts with it get the same hash, because decoders differ in how many such characters they produce."""
 _UNSURE: Final = frozenset({Kind.FLOAT, Kind.DOUBLE, Kind.JSON, Kind.VECTOR})
-"""Kinds with equal values of different texts, such as 0 and -0."""
+"""Kinds in which equal values may have different texts, such as 0 and -0."""
 _EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
-"""Collations under which different texts are never equal."""
+"""Collations in which different texts are never equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueKey:
-    """A unique key whose values rows of several partitions may take from each other."""
+    """A unique key whose values may move between rows on different partitions."""
 
     columns: tuple[int, ...]
     """Positions in `TableSchema.columns`."""
     lengths: tuple[int, ...]
-    """Characters, or bytes of a binary column, that count of each; -1: all."""
+    """How many characters, or bytes of a binary column, count in each column; -1: all."""
 
 
 def tracked_keys(table: TableSchema) -> tuple[UniqueKey, ...]:
-    """The keys whose values are tracked; none where `why_by_table` has a reason."""
+    """The keys whose values are tracked; none if `why_by_table` has a reason."""
     if why_by_table(table):
         return ()
     positions = _positions(table)
@@ -56,7 +57,7 @@ def tracked_keys(table: TableSchema) -> tuple[UniqueKey, ...]:
 
 
 def why_by_table(table: TableSchema) -> str:
-    """Why the table's unique values cannot be tracked, in words; empty: they can."""
+    """In words, why the table's unique values cannot be tracked; empty: they can be tracked."""
     if not table.handle_key:
         return "it has no key that its rows are known by"
     movable, positions = _movable(table), _positions(table)
@@ -80,15 +81,15 @@ def _why_not(column: Column) -> str:
 
 
 def _movable(table: TableSchema) -> list[Index]:
-    """The unique indexes of which rows with one value may be on different partitions."""
+    """The unique indexes for which rows with the same value may be on different partitions."""
     return [index for index in table.indexes if index.unique and not _holds_handle(table, index)]
 
 
 def _holds_handle(table: TableSchema, index: Index) -> bool:
-    """Whether equal values of an index have equal texts in all columns of the handle key.
+    """Whether equal values of an index imply equal texts in all columns of the handle key.
 
-    Then they have one partition. It is not so where only a prefix counts, or where a collation calls
-    different texts equal: a primary key of texts is such an index.
+    Then such rows are on the same partition. It does not hold if only a prefix counts, or if a collation
+    considers different texts equal, as for a primary key of texts.
     """
     positions = _positions(table)
     exact = {
@@ -110,7 +111,7 @@ def _positions(table: TableSchema) -> dict[int, int]:
 
 
 def compared(data: bytes, table: TableSchema, position: int, length: int) -> bytes:
-    """What counts of a text or binary value under a unique key; equal where TiDB calls the values equal."""
+    """The part of a text or binary value that counts for a unique key; equal if TiDB's values are."""
     column = table.columns[position]
     is_cut = 0 <= length < len(data)
     if column.kind is not Kind.STRING:
@@ -124,7 +125,9 @@ def compared(data: bytes, table: TableSchema, position: int, length: int) -> byt
 
 
 def value_hash(row: RowChange, number: int, key: UniqueKey) -> int:
-    """The hash of a row's value of key `number`, or NO_VALUE; of a delete's old image, else of the new."""
+    """The hash of a row's value of key `number`, or NO_VALUE. A delete's value is in the old image, otherwise
+    it is in the new one.
+    """
     image = row.old if row.new is None else row.new
     assert image is not None, "a row has an image"
     state = crc32((row.table.schema + row.table.table).encode())
@@ -142,7 +145,7 @@ def _text(table: TableSchema, position: int, value: Value, length: int) -> bytes
 
 
 def is_bytes(table: TableSchema, position: int) -> bool:
-    """Whether a column's values are texts or binary, so that a prefix or a collation may count."""
+    """Whether a column's values are text or binary, so that a prefix or a collation may count."""
     return table.columns[position].kind in (Kind.STRING, Kind.BYTES)
 
 

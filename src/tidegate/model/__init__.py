@@ -1,4 +1,4 @@
-"""The nouns every other folder speaks; no behaviour beyond their own invariants.
+"""The nouns that all other folders share; they only check their own invariants.
 
 Reading order: timestamp, span, block, schema, row, ddl, message, changefeed.
 """

@@ -13,9 +13,9 @@ from tidegate.model.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class ArrowRows:
-    """Changes of one version of one table, in the order of the entries they came from.
+    """Changes of one version of one table, in the order of the entries from which they were decoded.
 
-    A column of `new` or `old` per column of the table; null in rows whose change has no such image.
+    `new` and `old` have one column per column of the table, null in rows whose change has no such image.
     """
 
     table: TableSchema
@@ -23,7 +23,7 @@ class ArrowRows:
     """INSERT, UPDATE or DELETE (`model.cells`)."""
     commit_ts: npt.NDArray[np.uint64]
     position: npt.NDArray[np.int64]
-    """As `RowBlock.position`: row numbers among the entries that were decoded at once."""
+    """As `RowBlock.position`: row numbers in the block of entries that was decoded."""
     new: pa.RecordBatch
     old: pa.RecordBatch
 

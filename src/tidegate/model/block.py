@@ -1,8 +1,8 @@
 """Blocks: many raw changes as one Arrow record batch.
 
-A block is what the puller yields, what the event store keeps and what the mounter takes. Rows in the
-event store are sorted by (commit_ts, start_ts, delete < update < insert, key); a block fresh from the
-matcher is in arrival order.
+The puller emits blocks, the event store keeps them and the mounter decodes them. Rows in the event store are
+sorted by (commit_ts, start_ts, delete < update < insert, key); a new block from the matcher is in arrival
+order.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ ENTRY_SCHEMA: Final = pa.schema(
         pa.field("old_value", pa.binary(), nullable=False),
     ]
 )
-"""One committed change a row.
+"""One committed change per row.
 
-op: OP_PUT or OP_DELETE, as in cdcpb. key: raw user key. value: empty for OP_DELETE. old_value: empty when
+op: OP_PUT or OP_DELETE, as in cdcpb. key: raw user key. value: empty for OP_DELETE. old_value: empty if
 there was none (a TiDB row value is never empty). int32 offsets: a block holds less than 2 GiB of each column;
 makers cut blocks at 8 MiB or 65,536 rows, whichever comes first.
 """

@@ -1,8 +1,8 @@
-"""Decoded rows of one table, as the kernels hand them on: two words a cell, row-major.
+"""Decoded rows of one table, as the kernels pass them on: two words per cell, row-major.
 
 `words[i, c]` and `sizes[i, c]` describe column c of row i as `Kind` says. Bytes are not copied: a cell
 holds the *address* of the bytes inside the block's own buffers (values, keys, a table's defaults), which
-`RowBlock.owners` keeps alive. A RowBlock is therefore never pickled and never outlives its task.
+`RowBlock.owners` keeps alive. So a RowBlock must never be pickled and must not outlive its task.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECKSUM: Final = np.dtype(
         ("spare", "u1"),
     ]
 )
-"""A row's `model.row.RowChecksum`; `known` 0: it has none. What `RowBlock.checksums` holds a row."""
+"""A row's `model.row.RowChecksum`, as `RowBlock.checksums` holds it; `known` 0: the row has none."""
 
 INSERT: Final = 1
 UPDATE: Final = 2
@@ -39,8 +39,8 @@ DELETE: Final = 3
 class Image:
     """One side of many rows: `words` int64[n, stride] and `sizes` int32[n, stride], C-contiguous.
 
-    stride >= number of columns and is never a power of two (that costs cache conflicts); only the first
-    `len(table.columns)` columns mean anything. Rows whose change has no such image hold garbage.
+    stride >= number of columns, and is never a power of two, which would cause cache conflicts. Only the
+    first `len(table.columns)` columns have a meaning. Rows whose change has no such image hold garbage.
     """
 
     words: npt.NDArray[np.int64]
@@ -67,18 +67,18 @@ class RowBlock:
     old: Image
     """Valid for UPDATE and DELETE."""
     owners: tuple[Any, ...]
-    """Whatever the addresses point into."""
+    """The objects that own the memory to which the addresses point."""
     checksums: npt.NDArray[np.void] | None = None
-    """CHECKSUM[n] for a protocol that sends them; None: no row has any, which costs nothing."""
+    """CHECKSUM[n] for a protocol that sends checksums; None: no row has one, and no memory is used."""
     row_keys: npt.NDArray[np.int64] | None = None
-    """int64[n, 2] for a protocol that sends them: address and size of each row's key in TiKV."""
+    """int64[n, 2] for a protocol that sends row keys: address and size of each row's key in TiKV."""
 
     def __len__(self) -> int:
         return len(self.op)
 
 
 def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8] | None = None) -> RowBlock:
-    """The rows numbered in `rows`, in that order; a row may occur twice, and have another operation."""
+    """The rows numbered in `rows`, in that order. A row may occur twice; `op` replaces the operations."""
     return replace(
         block,
         op=block.op[rows] if op is None else op,

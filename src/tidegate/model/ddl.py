@@ -1,4 +1,4 @@
-"""A schema change event, as the owner delivers it and the consumer applies it."""
+"""A schema change event, as the owner sends it and the consumer applies it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 WITHOUT_VALIDATION: Final = " WITHOUT VALIDATION"
-"""How the query of an EXCHANGE PARTITION ends when TiDB has not checked that the rows belong there."""
+"""The end of an EXCHANGE PARTITION's query if TiDB has not checked that the rows belong to the partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlEvent:
-    """One DDL with everything a target needs; batch jobs are split into one event a table.
+    """One DDL with everything that a target needs; a batch job is split into one event per table.
 
     Rows with commit_ts <= finished_ts have the schema before it. `before` and `after` are TableInfo
-    JSON (None where there is none: create, drop, schema DDL).
+    JSON, None if there is no table before or after it (create, drop, schema DDL).
     """
 
     job_id: int
     seq: int
     """Number of this event within its job, from 0."""
     start_ts: int
-    """The job's start_ts, which time defaults of added columns have (docs/formats/ddl.md#in-a-header)."""
+    """The job's start_ts, at which time defaults of added columns are evaluated
+    (docs/formats/ddl.md#in-a-header)."""
     finished_ts: int
     action: int
     """TiDB's action code: docs/formats/ddl.md#the-jobs."""
@@ -32,7 +33,7 @@ class DdlEvent:
     """Empty for schema DDL."""
     old_schema: str
     old_table: str
-    """The names before a rename, else equal to schema and table."""
+    """The names before a rename, otherwise equal to schema and table."""
     schema_version: int
     before: dict[str, Any] | None
     after: dict[str, Any] | None
@@ -41,7 +42,10 @@ class DdlEvent:
     removed_ids: tuple[int, ...]
     """Physical table ids that end at finished_ts."""
     time_zone: str = ""
-    """Of the session that ran it: `UTC`, a name, or seconds east of UTC as `+28800`. Empty: not known."""
+    """Time zone of the session that ran it: `UTC`, a name, or seconds east of UTC as `+28800`. Empty: not
+    known.
+    """
     moved_to: str = ""
-    """The topic of the table's rows from here on, if it is another than the event's own: of a rename; of an
-    exchange, which goes to the plain table's topic, that of the partitioned one."""
+    """The topic of the table's rows from here on, if it differs from the event's own topic. That happens
+    after a rename, and after an exchange: the event is in the plain table's topic, and this is the topic of
+    the partitioned table."""

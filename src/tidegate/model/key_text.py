@@ -1,4 +1,4 @@
-"""Keys as people write them on a command line, in TiKV-CDC's three ways. Pure."""
+"""Keys as users write them on a command line, in the three formats of TiKV-CDC. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from tidegate.errors import InvalidInput
 
 FORMATS: Final = ("hex", "raw", "escaped")
-"""hex: two digits a byte; raw: the text itself, in UTF-8; escaped: raw, with Go's escapes for bytes."""
+"""hex: two digits per byte; raw: the text itself, in UTF-8; escaped: raw, with Go's escapes for bytes."""
 
 _ESCAPES: Final = "a backslash wants x and two hex digits, three octal ones, or one of abfnrtv\\'\""
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([0-3][0-7]{2})|([abfnrtv\\'\"])|)")
@@ -16,7 +16,7 @@ _NAMED: Final = dict(zip(b"abfnrtv\\'\"", b"\a\b\f\n\r\t\v\\'\"", strict=True))
 
 
 def parse_key(text: str, written: str) -> bytes:
-    """The bytes of a key; raises InvalidInput."""
+    """The bytes of a key. Raises InvalidInput if the text does not have this format."""
     try:
         match written:
             case "hex":

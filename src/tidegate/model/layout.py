@@ -1,7 +1,7 @@
 """Over how many partitions of a topic a changefeed spreads rows, and since when: docs/repartition.md. Pure.
 
-The number changes at a ts T, in one transaction. Every Resolved from T on names the change in two Kafka
-headers, in every partition, so that a reader needs no other message for it:
+The number changes at a ts T, in one transaction. Every Resolved from T on, in every partition, carries the
+change in two Kafka headers, so that a reader needs no other message to learn of it:
 
     tidegate-epoch        digits: how often the number has changed
     tidegate-partitions   JSON: ts (T), old, new, all
@@ -17,26 +17,27 @@ from typing import Any, Final
 EPOCH: Final = "tidegate-epoch"
 PARTITIONS: Final = "tidegate-partitions"
 PARTITIONS_MAX: Final = 1 << 16
-"""More partitions of one topic no reader can number (`consumer.places`)."""
+"""The highest number of partitions of one topic that a reader can number (`consumer.places`)."""
 COUNT_MAX: Final = 1 << 63
 DIGITS_MAX: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The partitions of one topic since its last change of their number."""
+    """The partitions of one topic since the last change of their number."""
 
     epoch: int
     """How often the number has changed, from 1 on."""
     ts: int
-    """Rows up to it are spread over `old` partitions, rows above it over `new`."""
+    """Rows with a commit ts up to this are spread over `old` partitions, rows above it over `new`."""
     old: int
     new: int
     all: int
-    """So many partitions were ever written; they get Resolved and DDL, also those without rows now."""
+    """How many partitions were ever written. All of them get Resolved and DDL, also those without rows
+    now."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no changefeed writes."""
+        """Raises ValueError for values that no changefeed writes."""
         counts = self.old, self.new, self.all
         if not all(isinstance(one, int) and 0 < one <= PARTITIONS_MAX for one in counts):
             raise ValueError("a number of partitions is none")
@@ -46,13 +47,13 @@ class Layout:
             raise ValueError("not all partitions have Resolved")
 
     def changed(self, ts: int, partitions: int) -> Layout:
-        """The next one: from `ts` on rows are spread over so many partitions."""
+        """The next layout: above `ts`, rows are spread over `partitions` partitions."""
         assert ts >= self.ts, f"a change at {ts} after one at {self.ts}"
         return Layout(self.epoch + 1, ts, self.new, partitions, max(self.all, partitions))
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """What a Resolved carries."""
+        """The Kafka headers of a Resolved."""
         body = {"ts": self.ts, "old": self.old, "new": self.new, "all": self.all}
         return (
             (EPOCH, str(self.epoch).encode()),
@@ -61,7 +62,7 @@ class Layout:
 
     @classmethod
     def of_headers(cls, epoch: Any, partitions: Any) -> Layout:
-        """The inverse of `headers`. Raises ValueError when they are not sound."""
+        """The inverse of `headers`. Raises ValueError if the headers are not valid."""
         body = json.loads(bytes(partitions or b""))
         if not isinstance(body, dict):
             raise ValueError("it is no JSON object")
@@ -71,7 +72,7 @@ class Layout:
             raise ValueError(f"it has no {error}") from error
 
     def to_json(self) -> dict[str, int]:
-        """As it is kept beside the changefeed's progress."""
+        """The form stored with the changefeed's progress."""
         return asdict(self)
 
     @classmethod
@@ -81,7 +82,7 @@ class Layout:
 
 
 def count_of(value: Any) -> int:
-    """A count of 63 bits, as digits. Raises ValueError."""
+    """A count below 2**63, parsed from digits. Raises ValueError."""
     text = bytes(value or b"")
     if not text.isdigit() or len(text) > DIGITS_MAX:
         raise ValueError("it is no count")
@@ -89,5 +90,5 @@ def count_of(value: Any) -> int:
 
 
 def first_change(ts: int, before: int, partitions: int) -> Layout:
-    """The layout of a topic that has had `before` partitions from its beginning on."""
+    """The first layout of a topic that has had `before` partitions since its creation."""
     return Layout(1, ts, before, partitions, max(before, partitions))

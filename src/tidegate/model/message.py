@@ -1,4 +1,4 @@
-"""Encoded messages on their way to a queue: one by one, and as blocks."""
+"""Encoded messages for a queue: single ones, and blocks of many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; `key` or `value` None is Kafka's null."""
+    """One message. A `key` or `value` of None is Kafka's null."""
 
     key: bytes | None
     value: bytes | None
@@ -32,11 +32,11 @@ class MessageBlock:
     value_length: npt.NDArray[np.int64]
     partition: npt.NDArray[np.int32]
     rows: npt.NDArray[np.int32]
-    """How many row changes each message carries."""
+    """The number of row changes in each message."""
     topic: str = ""
-    """Empty: the changefeed's own."""
+    """Empty: the changefeed's own topic."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """Of every message."""
+    """The headers of every message."""
 
     def __len__(self) -> int:
         return len(self.partition)

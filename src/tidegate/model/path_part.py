@@ -1,8 +1,8 @@
-"""Names of schemas, tables and changefeeds as names of files, for any file system people use.
+"""Names of schemas, tables and changefeeds as file names that are safe on all common file systems.
 
-Some file systems ignore case, some rewrite Unicode (NFC or NFD), some forbid signs, a dot at the end or the
-names of devices, and all of them limit a name's length. A part made here is plain ASCII, at most
-`PATH_PART_MAX` bytes, and no two names have parts that become equal when case or Unicode form is ignored.
+Some file systems ignore case, some rewrite Unicode (NFC or NFD), some forbid certain characters, a dot at the
+end or the names of devices, and all of them limit a name's length. A part made here is plain ASCII and has at
+most `PATH_PART_MAX` bytes. No two names get parts that are equal when case or Unicode form is ignored.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 from urllib.parse import quote
 
 PATH_PART_MAX: Final = 200
-"""Bytes of a part; file systems allow 255, some of their tools fewer."""
+"""Bytes of a part. File systems allow 255, some of their tools fewer."""
 _DEVICE: Final = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\.|$)", re.IGNORECASE)
-"""What Windows takes for a device, with any suffix."""
+"""Names that Windows treats as devices, with any suffix."""
 
 
 def path_part(name: str) -> str:
-    """Letters, digits and . _ ~ - as they are, other bytes as =XX; capitals add =- and a mask.
+    """Letters, digits and . _ ~ - unchanged, other bytes as =XX; capital letters add =- and a mask.
 
-    It is percent-encoding with another sign: delta-rs 1.6 cannot open a directory whose name holds a percent
-    sign. The mask is a hexadecimal number whose bit i says that character i is a capital letter, so `Orders`
-    becomes `Orders=-1`. A leading underscore or dot, a dot at the end and the first letter of a device are
-    encoded too. A name that gets longer than `PATH_PART_MAX` ends with =~ and a hash of it. No encoded name
-    holds =- or =~ otherwise.
+    It is percent-encoding with another character: delta-rs 1.6 cannot open a directory whose name contains a
+    percent sign. The mask is a hexadecimal number whose bit i says that character i is a capital letter, so
+    `Orders` becomes `Orders=-1`. A leading underscore or dot, a dot at the end and the first letter of a
+    device name are encoded, too. A result longer than `PATH_PART_MAX` is cut and ends with =~ and a hash of
+    the name. An encoded name contains =- or =~ in no other case.
     """
     text = quote(name, safe="").replace("%", "=") or "="
     if text[0] in "_." or _DEVICE.match(text):
@@ -37,7 +37,7 @@ def path_part(name: str) -> str:
 
 
 def shortened(text: str, name: str, limit: int) -> str:
-    """`text` when it has at most `limit` signs, else its beginning and a hash of `name`."""
+    """`text` if it has at most `limit` characters, otherwise its beginning and a hash of `name`."""
     if len(text) <= limit:
         return text
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]

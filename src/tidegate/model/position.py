@@ -1,13 +1,13 @@
-"""Where in a commit ts a delivery stands, so that a transaction of any size goes out in pieces. Pure.
+"""How far a transaction is delivered, so that a transaction of any size can be delivered in pieces. Pure.
 
 The event store's order is (commit ts, start ts, class of operation, key), with deletes before updates before
-inserts. On its way out an update that changes a unique key becomes a delete and an insert, which take their
-places among the others of the transaction. So a delivery goes through the *ranks* of a transaction in turn,
-and through its updates up to three times:
+inserts. During delivery, an update that changes a unique key becomes a delete and an insert, and these two
+are placed among the other deletes and inserts of the transaction. So a delivery goes through the *ranks* of a
+transaction in turn, and reads its updates up to three times:
 
     DELETES  OLD_HALVES  UPDATES  NEW_HALVES  INSERTS  DONE
 
-Positions compare in the order in which changes are delivered. Progress records keep them as JSON:
+Positions compare in the order in which changes are delivered. Progress records store them as JSON:
 `[commit ts, start ts, rank, key in hex]`.
 """
 
@@ -21,24 +21,24 @@ Place: TypeAlias = tuple[int, int, int] | tuple[int, int, int, bytes]
 
 DELETE_CLASS, UPDATE_CLASS, INSERT_CLASS = range(3)
 END_CLASS = 3
-"""Behind all changes of a transaction."""
+"""After all changes of a transaction."""
 
 
 class Rank(IntEnum):
-    """What of a transaction goes out, in this order."""
+    """The parts of a transaction, in the order in which they are delivered."""
 
     DELETES = 0
     OLD_HALVES = 1
-    """The deletes that updates of unique keys become."""
+    """The deletes made from updates that change a unique key."""
     UPDATES = 2
-    """Those that stay updates."""
+    """The updates that change no unique key."""
     NEW_HALVES = 3
-    """The inserts that updates of unique keys become."""
+    """The inserts made from updates that change a unique key."""
     INSERTS = 4
     DONE = 5
-    """Everything of the transaction is out."""
+    """The whole transaction is delivered."""
     WHOLE_UPDATES = 6
-    """Instead of the three in the middle: in a feed that splits no update."""
+    """Used instead of the three ranks in the middle by a feed that splits no updates."""
 
 
 _CLASS_OF = {
@@ -53,7 +53,7 @@ _CLASS_OF = {
 
 
 class Position(NamedTuple):
-    """The last change that is out; what follows it in the order of delivery is not."""
+    """The last change that is delivered; no change after it, in the order of delivery, is delivered."""
 
     commit_ts: int
     start_ts: int
@@ -66,7 +66,7 @@ class Position(NamedTuple):
         return self.commit_ts, self.start_ts, _CLASS_OF[self.rank], self.key
 
     def to_json(self) -> list[Any]:
-        """As progress records keep it."""
+        """The form in progress records."""
         return [self.commit_ts, self.start_ts, int(self.rank), self.key.hex()]
 
     @classmethod

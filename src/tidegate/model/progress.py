@@ -1,14 +1,15 @@
-"""What a sink keeps of a feed beside its rows: records of progress, by key. Pure.
+"""Records of progress, by key, which a sink stores in addition to a feed's rows. Pure.
 
-    SPAN_ID/RULES   SpanProgress   how far a span's rows are there, by table rules with this digest
+    SPAN_ID/RULES   SpanProgress   how far a span's rows are delivered, under table rules with this digest
     SPAN_ID         SpanProgress   the same in a feed without tables
-    rules/RULES     TableRules     what the digest stands for
-    load/RANGE_ID   LoadProgress   how far a range of an initial load is, until the whole load is
-    owner           Journal        what the owner has told
-    topics          Topics         of a sink with topics: those in use, with their numbers of partitions
+    rules/RULES     TableRules     the rules that have this digest
+    load/RANGE_ID   LoadProgress   how far a range of an initial load is, until the whole load is done
+    owner           Journal        the last DDL and Resolved that the owner has sent
+    topics          Topics         for a sink with topics: those in use, with their numbers of partitions
 
-A record is written with what it speaks of, durable together: in a transaction of Kafka, of a database, in the
-commit of a table. Whoever reads the records fences all their writers first: they cannot grow then.
+A record and the rows or messages that it covers become durable together: in a transaction of Kafka or of a
+database, or in the commit of a table. Before an incarnation reads the records it fences all their writers, so
+that no record is added afterwards.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ RULES_PREFIX: Final = "rules/"
 
 @dataclass(frozen=True, slots=True)
 class SpanProgress:
-    """How far one span's rows are in the sink, and under which grant that was written."""
+    """How far one span's rows are in the sink, and under which grant they were written."""
 
     instance: str
-    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
+    """`FeedInfo.instance`; a record of another feed is ignored."""
     token: tuple[int, int]
     incarnation: int
     ts: int
-    """All rows up to here."""
+    """All rows with a commit ts up to this are in the sink."""
     position: Position | None = None
-    """And of the commit ts after it, what comes up to this position; None: nothing."""
+    """Of the next commit ts, the changes up to this position are in the sink, too; None: none of them."""
     rules: str = ""
-    """The digest of the rules that chose the span's tables: it speaks of their rows alone. Empty: of all."""
+    """The digest of the rules that chose the span's tables: the record covers only their rows. Empty: all."""
     bounds: Span | None = None
     """The span's keys; None in a record of an earlier version."""
 
     @property
     def last_ts(self) -> int:
-        """It says nothing about rows beyond this commit ts."""
+        """The record covers no row beyond this commit ts."""
         return self.ts if self.position is None else max(self.ts, self.position.commit_ts)
 
     def to_bytes(self) -> bytes:
@@ -70,7 +71,7 @@ class SpanProgress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanProgress:
-        """The inverse of `to_bytes`; a record of an earlier version has fewer members."""
+        """The inverse of `to_bytes`. A record of an earlier version has fewer members."""
         found = json.loads(data)
         first, second = found["token"]
         place = Position.from_json(found["position"]) if found.get("position") else None
@@ -88,15 +89,17 @@ class SpanProgress:
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """What decides which tables a feed follows, and how they are cut into spans. Records name its digest."""
+    """The settings that decide which tables a feed follows, and how it divides them into spans. Keys of
+    records contain its digest.
+    """
 
     patterns: tuple[str, ...]
     """As in `[filter] rules`."""
     case_sensitive: bool
     force_replicate: bool
     width: int
-    """Table ids a stripe; 1: a span a table. It chooses no table, but spans of one width have records apart
-    from those of another."""
+    """Table ids per stripe; 1: one span per table. It selects no table, but makes spans of one width have
+    other records than those of another width."""
 
     @property
     def digest(self) -> str:
@@ -116,41 +119,41 @@ class TableRules:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Rows that are in the sink already, though the span they lie in now has no record that says so.
+    """Rows that are in the sink already, although the record that covers them is not one of a current span.
 
-    A record of progress stays true for ever: another cut of the key space, or other rules, changes what is
-    delivered next, never what was. So nothing is translated when they change. The records of before are kept
-    under their own keys, and a row that one of them covers is left out.
+    A record of progress stays true for ever: other spans or other rules change what is delivered next, never
+    what was delivered. So records are not converted when spans or rules change. The older records stay under
+    their own keys, and a row that one of them covers is not delivered again.
     """
 
     span: Span
     rules: str
-    """The digest of the rules that the rows' tables pass; empty: all rows there are meant."""
+    """The digest of the rules that select the rows' tables; empty: all rows in the span."""
     ts: int
-    """Rows with a commit ts up to this one."""
+    """Rows with a commit ts up to this are covered."""
     position: Position | None
-    """And of the commit ts after it, those up to here."""
+    """Of the next commit ts, the rows up to this position are covered, too."""
 
     @property
     def last_ts(self) -> int:
-        """No row beyond this commit ts is meant."""
+        """No row beyond this commit ts is covered."""
         return self.ts if self.position is None else max(self.ts, self.position.commit_ts)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """What of one range of an initial load is in the sink."""
+    """How much of one range of an initial load is in the sink."""
 
     instance: str
-    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
+    """`FeedInfo.instance`; a record of another feed is ignored."""
     token: tuple[int, int]
     incarnation: int
     ts: int
-    """Of the load."""
+    """The ts of the load."""
     rows: int
-    """Entries of the range that were read so far."""
+    """How many entries of the range were read so far."""
     left_from: str | None
-    """The first key that is not in, in hex; None: the range is done."""
+    """The first key that is not in the sink, in hex; None: the range is done."""
 
     def to_bytes(self) -> bytes:
         """The value of the record."""
@@ -169,15 +172,15 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The last things the owner has told the sink."""
+    """The last DDL and the last Resolved that the owner has sent."""
 
     ddl_ts: int = 0
     """FinishedTS of the last DDL event delivered, 0: none."""
     ddl_seq: int = -1
-    """That event's number among those of the same FinishedTS."""
+    """The number of that event among the events of the same FinishedTS."""
     resolved_ts: int = 0
     instance: str = ""
-    """`FeedInfo.instance`: the journal of an earlier feed of the same name does not count."""
+    """`FeedInfo.instance`; the journal of an earlier feed with the same name is ignored."""
 
     def to_bytes(self) -> bytes:
         """The value of the journal record."""
@@ -190,23 +193,23 @@ class Journal:
         return cls(found["ddl_ts"], found["ddl_seq"], found["resolved_ts"], found["instance"])
 
     def holds(self, event: DdlEvent) -> bool:
-        """Whether the event is out already."""
+        """Whether the event is already durable in the sink."""
         return (event.finished_ts, event.seq) <= (self.ddl_ts, self.ddl_seq)
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics that a feed writes, and on how many partitions of each.
+    """The topics that a feed writes, and the number of partitions it uses of each.
 
-    The numbers are fixed when a topic is first used: were each writer to look for itself, partitions that
-    somebody adds would part the changes of a row.
+    The numbers are fixed when a topic is first used. If each writer looked the number up, partitions that are
+    added to the topic would spread the changes of one row over two partitions.
     """
 
     instance: str
-    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
+    """`FeedInfo.instance`; a record of another feed is ignored."""
     partitions: Mapping[str, int]
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """Of topics whose number has changed: since when, and how many partitions get Resolved."""
+    """By topic whose number has changed: since when, and how many partitions get Resolved."""
 
     def to_bytes(self) -> bytes:
         """The value of the record."""
@@ -217,29 +220,29 @@ class Topics:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Topics:
-        """The inverse of `to_bytes`; a record of an earlier version has fewer members."""
+        """The inverse of `to_bytes`. A record of an earlier version has fewer members."""
         found = json.loads(data)
         kept = {topic: Layout.from_json(one) for topic, one in found.get("layouts", {}).items()}
         return cls(found["instance"], found["partitions"], kept)
 
 
 def load_key(range_id: str) -> str:
-    """Where a range's `LoadProgress` lies."""
+    """The key of a range's `LoadProgress`."""
     return LOAD_PREFIX + range_id
 
 
 def span_key(span: str, rules: str) -> str:
-    """Where the `SpanProgress` of a span under these rules lies."""
+    """The key of the `SpanProgress` of a span under these rules."""
     return f"{span}/{rules}" if rules else span
 
 
 def rules_key(digest: str) -> str:
-    """Where `TableRules` lie."""
+    """The key of `TableRules`."""
     return RULES_PREFIX + digest
 
 
 def span_progress(records: Mapping[str, bytes], instance: str, rules: str = "") -> dict[str, SpanProgress]:
-    """The progress of a feed's spans, by span id, as far as it was noted under these rules."""
+    """The progress of a feed's spans, by span id, from the records written under these rules."""
     found = _of_spans(records, instance)
     return {key.partition("/")[0]: one for key, one in found.items() if one.rules == rules}
 
@@ -247,9 +250,9 @@ def span_progress(records: Mapping[str, bytes], instance: str, rules: str = "") 
 def delivered(
     records: Mapping[str, bytes], instance: str, own: Container[str], since: int
 ) -> list[Delivered]:
-    """What of a feed is in the sink above `since`, by the records of spans that it does not have now.
+    """The rows above `since` that are in the sink by records of spans that the feed does not have now.
 
-    `own`: the keys of those it has. A record whose rules are not among the records says nothing.
+    `own`: the keys of its current spans. A record whose rules are not among the records is ignored.
     """
     others = (one for key, one in _of_spans(records, instance).items() if key not in own)
     found = (
@@ -261,7 +264,7 @@ def delivered(
 
 
 def table_rules(records: Mapping[str, bytes]) -> dict[str, TableRules]:
-    """All rules that are among the records, by digest."""
+    """All rules in the records, by digest."""
     return {
         key.removeprefix(RULES_PREFIX): TableRules.from_bytes(value)
         for key, value in records.items()
@@ -270,8 +273,8 @@ def table_rules(records: Mapping[str, bytes]) -> dict[str, TableRules]:
 
 
 def outlived(records: Mapping[str, bytes], instance: str, rules: str) -> dict[str, int]:
-    """The records that an incarnation under these rules does not write, by key: each is of no use from the
-    moment that the feed can never again begin at or below its ts: one of another feed of that name at once.
+    """The records that an incarnation under these rules does not write, by key. Each can be deleted once the
+    feed can never again start at or below its ts: at once (ts 0) if it is of another feed of the same name.
     """
     others = {key: one for key, one in _of_all_spans(records).items() if one.rules != rules}
     found = {key: one.last_ts if one.instance == instance else 0 for key, one in others.items()}
@@ -294,7 +297,7 @@ def _of_all_spans(records: Mapping[str, bytes]) -> dict[str, SpanProgress]:
 
 
 def load_progress(records: Mapping[str, bytes], instance: str, ts: int) -> dict[str, LoadProgress]:
-    """The progress of the ranges of a feed's load at `ts`, by range id."""
+    """The progress of the ranges of the load at `ts`, by range id."""
     found = {
         key.removeprefix(LOAD_PREFIX): LoadProgress.from_bytes(value)
         for key, value in records.items()
@@ -304,24 +307,24 @@ def load_progress(records: Mapping[str, bytes], instance: str, ts: int) -> dict[
 
 
 def journal(records: Mapping[str, bytes], instance: str) -> Journal:
-    """What the feed's owners have told; empty when they have told nothing."""
+    """The journal of what the feed's owners have sent; empty if they have sent nothing."""
     data = records.get(JOURNAL_KEY)
     found = Journal.from_bytes(data) if data else Journal()
     return found if found.instance == instance else Journal(instance=instance)
 
 
 def topics(records: Mapping[str, bytes], instance: str) -> dict[str, int]:
-    """The feed's topics and the number of partitions it writes of each; {} when nothing is known."""
+    """The feed's topics and the number of partitions it uses of each; {} if nothing is recorded."""
     return dict(topics_record(records, instance).partitions)
 
 
 def topics_record(records: Mapping[str, bytes], instance: str) -> Topics:
-    """The same with what is known of changes of these numbers; empty when nothing is known."""
+    """The record of topics, which includes changes of these numbers; empty if nothing is recorded."""
     data = records.get(TOPICS_KEY)
     found = Topics.from_bytes(data) if data else Topics(instance, {})
     return found if found.instance == instance else Topics(instance, {})
 
 
 def furthest(records: Mapping[str, bytes], instance: str) -> int:
-    """No row of the feed above this commit ts is in the sink, by the records; 0: none is."""
+    """The highest commit ts of a row of the feed that may be in the sink, by the records; 0: no row is."""
     return max((one.last_ts for one in _of_spans(records, instance).values()), default=0)

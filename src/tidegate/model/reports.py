@@ -1,13 +1,13 @@
-"""What the processes of a capture tell each other over its socket: one class a message.
+"""The messages between the processes of a capture over its socket: one class per message.
 
     control process -> puller      SafePoint, Watch, Unwatch, DropBelow, Remove
     puller -> control process      PullerHello, Status, Refused, Failed
     control process -> application Run, End
     application -> control process ApplicationHello, Working, Ended, Failed
-      of each incarnation, apart   PipelineHello, Started, Durable, Loaded, Failed
+      each incarnation, on its own connection: PipelineHello, Started, Durable, Loaded, Failed
 
-`to_json` and `parse` know the form on the socket, and nothing else does (`model.wire`). What comes in is
-checked here once, so that whoever is given a message need not look again.
+Only `to_json` and `parse` know the form on the socket (`model.wire`). `parse` checks a message once when it
+arrives, so that code that is given a message need not check it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.model.wire import Form, Wire
 
 @dataclass(frozen=True, slots=True)
 class PullerHello:
-    """A puller introduces itself."""
+    """The first message of a puller."""
 
     kv_mode: str
     pid: int
@@ -33,7 +33,9 @@ class PullerHello:
 
 @dataclass(frozen=True, slots=True)
 class PipelineHello:
-    """An incarnation of a changefeed's pipeline introduces itself. Goes for all that is said there."""
+    """The first message of an incarnation of a changefeed's pipeline. All later messages on this connection
+    belong to that incarnation.
+    """
 
     changefeed: str
     incarnation: int
@@ -42,14 +44,14 @@ class PipelineHello:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationHello:
-    """The application introduces itself: the one process of a capture that delivers all its changefeeds."""
+    """The first message of the application, the process that delivers all changefeeds of a capture."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Begin an incarnation. All it says from then on comes over a connection of its own."""
+    """Start an incarnation. It sends all its messages over a connection of its own."""
 
     changefeed: str
     incarnation: int
@@ -59,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End an incarnation, whatever it is doing; one that is not there has ended already."""
+    """End an incarnation, whatever it is doing. If the application does not have it, it has already ended."""
 
     changefeed: str
     incarnation: int
@@ -67,7 +69,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """No process works for an incarnation any more: each is done with it, or dead."""
+    """No process works for an incarnation any more: each has finished its work for it, or is dead."""
 
     changefeed: str
     incarnation: int
@@ -75,24 +77,24 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """What a worker of the application is doing."""
+    """The current work of one worker of the application."""
 
     pid: int
     changefeed: str
     what: str
-    """In words."""
+    """The work, in words."""
     seconds: int
-    """Since it was given that."""
+    """How long it has been doing this."""
     machine: str = ""
-    """Where the process is, if not here."""
+    """The machine of the process; empty: this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """What the application does, as of now."""
+    """The current work of the application."""
 
     workers: int
-    """Those that are there."""
+    """The number of workers."""
     at_work: tuple[AtWork, ...]
     waiting: tuple[str, ...]
     """Changefeeds that wait for a worker."""
@@ -100,16 +102,16 @@ class Working:
 
 @dataclass(frozen=True, slots=True)
 class SafePoint:
-    """PD holds upstream's history from here on: register nothing that is guarded below it."""
+    """PD keeps the upstream's history from here on. The puller must register no guarded span below it."""
 
     ts: Timestamp
     keyspace: int
-    """-1: whatever is not named."""
+    """-1: all keyspaces that have no message of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Follow a span from `start_ts` on."""
+    """Follow a span from `start_ts` on. `guarded`: only if `start_ts` is not below the safepoint."""
 
     span: Span
     start_ts: Timestamp
@@ -118,14 +120,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Unwatch:
-    """Follow it no more."""
+    """Stop following a span."""
 
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
 class DropBelow:
-    """Nobody needs what the span has up to `ts`."""
+    """The changes of a span up to `ts` are no longer needed."""
 
     span: Span
     ts: Timestamp
@@ -133,26 +135,26 @@ class DropBelow:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Nobody needs anything of the span."""
+    """No changes of a span are needed any more."""
 
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a puller says of its spans, in as many parts as it takes."""
+    """The state of a puller's spans, in as many parts as needed."""
 
     spans: Sequence[Mapping[str, Any]]
-    """A line each, with its `span` (id)."""
+    """One object per span, with its id as `span`."""
     first: bool = True
     last: bool = True
     filling: str = ""
-    """Why the event store may soon have no room, in words; empty while much is free."""
+    """In words, why the event store may soon be out of space; empty while much is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A span is not registered from `start_ts`, as that lies below the safepoint."""
+    """The puller has not registered a span, because `start_ts` is below the safepoint."""
 
     span: Span
     start_ts: Timestamp
@@ -166,7 +168,7 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error, as `tidegate.errors` has it."""
+    """An error of `tidegate.errors`."""
 
     what: str
     where: str
@@ -174,67 +176,68 @@ class Failed:
     fix: str
     retry: bool
     kind: str = ""
-    """The name of its class, where that matters beyond `retry`."""
+    """The name of its class, if more than `retry` depends on it."""
 
     @classmethod
     def of(cls, error: TidegateError) -> Failed:
-        """One that was raised where it is told."""
+        """The message for an error, made by the process that raised it."""
         retry, kind = isinstance(error, Retryable), type(error).__name__
         return cls(error.what, error.where, error.why, error.fix, retry, kind)
 
     def error(self) -> TidegateError:
-        """To be raised where it is heard."""
+        """The error, to be raised by the process that received the message."""
         kind = KINDS.get(self.kind) or (Retryable if self.retry else Fatal)
         return kind(self.what, where=self.where, why=self.why, fix=self.fix)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A pipeline has fenced those before it and delivers: up to where each span is durable already."""
+    """A pipeline has fenced its predecessors and delivers. `spans`: the ts up to which each is durable."""
 
     spans: Mapping[str, Timestamp]
     outlived: Mapping[str, Timestamp] = field(default_factory=dict)
-    """Records in the sink that can go when the feed can never again begin at or below a ts, by key."""
+    """By key, records in the sink that can be deleted once the feed can never again start at or below a
+    ts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """Spans are durable downstream up to a ts, written under a grant's token."""
+    """Spans are durable downstream up to a ts, written under the token of a grant."""
 
     token: tuple[int, int]
     spans: Mapping[str, Timestamp]
     stats: Mapping[str, int] = field(default_factory=dict)
-    """What a piece of work did; empty in its midst."""
+    """Figures of a finished piece of work; empty while the work goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """How far an initial load is."""
+    """The progress of an initial load."""
 
     ranges: int = 0
     done: int = 0
-    """Ranges whose rows are all durable."""
+    """The number of ranges whose rows are all durable."""
     rows: int = 0
     rows_per_second: float = 0.0
     """Since this process began to load."""
     rows_expected: int = 0
-    """By the size of the ranges that are done; 0: none is."""
+    """Estimated from the ranges that are done; 0: none is done."""
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left."""
+        """Whether all ranges are done."""
         return self.done == self.ranges
 
     @property
     def fraction(self) -> float:
-        """Between 0 and 1."""
+        """The finished part, between 0 and 1."""
         if self.finished:
             return 1.0
         return min(self.rows / self.rows_expected, 0.99) if self.rows_expected else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """None while it cannot be told."""
+        """The estimated time left in seconds; None while there is no estimate."""
         if self.finished:
             return 0.0
         if not self.rows_expected or not self.rows_per_second:
@@ -252,7 +255,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The connection has ended. Never sent: the socket's end says so of its peer."""
+    """The connection has ended. This is never sent: the receiver makes it when the socket closes."""
 
 
 ToPuller = SafePoint | Watch | Unwatch | DropBelow | Remove
@@ -271,7 +274,7 @@ SAID_BY: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
     PipelineHello: (Started, Durable, Loaded, Failed),
     ApplicationHello: (Working, Ended, Failed),
 }
-"""What may follow a hello."""
+"""The messages that may follow each hello."""
 
 
 def _lines(value: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""One decoded row change, for the plain (row-wise) twins of the kernels and for people.
+"""One decoded row change, for the plain (row-wise) twins of the kernels and for output to people.
 
 Python values per kind: INT, UINT, YEAR, ENUM, SET, BIT -> int; FLOAT, DOUBLE -> float; STRING -> bytes
 in UTF-8; BYTES -> bytes; DECIMAL, DATE, DATETIME, TIMESTAMP, TIME, JSON, VECTOR -> str, TiDB's canonical
@@ -16,21 +16,23 @@ Value = int | float | str | bytes | None
 
 
 class RowChecksum(NamedTuple):
-    """What messages tell of a row's checksums: its images' columns' sums (docs/formats/checksums.md)."""
+    """The checksums of a row, as messages carry them: sums over each image's columns
+    (docs/formats/checksums.md).
+    """
 
     current: int
-    """Of the new image; 0: none. After a mismatch of raw bytes, the sum that the row carried."""
+    """Checksum of the new image; 0: none. After a mismatch of raw bytes, the sum that the row carried."""
     previous: int
-    """Of the old image, likewise."""
+    """Checksum of the old image, in the same way."""
     version: int
-    """Of the checksum in TiKV's value."""
+    """The version of the checksum in TiKV's value."""
     corrupted: bool
-    """Whether an image is not what its checksum says."""
+    """Whether an image does not match its checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """A row change with before and after image, aligned with `table.columns`."""
+    """A row change with its images before and after, whose values are in the order of `table.columns`."""
 
     table: TableSchema
     commit_ts: int
@@ -41,16 +43,18 @@ class RowChange:
     old: tuple[Value, ...] | None
     new: tuple[Value, ...] | None
     checksum: RowChecksum | None = None
-    """None: no image carries one, or nobody compared."""
+    """None: no image carries a checksum, or checksums were not compared."""
     row_key: bytes = field(default=b"", compare=False)
-    """The row's key in TiKV, for a protocol that sends it; it says what table and handle say."""
+    """The row's key in TiKV, for a protocol that sends it. Not compared: table and handle imply it."""
 
     def __post_init__(self) -> None:
         assert self.old is not None or self.new is not None
 
     @property
     def upstream_checksum(self) -> RowChecksum | None:
-        """The checksum without the sum of an image that is not here: a split update shares it out."""
+        """The checksum without the sum of an image that this change lacks, as each half of a split update
+        does.
+        """
         if self.checksum is None:
             return None
         current, previous, version, corrupted = self.checksum

@@ -1,7 +1,7 @@
-"""Tables, columns and handle keys, as one version of one table has them.
+"""Tables, columns and handle keys of one version of a table.
 
-Built from TiDB's TableInfo by `tidegate.tidb.table_info`. Everything here is immutable and hashable by
-identity, so that per-table plans of the kernels can be cached on it.
+`tidegate.tidb.table_info` builds them from TiDB's TableInfo. Everything here is immutable and hashable by
+identity, so that the kernels can cache plans per table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Kind(IntEnum):
-    """How a column's value is held between stages; the kernels branch on it.
+    """How a column's value is represented between stages; the kernels branch on it.
 
     `word` and `size` are the two halves of a cell (see `model.cells`). The size is -1 for SQL NULL.
     """
@@ -57,11 +57,11 @@ class Column:
     default_is_expr: bool
     origin_default: Any
     generated: str
-    """The expression of a generated column, else empty."""
+    """The expression of a generated column, otherwise empty."""
     stored: bool
     hidden: bool
     state: int
-    """5 = public; others are intermediate DDL states."""
+    """5: public; other numbers are intermediate states of a DDL."""
     version: int
 
     @property
@@ -98,27 +98,28 @@ class TableSchema:
     schema: str
     table: str
     id: int
-    """Logical table id; for a partitioned table not the id in the keys."""
+    """Logical table id. For a partitioned table it is not the id in the keys."""
     version: int
     columns: tuple[Column, ...]
     """The emitted (visible) columns in table order."""
     ticdc_flags: tuple[int, ...]
     """TiCDC's flag bits per emitted column: docs/formats/columns.md#flags."""
     handle_key: tuple[int, ...]
-    """Positions in `columns` of the handle key (docs/formats/columns.md#handle-key); empty: ineligible."""
+    """Positions in `columns` of the handle key (docs/formats/columns.md#handle-key). Empty: not
+    replicated."""
     primary_key: tuple[int, ...]
-    """Positions in `columns` of the primary key's columns, else empty."""
+    """Positions in `columns` of the primary key's columns, otherwise empty."""
     indexes: tuple[Index, ...]
     pk_is_handle: bool
     is_common_handle: bool
     handle_columns: tuple[int, ...]
     """Positions in `columns` of the columns stored in the record key, in key order; empty for _tidb_rowid."""
     partitions: tuple[int, ...]
-    """Physical ids when partitioned, else empty."""
+    """The physical ids of a partitioned table, otherwise empty."""
     charset: str
     collate: str
     info: dict[str, Any]
-    """The TableInfo JSON it was built from."""
+    """The TableInfo JSON from which it was built."""
 
     @property
     def eligible(self) -> bool:

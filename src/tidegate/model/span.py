@@ -19,11 +19,11 @@ class Span:
         assert self.end == b"" or self.start < self.end, f"empty span {self.start!r}..{self.end!r}"
 
     def contains(self, key: bytes) -> bool:
-        """Whether `key` lies inside."""
+        """Whether `key` is inside the span."""
         return self.start <= key and (self.end == b"" or key < self.end)
 
     def covers(self, other: Span) -> bool:
-        """Whether all of `other` lies inside."""
+        """Whether all of `other` is inside the span."""
         if self.end != b"" and (other.end == b"" or other.end > self.end):
             return False
         return self.start <= other.start
@@ -38,13 +38,13 @@ class Span:
         return Span(start, end)
 
     def cut_at(self, keys: Sequence[bytes]) -> list[Span]:
-        """Its pieces, cut at those of some ascending keys that lie inside."""
+        """The pieces of the span, cut at those of the ascending `keys` that are inside it."""
         inside = (key for key in keys if self.start < key and self.contains(key))
         return [Span(low, end) for low, end in pairwise([self.start, *inside, self.end])]
 
 
 def span_id(span: Span, kv_mode: str = "tidb", keyspace: str = "") -> str:
-    """16 hex digits that name the span for ever: SHA-256 over the length-prefixed parts.
+    """16 hex digits that identify the span permanently: SHA-256 over the length-prefixed parts.
 
     Parts: kv mode, keyspace, start key, end key; each as u32 BE length and bytes.
     """

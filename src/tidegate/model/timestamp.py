@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 Timestamp = int
-"""A TSO timestamp. An alias, not a NewType: they live in numpy and Arrow columns most of the time."""
+"""A TSO timestamp. An alias, not a NewType: most timestamps are in numpy and Arrow columns."""
 
 LOGICAL_BITS: Final = 18
 MAX: Final = (1 << 64) - 1

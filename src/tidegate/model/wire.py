@@ -1,7 +1,7 @@
-"""Typed messages as JSON: one frozen dataclass each, checked once where it comes in.
+"""Typed messages as JSON: one frozen dataclass per message, checked once when it arrives.
 
-A message is an object whose `type` names the class and whose other members are the class's, all of them and
-no others; both ends are of one version. `Wire` knows the form of each member by its annotation.
+A message is an object whose `type` names the class. Its other members are exactly the fields of the class,
+because both ends have the same version. `Wire` finds the form of each member by its annotation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Kind = TypeVar("Kind")
 
 
 class Form(NamedTuple):
-    """How a member is in JSON, and how it is read: the second raises ValueError."""
+    """How a member is written to JSON (`dump`) and read from it (`load`, which raises ValueError)."""
 
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
 
 
 class _Member(NamedTuple):
-    """A member of a message: its name in Python, its word in JSON, and its form."""
+    """A member of a message: its name in Python, its name in JSON, and its form."""
 
     name: str
     word: str
@@ -32,7 +32,7 @@ class _Member(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """How a class of messages is in JSON."""
+    """The JSON form of a class of messages."""
 
     word: str
     members: tuple[_Member, ...]
@@ -42,8 +42,8 @@ class _Layout(NamedTuple):
 class Wire:
     """The messages of one conversation.
 
-    `forms`: those of its own members, by annotation, beside `FORMS`. `separator` stands in the names of
-    members where Python's have an underscore.
+    `forms`: forms by annotation, in addition to `FORMS`. `separator` replaces the underscores of Python's
+    names in the JSON names of members.
     """
 
     def __init__(self, forms: Mapping[str, Form] | None = None, separator: str = "_") -> None:
@@ -52,11 +52,11 @@ class Wire:
         self._layouts: dict[type, _Layout] = {}
 
     def to_json(self, message: object) -> dict[str, Any]:
-        """A message as an object of JSON."""
+        """A message as a JSON object."""
         return {"type": self._layout(type(message)).word, **self.dumped(message)}
 
     def parse(self, message: Mapping[str, Any], kinds: Sequence[type[Kind]]) -> Kind:
-        """The message of one of these kinds; ValueError says what is wrong with it."""
+        """Parse a message of one of these kinds. Raises ValueError, whose text says what is wrong."""
         named = message.get("type") if isinstance(message, dict) else None
         kind = next((each for each in kinds if self._layout(each).word == named), None)
         if kind is None:
@@ -64,7 +64,7 @@ class Wire:
         return self.loaded(kind, {name: value for name, value in message.items() if name != "type"})
 
     def dumped(self, value: Any) -> dict[str, Any]:
-        """The members of a dataclass."""
+        """The members of a dataclass as a JSON object."""
         return {
             member.word: member.form.dump(getattr(value, member.name))
             for member in self._layout(type(value)).members
@@ -83,11 +83,11 @@ class Wire:
             raise ValueError(f"{layout.word}: {error}") from error
 
     def part(self, kind: type[Any]) -> Form:
-        """A dataclass within a message."""
+        """The form of a dataclass inside a message."""
         return Form(self.dumped, lambda value: self.loaded(kind, value))
 
     def option(self, kind: type[Any]) -> Form:
-        """A dataclass within a message, or None."""
+        """The form of a dataclass, or None, inside a message."""
         form = self.part(kind)
         return Form(
             lambda value: None if value is None else form.dump(value),
@@ -95,16 +95,16 @@ class Wire:
         )
 
     def parts(self, kind: type[Any]) -> Form:
-        """A list of dataclasses."""
+        """The form of a list of dataclasses."""
         return listed(self.part(kind))
 
     def add(self, forms: Mapping[str, Form]) -> None:
-        """Further forms, made of this conversation's own classes."""
+        """Add forms, which may be made from this conversation's own classes."""
         self._forms |= forms
         self._layouts.clear()
 
     def _layout(self, kind: type) -> _Layout:
-        """How messages of a class are in JSON: worked out once, since a capture sends thousands a second."""
+        """The JSON form of a class, computed once: a capture sends thousands of messages a second."""
         layout = self._layouts.get(kind)
         if layout is None:
             members = tuple(
@@ -118,7 +118,7 @@ class Wire:
 
 
 def just(*kinds: type) -> Form:
-    """A value of one of these types, as it is."""
+    """A value of one of these types, unchanged."""
 
     def load(value: Any) -> Any:
         if type(value) not in kinds:
@@ -129,7 +129,7 @@ def just(*kinds: type) -> Form:
 
 
 def listed(form: Form) -> Form:
-    """A list of such values; a tuple in Python."""
+    """A list of values of this form; a tuple in Python."""
 
     def load(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -175,4 +175,4 @@ FORMS: Final[Mapping[str, Form]] = {
     "Mapping[str, Timestamp]": Form(dict, _numbers),
     "Mapping[str, int]": Form(dict, _numbers),
 }
-"""By the member's annotation."""
+"""Forms by the annotation of the member."""

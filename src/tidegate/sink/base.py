@@ -1,16 +1,16 @@
-"""What a sink must be able to do, and what it says of itself. Pure; `registry` finds one for a URI.
+"""The contract of a sink: its methods, and how it describes itself. Pure; `registry` finds the sink of a URI.
 
-    check        settings and downstream
+    check        checks settings and downstream
     partitions   of each topic that rows go to, the same number for all writers
-    open_owner   Resolved and DDL, and the journal of what of them is out
-    fence        stop every earlier writer of some captures, then read what is durable
-    writer       rows and progress, durable together
-    forget       what belongs to the feed, and to nobody else, goes
-    describe     what it takes, promises and gives up
+    open_owner   sends Resolved and DDL, and keeps a journal of those that are durable
+    fence        stops every earlier writer of some captures, then reads what is durable
+    writer       makes rows and progress durable together
+    forget       deletes what belongs only to this feed
+    describe     says what it accepts, guarantees and cannot do
 
-The promise on which exactly-once rests: after `fence` no writer that was opened before it makes anything
-durable, and one that is opened later under an older grant is refused by its proof. So the records that
-`fence` returns cannot grow but by writers of the new grant. One suite of tests holds every sink to it.
+Exactly-once rests on this promise: after `fence`, a writer that was opened before it makes nothing durable,
+and a writer that is opened later under an older grant is refused because `prove` fails. So only writers of
+the new grant can add to the records that `fence` returns. One suite of tests checks every sink against this.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from tidegate.model.message import Message, MessageBlock
 from tidegate.model.progress import Journal
 
 Content: TypeAlias = MessageBlock | RowBlock | ArrowRows | pa.RecordBatch
-"""What a plan ends in, by the sink's `Form`."""
+"""The form in which a pipeline passes changes to the sink; which of them, the sink's `Form` says."""
 
 Prove: TypeAlias = Callable[[], None]
-"""Returns while the caller's grant is the current one by the metadata store, else raises Fenced."""
+"""Returns if the metadata store still has the caller's grant as the current one, otherwise raises Fenced."""
 
 
 class Form(StrEnum):
-    """What a sink takes of a feed's changes."""
+    """The form in which a sink accepts a feed's changes."""
 
     MESSAGES = "messages"
     """`MessageBlock`: encoded in the feed's protocol, each for a partition."""
@@ -53,9 +53,9 @@ class Form(StrEnum):
 
 
 class Domain(StrEnum):
-    """What must be written together, by one task and in the store's order.
+    """The set of changes that one task must write, in the order of the event store.
 
-    A row's changes always are. For anything wider one task merges all that the feed follows.
+    For one row this always holds. For a wider domain a single task merges all that the feed follows.
     """
 
     ROW = "row"
@@ -65,26 +65,26 @@ class Domain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a sink takes, promises and gives up."""
+    """The form that a sink accepts, its guarantees, and its limits."""
 
     form: Form
     domain: Domain
     pieces: bool
-    """Whether a transaction may become durable in pieces; else a commit comes only between commit ts."""
+    """Whether a transaction may become durable in pieces. Otherwise a commit never splits a commit ts."""
     writers: int
-    """How many may write at once; 0: as many as there are slots."""
+    """How many writers may write at once; 0: one for each slot."""
     atomic: bool
-    """Whether rows and progress become durable in one step. Else rows come first, and writing them again
-    changes nothing: progress is never ahead of them."""
+    """Whether rows and progress become durable in one step. Otherwise rows become durable first, and writing
+    them again changes nothing, so progress is never ahead of rows."""
     fenced_by: str
-    """What stops an earlier writer, in words; empty: nothing does but the end of its lease."""
+    """How an earlier writer is stopped, in words; empty: only the end of its lease stops it."""
     repartitions: bool = False
     """Whether its owner's side is a `PartitionedOwner`."""
     here: bool = False
     """Whether it writes to the capture's own disk, which workers on other machines cannot."""
 
     def at_once(self, tasks: int) -> int:
-        """How many of so many tasks may write at the same time."""
+        """How many of `tasks` tasks may write at the same time."""
         return 1 if self.domain is not Domain.ROW else min(tasks, self.writers or tasks)
 
 
@@ -96,14 +96,16 @@ class SinkFeed:
     namespace: str
     name: str
     instance: str
-    """Another feed of the same name, earlier or elsewhere, has another."""
+    """Differs between two feeds of the same name, earlier ones and those of other clusters included."""
     uri: SinkUri
     config: ReplicaConfig
     grant: tuple[int, int, int] = (0, 0, 0)
-    """Under which the caller acts: token and incarnation, compared in this order. Zeros: it only asks."""
+    """The grant under which the caller acts: token (two numbers) and incarnation, compared in this order.
+    Zeros: the caller only reads."""
     capture: str = ""
-    """Whose writers it opens: slots are a capture's own."""
+    """The capture whose writers are opened: each capture has slots of its own."""
     folder: Path | None = None
+    """The changefeed's own folder on the capture, for a sink that stores something there."""
     """The changefeed's own folder on the capture, for a sink that keeps something there."""
 
 
@@ -115,7 +117,7 @@ class Undecided(Retryable):
 
 
 class OpenTransactions(Retryable):
-    """What was made durable behind them cannot be read yet. Fence their writers, and read again."""
+    """Records after an open transaction cannot be read yet. Fence the writers, and read again."""
 
 
 class SlotTaken(Retryable):
@@ -126,10 +128,10 @@ class SlotTaken(Retryable):
 
 
 class Writer(Protocol):
-    """Rows of one task at a time. `write` as often as need be, then `commit`.
+    """Writes the rows of one task at a time: any number of calls of `write`, then `commit`.
 
-    Each call raises Fenced when another incarnation has taken over, SlotTaken when all since the last commit
-    is lost and may be written again, Retryable when the sink fails, and `commit` Undecided.
+    Each call raises Fenced if another incarnation has taken over, SlotTaken if everything since the last
+    commit is lost and may be written again, and Retryable if the sink fails. `commit` also raises Undecided.
     """
 
     @property
@@ -143,27 +145,28 @@ class Writer(Protocol):
         ...
 
     def write(self, contents: Sequence[Content]) -> None:
-        """The changes that come next, each table's apart; their `position` tells the order across tables.
+        """Add the changes that come next, each content of one table; `position` orders them across tables.
 
-        Nothing of the contents may be kept beyond the call: rows point into memory that goes.
+        The writer must not keep references to the contents: rows point into memory that is freed after the
+        call.
         """
         ...
 
     def commit(self, progress: Mapping[str, bytes]) -> None:
-        """All since the last commit and these records, durable together on return."""
+        """Make everything since the last commit, and these records, durable together before returning."""
         ...
 
     def abort(self) -> None:
-        """Give up what was written since the last commit."""
+        """Discard what was written since the last commit."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and threads, at once; what is not committed is given up sooner or later."""
+        """Release connections and threads without waiting; uncommitted rows are discarded, maybe later."""
         ...
 
 
 class Marks(Protocol):
-    """How a protocol says Resolved and DDL; `codec.registry.marks` gives one. For sinks of messages."""
+    """How a protocol encodes Resolved and DDL, from `codec.registry.marks`. Only sinks of messages use it."""
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None: ...
 
@@ -175,110 +178,114 @@ class Marks(Protocol):
 
 
 class OwnerSink(Protocol):
-    """The owner's side: blocking, called from one thread, durable on return.
+    """The owner's side of a sink. Calls block, come from one thread, and are durable on return.
 
-    A sink without topics ignores what is said of them.
+    A sink without topics ignores the arguments that concern topics.
 
-    Raises Fenced when another owner has taken over; after Retryable a new one is opened, since only the
-    journal that it reads tells whether the call took effect.
+    Raises Fenced if another owner has taken over. After Retryable the caller opens a new one, because only
+    the journal, which is read at opening, shows whether the failed call took effect.
     """
 
     @property
     def journal(self) -> Journal:
-        """What is out."""
+        """The last DDL and Resolved that are durable."""
         ...
 
     def use(self, topics: Iterable[str]) -> None:
-        """Rows, and DDL, may go to these topics from now on: they are there, with a fixed number of
-        partitions, and Resolved goes to them. Raises as `Sink.check`.
+        """From now on rows and DDL may go to these topics: each exists, its number of partitions is fixed,
+        and Resolved is sent to it. Raises the errors of `Sink.check`.
         """
         ...
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
-        """One DDL event to a topic in use (empty: the feed's own), unless the journal holds it."""
+        """Send one DDL event to a topic in use (empty: the feed's own), unless the journal holds it."""
         ...
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
-        """Everything up to `ts` is out, in all topics in use; never below the last one."""
+        """Send Resolved to all topics in use: everything up to `ts` is durable. `ts` must not decrease."""
         ...
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Delete records of progress that no incarnation can want any more."""
+        """Delete records of progress that no incarnation will read again."""
         ...
 
     def close(self) -> None:
-        """Let go of what is held; nothing more is sent."""
+        """Release connections and threads; nothing more is sent."""
         ...
 
 
 @runtime_checkable
 class PartitionedOwner(OwnerSink, Protocol):
-    """The owner's side of a sink whose topic may get another number of partitions while the feed lives."""
+    """The owner's side of a sink whose topic may get another number of partitions while the feed runs."""
 
     @property
     def partitions(self) -> int:
-        """Over how many partitions of the feed's own topic rows are spread now."""
+        """The number of partitions of the feed's own topic over which rows are spread now."""
         ...
 
     @property
     def is_repartitioned(self) -> bool:
-        """Whether that number was ever changed, so that readers go by a layout."""
+        """Whether that number was ever changed. If so, readers need a layout to find a row's partition."""
         ...
 
     def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
-        """Resolved `ts`, and that rows above it go to so many partitions: durable together on return.
+        """Make Resolved `ts`, and the new number of partitions for rows above `ts`, durable together.
 
-        Every row up to `ts` is out, and none above it. Raises Retryable, too, when one above it is.
-        Who writes by the old number must be fenced before anything above `ts` is written.
+        The caller guarantees that every row up to `ts` is durable and no row above it. Raises Retryable if a
+        row above `ts` is durable. Writers that use the old number must be fenced before anything above `ts`
+        is written: otherwise they would write to partitions where readers do not expect these rows.
         """
         ...
 
 
 class Sink(Protocol):
-    """One feed's place downstream. Cheap to make; nothing is asked of the downstream before a call."""
+    """One feed at its downstream. Cheap to make: nothing is asked of the downstream before the first call."""
 
     def describe(self) -> Description:
-        """What it takes, promises and gives up."""
+        """The form that the sink accepts, its guarantees, and its limits."""
         ...
 
     def check(self) -> int:
-        """Look at settings and downstream, make what the settings allow; the number of partitions, or 1.
+        """Check settings and downstream, create what the settings allow, and return the number of partitions.
 
-        Raises InvalidInput when they do not fit, and Retryable when the downstream does not answer.
+        A sink without partitions returns 1. Raises InvalidInput if the settings do not fit, and Retryable if
+        the downstream does not answer.
         """
         ...
 
     def partitions(self, topic: str) -> int:
-        """How many partitions rows of a topic are spread over; a sink without them: 1.
+        """The number of partitions that rows of a topic are spread over; 1 for a sink without partitions.
 
-        The owner has fixed it (`OwnerSink.use`), and no two writers of an incarnation get different numbers.
-        Raises Retryable when it has not, or the downstream does not answer.
+        The owner has fixed it (`OwnerSink.use`), so all writers of an incarnation get the same number.
+        Raises Retryable if it is not fixed yet, or the downstream does not answer.
         """
         ...
 
     def open_owner(self, marks: Marks | None, prove: Prove) -> OwnerSink:
-        """The owner's side; every owner before this one is fenced. `prove` is asked after the fence.
+        """Open the owner's side and fence every earlier owner. `prove` is called after the fence.
 
-        `marks`: of a sink of messages, and of no other.
+        `marks`: given to a sink of messages, and to no other.
         """
         ...
 
     def fence(
         self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
     ) -> dict[str, bytes]:
-        """Fence every writer of the feed on these captures, in the slots below each one's number; then
-        what is durable, by key. `alive` is called when one of many writers is fenced.
+        """Fence every writer of the feed on these captures, in all slots below the number given for each.
+
+        Returns the durable records by key. `alive` is called after each writer that is fenced, because there
+        may be thousands of them.
         """
         ...
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> Writer:
-        """The writer of a slot; the one before it is fenced. `alive` is called when something is taken."""
+        """Open the writer of a slot and fence the one before it. `alive` is called when rows are accepted."""
         ...
 
     def same_place(self, other: Self) -> bool:
-        """Whether what one has written is there for the other. Raises Retryable when that cannot be told."""
+        """Whether `other` finds what this sink has written. Raises Retryable if that cannot be found out."""
         ...
 
     def forget(self) -> None:
-        """Delete all that is kept for the feed beside its rows; nothing there is no error."""
+        """Delete what is stored for the feed apart from its rows. It is no error if nothing is stored."""
         ...

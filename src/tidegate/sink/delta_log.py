@@ -1,11 +1,11 @@
-"""Which files a Delta table still needs, when only some of its versions do. Pure.
+"""Which files a Delta table still needs if only some of its versions are needed. Pure.
 
-A version is read from a checkpoint and the commits after it, so of a log are needed, for each needed
-version, its last checkpoint before it and the commits between. Logs may have gaps: what stands before a gap
-is read from an earlier checkpoint, what stands behind it from a later one. A data file is needed when it is
-part of a needed version. It is part of all versions from the commit that adds it to the one before the
-commit that removes it, so one pass over the log decides about all versions at once; loading each of them
-would cost as much again for every one. `tests/sink/test_slot_files.py` compares both ways.
+delta-rs reads a version from a checkpoint and the commits after it. So each needed version needs the last
+checkpoint at or before it and the commits between the two. Logs may have gaps: a version before a gap is read
+from an earlier checkpoint, one after the gap from a later checkpoint. A data file is needed if it is part of
+a needed version. It is part of all versions from the commit that adds it up to, but not including, the commit
+that removes it. So one pass over the log decides for all versions at once; loading each version would cost
+one such pass per version. `tests/sink/test_slot_files.py` compares the two ways.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from urllib.parse import unquote
 import orjson
 
 LOG_FILE: Final = re.compile(r"(\d{20})\..*")
-"""A file of the log that belongs to a version."""
+"""The name of a file of the log that belongs to a version."""
 
 _ALL_LATER: Final = 10**20
-"""More than any version in the name of a file."""
+"""Higher than any version that fits into the 20 digits of a file name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,18 @@ class Life:
 
 
 class FileHistory:
-    """The lives of a table's data files, as far as its log is read. Grows with the files on the disk."""
+    """The lives of a table's data files, as far as its log was read. Grows with the files on the disk."""
 
     def __init__(self) -> None:
         self.version = -1
-        """Up to which the log is read; -1: not at all."""
+        """The version up to which the log was read; -1: nothing was read."""
         self._since: dict[str, int] = {}
         self._past: dict[str, list[Life]] = {}
 
     def begin(self, version: int, files: Iterable[str], at: float) -> None:
-        """The files of a version that a checkpoint gives: the first one read, or the one behind a gap.
+        """Set the files of a version that was read from a checkpoint: the first one, or one after a gap.
 
-        No version in a gap is needed, so it does not matter where in it a file came or went.
+        No version inside a gap is needed, so it does not matter where in it a file was added or removed.
         """
         now = set(files)
         for name in self._since.keys() - now:
@@ -58,7 +58,7 @@ class FileHistory:
         self.version = version
 
     def commit(self, version: int, actions: Sequence[tuple[str, bool]], at: float) -> None:
-        """The next version: names with whether they are added, in the log's order."""
+        """Apply the next version. `actions`: file names, with whether they are added, in the log's order."""
         assert version == self.version + 1, "a commit was left out"
         for name, added in actions:
             if not added:
@@ -74,9 +74,10 @@ class FileHistory:
             self._past.setdefault(name, []).append(Life(since, version, at))
 
     def unneeded(self, needed: Sequence[int], before: float) -> tuple[list[str], bool]:
-        """Files that may be deleted; and whether there will be others when they are older.
+        """Files that may be deleted, and whether more will be deletable only because they grow older.
 
-        Those of none of `needed` (ascending) and of no version after them, removed at `before` or earlier.
+        A file may be deleted if it is part of none of `needed` (ascending) and of no version after them, and
+        was removed at `before` (Unix time in seconds) or earlier.
         """
         found, young = [], False
         for name, lives in self._past.items():
@@ -97,13 +98,13 @@ class FileHistory:
         return name in self._since
 
     def forget(self, names: Iterable[str]) -> None:
-        """These are deleted."""
+        """Forget files that were deleted."""
         for name in names:
             self._past.pop(name, None)
 
 
 def _holds(life: Life, needed: Sequence[int]) -> bool:
-    """Whether a needed version, or one after the last of them, falls into this life."""
+    """Whether a needed version, or one after the last of them, is within this life."""
     at = bisect_left(needed, life.since)
     return life.until > needed[-1] + 1 if at == len(needed) else needed[at] < life.until
 
@@ -120,7 +121,7 @@ def actions_of(commit: bytes) -> list[tuple[str, bool]]:
 
 
 def checkpoints(names: Iterable[str]) -> list[int]:
-    """The versions of which a log has a checkpoint in one file, ascending."""
+    """The versions for which a log has a checkpoint of a single file, ascending."""
     found = []
     for name in names:
         match = LOG_FILE.fullmatch(name)
@@ -130,10 +131,10 @@ def checkpoints(names: Iterable[str]) -> list[int]:
 
 
 def needless(names: Sequence[str], needed: Sequence[int]) -> list[str]:
-    """The files of a log from which none of `needed` (ascending) and no version after them is read.
+    """The files of a log that are not needed to read `needed` (ascending) and the versions after them.
 
     A version before the first checkpoint is read from the log's beginning. Checkpoints of an unknown form are
-    no base here: that keeps more than is needed, never less.
+    not used as a start here: that keeps more files than necessary, never fewer.
     """
     bases = checkpoints(names)
     spans: list[tuple[int, int]] = []

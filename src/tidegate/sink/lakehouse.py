@@ -1,20 +1,20 @@
-"""Delta tables through delta-rs (no JVM, no jar): what a consumer does with the tables of one target.
+"""Delta tables through delta-rs (no JVM, no jar): how a consumer writes and reads the tables of one target.
 
-Layout under the root: `SCHEMA/TABLE` (encoded, see `slot_path`) is a Delta table; `_tidegate/snapshots` is
-itself one (`snapshot_table`), and an append to it is the only commit point. Whatever a table's log holds
-beyond the version that the newest snapshot names is unfinished: `restore` undoes it.
+Layout under the root: `SCHEMA/TABLE` (encoded, see `slot_path`) is a Delta table. `_tidegate/snapshots` is
+itself one (`snapshot_table`), and an append to it is the only commit point. Any version of a table after the
+one that the newest snapshot names is unfinished work: `restore` undoes it.
 
-A path is a *slot* with one linear history: a table that is dropped and made again, or truncated, continues in
-the same log, so older snapshots stay readable at their versions. A rename links the data files into the new
-slot.
+A path is a *slot* with one linear history: a table that is dropped and created again, or truncated, continues
+in the same log, so older snapshots stay readable at their versions. A rename links the data files into the
+new slot.
 
-Every change of a table is one commit through `own_tables`, which keeps the promise that nothing of others is
-written, emptied, vacuumed or removed. The order matters in `rename`: the new slot is emptied before files are
-linked into it, and no snapshot names it before its rows are there.
+Every change of a table is one commit through `own_tables`, which guarantees that a table of someone else is
+never written, emptied, vacuumed or removed. In `rename` the order matters: the new slot is emptied before
+files are linked into it, and no snapshot names it before it has its rows.
 
 The files are in a `Store`: a local disk or an object store. On a disk one process writes: the consumer's
-driver, under the lock of its root. In an object store there is no lock, and only the snapshots of the newest
-consumer to `take_over` count (`takeover`).
+driver, which holds the lock of its root. An object store has no lock; there only the newest consumer that
+called `take_over` can name snapshots (`takeover`).
 
 The threads of one process may write to different tables at once.
 """
@@ -45,13 +45,13 @@ from tidegate.sink.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, tran
 SLOTS: Final = f"{OWN}/slots"
 """In an object store: an empty object for each path that was ever given to a table."""
 _NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
-"""A Delta table has at least one."""
+"""A Delta table must have at least one column."""
 
 
 def slot_path(schema: str, table: str) -> str:
     """The path of a new table below the root, see `path_part`; a table made earlier keeps the path it has.
 
-    No part begins with an underscore or a dot: those names are ours.
+    No part begins with an underscore or a dot, because those names are reserved for the consumer's own files.
     """
     return f"{path_part(schema)}/{path_part(table)}"
 
@@ -83,13 +83,13 @@ class Lakehouse:
     def _kind(self) -> str:
         return "prefix" if self.store.shared else "directory"
 
-    # --- what is ours
+    # --- whether the target is ours
 
     def check(self) -> None:
-        """Raise unless the root is a target, or may become one: it is empty, or is not there yet.
+        """Raise unless the root is a target or can become one, because it is empty or does not exist.
 
-        InvalidInput when it holds something else; Fatal when it holds a target's tables and nothing that says
-        which of their versions are valid.
+        InvalidInput if it holds anything else; Fatal if it holds a target's tables but no table of snapshots,
+        without which it is not known which of their versions are valid.
         """
         if self.exists(SNAPSHOTS):
             if self._tables.mark_of(SNAPSHOTS) is None:
@@ -118,14 +118,15 @@ class Lakehouse:
             )
 
     def take_over(self, name: str) -> None:
-        """Make this process the writer, as the consumer `name`; every earlier one is Fenced from here on.
+        """Make this process the writer, as the consumer `name`; every earlier one is fenced from here on.
 
-        InvalidInput if the target is another consumer's; Retryable if others were faster again and again.
+        InvalidInput if the target belongs to another consumer. Retryable if other processes committed first
+        each time.
         """
         self._tables.take_over(name)
 
     def check_writer(self) -> None:
-        """Fenced if another process has taken over since. Nothing on a disk: this process has the lock."""
+        """Fenced if another process has taken over. Does nothing on a disk: this process has the lock."""
         self._tables.check_writer()
 
     # --- tables
@@ -139,10 +140,10 @@ class Lakehouse:
         return int(self._tables.open(path).version())
 
     def create(self, path: str, schema: pa.Schema) -> None:
-        """Make the slot an empty table of this schema; what it held stays readable at its older versions.
+        """Make the slot an empty table of this schema; its earlier rows stay readable at older versions.
 
-        Fatal when something that is not the target's stands there, or another table's folder whose name
-        differs only in what the disk ignores: earlier releases made folders with capital letters.
+        Fatal if something that is not the target's is at this path, or the folder of another table whose name
+        differs only in ways that the disk ignores: earlier releases used capital letters in folder names.
         """
         self._tables.identity()
         self.store.check_folder(path)
@@ -159,7 +160,10 @@ class Lakehouse:
             )
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
-        """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both."""
+        """Insert or replace rows and delete keys, in one commit.
+
+        Key columns are never null, and no key occurs twice, neither within a table nor across both.
+        """
         missing = [field for field in upserts.schema if field.name not in deletes.column_names]
         for field in missing:
             deletes = deletes.append_column(field, pa.nulls(deletes.num_rows, field.type))
@@ -182,7 +186,9 @@ class Lakehouse:
             merger.when_not_matched_insert(values, predicate="NOT s._tidegate_gone").execute()
 
     def add_null_columns(self, path: str, schema: pa.Schema) -> None:
-        """Append the columns of `schema` that are missing, null in all rows, without touching data files."""
+        """Append the columns of `schema` that the table lacks, null in all rows. Data files are not
+        rewritten.
+        """
         with self._tables.writing(path) as table:
             write_deltalake(
                 table,
@@ -194,16 +200,18 @@ class Lakehouse:
             )
 
     def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Put `batches` in the place of all rows, in one commit. They may come from the slot's own files."""
+        """Replace all rows with those of `batches`, in one commit. They may be read from the slot's own
+        files.
+        """
         self._overwrite(path, schema, batches)
 
     def rename(self, source: str, target: str, version: int | None = None) -> None:
-        """Give the rows of one slot to another: the data files are linked or copied, none is rewritten.
+        """Copy the rows of one slot to another: the data files are linked or copied, none is rewritten.
 
-        Copies in an object store have new names. A writer that was replaced may be about to delete a file of
-        an old name in `target`.
+        In an object store the copies get new names, because a writer that was replaced may still be about to
+        delete a file in `target` by its old name.
 
-        `version` of the source, None: its newest. Fatal when files of an older one are deleted already.
+        `version` is that of the source, None: its newest. Fatal if files of an older version were deleted.
         """
         held = self._tables.open(source, version)
         there = set(self.store.names(source))
@@ -234,7 +242,7 @@ class Lakehouse:
         self._tables.skip_commit(target)
 
     def restore(self, path: str, version: int) -> bool:
-        """Undo everything after `version`; False when there is nothing to undo."""
+        """Undo all commits after `version`; False if there is nothing to undo."""
         table = self._tables.found(path)
         if table.version() == version:
             return False
@@ -278,11 +286,11 @@ class Lakehouse:
         return True
 
     def file_count(self, path: str) -> int:
-        """How many data files the newest version of a slot has."""
+        """The number of data files of a slot's newest version."""
         return len(files_of(self._tables.open(path)))
 
     def slot_files(self, path: str) -> SlotFiles:
-        """What deletes files of a slot that no needed version has."""
+        """An object that deletes the files of a slot that no needed version has."""
 
         def files_at(version: int) -> list[str]:
             return files_of(self._tables.open(path, version))
@@ -294,11 +302,11 @@ class Lakehouse:
         return SlotFiles(self.store, path, files_at, check)
 
     def slot_for(self, schema: str, table: str) -> str:
-        """Where a new table of this name goes: on a disk, into the slot of its name.
+        """The slot of a new table of this name. On a disk this is always the slot named after the table.
 
         In an object store a path that was ever discarded is not used again: a process that was replaced may
-        still be deleting there (`ObjectStore.discard`). A path that the newest snapshot names cannot have
-        been discarded; any other one must never have been used.
+        still be deleting files there (`ObjectStore.discard`). A path that the newest snapshot names was never
+        discarded, so it may be used. Any other path must never have been used before.
         """
         path = slot_path(schema, table)
         if not self.store.shared:
@@ -308,7 +316,7 @@ class Lakehouse:
             return named[schema, table]
         taken = f"{SLOTS}/{path}"
         if self.store.get(taken) is None and self.store.has_folder(path):
-            return path  # somebody else's, as `create` says
+            return path  # it belongs to someone else: `create` raises
         if self.store.create(taken, b""):
             return path
         return f"{path}~{uuid.uuid4().hex[:8]}"
@@ -324,7 +332,7 @@ class Lakehouse:
         self._snapshots.republish(ts, rows)
 
     def position(self) -> str | None:
-        """What `publish` committed with the newest snapshot; None for a new target; Fatal if it is gone."""
+        """The position committed with the newest snapshot; None for a new target; Fatal if it was removed."""
         return self._snapshots.position()
 
     def snapshot_ts(self, at: int | None = None) -> int | None:
@@ -340,39 +348,39 @@ class Lakehouse:
         return self._snapshots.all_ts()
 
     def forget(self, snapshots: Collection[int]) -> Iterator[None]:
-        """Forget these snapshots, a commit a piece: see `SnapshotTable.forget`."""
+        """Remove these snapshots from the table of snapshots: see `SnapshotTable.forget`."""
         return self._snapshots.forget(snapshots)
 
     def named_versions(self) -> dict[str, list[int]]:
         """Every path and the versions of it that some snapshot names."""
         return self._snapshots.named_versions()
 
-    # --- what no snapshot names
+    # --- slots that no snapshot names
 
     def discard(self, path: str) -> bool:
-        """Remove a slot with its files: only for slots that no snapshot names. False when it is not ours."""
+        """Remove a slot that no snapshot names, with its files. False if it is not ours."""
         if not self.set_aside(path):
             return False
         self.empty_trash()
         return True
 
     def set_aside(self, path: str) -> bool:
-        """Put a slot that no snapshot names into the trash. False when it is not ours."""
+        """Move a slot that no snapshot names to the trash. False if it is not ours."""
         return self._tables.set_aside(path)
 
     def empty_trash(self) -> None:
-        """Remove the files of discarded slots, those of a killed writer too."""
+        """Remove the files of discarded slots, also of those that a killed writer has discarded."""
         for _ in self.emptying_trash():
             pass
 
     def emptying_trash(self) -> Iterator[None]:
-        """The same a piece at a time: some hundred files each."""
+        """`empty_trash` in pieces: each step removes some hundred files."""
         return self.store.emptying_trash()
 
     def slots(self) -> list[str]:
-        """All Delta tables where slots may be, other people's included; links are never followed.
+        """All Delta tables at paths where slots may be, including tables of others. Links are not followed.
 
-        In an object store all folders where slots may be: to look into each would take a request for each.
+        In an object store: all folders where slots may be, because a check would take one request per folder.
         """
         store = self.store
         schemas = _slot_names(store, "")
@@ -385,7 +393,8 @@ class Lakehouse:
         reader = pa.RecordBatchReader.from_batches(schema, _keeping_errors(batches, raised))
         held = pa.schema(self._tables.writable(path).schema()).names
         if held != schema.names and set(held) == set(schema.names):
-            # For delta-rs the same columns in another order are no change, so all of them are removed first.
+            # delta-rs ignores a schema that differs only in the order of columns, so remove all columns
+            # first.
             self._overwrite(path, _NO_COLUMNS, iter(()))
         try:
             with self._tables.writing(path) as table:
@@ -410,7 +419,7 @@ class Lakehouse:
 
 
 def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) -> Iterator[pa.RecordBatch]:
-    """The batches; errors while they are made are kept, because delta-rs passes on only their text."""
+    """Yield the batches; keep an error raised while one is made, because delta-rs passes on only its text."""
     try:
         yield from batches
     except Exception as error:
@@ -419,7 +428,7 @@ def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) 
 
 
 def _slot_names(store: Store, folder: str) -> list[str]:
-    """The folders in a folder that may be a schema or a table: not ours by name."""
+    """The folders in a folder that may be a schema or a table: their names are not reserved."""
     return [name for name in store.folders(folder) if not name.startswith((".", "_"))]
 
 

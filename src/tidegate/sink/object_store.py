@@ -1,18 +1,18 @@
-"""A prefix of a bucket in S3, or in what speaks its protocol, as a `Store`. Needs a conditional put.
+"""A prefix of a bucket in S3, or in a store with the same protocol, as a `Store`. Needs a conditional put.
 
     delta+s3://bucket/prefix?endpoint=https://host:port&region=eu-central-1
 
-Credentials are never in an address. They come from where AWS's own tools take them: `AWS_ACCESS_KEY_ID` and
-`AWS_SECRET_ACCESS_KEY`, a web identity, or the metadata service of a container or a machine.
+Credentials are never in an address. They come from the places that AWS's own tools use: `AWS_ACCESS_KEY_ID`
+and `AWS_SECRET_ACCESS_KEY`, a web identity, or the metadata service of a container or a machine.
 
-There is no lock and no rename here, and a process that was replaced may wake up and write. Everything rests
-on `create`, a PUT with `If-None-Match: *`: delta-rs makes each commit so, and so are definitions and the
-lines of the journal. `probe` refuses a store that does not honor the header.
+There is no lock and no rename here, and a process that was replaced may wake up and write. Every guarantee
+rests on `create`, a PUT with `If-None-Match: *`: delta-rs makes each commit with it, and so do we for
+definitions and the lines of the journal. `probe` refuses a store that does not honor the header.
 
-Answers that fail are asked for again by the library, up to ten times and three minutes; then it is Retryable.
-A conditional PUT whose answer got lost is not repeated, because it may have been in: one slow commit may end
-the consumer. If it is refused all the same, the caller takes the key for somebody else's. That is safe, and
-a restart finds out.
+The library retries a failed request up to ten times within three minutes; after that the error is Retryable.
+It does not repeat a conditional PUT whose answer was lost, because the first one may have taken effect: one
+slow commit may end the consumer. If such a PUT had taken effect, a later `create` of the key returns False,
+and the caller takes the key for another process's. That is safe, and a restart finds the true state.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from tidegate.sink.store import OWN, TRASH, said
 
 SCHEME: Final = "delta+s3"
 DELETE_A_PIECE: Final = 1_000
-"""Keys that one request deletes; S3 takes no more."""
+"""Keys that one request deletes; S3 accepts no more."""
 RETRIES: Final = 10
 RETRY_S: Final = 180
-"""Attempts for one request, and the time after which there is no further one. The same as delta-rs has."""
+"""Attempts for one request, and the seconds after which there is no further one. delta-rs has the same."""
 NUMBERS_MAX: Final = 1_000
-"""Attempts to find a free number for a line; each one that fails was somebody else's line."""
+"""Attempts to find a free number for a line of a log; a number that is taken is another process's line."""
 FORM: Final = f"{SCHEME}://bucket/prefix?endpoint=https://host:port&region=REGION"
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Where an endpoint is taken from that the address does not name."""
+"""Environment variables with the endpoint, used if the address does not name one."""
 _KNOWN: Final = ("endpoint", "region")
 
 
@@ -63,13 +63,13 @@ class Bucket:
     name: str
     prefix: str
     endpoint: str = ""
-    """Empty: one of `ENDPOINTS`, else AWS itself."""
+    """Empty: one of `ENDPOINTS`, otherwise AWS itself."""
     region: str = ""
-    """Empty: AWS_REGION or AWS_DEFAULT_REGION, else us-east-1."""
+    """Empty: AWS_REGION or AWS_DEFAULT_REGION, otherwise us-east-1."""
 
     @staticmethod
     def from_uri(text: str) -> Bucket:
-        """Of `FORM`; InvalidInput for anything else."""
+        """Parse an address of the form `FORM`; InvalidInput for anything else."""
         parts = urlsplit(text)
         asked = dict(parse_qsl(parts.query, keep_blank_values=True))
         prefix = parts.path.strip("/")
@@ -98,13 +98,13 @@ class Bucket:
 
     @property
     def options(self) -> dict[str, str]:
-        """Of the library below both delta-rs and obstore. What is missing it takes from the environment."""
+        """Options of the library that delta-rs and obstore share. It reads others from the environment."""
         found = {"aws_conditional_put": "etag"}
         endpoint = self.endpoint or next(filter(None, map(os.environ.get, ENDPOINTS)), "")
         region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         found["aws_region"] = region or "us-east-1"
         if endpoint:
-            # Under both names: either library lets one of them, in the environment, win over the other.
+            # Under both names: each of the two libraries prefers another one if the environment sets it.
             found |= {"aws_endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
         if endpoint.startswith("http://"):
             found["aws_allow_http"] = "true"
@@ -128,7 +128,7 @@ class ObjectStore:
             retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
         )
         self._read_lines: dict[str, dict[str, bytes]] = {}
-        """Of each log, the lines that were read; none is ever changed."""
+        """By log, the lines that were read. A line never changes, so it is read only once."""
 
     def __str__(self) -> str:
         return self.uri("").rstrip("/")
@@ -181,7 +181,7 @@ class ObjectStore:
             return True
 
     def copy(self, source: str, target: str) -> None:
-        """On the server. The same source has the same bytes always, so to copy it twice is no harm."""
+        """Copy on the server. A file never changes, so copying it twice does no harm."""
         with self._asking(source):
             obstore.copy(self._store, source, target)
 
@@ -207,7 +207,7 @@ class ObjectStore:
                 known[one] = self.get(f"{name}/{one}") or b""
         return [known[one] for one in names]
 
-    # --- folders: common beginnings of keys
+    # --- folders: common prefixes of keys
 
     def files(self, folder: str) -> dict[str, float]:
         found = self._listed(folder)["objects"]
@@ -232,10 +232,10 @@ class ObjectStore:
             return any(True for _ in obstore.list(self._store, folder, chunk_size=1))
 
     def make_folder(self, folder: str) -> None:
-        """Nothing: a folder is there while it has keys."""
+        """Does nothing: a folder exists while there are keys in it."""
 
     def check_folder(self, folder: str) -> None:
-        """Nothing: keys differ if one byte differs."""
+        """Does nothing: keys that differ in one byte are different keys."""
 
     # --- removing
 
@@ -246,10 +246,11 @@ class ObjectStore:
                 obstore.delete(self._store, every[at : at + DELETE_A_PIECE])
 
     def discard(self, folder: str, check: Callable[[], object]) -> None:
-        """Note it, and delete its log at once: without that it is no table. `emptying_trash` does the rest.
+        """Write a note into the trash and delete the table's log at once: without it the folder is no table.
+        `emptying_trash` deletes the other files.
 
-        A process that was replaced may be paused behind its check. What it deletes then holds nothing of its
-        successor, because no key of a folder that was discarded is ever used again.
+        A process that was replaced may be paused after its `check`. The files that it deletes later are not
+        files of its successor, because no key of a discarded folder is ever used again.
         """
         keys = self._keys(f"{folder}/_delta_log")
         check()
@@ -275,7 +276,7 @@ class ObjectStore:
             pages = obstore.list(self._store, folder, offset=after)
             return [one["path"] for page in pages for one in page]
 
-    # --- whether it can be used
+    # --- whether the store can be used
 
     def probe(self) -> None:
         """InvalidInput unless the store refuses the second of two conditional puts of one key."""
@@ -301,13 +302,13 @@ class ObjectStore:
     def _asking(self, key: str) -> Iterator[None]:
         try:
             yield
-        except (BaseError, OSError) as error:  # FileNotFoundError: a key that is missing was dealt with
+        except (BaseError, OSError) as error:  # callers handle FileNotFoundError of a missing key themselves
             raise self.trouble(error, key) from error
 
     def trouble(self, error: Exception, key: str) -> Exception:
-        """InvalidInput: no access, or no such bucket. Fatal: an object is gone. All else is Retryable."""
+        """InvalidInput: no access, or no such bucket. Fatal: an object is missing. Otherwise Retryable."""
         why, where = said(error), self.uri(key)
-        if "501 Not Implemented" in why:  # what some servers say to the header
+        if "501 Not Implemented" in why:  # how some servers answer the header
             return self._unconditional(why)
         if "NoSuchBucket" in why:
             return InvalidInput(

@@ -1,13 +1,13 @@
-"""Delta tables that stay open between writes: the log of a table is read once, not once a call.
+"""Delta tables that stay open between writes, so that a table's log is not read again for each call.
 
-An open table is used again only while it is the newest state of what is at its path: the commit it stands
-at is the very file that was seen then (inode, size, time), and no further commit follows. Otherwise it is
-opened again. So somebody else's commit, or another table that was put in its place, is seen at the
-next call, as if nothing had been kept. Two calls of stat take the place of listing and reading a log.
+An open table is used again only while it is the newest state at its path: the file of its last commit is the
+same that was seen then (inode, size, time), and no further commit follows. Otherwise the table is opened
+again. So the next call sees a commit of another process, or another table at the same path, as if no table
+had been kept open. Two calls of stat replace listing and reading a log.
 
-In an object store these are two requests, and a writer that owns the target (`begin_owned`) does without
-them. A commit of somebody else is found when the writer commits: its own must be the next. `checked` looks
-for one before that, with one listing.
+In an object store these two calls would be two requests, and a writer that owns the target (`begin_owned`)
+skips them. It finds a commit of another process when it commits itself, because its own commit must be the
+next one. `checked` looks for such a commit earlier, with one listing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tidegate.sink.delta_log import LOG_FILE
 from tidegate.sink.store import Store, said, translated
 
 OPEN_MAX: Final = 2_000
-"""How many tables stay open; then the one that was used longest ago is closed. One takes about 10 to 100 KB,
-and more where it has thousands of data files."""
+"""How many tables stay open; beyond that, the least recently used one is closed. One takes about 10 to 100
+KB, and more if it has thousands of data files."""
 
 
 class OpenTables:
-    """Those below one root. Safe for threads that use different tables."""
+    """The open tables below one root. Safe for threads that use different tables."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,18 +40,18 @@ class OpenTables:
         self._lock = threading.Lock()
 
     def begin_owned(self, path: str, table: DeltaTable) -> None:
-        """This process is the only writer from here on. `table` was just written; all others are closed."""
+        """From here on this process is the only writer. Keep `table`, just written, and close all others."""
         with self._lock:
             self._open.clear()
             self._owned = True
         self.keep(path, table)
 
     def newest(self, path: str) -> DeltaTable:
-        """The table at its newest version; raises what delta-rs raises."""
+        """The table at its newest version. Raises the errors of delta-rs."""
         return self.held(path) or self._opened(path)
 
     def at(self, path: str, version: int | None = None) -> DeltaTable:
-        """The table at a version; None: at its newest. Raises what delta-rs raises."""
+        """The table at a version; None: at its newest. Raises the errors of delta-rs."""
         if version is None:
             return self.newest(path)
         held = self.held(path)
@@ -60,7 +60,7 @@ class OpenTables:
         return DeltaTable(self._store.uri(path), version=version, storage_options=self._store.options)
 
     def held(self, path: str) -> DeltaTable | None:
-        """The open table when it is still the newest state, else None."""
+        """The open table if it is still the newest state, otherwise None."""
         with self._lock:
             entry = self._open.get(path)
             if entry is not None:
@@ -74,9 +74,10 @@ class OpenTables:
         return table
 
     def checked(self, path: str) -> DeltaTable:
-        """The newest state for an owner too: asks if the log goes on. Keeps what is kept.
+        """The newest state, also for a writer that owns the target: looks whether the log has later commits.
 
-        A successor's upkeep trims the log, also the commit right behind ours. So any later file of it counts.
+        The table that was kept stays open. A successor's cleanup may have deleted old files of the log, also
+        the commit right after ours, so any later file of the log counts as a later commit.
         """
         held = self.held(path)
         if held is not None and not self._goes_on(path, int(held.version())):
@@ -87,7 +88,7 @@ class OpenTables:
         """Keep a table open that was just opened or written."""
         version = int(table.version())
         stamp = "owned" if self._owned else self._stamp(path, version)
-        if stamp is None:  # its commit is in a checkpoint only: nothing to recognize it by
+        if stamp is None:  # its commit is only in a checkpoint, so it could not be recognized later
             self.drop(path)
             return table
         with self._lock:
@@ -98,7 +99,7 @@ class OpenTables:
         return table
 
     def drop(self, path: str) -> None:
-        """Close a table: it is about to be written, or is gone."""
+        """Close a table: it is about to be written, or was removed."""
         with self._lock:
             self._open.pop(path, None)
 
@@ -121,7 +122,7 @@ class OpenTables:
 
 @contextmanager
 def reading(store: Store, path: str, version: int | None = None) -> Iterator[None]:
-    """Raise Fatal where delta-rs cannot open a table that has to be there."""
+    """Raise Fatal if delta-rs cannot open a table that must exist."""
     try:
         with translated(store, path):
             yield

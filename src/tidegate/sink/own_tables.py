@@ -1,20 +1,21 @@
-"""The Delta tables of one target, opened and committed to only while they are the target's own.
+"""The Delta tables of one target. A table is committed to only while it is the target's own.
 
-Three guards stand before each commit, in this order:
+Three guards precede each commit, in this order:
 
 1. The table carries the target's mark, the table property `tidegate.target`. Its value is the identity of
-   the target, a random word from its beginning. The directory may hold what belongs to others, who may even
-   use a name that a new table needs. Without this guard a consumer would write their tables.
-2. In an object store, the target is still this process's (`takeover`). A table is at the version that this
-   process has made or found at the start: another version was written by somebody else.
-3. The commit is the next version after the one that the first two guards have seen. A commit between that
-   look and ours makes ours fail. Without this guard somebody else's rows would be named as the consumer's.
+   the target, a random word chosen when the target was created. The directory may also hold tables of others,
+   even one whose name a new table needs. Without this guard a consumer would write their tables.
+2. In an object store, this process is still the target's writer (`takeover`), and the table is at the version
+   that this process has made or found at the start: any other version was written by another process.
+3. The commit is the next version after the one that the first two guards have seen. If another process
+commits
+   in between, our commit fails. Without this guard a snapshot could name rows that another process wrote.
 
-The table of snapshots has the identity as its own mark, so it is the first table that a target begins. A
-target without it has no identity, and nothing in it counts as the target's own.
+The table of snapshots carries the identity as its own mark, so it is the first table that a target creates. A
+target without it has no identity, and nothing in the directory counts as the target's own.
 
-After a commit the version that it made is kept, and the open table with it. After one that failed the open
-table is dropped, because delta-rs may have changed it in memory.
+After a commit, its version and the open table are kept. After a commit that failed the open table is dropped,
+because delta-rs may have changed it in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SHOWN: Final = 5
 
 
 class OwnTables:
-    """Those of one target, by path below its root. Threads may use different tables at once."""
+    """The tables of one target, by path below its root. Threads may use different tables at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,12 +54,13 @@ class OwnTables:
         """In an object store: by path, the version that this process has made or found at the start."""
         self._id: str | None = None
         self._beginning = threading.Lock()
-        """Held to read or give the identity: on a new target several threads begin the first tables."""
+        """Held while the identity is read or created: in a new target several threads create tables at
+        once."""
 
     # --- the mark
 
     def identity(self) -> str:
-        """The target's identity; the target is begun if it has none."""
+        """The target's identity. Creates the table of snapshots, and so the identity, if there is none."""
         with self._beginning:
             if self._id is None:
                 if not self.exists(SNAPSHOTS):
@@ -95,15 +97,16 @@ class OwnTables:
             return bool(DeltaTable.is_deltatable(self._store.uri(path), storage_options=self._store.options))
 
     def begin(self, path: str, schema: pa.Schema) -> None:
-        """Make an empty table with the target's mark.
+        """Create an empty table with the target's mark.
 
-        Fatal if something stands there. Retryable if another consumer begins the same table.
+        Fatal if anything is at this path. Retryable if another consumer creates the same table at this
+        moment.
         """
         self._begin(path, schema, self.identity())
 
     def _begin(self, path: str, schema: pa.Schema, identity: str) -> None:
         self._store.make_folder(path)
-        # A writer that was killed before its first commit has left an empty log at most.
+        # A writer that was killed before its first commit has left at most an empty log.
         entries = entries_of(self._store, path)
         if any(name != "_delta_log" for name in entries) or self.exists(path):
             raise Fatal(
@@ -136,21 +139,21 @@ class OwnTables:
     # --- who writes the target
 
     def take_over(self, name: str) -> None:
-        """Make this process the target's writer: see `Takeover.take`. Begins a target that is new."""
+        """Make this process the target's writer: see `Takeover.take`. Creates the target if it is new."""
         self.identity()
         self._takeover.take(name)
         self._versions.clear()
 
     def check_writer(self) -> None:
-        """Fenced if another process has taken over since. Nothing on a disk: this process has the lock."""
+        """Fenced if another process has taken over. Does nothing on a disk: this process has the lock."""
         self._takeover.check()
 
-    # --- to read
+    # --- reading
 
     def open(self, path: str, version: int | None = None) -> DeltaTable:
         """A table at a version; None: at its newest.
 
-        Fatal if it is missing or cannot be read, or if somebody else has written it meanwhile.
+        Fatal if it is missing, cannot be read, or was written by another process in the meantime.
         """
         with reading(self._store, path, version):
             table = self._tables.at(path, version)
@@ -170,7 +173,7 @@ class OwnTables:
         schema = pa.schema(table.schema())
         return ds.dataset(names, schema=schema, format="parquet", filesystem=self._store.filesystem)
 
-    # --- to write
+    # --- writing
 
     def writable(self, path: str) -> DeltaTable:
         """A table to write to; Fatal unless it carries this target's mark."""
@@ -188,14 +191,14 @@ class OwnTables:
         return table
 
     def found(self, path: str) -> DeltaTable:
-        """The same at the start: the newest version counts as this process's, which then undoes it."""
+        """`writable` at the start: the newest version counts as this process's own, which then undoes it."""
         table = self.writable(path)
         self._versions[path] = int(table.version())
         return table
 
     @contextmanager
     def writing(self, path: str) -> Iterator[DeltaTable]:
-        """The table for one commit, which must be the next after what `writable` has seen."""
+        """The table, for one commit: the version after the one that `writable` has seen."""
         table = self.writable(path)
         before = int(table.version())
         self._tables.drop(path)  # a commit that fails may leave changes in memory
@@ -211,19 +214,19 @@ class OwnTables:
             if committed_by_another(error):
                 raise self._written_by_another(path, before + 1, said(error)) from error
             raise self._store.trouble(error, path) from error
-        # delta-rs reads the log again after its commit, and would include somebody else's next one.
+        # delta-rs reads the log again after its commit, and would include the next commit of another process.
         if self._takeover.is_taken and table.version() > before + 1:
             raise self._written_by_another(path, before + 2, "it came right behind this consumer's")
         self._tables.keep(path, table)
         self._versions[path] = int(table.version())
 
     def skip_commit(self, path: str) -> None:
-        """Count a commit in `writing` that left the open table at the version before it."""
+        """Count a commit inside `writing` after which the open table is still at the version before it."""
         self._tables.drop(path)
         self._versions[path] += 1
 
     def set_aside(self, path: str) -> bool:
-        """Put a table that no snapshot names into the trash. False if it is not the target's."""
+        """Move a table that no snapshot names to the trash. False if it is not the target's."""
         if not self.is_own(path):
             return False
         self._tables.drop(path)
@@ -232,7 +235,7 @@ class OwnTables:
         return True
 
     def _written_by_another(self, path: str, version: int, why: str) -> TidegateError:
-        """The error for a version of a table that somebody else has made; Fenced if that was a successor."""
+        """The error for a version of a table that another process made; Fenced if that is a successor."""
         try:
             self.check_writer()
         except Fenced as fenced:
@@ -256,6 +259,6 @@ def entries_of(store: Store, folder: str) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names for an error."""
+    """The first names as text for an error, with the number of the others."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

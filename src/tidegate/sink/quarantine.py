@@ -1,13 +1,13 @@
-"""Where bytes go that nobody can decode: JSON lines with where, why and the bytes in base64.
+"""The quarantine of bytes that cannot be decoded: JSON lines with where, why and the bytes in base64.
 
-One form for capture and consumer. A line is on disk when `append` returns. The file is bounded: at
-`LIMIT_BYTES` the next line is refused with Fatal and the feed stops, since going on would drop data
-silently; move the file away and start again. `entries` reads one line at a time, so a file at its limit needs
-no memory of that size.
+Captures and consumers use the same form. A line is on disk when `append` returns. The file is bounded: when
+`LIMIT_BYTES` is reached, the next line is refused with Fatal and the feed stops, because continuing would
+drop data silently. To continue, move the file away and restart. `entries` reads one line at a time, so a file
+at its limit needs little memory.
 
-Lines for which there was no room are taken back whole. A writer that is killed may leave part of a line: the
-next one ends it, so that what follows can be read, and readers name it and go on. Nothing is lost with it:
-`append` had not returned, so the entry comes again.
+If the disk is full, the lines of the failed call are removed as a whole. A writer that is killed may leave a
+torn line. The next writer ends it with a line feed, so that later lines can be read; readers report a torn
+line and continue. No data is lost with it: `append` had not returned, so the same entry is appended again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class Quarantine:
         return self._path
 
     def append(self, entries: Iterable[Mapping[str, Any]]) -> int:
-        """Write entries durably and return how many; values of type bytes become {"base64": ..}.
+        """Write entries durably and return their number; values of type bytes become {"base64": ..}.
 
-        Raises Fatal when the file has reached its limit, and DiskFull; then none of them is there.
+        Raises Fatal if the file would exceed its limit, and DiskFull; then none of the entries is written.
         """
         lines = [json.dumps(to_json(entry), separators=(",", ":")) + "\n" for entry in entries]
         if not lines:
             return 0
         handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            # A write may be cut short and go on in a second one: no other process's line may come between.
+            # One append may need several calls of write: no other process's line may come between them.
             fcntl.flock(handle, fcntl.LOCK_EX)
             self._append(handle, "".join(lines).encode(), len(lines))
         finally:
@@ -87,33 +87,34 @@ class Kept:
     """One line of a quarantine file."""
 
     number: int
-    """Counted from 1, torn lines included. A file only grows at its end, so a line keeps its number."""
+    """Counted from 1, torn lines included. The file only grows at its end, so a line keeps its number."""
     size: int
     """Of the line, in bytes."""
     entry: dict[str, Any] | None
-    """What was appended, bytes restored; None: the line is torn."""
+    """The entry that was appended, with its bytes restored; None: the line is torn."""
     why: str = ""
     """Why it is torn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What comes out when an entry is decoded again."""
+    """The result of decoding an entry again."""
 
     good: bool
     what: str
-    """Why it is still bad; of a good one, what its rows do not say. It has texts of the entry: escape it."""
+    """Why it still cannot be decoded; otherwise facts that its rows do not show. Holds texts of the entry, so
+    escape it before printing."""
     rows: tuple[dict[str, Any], ...] = ()
-    """As `codec.base.describe` has them: kind, schema, table, commit_ts, new, old."""
+    """As `codec.base.describe` makes them: kind, schema, table, commit_ts, new, old."""
 
 
 def still_bad(why: str) -> Outcome:
-    """It cannot be decoded, for this reason."""
+    """The outcome of an entry that cannot be decoded for this reason."""
     return Outcome(False, why)
 
 
 def entries(path: Path) -> Iterator[Kept]:
-    """The lines of a quarantine file, one in memory at a time; none when there is no file."""
+    """Yield the lines of a quarantine file, one in memory at a time; none if there is no file."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -129,7 +130,7 @@ def entries(path: Path) -> Iterator[Kept]:
 
 
 def sound_entries(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a quarantine file; a torn line is left out, with a warning that says where it is."""
+    """Yield the entries of a quarantine file; skip a torn line, with a warning that says where it is."""
     for kept in entries(path):
         if kept.entry is None:
             where = f"{path}, line {kept.number}"
@@ -139,12 +140,12 @@ def sound_entries(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All of `sound_entries`, in memory at once; [] when there is no file."""
+    """All of `sound_entries`, in memory at once; [] if there is no file."""
     return list(sound_entries(path))
 
 
 def to_json(value: Any) -> Any:
-    """An entry, or a part of it, as JSON has it."""
+    """An entry, or a part of it, as a JSON value."""
     if isinstance(value, Mapping):
         return {key: to_json(inner) for key, inner in value.items()}
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Which sink a URI means."""
+"""Finds the sink for a URI."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ SINKS: Final[dict[str, Callable[[SinkFeed], Sink]]] = {
     "kafka+ssl": KafkaSink,
     "reader": ReaderSink,
 }
-"""By the scheme of the URI, which `config` has checked."""
+"""Sinks by the scheme of the URI, which `config` has checked."""
 
 
 def same_place(before: Sink, after: Sink) -> bool:
-    """Whether what one has written is there for the other. Raises Retryable when that cannot be told."""
+    """Whether `after` finds what `before` has written. Raises Retryable if that cannot be found out."""
     return type(before) is type(after) and after.same_place(before)
 
 
 def widen(sink: Sink, partitions: int) -> None:
-    """See to it that the feed's topic has so many partitions at least.
+    """Give the feed's topic at least `partitions` partitions.
 
-    Raises InvalidInput where there are no partitions, or they cannot be added; Retryable when the downstream
+    Raises InvalidInput if the sink has no partitions, or they cannot be added; Retryable if the downstream
     does not answer.
     """
     if not isinstance(sink, KafkaSink):

@@ -1,9 +1,9 @@
-"""Deleting the files of a slot that no needed version has: data files, and the part of the log.
+"""Deletes the files of a slot that no needed version has: data files, and files of its log.
 
-Nothing here writes to a Delta table, so that its versions do not move. Files go one by one, and each of
-them is needed by nothing: a kill at any step leaves more than is needed, never less. The work comes in
-pieces (the functions are generators), and between two pieces the table may be written: versions after the
-needed ones are never touched. `delta_log` decides.
+Nothing here writes to a Delta table, so its version does not change. Every file that is deleted is needed by
+nothing, whatever the order, so a kill at any step leaves too many files, never too few. The work is done in
+pieces (the functions are generators). The table may be written between two pieces, because versions after the
+needed ones are never touched. `delta_log` decides which files are needed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ FILES_A_PIECE: Final = 200
 
 
 class SlotFiles:
-    """Those of one slot. It remembers what it has read of the log: the next round reads on from there."""
+    """The files of one slot. It remembers how far it has read the log, and continues there."""
 
     def __init__(
         self, store: Store, folder: str, files_at: Callable[[int], list[str]], check: Callable[[], object]
     ) -> None:
-        """`files_at`: the data files of a version; `check` raises unless the slot is ours to delete in."""
+        """`files_at`: the data files of a version; `check` raises unless we may delete in the slot."""
         self._store, self._folder, self._log = store, folder, f"{folder}/_delta_log"
         self._files_at, self._check = files_at, check
         self._history = FileHistory()
         self._swept = False
-        """Whether files were looked for that no commit names."""
+        """Whether files that no commit names were looked for."""
         self.left = False
-        """Whether the last round has left files that only have to grow older."""
+        """Whether the last round has left files that are only too young to be deleted."""
 
     def clean(self, needed: Sequence[int], data_before: float, log_before: float) -> Iterator[int]:
-        """Delete what neither `needed` (ascending) nor any later version has; how many files, by pieces.
+        """Delete files that neither `needed` (ascending) nor any later version has; yields counts of files.
 
-        Only what went before `data_before`, and files of the log that are older than `log_before`.
+        Only data files that were removed before `data_before`, and files of the log older than `log_before`
+        (both Unix time in seconds).
         """
         self._check()
         self.left = False
@@ -61,7 +62,7 @@ class SlotFiles:
         return sorted(old)
 
     def _read(self, oldest: int) -> Iterator[int]:
-        """Take in the log from where the last round ended, at first from `oldest` on."""
+        """Read the log from where the last round ended; in the first round, from the version `oldest` on."""
         history = self._history
         if history.version < 0:
             self._begin(oldest, self._store.files(self._log))
@@ -83,9 +84,9 @@ class SlotFiles:
         self._history.begin(version, self._files_at(version), _time_of(version, times))
 
     def _strays(self, oldest: int, before: float) -> list[str]:
-        """Files of no version from `oldest` on: of older ones, or of writes that were killed."""
+        """Files that no version from `oldest` on has: from older versions, or from killed writes."""
         if _time_of(oldest, self._store.files(self._log)) > before:
-            self.left = True  # somebody may still read the version before
+            self.left = True  # a reader may still use the version before `oldest`
             return []
         times = {
             name: changed
@@ -98,14 +99,14 @@ class SlotFiles:
         return found
 
     def _catch_up(self, oldest: int) -> None:
-        """Read the log to its end, at once."""
+        """Read the log to its end, without pauses."""
         for _ in self._read(oldest):
             pass
 
     def _delete_data(self, names: Sequence[str], oldest: int) -> Iterator[int]:
-        """Delete data files, but for those that have come back meanwhile.
+        """Delete data files, except those that have become part of a version again in the meantime.
 
-        A rename between two pieces links files of another slot, old as they are, and under their old names.
+        A rename between two pieces may link files of another slot here: old files, under their old names.
         """
         for at in range(0, len(names), FILES_A_PIECE):
             self._catch_up(oldest)
@@ -122,9 +123,10 @@ class SlotFiles:
 
 
 def _time_of(version: int, times: Mapping[str, float]) -> float:
-    """When a version was committed, or later; Unix time in seconds. `times`: of the log's files.
+    """When a version was committed, or later; Unix time in seconds. `times`: the files of the log.
 
-    Now, if there are none: then nothing is old enough to be deleted.
+    The newest time if the version has no file there, and now if there are no files: nothing is deleted too
+    early then.
     """
     names = (f"{version:020d}.{end}" for end in ("json", "checkpoint.parquet"))
     return min(

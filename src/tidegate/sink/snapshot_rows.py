@@ -1,11 +1,11 @@
 """The rows of the table of snapshots, and which of its files may hold rows of a ts. Pure.
 
-Columns: ts, schema_name, table_name, table_id, path, version, position. A snapshot has a row for each table,
-and one without a path that carries the consumer's position. As a row, the position survives whatever other
-tools do to the table (OPTIMIZE, VACUUM, checkpoints, the cleanup of its log).
+Columns: ts, schema_name, table_name, table_id, path, version, position. A snapshot has one row per table, and
+one row without a path that carries the consumer's position. Because it is a row, the position survives
+whatever other tools do to the table (OPTIMIZE, VACUUM, checkpoints, the cleanup of its log).
 
-Files are about slices of `SLICE`, so a look for one ts reads few of them, and forgetting snapshots rewrites
-only the slices in which they are.
+Each file covers slices of `SLICE`, so reading one ts opens few files, and forgetting snapshots rewrites only
+the slices that hold them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
     ]
 )
 SLICE: Final = 600_000 << LOGICAL_BITS
-"""Ten minutes as a distance of ts: snapshots of this time are kept in one file."""
+"""Ten minutes as a distance of ts: the snapshots of such a slice are compacted into one file."""
 COMPACT_FILES: Final = 24
 """A table with more data files than this is compacted before the next snapshot names it. The newest slice of
-the table of snapshots has as many at most."""
+the table of snapshots may have as many files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A file of the table of snapshots and the ts in it; None: its bounds are not known."""
+    """A file of the table of snapshots, with the lowest and highest ts in it; None: not known."""
 
     name: str
     low: int | None
@@ -60,7 +60,7 @@ class Bounded:
 
 
 def snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) -> pa.Table:
-    """The rows of one snapshot, `SNAPSHOT_SCHEMA`."""
+    """The rows of one snapshot, with the columns of `SNAPSHOT_SCHEMA`."""
     columns: list[list[Any]] = [
         [*(row.ts for row in rows), ts],
         [*(row.schema for row in rows), None],
@@ -74,7 +74,7 @@ def snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) -
 
 
 def bounds(table: DeltaTable) -> list[Bounded]:
-    """The data files of the table of snapshots."""
+    """The data files of the table of snapshots, with their bounds."""
     held = pa.table(table.get_add_actions(flatten=True))
     unknown = [None] * held.num_rows
     low, high = (
@@ -84,13 +84,14 @@ def bounds(table: DeltaTable) -> list[Bounded]:
 
 
 def slices(files: Sequence[Bounded]) -> list[tuple[int, int, bool]]:
-    """The ts that the files are about, in slices low <= ts < high, each of whole `SLICE`s and of whole files.
+    """Slices low <= ts < high that cover the files. Each slice has whole `SLICE`s, and no file is in two
+    slices.
 
-    With each whether it has more files than it should: one, or `COMPACT_FILES` in the newest slice.
+    The flag says whether a slice has more files than it should: one, or `COMPACT_FILES` in the newest slice.
     """
     found: list[tuple[int, int, int]] = []
     ends = [(one.low, one.high) for one in files if one.low is not None and one.high is not None]
-    if len(ends) < len(files):  # somebody has written files without bounds
+    if len(ends) < len(files):  # another tool has written files without bounds
         ends = [(0, 2**63 - 1 - SLICE)] * len(files)
     for first, last in sorted(ends):
         low, high, count = first // SLICE * SLICE, (last // SLICE + 1) * SLICE, 1

@@ -1,13 +1,13 @@
-"""The table of snapshots, which makes many Delta tables one: an append to it is the only commit point.
+"""The table of snapshots, which ties many Delta tables together: an append to it is the only commit point.
 
-The tables of a target are written first, each in commits of its own, which no reader has to see. Then one
-append here names a version of each, with the consumer's position in the same commit. The other order would
-name versions that may never exist. A position of its own, before or after, would make a crash in between
-lose rows or apply them twice.
+The tables of a target are written first, each with commits of its own that readers do not have to see. Then
+one append here names a version of each table, with the consumer's position in the same commit. In the other
+order a snapshot could name versions that never come to exist. If the position were committed separately, a
+crash in between would lose rows or apply them twice.
 
-Promise: two consumers of one target do not both name snapshots. A commit must be the next version, and the
+Promise: two consumers of one target never both name snapshots. A commit must be the next version, and the
 newest snapshot must be the one that this process has read or named last. Other commits to the table, such as
-those of OPTIMIZE, do not matter. In an object store `takeover` fences a replaced consumer before that.
+those of OPTIMIZE, do not matter. In an object store, `takeover` fences a replaced consumer even earlier.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tidegate.sink.store import SNAPSHOTS, Store
 
 
 class SnapshotTable:
-    """That of one target. Not safe for threads that write."""
+    """The table of snapshots of one target. Not safe for several writing threads."""
 
     def __init__(self, store: Store, tables: OwnTables) -> None:
         self._store, self._tables = store, tables
         self._published: int | None = None
-        """The newest snapshot's ts as this process has read or named it."""
+        """The ts of the newest snapshot that this process has read or named."""
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
         """Name a snapshot: the commit point. `position` is in the same commit.
 
-        Fatal if somebody else has named one since this process has read or named the newest: then two
-        consumers write the target.
+        Fatal if another process has named a snapshot since this process has read or named the newest one:
+        then two consumers write the target.
         """
         self._tables.identity()
         held = self._tables.held(SNAPSHOTS)
@@ -77,15 +77,15 @@ class SnapshotTable:
             )
 
     def position(self) -> str | None:
-        """What `publish` committed with the newest snapshot; None for a new target.
+        """The position that `publish` committed with the newest snapshot; None for a new target.
 
-        Fatal if there was one and it is gone: then the target only looks new.
+        Fatal if there was a position and its row was removed: then the target only looks new.
         """
         if not self._tables.exists(SNAPSHOTS):
             return None
         table = self._tables.open(SNAPSHOTS)
         newest = self._newest_ts(table)
-        for low in (newest, None):  # in the newest snapshot; in all of them if somebody has removed that row
+        for low in (newest, None):  # the newest snapshot; all of them if its row with a position was removed
             held = self._rows(table, ["ts", "position"], low)
             held = held.filter(pc.is_valid(held["position"]))
             if held.num_rows:
@@ -131,10 +131,10 @@ class SnapshotTable:
         return found
 
     def forget(self, snapshots: Collection[int]) -> Iterator[None]:
-        """Forget these snapshots, and put those of each ten minutes into one file: a commit a piece.
+        """Remove these snapshots, and put the others of each ten minutes into one file: one commit per piece.
 
-        So a round rewrites only recent slices and those with forgotten snapshots, and no piece holds more
-        than the rows of ten minutes, unless an earlier release has left larger files.
+        A round rewrites only recent slices and those that hold such snapshots. A piece holds at most the rows
+        of ten minutes, unless an earlier release has left larger files.
         """
         if not self._tables.exists(SNAPSHOTS):
             return
@@ -192,7 +192,7 @@ class SnapshotTable:
 
 
 def _rows_were_written(table: DeltaTable) -> bool:
-    """Whether a table has had other commits than its creation and those of writers that took it over."""
+    """Whether a table has commits other than its creation and those of writers that took it over."""
     if not table.version():
         return False
     return any(one.get("operation") not in ("CREATE TABLE", "SET TBLPROPERTIES") for one in table.history())

@@ -1,12 +1,12 @@
-"""What a sink on a SQLite file has beside its rows: the fence, who holds a slot, records of progress.
+"""The tables that a sink in a SQLite file has next to its rows: fence, holders of slots, records of progress.
 
-    fence      the grant that holds, of each capture that writes and of the owner
-    slots      who holds a slot
+    fence      the grant that is in force, for each capture that writes and for the owner
+    slots      the holder of each slot
     progress   records, by key (`model.progress`)
 
-All of it is read and changed in the transaction of the rows, so nothing between a look at the fence and the
-commit can be missed: a writer that was fenced, or whose slot was taken, commits nothing. A file may hold
-several feeds. Not for a file on a network's disk: SQLite's locks do not hold there.
+All of it is read and changed in the transaction of the rows. So nothing can happen between checking the fence
+and the commit: a writer that was fenced, or whose slot was taken, commits nothing. A file may hold several
+feeds. Not for a file on a network file system, where SQLite's locks do not work.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tidegate.sink.base import Content, Prove, SinkFeed, SlotTaken, Undecided
 
 OWNER: Final = "owner"
 BUSY_S: Final = 10.0
-"""How long another's transaction is waited for."""
+"""How long a call waits for the transaction of another connection."""
 LOG_BYTES: Final = 64 << 20
-"""What SQLite's log is cut back to when it has been written over."""
+"""SQLite truncates its write-ahead log to this size after a checkpoint."""
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS fence
     (feed TEXT, whose TEXT, rev INTEGER, seq INTEGER, incarnation INTEGER, PRIMARY KEY (feed, whose));
@@ -41,34 +41,34 @@ class Ledger:
     """One feed's fence, slots and records in a file."""
 
     def __init__(self, feed: SinkFeed, path: Path, tables: str = "") -> None:
-        """`tables`: SQL that makes those of the rows, if they are not there."""
+        """`tables`: SQL that creates the tables of the rows if they do not exist."""
         self.feed, self.path, self._tables = feed, path, tables
         self.name = f"{feed.namespace}/{feed.name}"
 
     def connect(self) -> sqlite3.Connection:
-        """A connection that begins transactions only when told; the tables are there."""
+        """A connection that begins transactions only explicitly. Creates missing tables."""
         with as_retryable(self.path):
             connection = open_file(self.path)
             connection.executescript(SCHEMA + self._tables)
         return connection
 
     def check(self) -> int:
-        """As `Sink.check`: whether the file can be used."""
+        """Check that the file can be used; see `Sink.check`."""
         with closing(self.connect()):
             return 1
 
     def partitions(self, topic: str) -> int:
-        """There are none."""
+        """This sink has no partitions."""
         return 1
 
     def same_place(self, other: Ledger) -> bool:
-        """Whether it is the same file."""
+        """Whether both use the same file."""
         return self.path == other.path
 
     def fence(
         self, writers: Mapping[str, int], prove: Prove, alive: Callable[[], None] = lambda: None
     ) -> dict[str, bytes]:
-        """As `Sink.fence`."""
+        """See `Sink.fence`."""
         with closing(self.connect()) as connection:
             with exclusive(connection):
                 self.take(connection, self.feed.capture)
@@ -82,36 +82,34 @@ class Ledger:
             return self.records(connection)
 
     def take(self, connection: sqlite3.Connection, whose: str) -> None:
-        """Make this feed's grant the one that holds, for a capture or the owner. Raises Fenced when a later
-        one does.
-        """
+        """Put this feed's grant in force, for a capture or the owner. Raises Fenced if a later one is."""
         self.check_fence(connection, whose, later=True)
         row = [self.name, whose, *self.feed.grant]
         connection.execute("INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?, ?)", row)
 
     def check_fence(self, connection: sqlite3.Connection, whose: str, *, later: bool = False) -> None:
-        """Raise Fenced unless this feed's grant holds; `later`: or is to hold."""
+        """Raise Fenced unless this feed's grant is in force; with `later`, an older one may be, too."""
         query = "SELECT rev, seq, incarnation FROM fence WHERE feed = ? AND whose = ?"
         holds = connection.execute(query, [self.name, whose]).fetchone()
         if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
             raise Fenced("Another incarnation writes here.", where=str(self.path), why=f"{holds} holds")
 
     def holder(self, connection: sqlite3.Connection, slot: str) -> str:
-        """Who holds a slot; empty: nobody."""
+        """The holder of a slot; empty: it has none."""
         found = connection.execute("SELECT holder FROM slots WHERE feed = ? AND slot = ?", [self.name, slot])
         row = found.fetchone()
         return str(row[0]) if row else ""
 
     def hold(self, connection: sqlite3.Connection, slot: str, holder: str) -> None:
-        """From now on this one holds it."""
+        """Make `holder` the holder of a slot."""
         connection.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?)", [self.name, slot, holder])
 
     def records(self, connection: sqlite3.Connection) -> dict[str, bytes]:
-        """All that is kept, by key."""
+        """All of the feed's records, by key."""
         return dict(connection.execute("SELECT key, value FROM progress WHERE feed = ?", [self.name]))
 
     def keep(self, connection: sqlite3.Connection, records: Mapping[str, bytes]) -> None:
-        """Keep records; an earlier one of the same key goes."""
+        """Write records; each replaces an earlier one of the same key."""
         rows = [(self.name, *record) for record in records.items()]
         connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?)", rows)
 
@@ -128,7 +126,7 @@ class Ledger:
 
 
 class SqliteWriter(ABC):
-    """Keeps what is written until the commit, so that the file is locked for no longer than that takes."""
+    """Collects what is written until the commit, so that the file is locked only during the commit."""
 
     def __init__(self, ledger: Ledger, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
         self._ledger, self._prove, self._alive = ledger, prove, alive
@@ -150,28 +148,28 @@ class SqliteWriter(ABC):
         """As `Writer.room`."""
 
     def write(self, contents: Sequence[Content]) -> None:
-        """The changes that come next."""
+        """Collect the changes that come next."""
         self.hold(contents)
         self._alive()
 
     @abstractmethod
     def hold(self, contents: Sequence[Content]) -> None:
-        """Keep them until the commit."""
+        """Collect contents until the commit."""
 
     @abstractmethod
     def ready(self) -> None:
-        """Do with what is held all that needs no lock."""
+        """Do all work on the collected contents that needs no lock."""
 
     @abstractmethod
     def insert(self, connection: Any) -> None:
-        """Write what is held into an open transaction."""
+        """Write the collected contents into an open transaction."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Give up what is held."""
+        """Discard the collected contents."""
 
     def commit(self, progress: Mapping[str, bytes]) -> None:
-        """All since the last commit and these records, durable together on return."""
+        """Make everything since the last commit, and these records, durable together before returning."""
         connection, ledger = self.connection, self._ledger
         self.ready()
         with as_retryable(ledger.path):
@@ -201,13 +199,13 @@ class SqliteWriter(ABC):
             raise SlotTaken("The slot was taken, and has been taken back.", where=self._slot)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.abort()
         self.connection.close()
 
 
 class SqliteOwner:
-    """The owner's side: what is told is noted beside the journal, in one transaction."""
+    """The owner's side: writes each DDL and Resolved into the journal, in one transaction with its notes."""
 
     def __init__(self, ledger: Ledger, prove: Prove) -> None:
         self._ledger, self._connection = ledger, ledger.connect()
@@ -217,23 +215,23 @@ class SqliteOwner:
         self.journal = journal(ledger.records(self._connection), ledger.feed.instance)
 
     def use(self, topics: Iterable[str]) -> None:
-        """There are none."""
+        """Does nothing: this sink has no topics."""
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
-        """Note it, unless the journal holds it."""
+        """Record a DDL, unless the journal holds it."""
         if not self.journal.holds(event):
             before = self.journal
             after = Journal(event.finished_ts, event.seq, before.resolved_ts, before.instance)
             self._tell(after, event)
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
-        """All up to `ts` is there."""
+        """Record that everything up to `ts` is durable."""
         before = self.journal
         if ts > before.resolved_ts:
             self._tell(Journal(before.ddl_ts, before.ddl_seq, ts, before.instance))
 
     def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
-        """Write a DDL into an open transaction; by default nothing but the journal tells of it."""
+        """Write a DDL into an open transaction. By default it is only in the journal."""
 
     def forget(self, keys: Iterable[str]) -> None:
         """Delete records."""
@@ -241,7 +239,7 @@ class SqliteOwner:
             self._ledger.drop(connection, keys)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _tell(self, after: Journal, event: DdlEvent | None = None) -> None:
@@ -259,9 +257,9 @@ class SqliteOwner:
 
 
 def open_file(path: Path) -> sqlite3.Connection:
-    """A connection that may go from thread to thread, and begins transactions only when told."""
+    """A connection that any thread may use, and that begins transactions only explicitly."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect only in a new file
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
@@ -270,7 +268,7 @@ def open_file(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that sees nobody else's changes to the end."""
+    """A transaction during which no other connection can write."""
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
@@ -285,7 +283,7 @@ def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def as_retryable(path: Path) -> Iterator[None]:
-    """An error of SQLite is one of the downstream: it may go away, and says where it was."""
+    """Raise errors of SQLite as Retryable, with the path of the file, because they may be temporary."""
     try:
         yield
     except sqlite3.Error as error:

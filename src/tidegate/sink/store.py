@@ -1,16 +1,16 @@
-"""Where a target keeps its files: a small seam with a local disk and an object store behind it.
+"""Where a target keeps its files: a small interface, implemented by a local disk and an object store.
 
-    get, read       an object, or None
-    create          put if absent: True for exactly one of all that try, on this machine or another
+    get, read       reads an object, or None
+    create          writes an object if it is absent: True for exactly one of all callers on all machines
     append, lines   a log of lines; a line is durable when `append` returns
-    files, folders  what a folder holds
-    names           its files without their times, for which a disk has to look at each
-    delete          remove some files
-    discard         remove a table's folder, also if the process dies while it does
-    copy            the same bytes under another key
+    files, folders  lists the content of a folder
+    names           lists its files without their times, for which a disk would have to read each inode
+    delete          removes some files
+    discard         removes a table's folder, even if the process dies during the call
+    copy            makes the same bytes available under another key
 
-A key is a path below the target's root, with `/` between its parts. Rows are in Delta tables, and delta-rs
-writes those itself: for it there are `uri` and `options`, and for readers of data files `filesystem`.
+A key is a path below the target's root, with `/` between its parts. Rows are in Delta tables, which delta-rs
+writes itself: it needs `uri` and `options`. Readers of data files use `filesystem`.
 
 `object_store.ObjectStore` is the other implementation. `tests/sink/test_store.py` tests both.
 """
@@ -35,9 +35,10 @@ OWN: Final = "_tidegate"
 SNAPSHOTS: Final = f"{OWN}/snapshots"
 """The path of the table of snapshots in a target of Delta tables."""
 TRASH: Final = f"{OWN}/trash"
-"""Where a table's folder goes before its files are removed: half of it would carry no mark any more."""
+"""Where a table's folder is moved before its files are removed: a half-deleted folder at the table's path
+would have lost its mark."""
 TRASH_A_PIECE: Final = 200
-"""Files of discarded folders that are removed at once."""
+"""How many files of discarded folders are removed in one step."""
 _COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _ANSWER: Final = re.compile(r"<(\?xml|error|html|!doctype)", re.IGNORECASE)
 _WORDS: Final = tuple(re.compile(f"<{tag}>(.*?)</{tag}>") for tag in ("Code", "Message"))
@@ -48,18 +49,18 @@ class Store(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether processes of other machines can write here: then no lock keeps a replaced writer out."""
+        """Whether processes on other machines can write here. Then no lock keeps a replaced writer out."""
 
     @property
     def options(self) -> dict[str, str] | None:
-        """How delta-rs reaches the store; None: it is a local disk."""
+        """The options with which delta-rs reaches the store; None: it is a local disk."""
 
     @property
     def filesystem(self) -> Any:
-        """A pyarrow file system for the names that `file` gives; None: the local one."""
+        """A pyarrow file system for the names that `file` returns; None: the local one."""
 
     def uri(self, key: str) -> str:
-        """A folder or file for delta-rs, and for people."""
+        """The address of a folder or file, for delta-rs and for messages to people."""
 
     def file(self, key: str) -> str:
         """A file's name in `filesystem`."""
@@ -68,62 +69,62 @@ class Store(Protocol):
         """A file's path on this machine; None: it has none."""
 
     def get(self, key: str) -> bytes | None:
-        """The bytes of a file; None: there is none."""
+        """The bytes of a file; None: it does not exist."""
 
     def read(self, key: str) -> tuple[bytes, float] | None:
-        """The same with the time of its last change, Unix time in seconds."""
+        """The bytes of a file and the time of its last change, Unix time in seconds."""
 
     def stamp(self, key: str) -> Hashable | None:
-        """What changes if the file is replaced; None: there is none."""
+        """A value that changes if the file is replaced; None: it does not exist."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a file that is not there yet, durably. False: it is there, and stays as it is."""
+        """Write a new file durably. False: it exists already and is left unchanged."""
 
     def append(self, name: str, line: bytes) -> None:
-        """Add a line without its line feed, durably."""
+        """Add a line, given without its line feed, durably."""
 
     def lines(self, name: str) -> list[bytes]:
         """All lines of a log, in the order in which they were added."""
 
     def files(self, folder: str) -> dict[str, float]:
-        """The files directly in a folder, and when each was last changed; empty when there is no folder."""
+        """The files directly in a folder, and when each was last changed; empty if there is no folder."""
 
     def names(self, folder: str, after: str = "") -> list[str]:
-        """The names of these files, in no order; those that sort behind `after`, as bytes."""
+        """The names of these files, in no order; only those that sort after `after`, compared as bytes."""
 
     def folders(self, folder: str) -> list[str]:
         """The names of the folders directly in a folder; links are left out."""
 
     def has_folder(self, folder: str) -> bool:
-        """Whether a folder is there."""
+        """Whether a folder exists."""
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder where the store has such things."""
+        """Create a folder, if the store has folders."""
 
     def check_folder(self, folder: str) -> None:
-        """Fatal if the folder would be the same as one of another name."""
+        """Fatal if the store takes the folder for one of another name."""
 
     def delete(self, keys: Collection[str]) -> None:
-        """Remove files; those that are not there count as removed."""
+        """Remove files. It is no error if some do not exist."""
 
     def copy(self, source: str, target: str) -> None:
-        """Let a file be under another key too; nothing happens if that key is there."""
+        """Make a file available under another key, too; does nothing if that key exists."""
 
     def discard(self, folder: str, check: Callable[[], object]) -> None:
-        """Take a table's folder out of sight. `check` raises if this process may not delete any more."""
+        """Make a table's folder disappear. `check` raises if this process may no longer delete."""
 
     def discarded(self) -> Collection[str]:
-        """Folders that `discard` has taken, and whose files are still where they were."""
+        """Folders that were discarded but whose files are still at their old keys."""
 
     def emptying_trash(self) -> Iterator[None]:
-        """Remove what `discard` has left, a killed process's too, a piece at a time."""
+        """Remove the files of discarded folders in steps, also of folders that a killed process discarded."""
 
     def trouble(self, error: Exception, key: str) -> Exception:
-        """What to raise for an error of a library that has used the store; maybe the error itself."""
+        """The error to raise for an error of a library that has used the store; may be the same error."""
 
 
 class DiskStore:
-    """A directory. One process writes, under the lock of the directory."""
+    """A directory. Only one process writes to it: the one that holds the directory's lock."""
 
     shared = False
     options: dict[str, str] | None = None
@@ -164,7 +165,7 @@ class DiskStore:
 
     def create(self, key: str, data: bytes) -> bool:
         file = self.root / key
-        if file.exists():  # nobody else writes: see the class
+        if file.exists():  # no other process writes: see the class
             return False
         file.parent.mkdir(parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")
@@ -176,7 +177,7 @@ class DiskStore:
         return True
 
     def append(self, name: str, line: bytes) -> None:
-        """A torn last line of an earlier crash is cut off first."""
+        """Cuts off a torn last line of an earlier crash first."""
         with (self.root / name).open("ab+") as out:
             out.seek(0)
             whole = out.read()
@@ -187,12 +188,12 @@ class DiskStore:
             os.fsync(out.fileno())
 
     def lines(self, name: str) -> list[bytes]:
-        """Without a torn last line."""
+        """Leaves out a torn last line."""
         whole = self.get(name) or b""
         return [line for line in whole.split(b"\n")[:-1] if line]
 
     def files(self, folder: str) -> dict[str, float]:
-        """Without those that are deleted meanwhile."""
+        """Leaves out files that are deleted during the call."""
         found = {}
         for entry in self._entries(folder):
             with suppress(FileNotFoundError):
@@ -203,7 +204,7 @@ class DiskStore:
         return [entry.name for entry in self._entries(folder) if entry.name > after]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
-        """Of the files in a folder."""
+        """The entries of the files in a folder."""
         try:
             with os.scandir(self.root / folder) as entries:
                 return [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
@@ -211,7 +212,7 @@ class DiskStore:
             return []
 
     def folders(self, folder: str) -> list[str]:
-        """Empty for a folder that we may not read: it is somebody else's."""
+        """Empty for a folder that we may not read: it belongs to someone else."""
         try:
             found = list((self.root / folder).iterdir())
         except OSError:
@@ -225,7 +226,7 @@ class DiskStore:
         (self.root / folder).mkdir(parents=True, exist_ok=True)
 
     def check_folder(self, folder: str) -> None:
-        """Some disks ignore case, and earlier releases made folders with capital letters."""
+        """Some disks ignore case, and earlier releases created folders with capital letters."""
         at = self.root
         for part in folder.split("/"):
             wanted = at / part
@@ -246,7 +247,7 @@ class DiskStore:
             (self.root / key).unlink(missing_ok=True)
 
     def copy(self, source: str, target: str) -> None:
-        """A link, or a copy where the file system has none."""
+        """Creates a hard link, or a copy if the file system has no links."""
         if (self.root / target).exists():
             return
         try:
@@ -255,7 +256,7 @@ class DiskStore:
             shutil.copyfile(self.root / source, self.root / target)
 
     def discard(self, folder: str, check: Callable[[], object]) -> None:
-        """Move it into the trash. The lock of the directory keeps others out."""
+        """Moves the folder to the trash. The lock of the directory keeps other writers out."""
         self.make_folder(TRASH)
         (self.root / folder).rename(self.root / TRASH / uuid.uuid4().hex)
 
@@ -276,9 +277,9 @@ class DiskStore:
 
 
 def said(error: BaseException) -> str:
-    """An error of a library as one line: without colors, and of a server's answer only its code and message.
+    """A library's error as one line, without colors. Of a server's answer only its code and message are kept.
 
-    An answer may hold more than a person may see, a session's token for example.
+    The full answer may hold secrets that must not be shown, for example a session's token.
     """
     text = " ".join(_COLORS.sub("", str(error)).partition("Debug source:")[0].split())
     answer = _ANSWER.search(text)
@@ -290,7 +291,7 @@ def said(error: BaseException) -> str:
 
 @contextmanager
 def translated(store: Store, key: str) -> Iterator[None]:
-    """Raise what a store makes of the errors of a library that uses it: see `Store.trouble`."""
+    """Translate the errors of a library that uses the store: see `Store.trouble`."""
     try:
         yield
     except OSError as error:
@@ -301,7 +302,7 @@ def translated(store: Store, key: str) -> Iterator[None]:
 
 
 def store_of(root: Path | Store) -> Store:
-    """A directory as a store; a store as it is."""
+    """A store for a directory; a store is returned as it is."""
     return DiskStore(root) if isinstance(root, Path) else root
 
 

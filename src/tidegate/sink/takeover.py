@@ -1,16 +1,16 @@
-"""Who may write a target in an object store: the newest consumer that has taken it over.
+"""Which process may write a target in an object store: the newest consumer that has taken it over.
 
-An object store has no lock that a process loses when it dies, and a process that was replaced may wake up
-at any time. So each consumer puts a word of its own, the table property `tidegate.writer`, into the log of
-the table of snapshots. Each commit there must be the next after one that has the writer's own word. A
-writer that was replaced can therefore name no snapshot. It is Fenced when it looks next, at the latest when
+An object store has no lock that a process loses when it dies, and a process that was replaced may wake up at
+any time. So each consumer writes a random word of its own, in the table property `tidegate.writer`, into the
+log of the table of snapshots. Each commit there must be the next version after one that has the writer's own
+word. So a writer that was replaced cannot name a snapshot. It is Fenced at its next check, at the latest when
 it commits.
 
-The word goes in by a commit that must be the next one, so of two consumers that take over at once one
-succeeds, and the other sees the first one's word when it tries again. A word is never reused: a consumer that
-is started again under its name has another, and its earlier process is fenced like a stranger's.
+The word is written by a commit that must be the next version. So if two consumers take over at the same time,
+one of them succeeds, and the other one finds the first one's word when it retries. A word is never reused: a
+consumer that is restarted under the same name has a new one, so its earlier process is fenced like any other.
 
-On a disk nobody takes over: the consumer holds the lock of the directory.
+There is no takeover on a disk, because the consumer holds the lock of the directory.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from tidegate.sink.open_tables import OpenTables, reading
 from tidegate.sink.store import SNAPSHOTS, Store, translated
 
 TAKEOVERS: Final = 20
-"""Attempts to take a target over while another consumer names snapshots."""
+"""Attempts to take a target over while another consumer commits snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who has taken over a target in an object store."""
+    """The process that has taken over a target in an object store."""
 
     name: str
-    """The consumer's."""
+    """The consumer's name."""
     word: str
-    """Given to this one process."""
+    """Random, and used by only this process."""
     process: int
     host: str
 
     @staticmethod
     def of_this_process(name: str) -> Writer:
-        """A new one."""
+        """A writer for this process, with a new word."""
         return Writer(name, uuid.uuid4().hex, os.getpid(), socket.gethostname())
 
     @staticmethod
     def from_json(text: str) -> Writer:
-        """As `to_json` has made it."""
+        """Parse the text that `to_json` has made."""
         held = orjson.loads(text)
         return Writer(held["name"], held["word"], held["process"], held["host"])
 
     def to_json(self) -> str:
-        """One line."""
+        """The writer as one line of JSON."""
         held = {"name": self.name, "word": self.word, "process": self.process, "host": self.host}
         return orjson.dumps(held).decode()
 
@@ -66,7 +66,7 @@ class Writer:
 
 
 class Takeover:
-    """The word of this process, once it has taken the target over. Safe for threads after that."""
+    """The word of this process, after it has taken the target over. Safe for threads from then on."""
 
     def __init__(self, store: Store, tables: OpenTables) -> None:
         """`tables`: the open tables of this target. Taking over makes this process their only writer."""
@@ -75,13 +75,14 @@ class Takeover:
 
     @property
     def is_taken(self) -> bool:
-        """Whether this process has taken the target over. Never on a disk."""
+        """Whether this process has taken the target over. Always False on a disk."""
         return self._writer is not None
 
     def take(self, name: str) -> None:
-        """Make this process the writer, as the consumer `name`. The target must have been begun.
+        """Make this process the writer, as the consumer `name`. The table of snapshots must exist.
 
-        InvalidInput if the target is another consumer's. Retryable if others were faster `TAKEOVERS` times.
+        InvalidInput if the target belongs to another consumer. Retryable if other processes committed first
+        `TAKEOVERS` times.
         """
         mine = Writer.of_this_process(name)
         for _ in range(TAKEOVERS):
@@ -117,7 +118,7 @@ class Takeover:
         )
 
     def check(self) -> None:
-        """Fenced if another process has taken over since. Nothing on a disk."""
+        """Fenced if another process has taken over since. Does nothing on a disk."""
         if self._writer is not None:
             with translated(self._store, SNAPSHOTS):
                 newest = self._tables.checked(SNAPSHOTS)
@@ -136,6 +137,6 @@ class Takeover:
 
 
 def _writer_of(table: DeltaTable) -> Writer | None:
-    """Who has taken the target over last, by its table of snapshots; None: nobody has."""
+    """The process that has taken the target over last, by its table of snapshots; None: there is none."""
     text = table.metadata().configuration.get(WRITER)
     return Writer.from_json(text) if text else None

@@ -1,9 +1,9 @@
-"""The columns' checksum over Arrow columns, for who reads messages: computed and compared. Pure.
+"""The columns' checksum over Arrow columns, for readers of messages: computed and compared. Pure.
 
 A message carries the CRC-32 of its row's columns in ascending order of column id
-(docs/formats/checksums.md#what-messages-carry). Columns here are as decoders give them
-(`codec.base.DecodedTable`): integers, bit, enum and set as integers, floats, text and binary as they are, all
-else in canonical text. A delete carries nothing to compare.
+(docs/formats/checksums.md#what-messages-carry). Columns are in the form that decoders return
+(`codec.base.DecodedTable`): integers, bit, enum and set as integers, floats, text and binary unchanged, all
+others in canonical text. A delete carries nothing to compare.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ from tidegate.tidb.types import temporal, vector
 
 Registers = npt.NDArray[np.uint32]
 _TEXT_DIGITS: Final = 20
-"""Of `YYYY-MM-DD hh:mm:ss.`; what follows are the digits of the second."""
+"""The length of `YYYY-MM-DD hh:mm:ss.`: the digits of the second follow."""
 
 
 def sums(columns: pa.RecordBatch, kinds: Sequence[Kind], time_zone: str = "UTC") -> Registers:
     """uint32[n]: the columns' sum of each row.
 
     columns: those of a row image in ascending order of *column id*; kinds: the kind of each. time_zone: the
-    IANA zone that TIMESTAMP texts are in. Raises InvalidInput for a column whose Arrow type its kind does
-    not have.
+    IANA zone of TIMESTAMP texts. Raises InvalidInput for a column whose Arrow type does not fit its kind.
     """
     if len(kinds) != columns.num_columns:
         raise InvalidInput(f"{columns.num_columns} columns cannot have {len(kinds)} kinds")
@@ -93,7 +92,7 @@ def _words(column: pa.Array, form: Form) -> npt.NDArray[np.int64]:
 
 
 def _by_distinct(column: pa.Array, convert: Callable[[str], str | bytes], to: pa.DataType) -> pa.Array:
-    """Convert each distinct text once."""
+    """Convert each distinct text only once."""
     encoded = pc.dictionary_encode(column.cast(pa.string()))
     return pa.array([convert(text) for text in encoded.dictionary.to_pylist()], to).take(encoded.indices)
 

@@ -1,21 +1,21 @@
-"""A stored value under another column type: what MODIFY COLUMN makes of the rows that are there. Pure.
+"""A stored value converted to another column type, as MODIFY COLUMN does with existing rows. Pure.
 
-Values are plain (`tidb.value`), before and after. TiDB rewrites the rows without row events: whoever keeps
-a copy has to convert them alike. In strict SQL mode TiDB refuses the statement when a value does not fit;
-otherwise it stores the nearest value that does. A statement that went through is therefore reproduced by
-always taking the nearest value. Source: TiDB `pkg/types/datum.go` (`ConvertTo`), `pkg/table/column.go`
-(`CastColumnValue`), `pkg/ddl/column.go` (`updateColumnWorker`).
+Values are plain (`tidb.value`), before and after. TiDB rewrites the rows without row events, so a consumer
+that has a copy must convert its rows in the same way. In strict SQL mode TiDB refuses the statement if a
+value does not fit; otherwise it stores the nearest value that fits. If the statement succeeded, always using
+the nearest value therefore gives the same rows. Source: TiDB `pkg/types/datum.go` (`ConvertTo`),
+`pkg/table/column.go` (`CastColumnValue`), `pkg/ddl/column.go` (`updateColumnWorker`).
 
 | from | to | rule |
 |---|---|---|
 | decimal, text | integer, decimal | rounded half away from zero |
 | float | integer | rounded half to even |
 | any number | narrower | the nearest bound; below zero in UNSIGNED: 0 |
-| text | number | the longest prefix that is a number, else 0 |
+| text | number | the longest prefix that is a number, otherwise 0 |
 | date, time | number | its digits: `20240229`, `101010` |
 | date with time | fewer digits of the second | rounded half up; to DATE: cut |
 | enum, set | number | index, mask; to text its names |
-| text | enum, set | by name under the column's collation, else as a number |
+| text | enum, set | by name under the column's collation, otherwise as a number |
 | text | JSON | parsed; numbers and dates become JSON numbers and strings |
 | text, number | text | cut to the length; CHAR loses spaces at the end, BINARY is filled with zeros |
 """
@@ -46,7 +46,7 @@ _CHAR: Final = 254
 _BLOBS: Final = frozenset({249, 250, 251, 252})
 _MAX_FLOAT: Final = 3.4028234663852886e38
 _HUGE: Final = 1 << 70
-"""Stands for every number beyond the range of all integer types."""
+"""Represents every number beyond the range of all integer types."""
 _YEARS: Final = (1901, 2155)
 _EXACT: Final = Context(prec=200)
 _NUMBER: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -57,9 +57,9 @@ _DATES: Final = frozenset({Kind.DATE, Kind.DATETIME, Kind.TIMESTAMP})
 
 
 def refusal(before: Column, after: Column, time_zone: tzinfo | None) -> str:
-    """Why values of one column cannot be converted to the other; empty when they can.
+    """Why values of one column cannot be converted to the other; empty if they can.
 
-    `time_zone`: that of the session that changed the column, None when it is not known.
+    `time_zone`: that of the session that changed the column, None if it is not known.
     """
     if Kind.VECTOR in (before.kind, after.kind) and before.kind != after.kind:
         return "TiDB converts no vectors"
@@ -73,8 +73,8 @@ def refusal(before: Column, after: Column, time_zone: tzinfo | None) -> str:
 def cast(value: Value, before: Column, after: Column, time_zone: tzinfo = UTC) -> Value:
     """The value as TiDB stores it after the change. TIMESTAMP texts are in UTC, before and after.
 
-    Undecodable for what no rule gives: NULL that becomes the time at which TiDB came by, or bits that no JSON
-    text can hold. `refusal(before, after)` is empty.
+    Raises Undecodable if no rule gives the result: a NULL that becomes the time at which TiDB converted the
+    row, or bits that no JSON text can hold. The caller has checked that `refusal(before, after)` is empty.
     """
     if value is None:
         if after.kind is Kind.TIMESTAMP and not after.nullable and before.kind is not Kind.TIMESTAMP:
@@ -104,7 +104,7 @@ def _to_unsigned(value: Value, before: Column, after: Column, zone: tzinfo) -> i
 def _to_bit(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
     number = _whole(value, before, signed=False)
     if number < 0 and before.kind is Kind.INT:
-        number += 1 << 64  # TiDB takes the bits of a signed integer
+        number += 1 << 64  # TiDB uses the bits of a signed integer
     return _clip(number, 0, (1 << max(after.flen, 1)) - 1)
 
 
@@ -149,14 +149,14 @@ def _to_float(value: Value, before: Column, after: Column, zone: tzinfo) -> floa
 
 
 def _whole(value: Value, before: Column, *, signed: bool) -> int:
-    """The integer of a value before it is fitted into a type."""
+    """The integer of a value, before it is fitted into a type."""
     match before.kind, value:
         case kind, int(number) if kind in _WHOLE:
             return number
         case kind, float(number) if kind in _REAL:
             return round(number) if math.isfinite(number) else int(math.copysign(_HUGE, number))
         case ((Kind.DATETIME | Kind.TIMESTAMP), str(text)) if signed:
-            # To a signed integer TiDB rounds the time, otherwise the number made of its digits.
+            # For a signed integer TiDB rounds the time; otherwise it rounds the number made of its digits.
             return int(time_text.digits(time_text.rounded(text, 0)))
         case Kind.TIME, str(text) if signed or before.decimal <= 0:
             return int(time_text.digits(time_text.rounded_duration(text, 0)))
@@ -176,14 +176,14 @@ def _whole_of_json(text: str, *, signed: bool) -> int:
             return round(number)
         case str(inner):
             number = _rounded(_number_at(inner))
-            # TiDB parses a negative text as signed and keeps its bits when the column is not.
+            # TiDB parses a negative text as signed, and keeps its bits if the column is unsigned.
             return number if signed or number >= 0 else number + (1 << 64)
         case _:
             return 0
 
 
 def _exact(value: Value, before: Column) -> Decimal:
-    """The value as a number, digit by digit."""
+    """The value as an exact decimal number."""
     match before.kind, value:
         case _, int(number):
             return Decimal(number)
@@ -219,7 +219,7 @@ def _real(value: Value, before: Column) -> float:
 
 
 def _number_at(text: str) -> Decimal:
-    """The number that a text begins with, 0 when with none."""
+    """The number at the beginning of a text; 0 if there is none."""
     found = _NUMBER.match(text.strip())
     return Decimal(found[0]) if found else Decimal(0)
 
@@ -248,7 +248,7 @@ def _to_text(value: Value, before: Column, after: Column, zone: tzinfo) -> bytes
 
 
 def _charset_text(value: Value, before: Column, after: Column) -> bytes:
-    """The text's bytes: UTF-8 in a text column, those of the text's own charset in a binary one."""
+    """The text's bytes: UTF-8 for a text column, the text's own charset for a binary column."""
     if before.kind is Kind.STRING and after.kind is Kind.BYTES and before.charset in ("gbk", "gb18030"):
         return _text(value).encode("gb18030", "replace")
     if before.kind is Kind.BYTES and after.kind is Kind.STRING and after.charset in ("gbk", "gb18030"):
@@ -258,7 +258,7 @@ def _charset_text(value: Value, before: Column, after: Column) -> bytes:
 
 
 def shown(value: Value, column: Column) -> str:
-    """A value that is neither text nor NULL as TiDB writes it into a text column."""
+    """A value that is neither text nor NULL, as TiDB writes it into a text column."""
     match column.kind, value:
         case Kind.ENUM, int(index):
             return enum.enum_name(index, column.elems)
@@ -289,7 +289,7 @@ def _text(value: Value) -> str:
 
 
 def _to_enum(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
-    """0, the empty element, for what the column does not have."""
+    """The element's number; 0, the empty element, if the column has no such element."""
     if before.kind not in _TEXT | {Kind.ENUM, Kind.SET}:
         number = _whole(value, before, signed=False)
         return number if 0 < number <= len(after.elems) else 0
@@ -305,7 +305,7 @@ def _to_enum(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
 
 
 def _to_set(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
-    """The empty set for what the column cannot hold."""
+    """The mask; the empty set if the column cannot hold the value."""
     every = (1 << len(after.elems)) - 1
     if before.kind not in _TEXT | {Kind.ENUM, Kind.SET}:
         number = _whole(value, before, signed=False)
@@ -324,12 +324,12 @@ def _to_set(value: Value, before: Column, after: Column, zone: tzinfo) -> int:
 def _collated(text: str, collate: str) -> bytes:
     try:
         return sort_key(text.encode(), collate)
-    except InvalidInput:  # weights that are not here: no other text is equal
+    except InvalidInput:  # we lack this collation's weights: only equal texts count as equal
         return text.encode()
 
 
 def _as_written(text: str) -> int:
-    """A number as a program writes it, -1 for anything else."""
+    """A number in a program's notation (octal, hexadecimal, ...); -1 for anything else."""
     try:
         return int(text, 8 if re.fullmatch("0[0-7]+", text) else 0)
     except ValueError:
@@ -358,7 +358,7 @@ def _to_json(value: Value, before: Column, after: Column, zone: tzinfo) -> str:
 
 
 def _bits_as_json(bits: int, before: Column) -> str:
-    """A JSON string of the column's bytes."""
+    """A JSON string with the column's bytes."""
     try:
         return json.quote(bits.to_bytes((before.flen + 7) // 8, "big").decode())
     except UnicodeDecodeError as error:
@@ -395,7 +395,7 @@ def _to_timestamp(value: Value, before: Column, after: Column, zone: tzinfo) -> 
 
 
 def _day_and_time(value: Value, before: Column, digits: int, *, whole_day: bool = False) -> str:
-    """Date and time of a value, the zero time when there is none in it."""
+    """Date and time of a value; the zero time if it contains none."""
     match before.kind, value:
         case kind, str(text) if kind in _DATES:
             text = text if len(text) > 10 else f"{text} 00:00:00"

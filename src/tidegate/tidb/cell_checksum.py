@@ -1,4 +1,4 @@
-"""The columns' checksum of row images in cells: for whole blocks, over all columns or some. Pure."""
+"""The columns' checksum of row images in cells: for whole blocks, over all or some columns. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def plan_of(table: TableSchema, columns: Sequence[int] | None = None) -> Int64s:
-    """What `sums` adds up: these columns of a table, by default all, in the order of their ids."""
+    """The plan of `sums` for these columns of a table (default: all), in the order of their ids."""
     chosen = range(len(table.columns)) if columns is None else columns
     ordered = sorted(chosen, key=lambda at: table.columns[at].id)
     lines = [[at, FORMS[table.columns[at].kind], fsp(table.columns[at])] for at in ordered]

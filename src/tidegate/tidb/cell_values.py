@@ -1,4 +1,4 @@
-"""One cell of a `RowBlock` as the stored value it stands for: for plain twins, and for words about a row."""
+"""One cell of a `RowBlock` as a stored value, for plain twins and for texts about a row."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""Row checksums, which TiDB adds to rows of format v2, computed and compared (docs/formats/checksums.md).
+"""Row checksums, which TiDB adds to rows of format v2: computed and compared (docs/formats/checksums.md).
 
     version 0  CRC-32 over the columns' values in the order of their ids: `column_sum`
-    version 1  CRC-32 over the row up to and with the checksum's header byte, then the whole record key
-    version 2  the same, then only the handle, so that a restore under another table id keeps it valid
+    version 1  CRC-32 over the row up to and including the checksum's header byte, then the whole record key
+    version 2  as version 1, but with only the handle of the key, so it stays valid after a restore under
+               another table id
 
-A value has a second sum (`extra`) only in version 0, while a schema change is in flight: the first is of the
-columns to come, the second of those still public; one of them must match. An *old* value of version 0 may
-have been written before a column came or went, so a difference there says nothing, unless its sum is one over
-bytes: then its header has lost the version. Rows of format v1 and rows written with the switch off carry no
-checksum and pass unchecked. What messages carry is always `column_sum`.
+A value has a second sum (`extra`) only in version 0, while a schema change is in progress: the first sum is
+of the new columns, the second of those that are still public; one of them must match. An *old* value of
+version 0 may have been written before a column was added or dropped, so a difference there proves nothing.
+The exception: if its sum equals one of version 1 or 2, the version in its header is damaged. Rows of format
+v1, and rows written while the switch was off, carry no checksum and pass unchecked. Messages always carry the
+`column_sum`.
 
 The plain twin of `kernels.checksum`. Source: TiDB `pkg/util/rowcodec/{common,row}.go`, TiCDC
 `cdc/entry/mounter.go`.
@@ -36,20 +38,20 @@ _WORD: Final = (1 << 64) - 1
 
 
 class Outcome(IntEnum):
-    """What a comparison said about one image of a row."""
+    """The result of a comparison for one image of a row."""
 
     NO_IMAGE = 0
     UNCHECKED = 1
     """It carries no checksum."""
     MATCHED = 2
     EXCUSED = 3
-    """An old value of version 0 that differs: its columns may have changed since."""
+    """An old value of version 0 that differs: its columns may have changed since it was written."""
     MISMATCHED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One image compared: its version (-1: no checksum), the sum it carries and the sum that was found."""
+    """The comparison of one image: its version (-1: no checksum), the sum in it, and the computed sum."""
 
     outcome: Outcome
     version: int = -1
@@ -58,7 +60,7 @@ class Check:
 
 
 def check(table: TableSchema, key: bytes, data: bytes, *, old: bool = False) -> Check:
-    """Compare the row value `data` under the record key `key`; raises Undecodable where decoding would."""
+    """Compare the row value `data` under the record key `key`. Raises Undecodable if decoding it would."""
     carried = row.split(data).checksum
     if carried is None:
         return Check(Outcome.UNCHECKED)
@@ -78,13 +80,13 @@ def _outcome(matched: bool) -> Outcome:
 
 
 def has_lost_its_version(data: bytes, key: bytes) -> bool:
-    """Whether a value says version 0 but carries the sum of version 1 or 2: one flipped bit does that."""
+    """Whether a value states version 0 but carries the sum of version 1 or 2: one flipped bit is enough."""
     body, carried = data[:-5], int.from_bytes(data[-4:], "little")
     return any(raw_sum(body + bytes([version]), key, version) == carried for version in (1, 2))
 
 
 def raw_sum(covered: bytes, key: bytes, version: int) -> int:
-    """The sum of version 1 or 2: of a row up to and with its checksum's header, under its record key."""
+    """The sum of version 1 or 2: of a row up to and including its checksum's header, and its record key."""
     return crc32(key if version == 1 else key[_HANDLE_AT:], crc32(covered))
 
 
@@ -98,7 +100,7 @@ def column_sum(table: TableSchema, values: Sequence[Value]) -> int:
 
 
 def column_bytes(kind: Kind, value: Value) -> bytes:
-    """What a column adds to the columns' sum; NULL adds nothing."""
+    """The bytes that a column adds to the columns' sum; NULL adds nothing."""
     match value:
         case None:
             return b""
@@ -115,18 +117,18 @@ def column_bytes(kind: Kind, value: Value) -> bytes:
 
 
 def written(table: TableSchema, values: Sequence[Value], key: bytes, value: bytes, version: int) -> bytes:
-    """The v2 `value` of a row as a session with `tidb_enable_row_level_checksum` on writes it.
+    """The v2 `value` of a row with the checksum that a session with `tidb_enable_row_level_checksum` adds.
 
-    values: plain, aligned with `table.columns`, TIMESTAMP texts in UTC; no schema change is in flight.
+    values: plain, aligned with `table.columns`, TIMESTAMP texts in UTC; no schema change is in progress.
     """
     return sealed(value, key, version, [column_sum(table, values)] if version == 0 else ())
 
 
 def sealed(value: bytes, key: bytes, version: int = 2, sums: Sequence[int] = ()) -> bytes:
-    """A v2 row value without checksum, with one: version 1 or 2 by `key`, or 0 with the given `sums`.
+    """Add a checksum to a v2 row value without one: version 1 or 2 by `key`, or 0 with the given `sums`.
 
-    `sums` of version 0: the columns' sum, and while a schema change is in flight the one of the columns
-    before it.
+    `sums` of version 0: the columns' sum, and while a schema change is in progress also the sum of the
+    columns before it.
     """
     if not value or value[0] != row.V2 or value[1] & row.CHECKSUM:
         raise InvalidInput("only a row of format v2 that has no checksum can be given one")

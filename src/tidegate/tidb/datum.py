@@ -1,7 +1,7 @@
-"""Datum flags and values: one byte that says the type, then the value.
+"""Datum flags and values: one byte with the type, then the value.
 
-In keys every value has its comparable form; in old rows (v1) integers are varints and bytes compact. Time
-is a packed unsigned, TIME a duration or integer, enum, set and bit unsigned. Source: TiDB
+In keys every value has its comparable form; in old rows (v1) integers are varints and bytes compact. A time
+is a packed unsigned number, TIME a duration or integer; enum, set and bit are unsigned. Source: TiDB
 `pkg/util/codec/codec.go`.
 """
 
@@ -49,7 +49,7 @@ _COMPARABLE = {Flag.BYTES, Flag.INT, Flag.UINT, Flag.FLOAT, Flag.DECIMAL, Flag.D
 
 
 def encode_key(datums: Iterable[Datum]) -> bytes:
-    """The flagged comparable forms, one after the other; strings must already be sort keys."""
+    """The flagged comparable forms in sequence; strings must already be sort keys."""
     out = b""
     for datum in datums:
         if datum.flag not in _COMPARABLE and datum.flag != Flag.NULL:
@@ -88,7 +88,7 @@ def _encode_value(datum: Datum) -> bytes:
 
 
 def read(data: bytes, start: int) -> tuple[Datum, int]:
-    """The datum at `start`, and where it ends."""
+    """The datum at `start`, and its end."""
     if start >= len(data):
         raise Undecodable("a datum is cut", why=f"nothing at {start}")
     try:
@@ -132,7 +132,7 @@ def _slice(data: bytes, at: int, size: int) -> tuple[bytes, int]:
 
 
 def _json_size(data: bytes, at: int) -> int:
-    """Bytes of type code and value, from their own headers (TiDB `types.PeekBytesAsJSON`)."""
+    """Bytes of type code and value, from the lengths in the value itself (TiDB `types.PeekBytesAsJSON`)."""
     match data[at] if at < len(data) else -1:
         case 1 | 3:
             return 1 + int.from_bytes(data[at + 5 : at + 9], "little")
@@ -153,7 +153,7 @@ def _json_size(data: bytes, at: int) -> int:
 
 
 def read_all(data: bytes, limit: int = 1024) -> list[Datum]:
-    """All datums of a key or index value; at most `limit`."""
+    """All datums of a key or index value; Undecodable if there are more than `limit`."""
     out: list[Datum] = []
     at = 0
     while at < len(data):

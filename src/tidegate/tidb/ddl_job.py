@@ -1,7 +1,7 @@
-"""DDL jobs, as TiDB keeps them in `mysql.tidb_ddl_job` (column `job_meta`) and in the history.
+"""DDL jobs, as TiDB stores them in `mysql.tidb_ddl_job` (column `job_meta`) and in the history.
 
-A job row is rewritten at every step of the job; the write with state *done* means that the schema change
-is whole, at that write's commit ts (TiCDC's FinishedTS). Source: TiDB `pkg/meta/model/job.go`.
+TiDB rewrites a job's row at every step of the job. The write with state *done* means that the schema change
+is complete, at that write's commit ts (TiCDC's FinishedTS). Source: TiDB `pkg/meta/model/job.go`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.errors import Undecodable
 
 
 class JobState(IntEnum):
-    """States a job passes through; `done` is the one that counts."""
+    """The states of a job; only `done` means that the schema has changed."""
 
     NONE = 0
     RUNNING = 1
@@ -34,7 +34,7 @@ class JobState(IntEnum):
 DELETE_ONLY: Final = 1
 WRITE_REORGANIZATION: Final = 3
 PUBLIC: Final = 5
-"""Schema states (`schema_state`) of a running job: how far it has come."""
+"""Schema states (`schema_state`) of a running job, which show its progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DdlJob:
     start_ts: int
     finished_ts: int
     job_start_ts: int
-    """When the job began: the value of time defaults it gave to old rows."""
+    """When the job began; time defaults that it gave to older rows have this value."""
     schema_id: int
     table_id: int
     schema_name: str
@@ -59,7 +59,7 @@ class DdlJob:
     table_info: dict[str, Any] | None
     db_info: dict[str, Any] | None
     table_infos: tuple[dict[str, Any], ...]
-    """Of jobs over many tables: create tables, rename tables."""
+    """For jobs over many tables: create tables, rename tables."""
     args: Any
     """`raw_args` as JSON, list or object."""
     multi: dict[str, Any] | None
@@ -67,9 +67,9 @@ class DdlJob:
     meta: dict[str, Any]
     """The whole job."""
     schema_state: int = 0
-    """How far a running job has come, TiDB's SchemaState; finished jobs say 0 or 5."""
+    """The progress of a running job, as TiDB's SchemaState; finished jobs have 0 or 5."""
     from_history: bool = False
-    """Found in the history table: it may have been met in the job table before."""
+    """Found in the history table. It may have been found in the job table before."""
 
     @property
     def is_done(self) -> bool:
@@ -78,7 +78,9 @@ class DdlJob:
 
     @property
     def time_zone(self) -> str:
-        """In which the job converts rows: a name, or seconds east of UTC as `+28800`; empty: it says none."""
+        """The zone in which the job converts rows: a name, or seconds east of UTC as `+28800`; empty:
+        unknown.
+        """
         reorganisation = self.meta.get("reorg_meta")
         found = reorganisation.get("location") if isinstance(reorganisation, dict) else None
         if not isinstance(found, dict):
@@ -88,12 +90,12 @@ class DdlJob:
 
     @property
     def charset(self) -> str:
-        """The character set of the session's strings; empty where the job does not say."""
+        """The character set of the session's strings; empty if the job does not contain it."""
         return str(self.meta.get("charset") or "")
 
     @property
     def sql_mode(self) -> int:
-        """The session's sql_mode as TiDB's bits; 0 where the job does not say."""
+        """The session's sql_mode as TiDB's bits; 0 if the job does not contain it."""
         mode = self.meta.get("sql_mode")
         return mode if isinstance(mode, int) else 0
 
@@ -122,7 +124,7 @@ def _objects(within: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _multi(meta: dict[str, Any]) -> dict[str, Any] | None:
-    """The parts of a multi-schema change, each with a kind and how far it has come."""
+    """The parts of a multi-schema change; checks that each has a kind and a state."""
     multi = _object(meta, "multi_schema_info")
     for part in _objects(multi or {}, "sub_jobs"):
         if type(part["type"]) is not int or type(part["schema_state"]) is not int:
@@ -131,7 +133,7 @@ def _multi(meta: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:
-    """The job of its JSON, as written by the transaction (start_ts, commit_ts)."""
+    """Parse a job from its JSON, as written by the transaction (start_ts, commit_ts)."""
     try:
         meta = orjson.loads(job_meta)
         binlog = meta.get("binlog") or {}

@@ -1,7 +1,7 @@
-"""The definition of mysql.tidb_ddl_job, for an upstream on which TiDB has not yet been set up.
+"""The definition of mysql.tidb_ddl_job, for an upstream that TiDB has not yet initialized.
 
-A changefeed may begin before the first TiDB server of a cluster does: the table through which all DDL is
-followed has had this shape since TiDB 6.2, so it need not be looked up.
+A changefeed may start before the first TiDB server of a cluster. The table from which all DDL is read has had
+this definition since TiDB 6.2, so it need not be looked up.
 """
 
 from __future__ import annotations
@@ -44,4 +44,4 @@ TABLE_INFO: Final[dict[str, Any]] = {
     "pk_is_handle": True,
     "cols": [_column(i, *column) for i, column in enumerate(_COLUMNS)],
 }
-"""TableInfo JSON as `table_info.table_schema` takes it."""
+"""TableInfo JSON, in the form that `table_info.table_schema` parses."""

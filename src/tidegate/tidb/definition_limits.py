@@ -1,8 +1,9 @@
-"""What a table definition must keep to, so that everything behind it may rely on it. Pure.
+"""Limits that a table definition must respect, so that all later code can rely on them. Pure.
 
-Definitions come from another system's store, and compiled code takes column ids, lengths and numbers of
-columns from them as they are. Bounds are those of the stored forms, wider than TiDB's own rules: a definition
-that TiDB can write passes. (TiDB: pkg/meta/model/column.go, pkg/parser/types/field_type.go.)
+Definitions come from another system's store, and compiled code uses column ids, lengths and numbers of
+columns without further checks. The bounds are those of the stored forms, which are wider than TiDB's own
+rules: a definition that TiDB can write passes. (TiDB: pkg/meta/model/column.go,
+pkg/parser/types/field_type.go.)
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any, Final
 from tidegate.model.schema import Column, Index, Kind
 
 ID_MAX: Final = (1 << 32) - 1
-"""Of a column: the row format has 32 bits for it."""
+"""The highest column id: the row format has 32 bits for it."""
 TABLE_ID_MAX: Final = (1 << 63) - 1
 COLUMNS_MAX: Final = 1 << 14
-"""TiDB's own limit is 4096, hidden ones apart."""
+"""TiDB's own limit is 4096, not counting hidden columns."""
 HANDLE_COLUMNS_MAX: Final = 64
-"""Four times what TiDB allows in a key."""
+"""Four times as many columns as TiDB allows in a key."""
 WORD: Final = range(-(1 << 31), 1 << 32)
 DECIMALS: Final = range(-1, 32)
-"""Digits behind the point, of any type: 31 and -1 stand for none given."""
+"""Digits after the point, of any type: 31 and -1 mean that none were given."""
 _LENGTHS: Final = {Kind.DECIMAL: range(-1, 82), Kind.BIT: range(-1, 65)}
 _FRACTIONS: Final = dict.fromkeys((Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME), range(-1, 7))
 _ELEMENTS: Final = {Kind.SET: 64, Kind.ENUM: 65_535}
@@ -38,7 +39,7 @@ def check_columns(columns: Sequence[Column]) -> None:
 
 
 def check_indexes(indexes: Iterable[Index], columns: int) -> None:
-    """The same of indexes over so many columns."""
+    """Raise ValueError for indexes over so many columns that TiDB cannot have written."""
     for index in indexes:
         _number("index id", index.id, range(-1, TABLE_ID_MAX))
         _text("index name", index.name)
@@ -49,14 +50,14 @@ def check_indexes(indexes: Iterable[Index], columns: int) -> None:
 
 
 def check_key(handle_columns: Sequence[int]) -> None:
-    """The same of what a record key holds."""
+    """Raise ValueError for columns of a record key that TiDB cannot have written."""
     if len(handle_columns) > HANDLE_COLUMNS_MAX:
         raise ValueError(f"{len(handle_columns)} columns in the key, {HANDLE_COLUMNS_MAX} are the most")
     _unique("column in the key", handle_columns)
 
 
 def check_table(name: str, ids: Iterable[int]) -> None:
-    """The same of a table's name, and of its id and its partitions'."""
+    """Raise ValueError for a table's name, or ids of it and its partitions, that TiDB cannot have written."""
     _text("table name", name)
     for each in ids:
         _number("table id", each, range(1, TABLE_ID_MAX))

@@ -1,6 +1,6 @@
 """Index entries: key and value of one row under one index, both directions.
 
-    key     't' table id '_i' index id, a flagged datum a column [, handle]     the handle unless *distinct*
+    key     't' table id '_i' index id, a flagged datum per column [, handle]   the handle unless *distinct*
     value   of a table without clustered key (version 0)
               '0'                                            not distinct
               handle, 8 bytes                                distinct
@@ -8,12 +8,13 @@
             of a clustered table (version 1)
               0, 0x7d, 1 [, 0x7f, length u16 BE, handle] [, restored row]
 
-An entry is *distinct* when the index is unique and none of the values is NULL: then the value names the row.
-The *restored row* is a row value of format v2 with what the sort keys have lost: in version 0 every column of
-the index if one of them lost something, in version 1 those that did, the primary key's among them; there,
-where only trailing spaces are lost, it holds their number. Entries of global indexes have the segment 0x7e
-and the partition's id: they are read, not written. Source: TiDB `pkg/tablecodec/tablecodec.go`
-(GenIndexValuePortal), `pkg/table/tables/tables.go` (TryGetHandleRestoredDataWrapper). Pure.
+An entry is *distinct* if the index is unique and none of the values is NULL: then the value identifies the
+row. The *restored row* is a row value of format v2 with what the sort keys have lost. In version 0 it has
+every column of the index if one of them lost something. In version 1 it has only the columns that did,
+including those of the primary key; if only trailing spaces were lost, it has their number. Entries of global
+indexes have the segment 0x7e and the partition's id: they can be read, but not written. Source: TiDB
+`pkg/tablecodec/tablecodec.go` (GenIndexValuePortal), `pkg/table/tables/tables.go`
+(TryGetHandleRestoredDataWrapper). Pure.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ _VERSION: Final = 0x7D
 _PARTITION: Final = 0x7E
 _COMMON_HANDLE: Final = 0x7F
 _SHORT: Final = 9
-"""Values up to this length hold an integer handle or nothing."""
+"""Values up to this length contain only an integer handle, or nothing."""
 _PADDED: Final = 10
 _PRIMARY: Final = 2
-"""TiDB's flag of a primary key's column."""
+"""TiDB's flag of a column of the primary key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An index entry read: whose row it is, and the values it was made of."""
+    """A decoded index entry: the key of its row, and the values in it."""
 
     index: Index
     values: tuple[Stored, ...]
-    """Stored values (see `row`) of the index's columns; of a prefix column its first characters.
+    """Stored values (see `row`) of the index's columns; for a prefix column its first characters.
 
     Spaces at the end of the prefix of a `char` under a `_bin` collation may be missing: TiDB drops them."""
     record: bytes
-    """The key of the row."""
+    """The record key of the row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Everything of a table that entries need, intermediate DDL states and virtual columns included."""
+    """The parts of a table that entries need, including virtual columns and intermediate DDL states."""
 
     columns: dict[int, Column]
     """By offset."""
@@ -83,7 +84,7 @@ def _layout(table: TableSchema) -> _Layout:
 
 
 def _loses(column: Column) -> bool:
-    """Whether a key does not give the column's value back."""
+    """Whether a column's value cannot be restored from its form in a key."""
     return column.kind is Kind.STRING and string.needs_restored_data(
         column.mysql_type, column.charset, column.collate
     )
@@ -97,7 +98,9 @@ def _is_version_1(table: TableSchema) -> bool:
 
 
 def decode(table: TableSchema, key: bytes, value: bytes) -> Entry:
-    """The entry of an index of `table`, the version of its time; Undecodable names table and index."""
+    """Decode the entry of an index of `table`, in its version at that time. Undecodable names table and
+    index.
+    """
     where = table.name
     try:
         if len(key) < _COLUMNS_AT or key[:1] != b"t" or key[9:11] != b"_i":
@@ -143,10 +146,10 @@ def _restored(table: TableSchema, column: Column, length: int, of_key: Stored, l
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A value's segments."""
+    """The segments of an index value."""
 
     handle: bytes = b""
-    """As in a record key."""
+    """In the form of a record key."""
     partition: int | None = None
     restored: bytes = b""
 
@@ -179,7 +182,7 @@ def _whole(data: bytes, size: int) -> bytes:
 
 
 def _from_plain(data: bytes) -> bytes:
-    """A handle as in a record key of one that is a plain 64-bit number."""
+    """A handle in the form of a record key, from a plain 64-bit number."""
     return memcomparable.encode_int(int.from_bytes(data[:8], "big", signed=True))
 
 
@@ -203,8 +206,8 @@ def encode(
 ) -> tuple[bytes, bytes]:
     """Key and value of the entry for the row under `record_key`, as a user session writes it.
 
-    values: the row's plain ones, aligned with `table.columns`. Raises InvalidInput for global indexes, for
-    those on virtual columns (whose values no row has), and for texts whose sort key cannot be made.
+    values: the row's plain values, aligned with `table.columns`. Raises InvalidInput for global indexes, for
+    indexes on virtual columns (rows do not contain their values), and for texts without a known sort key.
     """
     where = f"{table.name}, index {index.name}"
     _refuse_what_is_not_written(table, index, where)
@@ -259,7 +262,7 @@ def _value_0(
     plain = memcomparable.decode_int(parsed.handle).to_bytes(8, "big", signed=True) if parsed.is_int else b""
     body = b"" if parsed.is_int or not distinct else _common_handle(parsed.handle)
     if any(map(_loses, columns)):
-        # Every column, also those that lose nothing.
+        # Every column, including those that lose nothing.
         body += row.encode_v2([(c.id, c.kind, cell) for c, cell in zip(columns, cells, strict=True)])
     if not body:
         return plain if distinct else b"0"
@@ -274,7 +277,7 @@ def _common_handle(handle: bytes) -> bytes:
 def _lost_of_index(
     table: TableSchema, index: Index, cells: Sequence[Stored]
 ) -> Iterator[tuple[int, Kind, Stored]]:
-    """What the datums of the index lose, but for columns of the primary key."""
+    """The data that the datums of the index lose, except for columns of the primary key."""
     for offset, cell in zip(index.columns, cells, strict=True):
         column = _layout(table).columns[offset]
         if not column.flag & _PRIMARY and _loses(column):
@@ -284,7 +287,7 @@ def _lost_of_index(
 def _lost_of_handle(
     table: TableSchema, index: Index, row_cells: dict[int, Stored]
 ) -> Iterator[tuple[int, Kind, Stored]]:
-    """What the handle loses: of a prefix column as much as the longer of both prefixes."""
+    """The data that the handle loses. For a prefix column, as much as the longer of the two prefixes has."""
     layout = _layout(table)
     if layout.primary is None:
         return

@@ -4,8 +4,8 @@
     index    't' table id '_i' index id, flagged datums [, handle]
     meta     'm' memcomparable name, type u64 BE [, memcomparable field | , list index]
 
-An int handle is 8 comparable bytes (the whole key 19 bytes); a common handle is the key datums of the
-clustered primary key, padded with zeros to 9 bytes if shorter. Source: TiDB `pkg/tablecodec`,
+An int handle is 8 comparable bytes (the whole key has 19 bytes). A common handle consists of the key datums
+of the clustered primary key, padded with zeros to 9 bytes if shorter. Source: TiDB `pkg/tablecodec`,
 `pkg/structure`.
 """
 
@@ -37,7 +37,7 @@ _MIN_COMMON_HANDLE: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class RecordKey:
-    """A record key taken apart; `handle` is as in the key (encoded)."""
+    """A parsed record key; `handle` is encoded as in the key."""
 
     table_id: int
     handle: bytes
@@ -55,7 +55,7 @@ class RecordKey:
 
 @dataclass(frozen=True, slots=True)
 class MetaKey:
-    """A meta key taken apart; `field` is None for plain strings."""
+    """A parsed meta key; `field` is None for plain strings."""
 
     name: bytes
     kind: int
@@ -78,15 +78,15 @@ def record_span(table_id: int) -> Span:
 
 
 def stripe_span(table_id: int, ids: int) -> Span:
-    """All keys of so many neighbouring table ids, `table_id` among them; edges are multiples of `ids`."""
+    """All keys of `ids` neighbouring table ids, including `table_id`; the edges are multiples of `ids`."""
     first = table_id - table_id % ids
     return Span(table_prefix(first), table_prefix(first + ids))
 
 
 def stripe_ids(span: Span) -> range:
-    """The table ids of which a `stripe_span`, or a piece of one, has keys.
+    """The table ids that have keys in a `stripe_span`, or in a piece of one.
 
-    Empty for other spans, and for a piece of one table's records: whoever wants that wants all of it.
+    Empty for other spans, and for a piece of one table's records: its readers need all of it.
     """
     start, end = span.start, span.end
     if min(len(start), len(end)) < _TABLE_SIZE or start[:1] != b"t" or end[:1] != b"t":
@@ -98,7 +98,7 @@ def stripe_ids(span: Span) -> range:
 
 
 def ids_touched(start: bytes, end: bytes, within: range) -> range:
-    """The table ids of a stripe of which keys may lie in [start, end), a part of it."""
+    """The table ids of a stripe that may have keys in [start, end), which is a part of the stripe."""
     first, stop = within.start, within.stop
     if len(start) >= _TABLE_SIZE:
         first = max(first, memcomparable.decode_int(start, 1))
@@ -110,22 +110,22 @@ def ids_touched(start: bytes, end: bytes, within: range) -> range:
 
 @cache
 def ddl_span() -> Span:
-    """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are near.
+    """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are close.
 
-    One span for both, so that one resolved ts covers all DDL (docs/formats/ddl.md#where-jobs-are-found).
+    It is a single span, so that one resolved ts covers all DDL (docs/formats/ddl.md#where-jobs-are-found).
     """
     return Span(record_prefix(DDL_HISTORY_TABLE_ID), record_span(DDL_JOB_TABLE_ID).end)
 
 
 def meta_span() -> Span:
-    """All keys under `m`: schemas, tables, ids, and every DDL job there ever was."""
+    """All keys under `m`: schemas, tables, ids, and every DDL job ever run."""
     return Span(META_PREFIX, b"n")
 
 
 def catalogue_span() -> Span:
-    """The part of `meta_span` with the hashes `DBs` and `DB:<id>`: schemas and tables, no history of jobs.
+    """The part of `meta_span` with the hashes `DBs` and `DB:<id>`: schemas and tables, without the jobs.
 
-    A name's first eight bytes stand in the key as they are, so the names from `DB:` to `DBs` are one range.
+    The first eight bytes of a name are in the key unchanged, so the names from `DB:` to `DBs` are one range.
     """
     return Span(META_PREFIX + b"DB:", META_PREFIX + b"DBt")
 

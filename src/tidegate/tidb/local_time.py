@@ -1,4 +1,4 @@
-"""TIMESTAMP cells moved from UTC to a feed's zone, column-wise: kernels then print them like DATETIME."""
+"""Converts TIMESTAMP cells from UTC to a feed's zone, by column: kernels then print them like DATETIME."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tidegate.tidb.types import temporal
 
 
 def localised(image: Image, columns: Sequence[int], valid: npt.NDArray[np.bool_], time_zone: str) -> Image:
-    """The image with these TIMESTAMP columns in a zone; itself when there is nothing to move.
+    """The image with these TIMESTAMP columns in a zone; the same object if there is nothing to convert.
 
-    `valid` marks the rows that have this image. Each distinct value is converted once, by the plain path.
+    `valid` marks the rows that have this image. Each distinct value is converted once, with plain Python.
     """
     if time_zone == "UTC" or not columns:
         return image

@@ -1,8 +1,8 @@
 """Order-preserving integers and bytes, and the variable-length forms that do not preserve order.
 
-Bytes: groups of 8, the last padded with zeros, each followed by `0xFF - padding`; so the encoded forms
-compare as the plain ones do and end themselves. Integers: big-endian, the sign bit flipped. Varints: Go's,
-zig-zag LEB128. Source: TiDB `pkg/util/codec/{bytes,number}.go`.
+Bytes: groups of 8, the last one padded with zeros, each followed by `0xFF - padding`. So the encoded forms
+compare like the plain ones, and their end can be recognized. Integers: big-endian, the sign bit flipped.
+Varints: Go's, zig-zag LEB128. Source: TiDB `pkg/util/codec/{bytes,number}.go`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def encode_bytes(data: bytes) -> bytes:
 
 
 def decode_bytes(data: bytes, start: int = 0) -> tuple[bytes, int]:
-    """The bytes whose memcomparable form begins at `start`, and where that form ends."""
+    """The bytes whose memcomparable form begins at `start`, and the end of that form."""
     out = bytearray()
     at = start
     while True:
@@ -94,7 +94,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def read_uvarint(data: bytes, start: int) -> tuple[int, int]:
-    """The LEB128 number at `start`, and where it ends."""
+    """The LEB128 number at `start`, and its end."""
     value = 0
     for i, byte in enumerate(data[start : start + 10]):
         value |= (byte & 0x7F) << 7 * i
@@ -113,7 +113,7 @@ def encode_varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """The zig-zag number at `start`, and where it ends."""
+    """The zig-zag number at `start`, and its end."""
     value, end = read_uvarint(data, start)
     return value >> 1 ^ -(value & 1), end
 
@@ -124,7 +124,7 @@ def encode_compact(data: bytes) -> bytes:
 
 
 def read_compact(data: bytes, start: int) -> tuple[bytes, int]:
-    """The compact bytes at `start`, and where they end."""
+    """The compact bytes at `start`, and their end."""
     size, at = read_varint(data, start)
     if size < 0 or at + size > len(data):
         raise Undecodable("compact bytes are cut", why=f"{size} bytes at {at} of {len(data)}")

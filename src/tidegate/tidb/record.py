@@ -1,8 +1,8 @@
 """Whole records: key and value of one table's row, both directions.
 
-Decoding fills what the value does not hold: the columns of an integer or clustered key from the key, others
-from their origin default, NULL or zero. Encoding stores what a TiDB user session stores: no key columns
-except where the collation loses something, no NULL that the default would give anyway.
+Decoding adds what the value does not contain: columns of an integer or clustered key come from the key,
+others are their origin default, NULL or zero. Encoding stores what a TiDB user session stores: no key
+columns, except if the collation loses something, and no NULL that the default would give anyway.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def encode(
 ) -> tuple[bytes, bytes]:
     """Record key and v2 value of a row with plain `values` aligned with `table.columns`.
 
-    physical_id: the partition's id, else the table's. row_id: the `_tidb_rowid` of a table without a
+    physical_id: the partition's id; None: the table's. row_id: the `_tidb_rowid` of a table without a
     clustered key. checksum: add the row checksum of version 2.
     """
     stored = [
@@ -130,7 +130,7 @@ def _record_key(
 
 
 def prefix(stored: bytes, kind: Kind, length: int) -> bytes:
-    """As much of a string as a key takes: `length` characters, bytes if binary; -1: all of it."""
+    """The part of a string in a key: `length` characters, or bytes if it is binary; -1: all of it."""
     if length < 0 or kind not in (Kind.STRING, Kind.BYTES):
         return stored
     if kind is Kind.BYTES or len(stored) <= length:
@@ -139,7 +139,7 @@ def prefix(stored: bytes, kind: Kind, length: int) -> bytes:
 
 
 def key_datum(table: TableSchema, column: Column, stored: int | float | bytes) -> datum.Datum:
-    """What a key holds for a column's value; InvalidInput, with the column, if it cannot be made."""
+    """The datum of a column's value in a key. InvalidInput, naming the column, if it cannot be made."""
     if isinstance(stored, bytes) and column.kind in (Kind.STRING, Kind.BYTES):
         stored = string.sort_key(stored, column.collate, where=f"{table.name}.{column.name}")
     return row.to_key_datum(stored, column.kind)

@@ -45,9 +45,9 @@ _NUMBERS: Final = _SIGNED | _UNSIGNED | _FLOATS
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """The checksum that a row of format v2 carries (docs/formats/checksums.md).
+    """The checksum of a row of format v2 (docs/formats/checksums.md).
 
-    `extra` only while a schema change was in flight.
+    `extra` is set only if a schema change was in progress.
     """
 
     version: int
@@ -61,7 +61,7 @@ class Fields:
 
     cells: dict[int, bytes | Datum | None]
     starts: dict[int, int]
-    """Where in the row value the bytes (v1: the datum) of a column begin."""
+    """By column, the offset in the row value at which its bytes (v1: its datum) begin."""
     checksum: Checksum | None
 
     def stored(self, column_id: int, kind: Kind) -> Stored:
@@ -73,7 +73,7 @@ class Fields:
 
 
 def split(value: bytes) -> Fields:
-    """The columns of a row value in either format; values are not yet looked into (v1: they are)."""
+    """The columns of a row value in either format. The values themselves are not checked yet in v2."""
     if not value:
         raise Undecodable("a row value is empty")
     return _split_v2(value) if value[0] == V2 else _split_v1(value)
@@ -109,7 +109,7 @@ def _split_v2(value: bytes) -> Fields:
         raise Undecodable("a row value names a column twice")
     tail = value[data_at + start :]
     if tail and not flags & CHECKSUM:
-        # TiDB writes nothing there; a checksum whose flag was lost must not pass as a row without one.
+        # TiDB never writes such bytes. A checksum whose flag was lost must not pass as a row without one.
         raise Undecodable(
             "a row value has bytes after its last column", why=f"{len(tail)} at {data_at + start}"
         )
@@ -213,7 +213,7 @@ def to_key_datum(stored: int | float | bytes, kind: Kind) -> Datum:
 
 
 def encode_v2(cells: Iterable[tuple[int, Kind, Stored]], checksum_handle: bytes | None = None) -> bytes:
-    """The v2 value of (column id, kind, stored value); None goes to the list of nulls.
+    """The v2 value of (column id, kind, stored value); None goes into the list of nulls.
 
     With `checksum_handle`, the encoded handle, a checksum of version 2 is added.
     """
@@ -245,7 +245,7 @@ def _checksum_tail(value: bytes, handle: bytes) -> bytes:
 
 
 def encode_v1(cells: Iterable[tuple[int, Kind, Stored]]) -> bytes:
-    """The v1 value, columns in the given order."""
+    """The v1 value, with columns in the given order."""
     out = b""
     for column_id, kind, stored in cells:
         out += encode_datum(Datum(Flag.VARINT, column_id))

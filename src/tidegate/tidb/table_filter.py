@@ -1,14 +1,13 @@
-r"""Table filter rules: which schemas, tables and columns a pattern list lets pass (docs/filters.md).
+r"""Table filter rules: the schemas, tables and columns that a list of patterns accepts (docs/filters.md).
 
-Source: TiDB `pkg/util/table-filter`.
+A rule is `[!]schema.table`, for columns `[!]column`. The last rule that matches wins; without a match the
+name is excluded. A name is a wildcard (`*`, `?`, `[a-z]`, `[!a-z]`; `\` escapes one character), or quoted by
+backticks or double quotes, or a `/regular expression/`. Blank lines and `#` comments are ignored. Tables are
+matched without case unless requested otherwise, columns always without case. System schemas are never
+replicated. Source: TiDB `pkg/util/table-filter`, TiCDC `pkg/filter`.
 
-A rule is `[!]schema.table`, for columns `[!]column`; the last rule that matches wins, no match means
-excluded. A name is a wildcard (`*`, `?`, `[a-z]`, `[!a-z]`; `\` escapes one sign), or quoted by backticks or
-double quotes, or a `/regular expression/`. Blank lines and `#` comments say nothing. Tables are matched
-without case unless asked, columns always. System schemas are never replicated. Source: TiDB
-`pkg/util/table-filter`, TiCDC `pkg/filter`.
-
-Regular expressions are RE2's, whose syntax and meaning are those of Go's `regexp`; pyarrow brings it.
+Regular expressions are those of RE2, which have the same syntax and meaning as Go's `regexp`; pyarrow
+contains it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,13 @@ SYSTEM_SCHEMAS: Final = frozenset(
     }
 )
 SHOWN: Final = 200
-"""Characters of a rule that an error repeats."""
+"""How many characters of a rule an error shows."""
 REMEMBERED: Final = 1 << 18
-"""Verdicts a filter keeps; then it begins anew."""
+"""How many results a filter caches; when there are more, it clears the cache."""
 
 _REGEX: Final = r"^(?P<taken>/(?:\\.|[^/])+/)"
-"""For RE2, as in TiDB: a backslash fits both ways, and Python's `re` would try them in turn for each."""
+"""Matched by RE2, as in TiDB. A backslash matches both alternatives, so Python's `re` would backtrack for
+each."""
 _QUOTED: Final = {'"': re.compile(r'"(?:""|[^"])+"'), "`": re.compile(r"`(?:``|[^`])+`")}
 _CLASS: Final = re.compile(r"\[!?(?:\\[^0-9a-zA-Z]|[^\\\]])+\]")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_$\u0080-\U0010ffff]")
@@ -54,17 +54,17 @@ _EXAMPLES: Final = "write schema.table, for example test.*, !test.tmp_?, `my.db`
 
 
 def is_system_schema(name: str) -> bool:
-    """Whether a schema is TiDB's own and never replicated."""
+    """Whether a schema is one of TiDB's own, which are never replicated."""
     return name.lower() in SYSTEM_SCHEMAS
 
 
 def lower(name: str) -> str:
-    """As Go's `strings.ToLower`: sign by sign, one for one."""
+    """As Go's `strings.ToLower`: each character becomes one character."""
     return name.lower() if name.isascii() else "".join(sign.lower()[:1] for sign in name)
 
 
 def found(pattern: str, texts: Sequence[str]) -> Bools:
-    """Which texts hold a match of an RE2 expression: bool[len(texts)]. InvalidInput if it is none."""
+    """Which texts contain a match of an RE2 expression: bool[len(texts)]. InvalidInput if it is not valid."""
     try:
         hits = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
     except pa.ArrowInvalid as error:
@@ -79,24 +79,24 @@ def found(pattern: str, texts: Sequence[str]) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What one name must be: a literal, or an RE2 expression; both empty for `*`."""
+    """The pattern of one name: a literal, or an RE2 expression; both are empty for `*`."""
 
     literal: str | None = None
     regex: str = ""
 
     @property
     def any_name(self) -> bool:
-        """Whether it is `*`, which takes every name."""
+        """Whether it is `*`, which matches every name."""
         return self.literal is None and not self.regex
 
     def folded(self) -> Pattern:
-        """The pattern for names that have been made lower case."""
+        """The pattern for names that were converted to lower case."""
         if self.literal is not None:
             return Pattern(lower(self.literal))
         return Pattern(None, "(?i)" + self.regex) if self.regex else self
 
     def matches(self, names: Sequence[str]) -> Bools:
-        """Which names fit: bool[len(names)]."""
+        """Which names match: bool[len(names)]."""
         if self.literal is not None:
             return np.fromiter((name == self.literal for name in names), np.bool_, len(names))
         return found(self.regex, names) if self.regex else np.ones(len(names), np.bool_)
@@ -110,7 +110,7 @@ class _Rule:
 
 
 class TableFilter:
-    """Rules in order. InvalidInput names the rule that cannot be read."""
+    """Rules in order. InvalidInput names the rule that is not valid."""
 
     def __init__(self, rules: Sequence[str] = ("*.*",), case_sensitive: bool = False) -> None:
         self._fold = not case_sensitive
@@ -125,16 +125,16 @@ class TableFilter:
 
     @property
     def key(self) -> Hashable:
-        """Equal for filters that say the same of every table, because their rules are the same."""
+        """Equal for filters with the same rules, which accept the same tables."""
         return self._fold, self._last_first
 
     def matches(self, schema: str, table: str) -> bool:
-        """Whether changes of a table pass."""
+        """Whether changes of a table are accepted."""
         known = self._known.get((schema, table))
         return self.matching([(schema, table)])[0] if known is None else known
 
     def matching(self, names: Sequence[tuple[str, str]]) -> list[bool]:
-        """The same of many tables (schema, table) at once; 100,000 new ones take about half a second."""
+        """`matches` for many tables (schema, table) at once; 100,000 new ones take about half a second."""
         known = self._known
         unknown = [name for name in dict.fromkeys(names) if name not in known]
         if len(known) + len(unknown) > REMEMBERED:
@@ -148,7 +148,7 @@ class TableFilter:
         return answer
 
     def judge(self, names: Sequence[tuple[str, str]]) -> Bools:
-        """`matching` that remembers nothing: bool[len(names)]."""
+        """`matching` without the cache: bool[len(names)]."""
         schemas = [lower(schema) if self._fold else schema for schema, _ in names]
         tables = [lower(table) if self._fold else table for _, table in names]
         passes = np.zeros(len(names), np.bool_)
@@ -164,7 +164,7 @@ class TableFilter:
         return passes
 
     def matches_schema(self, schema: str) -> bool:
-        """Whether DDL about a schema itself passes: some table in it could."""
+        """Whether DDL about a schema itself is accepted: it is if some table in it could be."""
         if is_system_schema(schema):
             return False
         name = [lower(schema) if self._fold else schema]
@@ -175,29 +175,30 @@ class TableFilter:
 
 
 def _by_distinct(pattern: Pattern, names: Sequence[str]) -> Bools:
-    """Schemas are few: each is matched once."""
+    """Match each distinct schema once, because there are few."""
     distinct = list(dict.fromkeys(names))
     verdict = dict(zip(distinct, pattern.matches(distinct).tolist(), strict=True))
     return np.fromiter((verdict[name] for name in names), np.bool_, len(names))
 
 
 class ColumnFilter:
-    """Column rules in order, without case. InvalidInput names the rule that cannot be read."""
+    """Column rules in order, without case. InvalidInput names the rule that is not valid."""
 
     def __init__(self, rules: Sequence[str]) -> None:
         parsed = [_parse_column(rule) for rule in rules]
         self._last_first = tuple(rule for rule in reversed(parsed) if rule is not None)
 
     def matches(self, column: str) -> bool:
-        """Whether a column passes."""
+        """Whether a column is accepted."""
         name = [lower(column)]
         return next((positive for positive, rule in self._last_first if rule.matches(name)[0]), False)
 
 
 class ColumnsOfTables:
-    """Rules `schema.table.column`, all of them wildcards without case: the columns that any of them names.
+    """Rules `schema.table.column`, all of them wildcards without case: they match the columns that any rule
+    names.
 
-    InvalidInput names the rule that cannot be read.
+    InvalidInput names the rule that is not valid.
     """
 
     def __init__(self, rules: Sequence[str]) -> None:
@@ -207,7 +208,7 @@ class ColumnsOfTables:
         return bool(self._rules)
 
     def matches(self, schema: str, table: str, column: str) -> bool:
-        """Whether a rule names the column."""
+        """Whether a rule matches the column."""
         names = lower(schema), lower(table), lower(column)
         return any(
             all(pattern.matches([name])[0] for pattern, name in zip(rule, names, strict=True))
@@ -215,7 +216,7 @@ class ColumnsOfTables:
         )
 
     def of_table(self, schema: str, table: str) -> tuple[int, ...]:
-        """The numbers of the rules that say something about a table."""
+        """The numbers of the rules that match the schema and the table."""
         names = lower(schema), lower(table)
         return tuple(
             at
@@ -224,7 +225,7 @@ class ColumnsOfTables:
         )
 
 
-# --- reading rules --------------------------------------------------------------------------------------
+# --- parsing rules --------------------------------------------------------------------------------------
 
 
 def _parse_table(text: str) -> _Rule | None:
@@ -275,7 +276,7 @@ class _Scanner:
 
     @classmethod
     def of(cls, rule: str, example: str) -> _Scanner | None:
-        """None for a rule that says nothing."""
+        """A scanner for a rule; None for a blank line or a comment."""
         text = rule.strip(" \t")
         if not text or text.startswith("#"):
             return None
@@ -290,7 +291,7 @@ class _Scanner:
         return InvalidInput(f"the filter rule {shown!r} cannot be read", why=why, fix=self.example)
 
     def pattern(self, *, dotted: bool) -> Pattern:
-        """One name's pattern; `dotted`: a dot ends it."""
+        """Read one name's pattern; `dotted`: it ends at a dot."""
         first = self.text[self.at : self.at + 1]
         if not first:
             raise self.fail("syntax error: missing pattern")

@@ -1,4 +1,4 @@
-"""TableInfo, the schema JSON that TiDB keeps under the meta prefix, as a `TableSchema`.
+"""Makes a `TableSchema` from TableInfo, the schema JSON that TiDB stores under the meta prefix.
 
 Chooses the handle key as TiCDC does and computes TiCDC's column flags: docs/formats/columns.md. Source:
 TiDB `pkg/meta/model/table.go`, TiCDC `cdc/model/schema_storage.go`.
@@ -45,7 +45,7 @@ _STRINGS: Final = frozenset({15, 249, 250, 251, 252, 253, 254})
 
 
 def parse(data: bytes, where: str = "") -> dict[str, Any]:
-    """The TableInfo of its JSON; Undecodable if it is none."""
+    """Parse a TableInfo from its JSON. Undecodable if it is not valid."""
     try:
         info = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -56,17 +56,17 @@ def parse(data: bytes, where: str = "") -> dict[str, Any]:
 
 
 def is_base_table(info: dict[str, Any]) -> bool:
-    """Whether it has rows: neither a view nor a sequence."""
+    """Whether the table has rows, because it is neither a view nor a sequence."""
     return not info.get("view") and not info.get("sequence")
 
 
 def physical_ids(info: dict[str, Any]) -> tuple[int, ...]:
-    """The table ids that occur in its record keys: the partitions', or its own."""
+    """The table ids in its record keys: those of its partitions, or its own."""
     return _partitions(info) or (int(info["id"]),)
 
 
 def has_handle_key(info: dict[str, Any]) -> bool:
-    """Whether `table_schema(...)` would have a handle key, at a twentieth of its price."""
+    """Whether `table_schema(...)` would have a handle key, at a twentieth of the cost."""
     columns = {column["offset"]: column for column in info.get("cols") or []}
     if info.get("pk_is_handle"):
         return any(c["type"]["Flag"] & PRI_KEY and _emitted(c) for c in columns.values())
@@ -92,12 +92,12 @@ def name_of(info: dict[str, Any]) -> str:
 
 
 def every_column(info: dict[str, Any], version: int) -> tuple[Column, ...]:
-    """All columns, virtual ones and those a DDL is at work on included."""
+    """All columns, including virtual ones and those that a DDL is still adding or dropping."""
     return tuple(_column(entry, version) for entry in info.get("cols") or [])
 
 
 def every_index(info: dict[str, Any]) -> tuple[Index, ...]:
-    """All indexes, those a DDL is at work on included."""
+    """All indexes, including those that a DDL is still adding or dropping."""
     return tuple(_index(entry) for entry in info.get("index_info") or [])
 
 
@@ -189,7 +189,7 @@ def _kind(field: dict[str, Any]) -> Kind:
 
 
 def elements(field: dict[str, Any]) -> tuple[str, ...]:
-    """Enum and set elements; those written as binary literals are base64 there."""
+    """The elements of an enum or set; elements written as binary literals are stored in base64."""
     names = field.get("Elems") or []
     binary = field.get("ElemsIsBinaryLit") or []
     flags = [*binary, *[False] * (len(names) - len(binary))]
@@ -200,16 +200,16 @@ def elements(field: dict[str, Any]) -> tuple[str, ...]:
 
 
 def default_of(entry: dict[str, Any], name: str) -> Any:
-    """A default: text, or bytes where JSON could not hold them (`..._bit`, base64)."""
+    """A default: text, or bytes if JSON cannot hold it (`..._bit`, in base64)."""
     bits = entry.get(f"{name}_bit")
     return base64.b64decode(bits) if bits is not None else entry.get(name)
 
 
 def _origin_default(entry: dict[str, Any], version: int) -> Any:
-    """What older rows hold in an added column.
+    """The value of an added column in rows that are older than it.
 
-    TiDB stores `CURRENT_DATE` unresolved, and reads such rows with the day of the reading. Here it is the day
-    on which the table version began, in UTC, so that everyone who reads the version agrees.
+    TiDB stores `CURRENT_DATE` as it is, and for such rows shows the day on which they are read. Here it is
+    the day on which the table version began, in UTC, so that all readers of the version get the same value.
     """
     default = default_of(entry, "origin_default")
     if isinstance(default, str) and default.upper() == "CURRENT_DATE" and _kind(entry["type"]) is Kind.DATE:
@@ -242,7 +242,7 @@ def _primary_offsets(
 def _handle_offsets(
     primary: tuple[int, ...], columns: list[Column], indexes: tuple[Index, ...]
 ) -> tuple[int, ...]:
-    """The primary key, else the not-null unique index of fewest columns and then smallest id.
+    """The primary key; otherwise the not-null unique index with the fewest columns, then with the lowest id.
 
     See docs/formats/columns.md#handle-key.
     """
@@ -261,14 +261,14 @@ def _handle_offsets(
 
 
 def _key_offsets(info: dict[str, Any], columns: list[Column], indexes: tuple[Index, ...]) -> tuple[int, ...]:
-    """Columns whose values the record key holds, in key order; none when rows are keyed by _tidb_rowid."""
+    """The columns whose values are in the record key, in key order; none if rows are keyed by _tidb_rowid."""
     if info.get("pk_is_handle") or info.get("is_common_handle"):
         return _primary_offsets(info, columns, indexes)
     return ()
 
 
 def _flags(column: Column, handle: tuple[int, ...], indexes: tuple[Index, ...]) -> int:
-    """TiCDC's flags (docs/formats/columns.md#flags): each column of an index has them, not only the first."""
+    """TiCDC's flags (docs/formats/columns.md#flags). Each column of an index has them, not only the first."""
     mine = [index for index in indexes if column.offset in index.columns]
     bits = {
         BINARY_FLAG: column.charset == "binary",

@@ -1,4 +1,4 @@
-"""The canonical text of a plain value: what dispatchers hash and canal-json sends.
+"""The canonical text of a plain value, which dispatchers hash and canal-json sends.
 
 The text by type: docs/formats/columns.md#canonical-text.
 TiCDC calls it ColumnValueString. Floats that are not finite count as 0.

@@ -1,8 +1,8 @@
-"""Dates and times that people write, in the many forms that TiDB accepts, as canonical text. Pure.
+"""Dates and times in the many forms that users write and TiDB accepts, as canonical text. Pure.
 
-`2024-2-9`, `24/02/29 1.2.3`, `20240229101010.5`, `240229`, `101010`, `1 10:11` ... A form that TiDB does not
-accept is None (a date) or the zero time (a time of day), which it stores when its SQL mode is not strict.
-Source: TiDB `pkg/types/time.go` (`parseDatetime`, `parseDateTimeFromNum`, `ParseDuration`).
+`2024-2-9`, `24/02/29 1.2.3`, `20240229101010.5`, `240229`, `101010`, `1 10:11` ... For a form that TiDB does
+not accept, the result is None (a date) or the zero time (a time of day), which TiDB stores if its SQL mode is
+not strict. Source: TiDB `pkg/types/time.go` (`parseDatetime`, `parseDateTimeFromNum`, `ParseDuration`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _COMPACT: Final = {
     6: (2, 2, 2),
     5: (2, 2, 1),
 }
-"""How many digits each part has, by the number of digits without separators."""
+"""The number of digits of each part, by the total number of digits without separators."""
 
 
 def digits(text: str) -> str:
-    """The number that TiDB makes of a date or time: `20240229`, `20240229101010.5`, `-101010`."""
+    """The number into which TiDB converts a date or time: `20240229`, `20240229101010.5`, `-101010`."""
     sign = "-" if text.startswith("-") else ""
     return sign + re.sub(r"[^\d.]", "", text)
 
 
 def rounded(text: str, fsp: int) -> str:
-    """Date and time with `fsp` digits of the second, half rounded up; a day of no calendar is cut instead."""
+    """Date and time with `fsp` digits of the second, half rounded up; cut if the day does not exist."""
     whole, _, micro = text.partition(".")
     kept = micro[:fsp].ljust(fsp, "0")
     if micro[fsp : fsp + 1] >= "5":
@@ -75,14 +75,14 @@ def _duration(micros: int, fsp: int) -> str:
 
 
 def parse(text: str, fsp: int) -> str | None:
-    """The date and time of a text with `fsp` digits of the second; None when TiDB does not accept it."""
+    """The date and time of a text with `fsp` digits of the second; None if TiDB does not accept it."""
     text = text.strip()
     found = _parted(text) or _run_of_digits(text)
     return _valid(found, fsp) if found is not None else None
 
 
 _Parts = tuple[list[int], str]
-"""Year to second, and the digits behind the second."""
+"""The parts from year to second, and the digits after the second."""
 
 
 def _parted(text: str) -> _Parts | None:
@@ -116,7 +116,7 @@ def _run_of_digits(text: str) -> _Parts | None:
     if widths[0] == 2:
         parts[0] = _year(run[:2])
     if len(run) in (5, 6, 8) and frac:
-        # '20170118.123423' is a day and its time.
+        # '20170118.123423' is a day followed by its time.
         parts += [int(frac[at : at + 2]) for at in (0, 2, 4) if frac[at : at + 2]]
         frac = ""
     elif len(run) in (9, 10) and frac:
@@ -145,7 +145,7 @@ def _valid(found: _Parts, fsp: int) -> str | None:
 
 
 def of_number(number: int) -> str | None:
-    """The date and time of `YYYYMMDD`, `YYMMDD` or either with `hhmmss`; None when there is none such."""
+    """The date and time of `YYYYMMDD`, `YYMMDD` or either with `hhmmss`; None if it is not valid."""
     if number <= 0:
         return None
     if 101 <= number <= 691231:
@@ -169,7 +169,7 @@ def of_number(number: int) -> str | None:
 
 
 def parse_duration(text: str, fsp: int) -> str:
-    """The time of day of a text, of a date with time its time; the zero time when TiDB does not accept it."""
+    """The time of day of a text; of a date with time, its time. The zero time if TiDB does not accept it."""
     text = text.strip()
     found = _CLOCK.match(text)
     if found is not None and found.end() == len(text) and not _is_compact_date(text):

@@ -1,8 +1,8 @@
-"""A column's value between its stored form (`tidb.row`) and the plain form that codecs see (`model.row`).
+"""Converts a column's value between its stored form (`tidb.row`) and the plain form of codecs (`model.row`).
 
 Plain: INT, UINT, YEAR, ENUM, SET, BIT int; FLOAT, DOUBLE float; STRING, BYTES bytes; all others canonical
-text (docs/formats/columns.md#canonical-text). TIMESTAMP text is in the given time zone. Also the value
-of a column that a row lacks: the origin default, else NULL, else the type's zero.
+text (docs/formats/columns.md#canonical-text). TIMESTAMP text is in the given time zone. Also gives the value
+of a column that a row lacks: the origin default, otherwise NULL, otherwise the type's zero.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tidegate.tidb.types import float as floats
 
 _INTEGERS: Final = frozenset({Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT})
 ZERO_JSON: Final = b"\x04\x00"
-"""JSON null: what a NOT NULL JSON column without default holds in rows older than it."""
+"""JSON null: the value of a NOT NULL JSON column without default in rows that are older than the column."""
 
 
 def fsp(column: Column) -> int:
-    """Digits of the second a temporal column shows: 0 when not declared."""
+    """The digits of the second of a temporal column: 0 if not declared."""
     return max(column.decimal, 0)
 
 
 def present(column: Column, stored: Stored, time_zone: tzinfo = UTC) -> Value:
-    """The plain value of a stored one."""
+    """The plain form of a stored value."""
     match column.kind, stored:
         case _, None:
             return None
@@ -51,7 +51,7 @@ def present(column: Column, stored: Stored, time_zone: tzinfo = UTC) -> Value:
 
 
 def parse(column: Column, value: Value, time_zone: tzinfo = UTC) -> Stored:
-    """The stored form of a plain value; InvalidInput if the column cannot hold it."""
+    """The stored form of a plain value. InvalidInput if the column cannot hold it."""
     match column.kind, value:
         case _, None:
             return None
@@ -91,7 +91,7 @@ def _parse_text(column: Column, text: str, time_zone: tzinfo) -> Stored:
 
 
 def missing(column: Column) -> Stored:
-    """What a row holds in a column it does not store: origin default, NULL, or the type's zero."""
+    """The value of a column that a row does not store: origin default, NULL, or the type's zero."""
     if column.origin_default is not None:
         return _from_default(column)
     return None if column.nullable else zero(column)
@@ -113,7 +113,7 @@ def _from_default(column: Column) -> Stored:
 
 
 def _in_word(column: Column, stored: Stored) -> Stored:
-    """A number within the word of a cell; ValueError for another."""
+    """A number that fits the word of a cell; ValueError for another."""
     if isinstance(stored, int):
         signed = column.kind in (Kind.INT, Kind.TIME, Kind.YEAR)
         least, most = (-(1 << 63), (1 << 63) - 1) if signed else (0, (1 << 64) - 1)

@@ -1,4 +1,4 @@
 """The protocols, one folder each: its entry for `codec.registry`, plain twins, encode plan, decode templates.
 
-A protocol knows no other one, and outside of these folders only the registry names any.
+Protocols do not import each other, and outside of these folders only the registry names them.
 """

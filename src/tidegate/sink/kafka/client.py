@@ -1,17 +1,18 @@
-"""Kafka: settings, topics, and the progress that is kept there.
+"""Kafka: settings, topics, and the progress that is stored there.
 
 A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{capture}.{slot}`; a worker
-process holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a
-slot is initialised only under a proof that the caller's incarnation is the current one, read *after* the
-initialisation; see `slot`. Progress is a record per span in a compacted topic, written in the same
-transaction as the rows it speaks of: there is no instant at which one is durable and the other is not.
+process uses one for its whole life. Kafka itself does the fencing: the last caller of `init_transactions`
+wins. So a writer must prove that its incarnation is the current one, with a read *after* the initialisation;
+see `slot`. Progress is one record per span in a compacted topic, written in the same transaction as the rows
+that it covers. So rows and their progress always become durable together.
 
-Bounds: what waits for the broker's acknowledgement is bounded by what it has acknowledged lately
-(`pace`); a transaction is aborted by the broker after `TRANSACTION_TIMEOUT_MS`, so that a dead slot
-never holds read_committed readers longer.
+Bounds: the bytes that wait for the broker's acknowledgement are bounded by what it has acknowledged recently
+(`pace`). The broker aborts a transaction after `TRANSACTION_TIMEOUT_MS`, so a dead slot blocks read_committed
+readers no longer than that.
 
-Waits: librdkafka counts its own by the wall clock; one in which that clock is set back lasts as much longer
-(librdkafka issue 2145). So nothing here waits inside it for what may come without waking it: `drain`, `take`.
+We never block inside librdkafka for a message or an acknowledgement: its timeouts follow the wall clock, and
+a clock that is set back during a wait makes the wait longer by that much (librdkafka issue 2145). Instead
+`drain` and `take` poll against a monotonic deadline.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ DELETE_TIMEOUT_S: Final = 3.0
 CLUSTER_ID_S: Final = 5.0
 DEFAULT_PARTITIONS: Final = 3
 TOPICS_AT_ONCE: Final = 500
-"""Topics that are made, or whose settings are asked for, in one request."""
+"""Topics that are created, or whose settings are read, in one request."""
 PROGRESS_READ_S: Final = 60.0
 POLL_S: Final = 0.003
-"""Between two looks at what has come, or gone: a wait may end late by so much."""
+"""Pause between two polls; a wait may end late by this much."""
 DRAIN_GROWTH: Final = 1.3
 DRAIN_POLL_S: Final = 0.03
 """The pauses of `drain` grow up to this: hundreds of owners may wait for a busy broker at the same time, and
-each look takes the interpreter from the loop that wakes the changefeeds."""
+each poll takes the interpreter lock from the event loop that wakes the changefeeds."""
 BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-"""Of topics we create. With our time on them a broker would refuse what comes from a clock an hour ahead of
-its own, and its retention would delete at once what comes from one that is far behind."""
+"""Setting of topics that we create. With timestamps of our own, a broker would refuse messages if our clock
+is an hour ahead of its clock, and its retention would delete them at once if our clock is far behind."""
 REFUSED: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD)
 NOT_WIDENED: Final = (
     KafkaError.INVALID_PARTITIONS,
@@ -71,13 +72,13 @@ NOT_WIDENED: Final = (
     KafkaError.POLICY_VIOLATION,
     KafkaError.INVALID_REQUEST,
 )
-"""Answers to a request for more partitions that no further request changes."""
+"""Errors of a request for more partitions after which a repeated request would fail in the same way."""
 PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
 
 def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
-    """Librdkafka's settings common to every client of this sink. Holds secrets: never log it."""
+    """The settings of librdkafka that every client of this sink has. They hold secrets: never log them."""
     settings: dict[str, Any] = {
         "bootstrap.servers": uri.bootstrap,
         "log_level": 2,
@@ -85,9 +86,9 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
         "socket.connection.setup.timeout.ms": max(1000, int(kafka.dial_timeout * 1000)),
         "reconnect.backoff.max.ms": 2000,
         # By default librdkafka connects to a broker only when a request needs it, and timers of 50 and
-        # 500 ms then delay that request: `init_transactions` took 60 or 510 ms instead of 8, a look at a
-        # topic 57 instead of 4, and every changefeed starts with several. The cost: each client connects to
-        # every broker of the cluster.
+        # 500 ms then delay that request: `init_transactions` took 60 or 510 ms instead of 8, reading a
+        # topic's metadata 57 instead of 4, and every changefeed starts with several such requests. The cost:
+        # each client connects to every broker of the cluster.
         "enable.sparse.connections": False,
         # Without a logger librdkafka prints to stderr; its errors reach us as exceptions anyway.
         "error_cb": lambda error: None,
@@ -121,7 +122,8 @@ def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -
         "linger.ms": 5,
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,
-        # Never reached: `pace` bounds what is under way. A full queue would drop out of the order.
+        # Never reached, because `pace` bounds what is under way. A message refused by a full queue would be
+        # missing from the order.
         "queue.buffering.max.messages": 10_000_000,
         "queue.buffering.max.kbytes": 2_000_000,
         "delivery.report.only.error": True,
@@ -129,7 +131,7 @@ def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -
 
 
 def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
-    """The broker has not taken what was written."""
+    """The error for messages that the broker did not accept."""
     if error.code() not in REFUSED:
         return unreachable(uri, error)
     return Retryable(
@@ -142,9 +144,9 @@ def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
 
 
 def drain(producer: Producer) -> None:
-    """Wait until the broker has answered all that was produced, at most `CALL_TIMEOUT_S`.
+    """Wait until the broker has answered everything that was produced, for at most `CALL_TIMEOUT_S`.
 
-    Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
+    `flush` is not used: in confluent-kafka 2 it turns the error of a fenced producer into a SystemError.
     """
     deadline = time.monotonic() + CALL_TIMEOUT_S
     pause_s = POLL_S
@@ -155,7 +157,7 @@ def drain(producer: Producer) -> None:
 
 
 def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:
-    """What has come, at most `count` messages, as soon as there is any; [] after `patience_s`."""
+    """At most `count` messages, as soon as at least one has arrived; [] after `patience_s`."""
     deadline = time.monotonic() + patience_s
     while True:
         found: list[Message] = reader.consume(count, timeout=0)
@@ -165,7 +167,7 @@ def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:
 
 
 def unreachable(uri: SinkUri, error: object) -> Retryable:
-    """The broker does not answer."""
+    """The error for a broker that does not answer."""
     return Retryable(
         "Kafka does not answer.",
         where=uri.bootstrap,
@@ -175,15 +177,17 @@ def unreachable(uri: SinkUri, error: object) -> Retryable:
 
 
 def progress_topic(cluster: int, namespace: str, changefeed: str) -> str:
-    """The compacted topic of a feed's progress: feeds of two clusters may have one name and one broker."""
+    """The compacted topic of a feed's progress. The cluster is part of the name, because feeds of two
+    clusters may have the same name and the same broker.
+    """
     return f"_tidegate.{cluster}.{namespace}.{changefeed}.progress"
 
 
 def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
-    """The number of partitions of the sink's topic, creating it if the settings allow.
+    """Create the sink's topic if it is missing and the settings allow; return its number of partitions.
 
-    Raises InvalidInput when it is missing and may not be created, or has fewer partitions than
-    `partition-num`; Retryable when no broker answers. More partitions than asked are left unused.
+    Raises InvalidInput if it is missing and may not be created, or has fewer partitions than
+    `partition-num`; Retryable if no broker answers. Partitions above `partition-num` are not used.
     """
     admin = AdminClient(client_settings(uri, kafka))
     found = _partitions(admin, uri, uri.topic)
@@ -208,10 +212,11 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
 
 
 def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], fresh: int) -> dict[str, int]:
-    """The number of partitions to be written of each topic beside the sink's own; missing ones are made.
+    """The number of partitions to use in each topic other than the sink's own. Missing topics are created.
 
-    `wanted`: the number that was fixed before, or 0: all that there are, or `fresh` of a topic that is made.
-    As TiCDC's, partition-num says nothing about such a topic when it is there. Raises as `ensure_topic`.
+    `wanted`: by topic, the number that was fixed before, or 0: use all partitions that the topic has, or
+    `fresh` if it is created. As in TiCDC, partition-num does not apply to such a topic if it exists already.
+    Raises the errors of `ensure_topic`.
     """
     if not wanted:
         return {}
@@ -231,7 +236,7 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
         factor = kafka.replication_factor
         made = [NewTopic(name, wanted[name] or fresh, factor, config=BROKERS_TIME) for name in missing]
         _create_all(admin, uri, made)
-        there = existing(admin, uri)  # somebody else may have made one, with another number
+        there = existing(admin, uri)  # another process may have created one, with another number
     found = {name: there[name] for name in wanted}
     for name, count in found.items():
         if count < wanted[name]:
@@ -246,10 +251,10 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
 
 
 def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
-    """See to it that the sink's topic has so many partitions at least. It is never made smaller.
+    """Give the sink's topic at least `wanted` partitions. Partitions are never removed.
 
-    Raises InvalidInput when there is no such topic or Kafka refuses to add partitions, Retryable when no
-    broker answers, or partitions that were added are not there yet.
+    Raises InvalidInput if the topic does not exist or Kafka refuses to add partitions; Retryable if no
+    broker answers, or the added partitions do not appear in time.
     """
     admin = AdminClient(client_settings(uri, kafka))
     found = _partitions(admin, uri, uri.topic)
@@ -268,7 +273,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         if code not in NOT_WIDENED:
             raise unreachable(uri, error) from error
-        if _partitions(admin, uri, uri.topic) < wanted:  # else somebody else has added them meanwhile
+        if _partitions(admin, uri, uri.topic) < wanted:  # otherwise another process has added them meanwhile
             raise InvalidInput(
                 f"Kafka refuses to give topic '{uri.topic}' {wanted} partitions.",
                 where=uri.bootstrap,
@@ -276,14 +281,14 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
                 fix="add them with Kafka's own tools, or let the changefeed's user alter the topic",
             ) from error
     deadline = time.monotonic() + CALL_TIMEOUT_S
-    while _partitions(admin, uri, uri.topic) < wanted:  # the answer comes before all brokers know
+    while _partitions(admin, uri, uri.topic) < wanted:  # Kafka answers before all brokers know of them
         if time.monotonic() > deadline:
             raise Retryable(f"Topic '{uri.topic}' does not have its new partitions yet.", where=uri.bootstrap)
         time.sleep(DRAIN_POLL_S)
 
 
 def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
-    """Create the compacted progress topic of one partition if it is not there."""
+    """Create the compacted progress topic, with one partition, if it does not exist."""
     admin = AdminClient(client_settings(uri, kafka))
     if _partitions(admin, uri, topic) == 0:
         settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
@@ -292,7 +297,7 @@ def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
 
 
 def cluster_id(uri: SinkUri, kafka: KafkaConfig) -> str:
-    """What the brokers say their cluster is; raises Retryable when none answers."""
+    """The cluster id that the brokers report. Raises Retryable if no broker answers."""
     admin = AdminClient(client_settings(uri, kafka))
     try:
         found = admin.describe_cluster(request_timeout=CLUSTER_ID_S).result(CLUSTER_ID_S + 1)
@@ -304,9 +309,9 @@ def cluster_id(uri: SinkUri, kafka: KafkaConfig) -> str:
 
 
 def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
-    """Delete a topic of ours (a removed feed's progress); a missing one is no error.
+    """Delete a topic of ours (a removed feed's progress topic). It is no error if the topic is missing.
 
-    Takes `DELETE_TIMEOUT_S` at most: the user waits for it, and so does the end of the process.
+    Takes at most `DELETE_TIMEOUT_S`, because a user, or the shutdown of the process, waits for it.
     """
     admin = AdminClient(client_settings(uri, kafka))
     limits = {"operation_timeout": DELETE_TIMEOUT_S, "request_timeout": DELETE_TIMEOUT_S}
@@ -318,7 +323,7 @@ def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
 
 
 def existing(admin: AdminClient, uri: SinkUri) -> dict[str, int]:
-    """The topics that the broker has, and how many partitions each."""
+    """The topics that the broker has, with the number of partitions of each."""
     try:
         found = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
     except KafkaException as error:
@@ -354,7 +359,9 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
 
 
 def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, topics: list[str]) -> None:
-    """Refuse a `max-message-bytes` above what a topic takes: such a row would stop the feed later."""
+    """Raise InvalidInput if `max-message-bytes` exceeds a topic's limit: a row of a size between the two
+    would stop the feed later.
+    """
     for at in range(0, len(topics), TOPICS_AT_ONCE):
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics[at : at + TOPICS_AT_ONCE]]
         for resource, answer in admin.describe_configs(asked).items():
@@ -373,10 +380,10 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, t
 
 
 def check_decided(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
-    """Raises OpenTransactions if a topic's only partition has an open transaction.
+    """Raise OpenTransactions if a topic's only partition has an open transaction.
 
-    A reader of committed records stops at the first open transaction (its *last stable offset*), and misses
-    what others have committed behind it.
+    A reader of committed records stops at the first open transaction (the *last stable offset*). It would
+    miss records that other writers have committed after that point.
     """
     admin, place = AdminClient(client_settings(uri, kafka)), TopicPartition(topic, 0)
 
@@ -398,15 +405,16 @@ def check_decided(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
 
 
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:
-    """The last committed record of every key of a progress topic; {} when the topic does not exist.
+    """The last committed record of every key of a progress topic; {} if the topic does not exist.
 
-    Call it once, after all transactional ids that write it were initialised: it cannot grow then.
+    Call it once, after all transactional ids that write the topic were initialised: from then on no record
+    is added.
     """
     consumer = Consumer(
         client_settings(uri, kafka)
         | {"group.id": topic, "enable.auto.commit": False, "isolation.level": "read_committed"}
         | {"auto.offset.reset": "earliest", "enable.partition.eof": True}
-        # A broker that has nothing more to say keeps the answer for so long: half a second by default.
+        # A broker that has no more records waits this long before it answers; the default is half a second.
         | {"fetch.wait.max.ms": FETCH_WAIT_MS}
     )
     records: dict[str, bytes] = {}
@@ -437,5 +445,5 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
 def transactional_id(
     cluster: int, namespace: str, changefeed: str, slot: int | str, capture: str = ""
 ) -> str:
-    """The identity of a capture's slot; `owner` is the slot of Resolved and DDL, and no capture's."""
+    """The transactional id of a capture's slot. The slot `owner`, for Resolved and DDL, has no capture."""
     return ".".join(["tidegate", str(cluster), namespace, changefeed, *filter(None, [capture]), str(slot)])

@@ -1,22 +1,22 @@
-"""The owner's messages to Kafka: DDL and Resolved, broadcast, with a journal in the same transaction.
+"""Sends the owner's messages to Kafka: DDL and Resolved, with a journal in the same transaction.
 
-Resolved goes to every partition of every topic in use: the sink's own, those that tables of the feed go to
-now, and those that any of them has gone to. A reader of several topics goes by the least Resolved of all: did
-a topic get none any more because its last table was dropped or renamed, that reader would stand still for
-ever. So the topics are kept, in a record beside the journal, with their numbers of partitions. A topic that
-no table goes to any more leaves the record when somebody has deleted it.
+Resolved goes to every partition of every topic in use: the sink's own topic, those that tables of the feed go
+to now, and those that any of them has gone to before. A reader of several topics follows the smallest
+Resolved of them. If a topic got no more Resolved after its last table was dropped or renamed, that reader
+would never advance again. So a record next to the journal lists the topics with their numbers of partitions.
+A topic that no table goes to any more leaves the record after a user has deleted the topic.
 
 The number of partitions of the sink's own topic may change (docs/repartition.md). The change is one
-transaction: Resolved T with the new layout, the record that has it, the journal. Partitions that rows no
-longer go to still get Resolved and DDL.
+transaction: Resolved T with the new layout, the record of topics with that layout, and the journal.
+Partitions to which rows no longer go still get Resolved and DDL.
 
 A DDL is sent exactly once: its journal record and its messages commit together, so a restarted owner that
-reads the journal knows whether the DDL is out. The owner has a transactional id of its own; whoever
-becomes owner later initialises it and thereby fences the one before.
+reads the journal knows whether the DDL was sent. The owner has a transactional id of its own. The next owner
+initialises the same id and thereby fences the previous one.
 
 Not thread-safe: one thread calls it. Every call blocks until the broker has answered, or raises Fenced
-(another owner has taken over) or Retryable. After Retryable open a new one: only the journal it
-reads tells whether the interrupted call took effect.
+(another owner has taken over) or Retryable. After Retryable the caller opens a new one: only the journal,
+which is read at opening, shows whether the interrupted call took effect.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from tidegate.sink.kafka.client import (
 
 
 class KafkaOwnerSink:
-    """Sends the DDL and Resolved messages of one changefeed; `journal` says what is out."""
+    """Sends the DDL and Resolved messages of one changefeed; `journal` has the last ones that are durable."""
 
     def __init__(
         self,
@@ -75,10 +75,11 @@ class KafkaOwnerSink:
         marks: Marks,
         prove: Prove,
     ) -> None:
-        """Raises Retryable, and what `prove` raises: Fenced unless this is still the feed's owner.
+        """Raises Retryable, and Fenced from `prove` if this is no longer the feed's owner.
 
-        The proof comes after the initialisation: if the grant is replaced later, the new owner initialises
-        later and fences this one; were it replaced before, this one may have fenced it and must do no more.
+        `prove` is called after the initialisation. If the grant is replaced after the proof, the new owner
+        initialises after us and fences us. If it was replaced before, we may have fenced the new owner, and
+        must do nothing more.
         """
         self._kafka = kafka = config.sink.kafka_config
         self._uri, self._topic, self._marks = uri, journal_topic, marks
@@ -90,30 +91,30 @@ class KafkaOwnerSink:
         except KafkaException as error:
             raise unreachable(uri, error) from error
         prove()
-        # Read after the initialisation: an older owner can add nothing any more. But what it has added may be
-        # hidden behind a worker's open transaction.
+        # Read after the initialisation, because then an older owner can add nothing more. Records that it has
+        # added may still be hidden behind a worker's open transaction.
         check_decided(uri, kafka, journal_topic)
         records = read_records(uri, kafka, journal_topic)
         self.journal = journal(records, instance)
         record = topics_record(records, instance)
         self._fixed = dict(record.partitions)
-        """Topics that were in use before, but for the URI's own."""
+        """The topics that were in use before, except the URI's own, with their numbers of partitions."""
         self._recorded = dict(self._fixed)
         self.layouts = dict(record.layouts)
-        """Of topics whose number of partitions has changed."""
+        """By topic, the layout of those whose number of partitions has changed."""
         self._partitions = self._partitions_of_own(found)
         self.topics = {uri.topic: self._partitions}
-        """Those in use, and over how many partitions of each rows are spread."""
+        """The topics in use, and the number of partitions of each over which rows are spread."""
         left = existing(AdminClient(client_settings(uri, kafka)), uri) if self._fixed else {}
         self.use(name for name in self._fixed if name in left)
 
     @property
     def partitions(self) -> int:
-        """Over how many partitions of the URI's topic rows are spread."""
+        """The number of partitions of the URI's topic over which rows are spread."""
         return self._partitions
 
     def _partitions_of_own(self, found: int) -> int:
-        """Of the URI's topic: what it was changed to, else partition-num, else what was fixed, or is."""
+        """The URI topic's number: what it was changed to, or partition-num, or the fixed one, or `found`."""
         fixed = self._fixed.pop(self._uri.topic, 0)
         layout = self.layouts.get(self._uri.topic)
         if layout is not None:
@@ -132,13 +133,14 @@ class KafkaOwnerSink:
         return layout.new if layout is not None else fixed
 
     def use(self, topics: Iterable[str]) -> None:
-        """Make or look at topics that are new, fix their numbers of partitions, and send Resolved there."""
+        """Create or check topics that are new, fix their numbers of partitions, and send Resolved to them."""
         fresh = {name: self._fixed.get(name, 0) for name in topics if name not in self.topics}
         used = self.topics | ensure_topics(self._uri, self._kafka, fresh, self._partitions)
         if used != self._recorded:
             with self._transaction():
                 self._record(used, self.layouts)
-        # Only now: a Resolved there counts for a reader who finds the topic, and its rows may follow.
+        # Only after the commit: from here on a reader that finds the topic waits for its Resolved, and rows
+        # may go to it.
         self.topics, self._recorded = used, used
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
@@ -168,13 +170,14 @@ class KafkaOwnerSink:
 
     @property
     def is_repartitioned(self) -> bool:
-        """Whether the number of the URI's topic was ever changed."""
+        """Whether the number of partitions of the URI's topic was ever changed."""
         return self._uri.topic in self.layouts
 
     def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
-        """Resolved `ts`, from which on rows of the URI's topic go to so many partitions; durable on return.
+        """Send Resolved `ts`, after which rows of the URI's topic go to `partitions`; durable on return.
 
-        Raises Retryable when a row above `ts` is out, by an incarnation that knew more of DDL than we do.
+        Raises Retryable if a row above `ts` is durable, written by an incarnation that knew of more DDL than
+        we do.
         """
         assert ts >= self.journal.resolved_ts, f"a change at {ts} after Resolved {self.journal.resolved_ts}"
         own, records = self._uri.topic, read_records(self._uri, self._kafka, self._topic)
@@ -203,9 +206,9 @@ class KafkaOwnerSink:
         self._partitions = partitions
 
     def _look_at_partitions(self) -> None:
-        """Have the producer's client ask for the partitions of the URI's topic.
+        """Make the producer's client read the partitions of the URI's topic again.
 
-        It knows those that were there when it asked last, and refuses messages for others.
+        The client refuses messages for partitions that did not exist when it last read the metadata.
         """
         try:
             self._producer.list_topics(self._uri.topic, timeout=CALL_TIMEOUT_S)
@@ -213,14 +216,15 @@ class KafkaOwnerSink:
             raise unreachable(self._uri, error) from error
 
     def _marked(self, topic: str) -> int:
-        """On how many partitions of a topic Resolved and DDL are."""
+        """The number of partitions of a topic that get Resolved and DDL."""
         layout = self.layouts.get(topic)
         return layout.all if layout is not None else self.topics[topic]
 
     def forget(self, spans: Iterable[str]) -> None:
         """Delete the progress of spans that have ended for good; durable on return.
 
-        For spans which no incarnation can want any more: a compacted topic keeps a record of each for ever.
+        No incarnation will read the progress of such spans. Without this the compacted topic would keep a
+        record of each of them for ever.
         """
         with self._transaction():
             for span in spans:
@@ -231,7 +235,7 @@ class KafkaOwnerSink:
         self._producer.purge()
 
     def _broadcast_all(self, resolved: Message, layouts: Mapping[str, Layout]) -> None:
-        """A Resolved to every partition of every topic that gets it, with what readers must know of each."""
+        """Send a Resolved to every partition of every topic in use, with the topic's layout if it has one."""
         for topic, count in self.topics.items():
             layout = layouts.get(topic)
             if layout is None:
@@ -241,24 +245,24 @@ class KafkaOwnerSink:
                 self._broadcast(labelled, topic, layout.all)
 
     def _broadcast(self, message: Message | None, topic: str, count: int) -> None:
-        """A message, if there is one, to so many partitions of a topic."""
+        """Send a message, if there is one, to the first `count` partitions of a topic."""
         for partition in range(count) if message is not None else ():
             assert message is not None
             headers = list(message.headers)
             self._producer.produce(topic, message.value, message.key, partition, headers=headers)
 
     def _keep(self, journal: Journal) -> None:
-        """The journal, in the transaction with what it speaks of."""
+        """Write the journal, in the same transaction as the messages that it records."""
         self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
 
     def _record(self, used: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
-        """The topics in use and their partitions."""
+        """Write the record of the topics in use and their partitions."""
         record = Topics(self.journal.instance, used, layouts)
         self._producer.produce(self._topic, record.to_bytes(), TOPICS_KEY, 0)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Everything produced inside becomes visible at its end, or nothing does."""
+        """Everything produced inside it becomes visible together at its end, or not at all."""
         try:
             self._producer.begin_transaction()
             yield
@@ -268,7 +272,7 @@ class KafkaOwnerSink:
             self._give_up(error)
 
     def _give_up(self, cause: KafkaException) -> None:
-        """Make sure that nothing of the transaction stays, and say why."""
+        """Abort the transaction and raise the reason."""
         error: KafkaError = cause.args[0]
         if error.code() in FENCED:
             raise Fenced(

@@ -1,9 +1,9 @@
-"""How much a transactional producer may have under way, and when its transaction is to end. Pure.
+"""How many bytes a transactional producer may have under way, and when its transaction must end. Pure.
 
-The broker ends a transaction by its clock, whatever was sent meanwhile. So what waits for an acknowledgement
-is bounded by what was acknowledged lately: what is under way when a transaction is to be committed is then
-taken in about half a second, also by a broker that is throttled to a megabyte a second. A broker that was
-fast until now and is throttled at once has a few times as much to take.
+The broker aborts a transaction that is open too long by its own clock. So the bytes that wait for an
+acknowledgement are bounded by what was acknowledged recently: when a transaction is to be committed, the
+broker accepts what is under way in about half a second, even if it is throttled to a megabyte a second. Only
+a broker that was fast and is suddenly throttled needs a few times as long.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections import deque
 from typing import Final
 
 LOOK_S: Final = 10.0
-"""What was acknowledged in so many seconds counts. Kafka's quotas look as far back: what they let through at
-once, after a rest, is then not taken for the broker's pace."""
+"""Only what was acknowledged in the last 10 s counts. Kafka's quotas look back as far, so a burst that they
+allow after a rest is not mistaken for the broker's pace."""
 SHARE: Final = 0.05
-"""So much of that may be under way: half a second's."""
+"""The share of that which may be under way: half a second's worth."""
 WINDOW_MIN: Final = 256 << 10
 WINDOW_MAX: Final = 8 << 20
-"""More makes a broker at hand no faster."""
+"""A larger window does not make a nearby broker faster."""
 PIECE_MAX: Final = 32 << 20
 TRANSACTION_S: Final = 2.0
 TRANSACTION_BYTES: Final = 64 << 20
 
 
 class Pace:
-    """One producer's. Times are monotonic seconds, sizes bytes of messages."""
+    """The pace of one producer. Times are monotonic seconds, sizes bytes of messages."""
 
     def __init__(self) -> None:
         self._acknowledged: deque[tuple[float, int]] = deque()
@@ -38,11 +38,11 @@ class Pace:
         self._began, self._sent = now, 0
 
     def sent(self, size: int) -> None:
-        """So much was handed to the client."""
+        """`size` bytes were handed to the client."""
         self._sent += size
 
     def acknowledged(self, size: int, now: float) -> None:
-        """The broker has taken so much."""
+        """The broker has acknowledged `size` bytes."""
         self._acknowledged.append((now, size))
         self._sum += size
         self._forget(now)
@@ -52,7 +52,7 @@ class Pace:
         self._began = None
 
     def slowed(self) -> None:
-        """What was is no measure any more: start small."""
+        """The broker has slowed down: discard the history and start with the smallest window."""
         self._acknowledged.clear()
         self._sum = 0
 
@@ -63,11 +63,11 @@ class Pace:
         return self._sent >= TRANSACTION_BYTES or now - self._began >= TRANSACTION_S
 
     def window(self, now: float) -> int:
-        """How much may be under way."""
+        """How many bytes may be under way."""
         return min(self.piece(now), WINDOW_MAX)
 
     def piece(self, now: float) -> int:
-        """How much may be produced before one looks at the clock again."""
+        """How many bytes may be produced before the caller asks `is_due` again."""
         self._forget(now)
         return min(max(int(self._sum * SHARE), WINDOW_MIN), PIECE_MAX)
 

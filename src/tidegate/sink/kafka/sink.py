@@ -1,4 +1,4 @@
-"""Kafka behind the contract of sinks: a feed's topics, its progress topic, its transactional ids."""
+"""Implements the sink contract with Kafka: a feed's topics, its progress topic, its transactional ids."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class KafkaSink:
         self._feed, self._uri, self._config = feed, feed.uri, feed.config
         self._kafka = feed.config.sink.kafka_config
         self._partitions: dict[str, int] = {}
-        """Of topics, as the owner has fixed them; never looked up again."""
+        """By topic, the number that the owner has fixed; never read again."""
 
     @property
     def progress_topic(self) -> str:
-        """Where the feed's records of progress lie."""
+        """The topic with the feed's records of progress."""
         return progress_topic(self._feed.cluster, self._feed.namespace, self._feed.name)
 
     def transactional_id(self, slot: int | str) -> str:
-        """The identity of one of the feed's slots."""
+        """The transactional id of one of the feed's slots on this capture."""
         return self._id(slot, self._feed.capture)
 
     def _id(self, slot: int | str, capture: str) -> str:
@@ -44,7 +44,7 @@ class KafkaSink:
         return transactional_id(feed.cluster, feed.namespace, feed.name, slot, capture)
 
     def describe(self) -> Description:
-        """Messages; a transaction of TiDB may go out in several of Kafka's."""
+        """Takes messages; one transaction of TiDB may be written in several transactions of Kafka."""
         return Description(
             form=Form.MESSAGES,
             domain=Domain.ROW,
@@ -56,17 +56,17 @@ class KafkaSink:
         )
 
     def widen(self, partitions: int) -> None:
-        """See to it that the feed's own topic has so many partitions at least; as `widen_topic`."""
+        """Give the feed's own topic at least `partitions` partitions; raises the errors of `widen_topic`."""
         widen_topic(self._uri, self._kafka, partitions)
 
     def check(self) -> int:
-        """The number of the topic's partitions; as `ensure_topic`."""
+        """The number of partitions of the feed's own topic; see `ensure_topic`."""
         return ensure_topic(self._uri, self._kafka)
 
     def partitions(self, topic: str) -> int:
-        """As the owner's record in the progress topic says, which is there before any row is.
+        """The number in the owner's record in the progress topic, which is written before any row.
 
-        Where no owner has ever been, the feed's own topic counts as it is.
+        If there was never an owner, the feed's own topic is checked instead.
         """
         if topic not in self._partitions:
             records = read_records(self._uri, self._kafka, self.progress_topic)
@@ -83,7 +83,7 @@ class KafkaSink:
         return self._partitions[topic]
 
     def open_owner(self, marks: Marks | None, prove: Prove) -> KafkaOwnerSink:
-        """The producer of Resolved and DDL."""
+        """Open the producer of Resolved and DDL."""
         assert marks is not None
         name = self._id("owner", "")
         feed = self._feed
@@ -100,12 +100,12 @@ class KafkaSink:
         return read_records(self._uri, self._kafka, self.progress_topic)
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SlotWriter:
-        """The transactional producer of a slot."""
+        """Open the transactional producer of a slot."""
         name = self.transactional_id(slot)
         return SlotWriter(self._uri, self._config, name, self.progress_topic, prove, alive)
 
     def same_place(self, other: KafkaSink) -> bool:
-        """Whether both mean one topic of one cluster, as its brokers say."""
+        """Whether both mean the same topic of the same cluster, by the cluster id that brokers report."""
         if self._uri.topic != other._uri.topic:
             return False
         if self._uri.hosts == other._uri.hosts:

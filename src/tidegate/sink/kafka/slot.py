@@ -1,8 +1,8 @@
-"""The transactional producer of one slot: rows and the progress that speaks of them, durable together.
+"""The transactional producer of one slot: rows and the progress that covers them, durable together.
 
-A slot is a transactional id; a worker process holds one for its life. `pace` says how large its
-transactions become. Rows are handed to the client while the next ones are still being encoded; nothing of a
-transaction is kept but what the client holds until it is acknowledged.
+A slot is a transactional id; a worker process uses one for its whole life. `pace` decides how large its
+transactions become. The worker hands rows to the client while it encodes the next ones. Only the client holds
+the messages of a transaction, until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ from tidegate.sink.kafka.client import (
 from tidegate.sink.kafka.pace import Pace
 
 CHUNK_BYTES: Final = 256 << 10
-"""What is handed to the client at once."""
+"""The bytes that are handed to the client at once."""
 
 
 ABORT_TIMEOUT_S: Final = 2.0
-"""Whoever comes next fences the transaction and so ends it, too: only readers wait for that."""
+"""A short wait is enough: the slot's next producer fences the transaction and so ends it, too. Until then
+only read_committed readers wait."""
 
 
 class SlotWriter:
     """The transactional producer of one slot.
 
-    `prove` reads the grant from the metadata store and raises Fenced when this incarnation is no longer
-    current. Why a proof *after* each initialisation is enough: a new incarnation first raises the grant
-    and then initialises every slot. If our initialisation came before its own, the broker fences us; if it
-    came after, the grant was raised already and the proof fails. A rightful writer that a waking zombie
-    has fenced proves itself and takes the slot back; the zombie cannot.
+    `prove` reads the grant from the metadata store and raises Fenced if this incarnation is no longer
+    current. A proof *after* each initialisation is enough, because a new incarnation first raises the grant
+    and then initialises every slot. If we initialised before it did, the broker fences us. If we initialised
+    after it, the grant was raised already and our proof fails. If a zombie wakes up and initialises the slot,
+    it fences the rightful writer: that writer proves its grant and takes the slot back, and the zombie's
+    proof fails.
 
-    `write` as often as need be, then `commit`; the first `write` after a commit begins the next
-    transaction. Every call raises Fenced when another incarnation has taken over, and Retryable when the
-    broker fails; nothing of the transaction is visible to read_committed readers then, but for a commit whose
-    outcome is not known. `alive` is called when the broker has acknowledged something.
+    Call `write` any number of times, then `commit`; the first `write` after a commit begins the next
+    transaction. Every call raises Fenced if another incarnation has taken over, and Retryable if the
+    broker fails. Then nothing of the transaction is visible to read_committed readers, except after a commit
+    whose outcome is not known. `alive` is called whenever the broker has acknowledged something.
     """
 
     def __init__(
@@ -80,13 +82,13 @@ class SlotWriter:
 
     @property
     def room(self) -> int:
-        """Bytes of messages that may be produced before `is_due` is asked again."""
+        """Bytes of messages that may be produced before the caller asks `is_due` again."""
         return self._pace.piece(time.monotonic())
 
     def write(self, contents: Sequence[Content]) -> None:
-        """Produce blocks of messages, those of each partition of their topics in order.
+        """Produce blocks of messages, keeping the order within each partition of each topic.
 
-        Waits while the broker has much to acknowledge. Nothing is kept of the block.
+        Waits while too much is not acknowledged. Keeps no reference to the blocks.
         """
         with self._before_commit():
             for block in contents:
@@ -98,30 +100,31 @@ class SlotWriter:
                         self._produce_part(block, part)
 
     def commit(self, progress: Mapping[str, bytes]) -> None:
-        """End the transaction with these records of progress; durable on return."""
+        """End the transaction with these records of progress; rows and records are durable on return."""
         with self._before_commit():
             for key, value in progress.items():
                 self._producer.produce(self._progress_topic, value, key, 0, on_delivery=self._failed)
                 self._under_way.add(1, len(value))
-            # Who is fenced shall learn it here, where nothing can have been committed yet.
+            # If another incarnation has fenced us, we must notice here, where nothing can be committed yet.
             self._wait(0)
         self._open = False
         self._pace.ended()
         self._commit()
 
     def abort(self) -> None:
-        """Give up what was produced since the last commit, if the broker can be told; else it times out."""
+        """Discard what was produced since the last commit. If that fails, the broker aborts it by timeout."""
         if self._open:
             try:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
             except KafkaException as error:
                 raise unreachable(self._uri, error) from error
             finally:
-                self._producer.poll(0)  # that they were purged is no error of the next transaction's
+                # Take the reports of purged messages now: they are no errors of the next transaction.
+                self._producer.poll(0)
                 self._forget()
 
     def close(self) -> None:
-        """Release the producer; an open transaction is left to the broker's timeout."""
+        """Release the producer; the broker ends an open transaction by its timeout."""
         self._producer.purge()
 
     def _initialise(self) -> Producer:
@@ -135,7 +138,7 @@ class SlotWriter:
 
     @contextmanager
     def _before_commit(self) -> Iterator[None]:
-        """Within a transaction, begun if need be. An error shows whose the slot is."""
+        """Begin a transaction if none is open, and turn an error into Fenced, SlotTaken or Retryable."""
         try:
             if not self._open:
                 self._producer.begin_transaction()
@@ -153,8 +156,8 @@ class SlotWriter:
             self._prove()
             if cause.code() not in FENCED:
                 self._give_up(error)
-            # The broker may have committed before it fenced us. The progress tells, but not while other slots
-            # write: the next incarnation stops them all before it reads it.
+            # The broker may have committed before it fenced us. The records of progress would show it, but
+            # not while other slots write: the next incarnation stops all of them before it reads the records.
             raise Undecided(
                 "The slot was taken while its transaction was being committed.",
                 where=self._id,
@@ -163,7 +166,9 @@ class SlotWriter:
             ) from error
 
     def _recover(self, cause: KafkaException) -> NoReturn:
-        """Before the commit: take the slot back if it is ours and was only fenced, else give up."""
+        """Handle an error before the commit: take the slot back if our grant holds and the slot was only
+        fenced, otherwise raise.
+        """
         self._forget()
         self._pace.slowed()
         self._prove()
@@ -180,7 +185,7 @@ class SlotWriter:
         ) from cause
 
     def _forget(self) -> None:
-        """Nothing of the transaction counts any more."""
+        """Forget the transaction: it was aborted, or is lost."""
         self._open = False
         self._pace.ended()
         self._errors.clear()
@@ -193,7 +198,7 @@ class SlotWriter:
         raise unwritten(self._uri, error) from cause
 
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
-        """Hand over one partition's messages, in order, as fast as the broker takes them."""
+        """Produce one partition's messages, in order, as fast as the broker acknowledges them."""
         data, topic, partition = block.data.data, block.topic or self._topic, int(block.partition[part[0]])
         headers = list(block.headers)
         weights = np.cumsum(np.maximum(block.value_length[part], 0) + np.maximum(block.key_length[part], 0))
@@ -222,9 +227,10 @@ class SlotWriter:
             raise KafkaException(refused)
 
     def _wait(self, limit: int) -> None:
-        """Until no more than `limit` bytes are under way, or nothing; as long as the broker goes on taking.
+        """Wait until at most `limit` bytes are under way, or none; as long as the broker makes progress.
 
-        Raises KafkaException for what it refused, or when it has taken nothing for `CALL_TIMEOUT_S`.
+        Raises KafkaException for messages that the broker refused, or if it has acknowledged nothing for
+        `CALL_TIMEOUT_S`.
         """
         received = time.monotonic()
         while True:
@@ -248,15 +254,16 @@ class SlotWriter:
 
     def _raise_errors(self) -> None:
         if self._errors:
-            # What else was waiting is only said to be purged.
+            # After the first error the other messages are only reported as purged.
             cause = next((error for error in self._errors if error.code() not in PURGED), self._errors[0])
             raise KafkaException(cause)
 
 
 class _UnderWay:
-    """What the client has not been answered for, from the number of such messages: it counts no bytes.
+    """Counts the bytes that are not acknowledged, from the number of messages: the client counts no bytes.
 
-    Messages are taken to be answered in the order in which they were handed over, though partitions differ.
+    It assumes that messages are acknowledged in the order in which they were handed over, although that holds
+    only within a partition.
     """
 
     def __init__(self) -> None:
@@ -271,7 +278,7 @@ class _UnderWay:
         self.size += size
 
     def left(self, count: int) -> int:
-        """So many messages are left; the bytes that have gone since the last call."""
+        """Set the number of messages that are left; returns the bytes acknowledged since the last call."""
         before = self.size
         while self._chunks and self._count - count >= self._chunks[0][0]:
             gone, size = self._chunks.popleft()
@@ -281,7 +288,7 @@ class _UnderWay:
 
 
 def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    """The messages of one partition as `produce_batch` takes them; nulls are left out."""
+    """The messages of one partition as `produce_batch` expects them; null keys and values are left out."""
     starts = block.value_start[part]
     values = zip(starts.tolist(), (starts + block.value_length[part]).tolist(), strict=True)
     if block.key_length[part[0]] < 0:
@@ -295,7 +302,7 @@ def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any])
 
 
 FENCES_AT_ONCE: Final = 32
-"""Each has a client with connections to all brokers."""
+"""Each one has a client with connections to all brokers."""
 
 
 def fence_slots(
@@ -303,7 +310,7 @@ def fence_slots(
 ) -> None:
     """Initialise every slot once, so that no writer of an older incarnation can commit any more.
 
-    `alive` is called after each, in the caller's thread: thousands of them take minutes.
+    `alive` is called after each, in the caller's thread, because thousands of them take minutes.
     """
 
     def fence(one: str) -> None:
@@ -312,7 +319,7 @@ def fence_slots(
         except KafkaException as error:
             raise unreachable(uri, error) from error
 
-    # Each waits mostly for the broker to abort what its predecessor left open.
+    # Each call mostly waits until the broker has aborted the transaction that the previous writer left open.
     with ThreadPoolExecutor(min(max(1, len(ids)), FENCES_AT_ONCE), thread_name_prefix="fence") as pool:
         for _ in pool.map(fence, ids):
             alive()

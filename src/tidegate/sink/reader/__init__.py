@@ -1,1 +1,1 @@
-"""The sink of readers: changes are kept in a file of the capture until a Spark query has taken them."""
+"""The sink of readers: the capture stores changes in a file until a Spark query has read them."""

@@ -1,14 +1,14 @@
-"""`changes.db`: the changes a reader has not taken yet, its DDL, and how far it is.
+"""`changes.db`: the changes that a reader has not read yet, its DDL, and its progress.
 
-    pieces   Arrow IPC streams of one batch, zstd: rows of one table, columns as `piece_schema` says
-    ddl      each DDL of the reader's tables; those of seq -1 are its tables as they were at its start-ts
-    told     what else there is to know, by key
+    pieces   Arrow IPC streams of one batch, zstd: rows of one table, columns as in `piece_schema`
+    ddl      each DDL of the reader's tables; rows of action 0 are the tables as they were at its start-ts
+    told     the reader's other facts, by key
 
-A piece is never changed. Of one row of one partition, changes lie in the order of their commits if pieces
-are read in the order of `n`: they are written by one task at a time, and `n` grows with the commits of the
-file. A key that moves between partitions has its order in `_tidegate_seq` alone. All rows with a commit ts up
-to `readable` are there, so what lies in (after, upto] is the same whenever it is read, until the reader has
-said that it is done with it.
+A piece never changes. Reading pieces in the order of `n` gives the changes of one row of one partition in the
+order of their commits, because one task at a time writes them and `n` grows with the commits of the file. If
+a row moves between partitions, only `_tidegate_seq` gives its order. All rows with a commit ts up to
+`readable` are in the file. So the content of (after, upto] is the same whenever it is read, until the reader
+has confirmed it.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY, value BLOB);
 OP, COMMIT_TS, SEQ = "_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq"
 OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ, pa.int64())])
 SPARE_PAGES: Final = 4096
-"""So many free pages of 4 KiB stay in the file, to be written again."""
+"""This many free pages of 4 KiB stay in the file, to be written again."""
 GIVEN_PAGES: Final = 1024
-"""And so many of the others are given back at a time."""
+"""Of the other free pages, this many are returned to the disk at a time."""
 AT_ONCE: Final = 32
 """Pieces that are deleted in one transaction."""
 DROP_S: Final = 5.0
-"""How long one call deletes and gives back."""
+"""How long one call deletes pieces and returns pages."""
 MAX_TS: Final = (1 << 63) - 1
 SCHEMA_NAME, TABLE_NAME, KIND = b"tidegate.schema", b"tidegate.table", b"tidegate.kind"
-"""Keys of a piece's Arrow metadata: whose rows they are; whether they are none but DDL."""
+"""Keys of a piece's Arrow metadata: schema and table of its rows; whether it holds DDL instead of rows."""
 DDL: Final = "ddl"
 DELETED, CHANGED, DEFINED = 0, 1, 2
-"""What `SEQ` adds to a commit ts * SEQ_A_TS: at one ts a key may be freed by one row and taken by another,
-and a DDL comes after all rows."""
+"""Added to commit ts * SEQ_A_TS. At one commit ts a key may be freed by one row and taken by another, so
+deletes sort first; a DDL comes after all rows of its ts."""
 SEQ_A_TS: Final = 4
 
 
 class Definition(NamedTuple):
-    """A table as it is from a ts on."""
+    """A table's definition, valid from a ts on."""
 
     ts: int
     seq: int
@@ -73,14 +73,14 @@ class Definition(NamedTuple):
     old_schema: str
     old_table: str
     action: int
-    """TiDB's action code; 0: it was there at the reader's start-ts."""
+    """TiDB's action code; 0: the table existed at the reader's start-ts."""
     query: str
     info: dict[str, Any] | None
-    """Its TableInfo; None: it is gone."""
+    """Its TableInfo; None: the table was removed."""
 
 
 class Piece(NamedTuple):
-    """Rows of one table, as they are kept."""
+    """Rows of one table, as the file stores them."""
 
     n: int
     data: bytes
@@ -88,46 +88,47 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a reader and its changefeed are."""
+    """The progress of a reader and its changefeed."""
 
     instance: str
     start_ts: int
     said: int
-    """All up to here is done; start_ts at first."""
+    """The query has confirmed everything up to here; start_ts at first."""
     queried_ms: int
-    """When its query was heard last (wall clock)."""
+    """Wall-clock time of the query's last request."""
     kept: int
-    """Bytes of pieces."""
+    """Bytes of pieces in the file."""
     readable: int
-    """All rows up to here are there."""
+    """All rows up to here are in the file."""
     pending: bool
-    """Whether there is something beyond `said` that can be read."""
+    """Whether rows or DDL above `said` can be read."""
     ddl: int
-    """How many definitions there are."""
+    """The number of definitions."""
     let_go: str
-    """Why nothing is kept for it any more; empty: it is."""
+    """Why changes are not stored for the reader any more; empty: they are stored."""
     used: bool
+    """Whether its query has read from it, so that the query's checkpoint names this reader."""
     """Whether its query has read from it, so that its checkpoint names it."""
 
     @property
     def place(self) -> int:
-        """The checkpoint that people are shown: where nothing is to be read, that is how far all is there."""
+        """The checkpoint that users see. If there is nothing to read, it is as high as `readable`."""
         return self.said if self.pending else max(self.said, self.readable)
 
 
 def piece_schema(columns: pa.Schema) -> pa.Schema:
-    """The columns of a table's pieces: operation, commit ts, order, then the table's own."""
+    """The columns of a table's pieces: operation, commit ts and order, then the table's own."""
     return pa.schema([*OWN_COLUMNS, *columns])
 
 
 class Changes:
-    """A reader's file, as the server uses it. Each call is on its own; calls block."""
+    """A reader's file, as the server uses it. Each call opens the file for itself; calls block."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
 
     def begin(self, instance: str, start_ts: int, tables: Sequence[Definition], now_ms: int) -> None:
-        """Make the file of a new reader, with its tables as they are at `start_ts`."""
+        """Create the file of a new reader, with its tables as they are at `start_ts`."""
         with self._open(new=True) as connection, sqlite.exclusive(connection):
             self._put(connection, "instance", instance)
             self._put(connection, "start_ts", start_ts)
@@ -142,20 +143,21 @@ class Changes:
         self.path.chmod(0o600)
 
     def standing(self) -> Standing:
-        """How far it is."""
+        """The progress of the reader and its changefeed."""
         with self._open() as connection:
             return self._standing(connection)
 
     def secret(self) -> bytes:
-        """With which its tickets are sealed."""
+        """The key with which the reader's tickets are sealed."""
         with self._open() as connection:
             found: bytes = self._get(connection, "secret")
             return found
 
     def receive(self, now_ms: int, said: int = 0, *, used: bool = False) -> None:
-        """The query lives, and is done with all up to `said`: pieces of which nothing else is left go.
+        """Record a request of the query, which has confirmed everything up to `said`; delete pieces that are
+        confirmed as a whole.
 
-        `used`: it has begun to read, so that it knows of this reader by its checkpoint.
+        `used`: the query has begun to read, so its checkpoint names this reader.
         """
         with self._open() as connection:
             with sqlite.exclusive(connection):
@@ -167,8 +169,8 @@ class Changes:
             self._drop(connection, said)
 
     def let_go(self, why: str, queried_ms: int) -> bool:
-        """Drop all pieces, for good: whoever asks is told why. False, and no effect, if the query was heard
-        after `queried_ms`.
+        """Delete all pieces for good; later requests fail with `why`. False, and no effect, if the query made
+        a request after `queried_ms`.
         """
         with self._open() as connection:
             with sqlite.exclusive(connection):
@@ -179,8 +181,9 @@ class Changes:
         return True
 
     def cut(self, after: int, upto: int, max_bytes: int) -> int:
-        """How far to read beyond `after` so that about so many bytes are taken (0: all): at least what lies
-        at one more commit ts, at most to `upto`; `after` where nothing lies between.
+        """The ts up to which to read beyond `after`, so that about `max_bytes` are read (0: no limit). It
+        covers at least one more commit ts and is at most `upto`; `after` itself if there is nothing in
+        between.
         """
         taken, found = 0, after
         with self._open() as connection:
@@ -195,8 +198,9 @@ class Changes:
         return upto if taken else after
 
     def numbers(self, after: int, upto: int, past: int, part: int = 0, parts: int = 1) -> list[int]:
-        """Of the pieces beyond `past` with rows in (after, upto], of the tables of one of so many parts; in
-        order. Raises InvalidInput when some may have gone.
+        """The numbers, ascending and above `past`, of the pieces with rows in (after, upto] that belong to
+        part `part` of `parts` of the tables. Raises InvalidInput if some of these pieces may have been
+        deleted.
         """
         with self._open() as connection:
             said = self._get(connection, "said")
@@ -210,7 +214,7 @@ class Changes:
             return [n for (n,) in found]
 
     def piece(self, n: int, after: int) -> Piece:
-        """One of those. Raises InvalidInput when it has gone meanwhile."""
+        """The piece of one of those numbers. Raises InvalidInput if it was deleted in the meantime."""
         with self._open() as connection:
             row = connection.execute("SELECT data FROM pieces WHERE n = ?", [n]).fetchone()
             if row is None:
@@ -243,7 +247,7 @@ class Changes:
             return found.fetchall()
 
     def definitions(self) -> list[Definition]:
-        """All that is known of its tables, in order."""
+        """All definitions of the reader's tables, in order."""
         with self._open() as connection:
             found = connection.execute("SELECT * FROM ddl ORDER BY ts, seq, schema_name, table_name")
             return [Definition(*row)._replace(info=orjson.loads(row[8]) if row[8] else None) for row in found]
@@ -269,8 +273,8 @@ class Changes:
         )
 
     def _drop(self, connection: sqlite3.Connection, said: int) -> None:
-        """Delete pieces up to a ts and give their pages back, some at a time: writers come in between. What a
-        time like this does not suffice for is left for the next call.
+        """Delete pieces up to a ts and return their pages to the disk, in short transactions, so that writers
+        are not blocked for long. Work that takes longer than `DROP_S` is left for the next call.
         """
         until = time.monotonic() + DROP_S
         while time.monotonic() < until:
@@ -306,7 +310,7 @@ class Changes:
 
 
 def past_it(start: int, said: int) -> InvalidInput:
-    """The error of a query that asks for changes it has confirmed before."""
+    """The error for a query that asks for changes that it has confirmed before."""
     return InvalidInput(
         f"the query asks from ts {start}, but it has confirmed everything up to ts {said} before",
         where="its checkpoint",
@@ -322,7 +326,9 @@ def note(connection: sqlite3.Connection, one: Definition) -> None:
 
 
 def readable_of(connection: sqlite3.Connection) -> int:
-    """Up to where all rows are there, by the owner's journal: a DDL is told after all rows below it."""
+    """The ts up to which all rows are in the file, by the owner's journal: the owner sends a DDL only after
+    all rows below it are durable.
+    """
     found = connection.execute("SELECT value FROM progress WHERE key = ?", [JOURNAL_KEY]).fetchone()
     if found is None:
         return 0
@@ -337,9 +343,13 @@ def kept_of(connection: sqlite3.Connection) -> int:
 
 
 def give_back(connection: sqlite3.Connection) -> bool:
-    """Return some of the free pages beyond those that will be written again soon; False: there are none."""
+    """Return some free pages to the disk, but keep `SPARE_PAGES` to be written again soon.
+
+    False if no more pages are left to return.
+    """
     spare = int(connection.execute("PRAGMA freelist_count").fetchone()[0]) - SPARE_PAGES
     if spare > 0:
-        # Each step of this statement gives one page back, and `execute` takes one step.
+        # This statement returns one page per step. `execute` would run a single step, `executescript` runs
+        # all.
         connection.executescript(f"PRAGMA incremental_vacuum({min(spare, GIVEN_PAGES)})")
     return spare > GIVEN_PAGES

@@ -1,4 +1,4 @@
-"""The sink of a reader: rows go as Arrow pieces into `changes.db` in its changefeed's folder."""
+"""The sink of a reader: writes rows as Arrow pieces into `changes.db` in the folder of its changefeed."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ from tidegate.sink.reader.changes import (
 from tidegate.sink.sqlite import Ledger, SqliteOwner, SqliteWriter
 
 DUE_BYTES: Final = 16 << 20
-"""Of Arrow rows: a transaction is due then."""
+"""A transaction is due when it holds so many bytes of Arrow rows."""
 PIECE_BYTES: Final = 4 << 20
-"""A piece has about so many before it is compressed; a row that is larger goes alone."""
+"""The approximate size of a piece before it is compressed; a larger row is a piece of its own."""
 BEYOND: Final = 2
-"""So many times max-kept are kept while resolved ts stands, as in a transaction larger than max-kept."""
+"""So many times max-kept may be stored if the query cannot free anything because resolved ts does not
+advance, for example in a transaction larger than max-kept."""
 ROOM_MIN: Final = 64 << 10
 PARTS_MAX: Final = 1 << 16
-"""Into so many parts the tables of a reader may be cut."""
+"""The highest number of parts into which the tables of a reader can be divided."""
 GRACE_S: Final = 600.0
-"""So long after it was opened an owner does not ask how long the query was silent: the capture may have been
-down, and the query waited."""
+"""An owner does not check for a silent query until so long after it was opened: the capture may have been
+down while the query waited for it."""
 GAP_S: Final = 60.0
-"""Between two looks by the wall clock: after more the machine slept, and the query with it, or the clock was
-set."""
+"""If the wall clock advances by more than this between two checks, the machine slept, and the query with it,
+or the clock was set."""
 SILENT_CODE: Final = "CDC:ErrReaderSilent"
 _WORDS: Final = pa.array(["insert", "update", "delete"])
 _NUMBERS: Final = np.zeros(256, np.int64)
@@ -56,11 +57,11 @@ _NUMBERS[[INSERT, UPDATE, DELETE]] = 0, 1, 2
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 
 Row = tuple[int, int, int, int, bytes]
-"""Of `pieces`, without its number."""
+"""A row of `pieces`, without its number."""
 
 
 class ReaderSink(Ledger):
-    """One reader's place."""
+    """The sink of one reader."""
 
     def __init__(self, feed: SinkFeed) -> None:
         assert feed.folder is not None, "a reader's changes lie in its changefeed's folder"
@@ -69,7 +70,7 @@ class ReaderSink(Ledger):
         self.hold_s = int(feed.uri.option("hold"))
 
     def connect(self) -> sqlite3.Connection:
-        """A connection. Raises Fatal when the file is gone: to begin another would leave a gap."""
+        """A connection. Raises Fatal if the file is missing: a new one would leave a gap in the changes."""
         if not self.path.exists():
             raise Fatal(
                 "The changes that were kept for the reader are gone.",
@@ -80,7 +81,7 @@ class ReaderSink(Ledger):
         return super().connect()
 
     def describe(self) -> Description:
-        """What it takes, promises and gives up."""
+        """The form that the sink accepts, its guarantees, and its limits."""
         return Description(
             form=Form.ARROW,
             domain=Domain.ROW,
@@ -92,16 +93,16 @@ class ReaderSink(Ledger):
         )
 
     def open_owner(self, marks: Marks | None, prove: Prove) -> ReaderOwner:
-        """The owner's side."""
+        """Open the owner's side."""
         return ReaderOwner(self, prove)
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> ReaderWriter:
-        """The writer of a slot."""
+        """Open the writer of a slot."""
         return ReaderWriter(self, slot, prove, alive)
 
 
 class ReaderWriter(SqliteWriter):
-    """Makes pieces of rows."""
+    """Collects rows and writes them as pieces."""
 
     def __init__(self, sink: ReaderSink, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
         self._held: dict[tuple[str, str, pa.Schema], list[pa.RecordBatch]] = {}
@@ -112,16 +113,16 @@ class ReaderWriter(SqliteWriter):
 
     @property
     def is_due(self) -> bool:
-        """By the bytes that are held."""
+        """Whether the rows collected so far are enough for a commit."""
         return self._size >= DUE_BYTES
 
     @property
     def room(self) -> int:
-        """What is left of them."""
+        """Bytes until `is_due`, at least `ROOM_MIN`."""
         return max(DUE_BYTES - self._size, ROOM_MIN)
 
     def hold(self, contents: Sequence[Content]) -> None:
-        """Rows of several tables and versions, each apart."""
+        """Collect rows by table and table version."""
         for content in contents:
             assert isinstance(content, ArrowRows)
             batch = typed(content)
@@ -130,16 +131,17 @@ class ReaderWriter(SqliteWriter):
             self._size += batch.nbytes
 
     def ready(self) -> None:
-        """Compress what is held, before the file is locked."""
+        """Compress the collected rows before the file is locked."""
         self._rows = [row for (name, of, _), held in self._held.items() for row in pieces(name, of, held)]
 
     def insert(self, connection: Any) -> None:
-        """Raises Retryable when the reader has its fill, and can take something first."""
+        """Write the pieces. Raises Retryable if max-kept is reached and the query can free something."""
         rows = self._rows
         if not rows:
             return
         kept, limit = kept_of(connection), self._sink.max_bytes
-        # What nothing can be read of without what comes next must not wait for the query; but not for ever.
+        # If the query can read nothing until more rows arrive, refusing them would block both for ever. So
+        # rows beyond the limit are accepted then, but only up to BEYOND times the limit.
         if kept > limit and (_can_drain(connection) or kept > BEYOND * limit):
             raise Retryable(
                 "The changes that are kept for a reader are as many as may be kept.",
@@ -155,12 +157,12 @@ class ReaderWriter(SqliteWriter):
         connection.execute("INSERT OR REPLACE INTO told VALUES ('kept', ?)", [more])
 
     def abort(self) -> None:
-        """Give up what is held."""
+        """Discard the collected rows."""
         self._held, self._rows, self._size = {}, [], 0
 
 
 class ReaderOwner(SqliteOwner):
-    """Keeps definitions, and ends a reader of which nobody was heard for long."""
+    """Writes definitions, and stops serving a reader whose query was silent for too long."""
 
     def __init__(self, sink: ReaderSink, prove: Prove) -> None:
         super().__init__(sink, prove)
@@ -170,12 +172,12 @@ class ReaderOwner(SqliteOwner):
         self._check_kept()
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
-        """All up to `ts` is there. Raises Fatal when the query was silent for too long."""
+        """Record that all rows up to `ts` are in the file. Raises Fatal if the query was silent too long."""
         self._check_queried()
         super().send_resolved(ts, build_ms)
 
     def note(self, connection: Any, event: DdlEvent) -> None:
-        """A table has another definition from here on, or is gone."""
+        """Write a table's definition from this DDL on, or its removal."""
         names = event.schema, event.table, event.old_schema, event.old_table
         note(
             connection,
@@ -183,7 +185,10 @@ class ReaderOwner(SqliteOwner):
         )
 
     def _check_queried(self) -> None:
-        """Only silence that was watched counts: while nothing ran here, nor did what the query asks."""
+        """Stop serving the reader if its query was silent for longer than `hold`.
+
+        Only silence that this process has watched counts: while it did not run, it received no requests.
+        """
         now, before = time.time(), self._looked_at
         self._looked_at = now
         if abs(now - before) > GAP_S:
@@ -198,7 +203,7 @@ class ReaderOwner(SqliteOwner):
             self._check_kept()
 
     def _check_kept(self) -> None:
-        """Raises Fatal when its changes were let go: what came since would be read with a gap."""
+        """Raise Fatal if the reader's changes were deleted: changes that came later would leave a gap."""
         why = self._changes.standing().let_go
         if why:
             raise Fatal(
@@ -209,7 +214,9 @@ class ReaderOwner(SqliteOwner):
 
 
 def typed(rows: ArrowRows) -> pa.RecordBatch:
-    """Changes behind their operation, commit ts and order: of a delete the old row, else the new one."""
+    """Changes with the columns operation, commit ts and order first. A delete has the old row, others the
+    new.
+    """
     ts, gone = rows.commit_ts.astype(np.int64), rows.op == DELETE
     columns = rows.new.columns
     if gone.any():
@@ -225,7 +232,7 @@ def typed(rows: ArrowRows) -> pa.RecordBatch:
 
 
 def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterable[Row]:
-    """Rows of one table, cut and compressed."""
+    """Rows of one table, cut into pieces and compressed."""
     part_of = crc32(f"{schema}.{table}".encode()) % PARTS_MAX
     names = {SCHEMA_NAME: schema.encode(), TABLE_NAME: table.encode()}
     for batch in (
@@ -243,7 +250,7 @@ def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterab
 
 
 def _can_drain(connection: Any) -> bool:
-    """Whether the query can take something that goes then."""
+    """Whether the query can read, confirm and so free some of the pieces."""
     found = connection.execute(
         "SELECT EXISTS (SELECT 1 FROM pieces WHERE last_ts <= ?)", [readable_of(connection)]
     )

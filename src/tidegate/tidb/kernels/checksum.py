@@ -1,9 +1,9 @@
 """Checksum kernels (docs/formats/checksums.md): the compiled twin of `checksum`, over whole blocks.
 
-`check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row.decode_rows`
-to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded cells;
-`fold_words` and `fold_bytes` do the same for Arrow columns, one column a call. Nothing is read outside the
-given buffers, whatever they hold.
+`check_image` compares the sums of versions 1 and 2 directly from the raw bytes: `row.decode_rows` calls it
+while it decodes them. Version 0 is left to `column_sums`, which takes decoded cells. `fold_words` and
+`fold_bytes` compute the same sums over Arrow columns, one column per call. No kernel reads outside the given
+buffers, whatever they contain.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ UNCHECKED: Final = int(Outcome.UNCHECKED)
 MATCHED: Final = int(Outcome.MATCHED)
 MISMATCHED: Final = int(Outcome.MISMATCHED)
 BY_COLUMNS: Final = 5
-"""What `check_image` says of an image with a sum of version 0."""
+"""The result of `check_image` for an image with a sum of version 0."""
 
 _HANDLE_AT: Final = 11
 
 # A row of format v2: its marker, flags, two counts, then its lists (docs/formats/rows.md#format-v2).
 FLAGS_AT, FILLED_AT, NULLS_AT, ROW_HEAD = 1, 2, 4, 6
-# What follows its data: a header, one sum or two.
+# After its data: a header, then one sum or two.
 SUM_VERSION: Final = 7
-"""The bits of a header that are its version."""
+"""The bits of a header that contain its version."""
 _SUM_AT, _EXTRA_AT = 1, 5
 ONE_SUM, TWO_SUMS = 5, 9
-"""Bytes with one sum, and with two."""
+"""Bytes of the header with one sum, and with two."""
 _OF_COLUMNS, _WITH_KEY = 0, 1
-"""Versions: the sum of the columns, and of the row with the whole key."""
+"""Versions: the sum over the columns, and the sum over the row and the whole key."""
 _SECOND: Final = 4
-"""Where the second u32 of `carried` is."""
+"""The offset of the second u32 of `carried`."""
 
 
 @inline
 def header_at(value: int, length: int) -> int:
-    """Where the checksum's header byte is; 0: the row has none; -1: its lists do not fit its length."""
+    """The offset of the checksum's header byte; 0: the row has none; -1: its lists exceed its length."""
     if length < ROW_HEAD or load_u8(value) != V2 or load_u8(value + FLAGS_AT) & CHECKSUM == 0:
         return 0
     large = I64(load_u8(value + FLAGS_AT)) & LARGE
@@ -76,10 +76,10 @@ def header_at(value: int, length: int) -> int:
 
 @inline
 def check_image(value: int, length: int, key: int, key_size: int, carried: int) -> int:
-    """The outcome of an image under its record key.
+    """The outcome for an image under its record key.
 
-    carried: u32[2]. BY_COLUMNS: its two sums. MATCHED, MISMATCHED: its sum and version; 0 and 0 where its
-    lists do not fit. UNCHECKED: nothing.
+    carried: u32[2]. BY_COLUMNS: its two sums. MATCHED, MISMATCHED: its sum and version, or 0 and 0 if its
+    lists exceed its length. UNCHECKED: not written.
     """
     at = header_at(value, length)
     if at == 0:
@@ -98,7 +98,7 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
     store_u32(carried, expected)
     store_u32(carried + _SECOND, version)
     skip = 0 if version == _WITH_KEY else _HANDLE_AT
-    # As in the plain twin: the sum covers all but the sums themselves.
+    # As in the plain twin, the sum covers everything except the sums themselves.
     if crc_row(value, at + 1, key + skip, key_size - skip) == expected:
         return MATCHED
     return MISMATCHED
@@ -108,7 +108,7 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
 
 
 class Form(IntEnum):
-    """What a column adds to the columns' sum."""
+    """How a column enters the columns' sum."""
 
     WORD = 0
     FLOAT = 1
@@ -164,7 +164,7 @@ _EXPONENT: Final = 0x7FF0000000000000
 
 @inline
 def finite(word: int) -> int:
-    """The bits of a double; of NaN and infinities, those of 0."""
+    """The bits of a double; for NaN and infinities those of 0."""
     return 0 if word & _EXPONENT == _EXPONENT else word
 
 
@@ -176,7 +176,7 @@ def crc_prefixed(register: int, addr: int, size: int) -> int:
 
 @inline
 def put_text(out: int, form: int, fsp: int, word: int, size: int, stack: int) -> int:
-    """The text of a value that is held in another form."""
+    """Write the text of a value whose cell has another form."""
     if form == _DATE:
         return put_date(out, word)
     if form == _DATETIME:
@@ -194,7 +194,7 @@ def column_sums(
 ) -> int:
     """uint32[row_count]: the columns' sums of the rows numbered in int64[row_count] `rows`, of one image.
 
-    plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
+    plan: `columns` lines, see SUM. scratch: space for the longest text and its slack. stack: for JSON.
 
     Reads cells and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
     time, in `scratch`. Twin: `tidegate.tidb.checksum.column_sum`.
@@ -225,7 +225,9 @@ def column_sums(
 
 @kernel
 def fold_words(row_count: int, words: int, valid: int, registers: int) -> int:
-    """Add a column of words to uint32[row_count] registers where uint8[row_count] `valid` is not 0; the rows.
+    """Add a column of words to uint32[row_count] registers, for rows whose uint8 `valid` is not 0.
+
+    Returns the number of rows.
 
     Reads int64[row_count] `words` and `valid`. Writes `registers`. Bound: a register a row. Twin:
     `tidegate.tidb.checksum.column_bytes`.
@@ -239,7 +241,7 @@ def fold_words(row_count: int, words: int, valid: int, registers: int) -> int:
 
 @kernel
 def fold_bytes(row_count: int, ends: int, data: int, valid: int, prefixed: int, registers: int) -> int:
-    """Add a column of bytes as `fold_words` adds words, each with its length first if `prefixed`; the rows.
+    """Add a column of bytes as `fold_words` adds words, each after its length if `prefixed`.
 
     Reads int64[row_count + 1] offsets `ends`, `valid` and the bytes. Writes `registers`. Bound: a register a
     row, and the bytes between a value's offsets. Twin: `tidegate.tidb.checksum.column_bytes`.
@@ -258,7 +260,7 @@ def fold_bytes(row_count: int, ends: int, data: int, valid: int, prefixed: int, 
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet: each kernel, over no rows."""
+    """Compile kernels that are not in numba's cache yet, by calling each with no rows."""
     column_sums(0, 0, CellWords(0, 0, 1), 0, 0, 0, 0, 0)
     fold_words(0, 0, 0, 0)
     fold_bytes(0, 0, 0, 0, 1, 0)

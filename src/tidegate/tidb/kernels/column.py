@@ -1,7 +1,7 @@
 """Column kernels: one column of many cells, as text or as decimal128.
 
-`filter.expression` calls them; the tests of the text kernels do too. Cells are given by the addresses of the
-first row's two words and the step between rows, in cells. Whole record batches: `arrow`.
+`filter.expression` calls them, and so do the tests of the text kernels. Cells are given by the addresses of
+the first row's two words and the step between rows, in cells. For whole record batches see `arrow`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ from tidegate.tidb.kernels.zone import in_zone
 _ZERO: Final = U64(0)
 _ONE: Final = U64(1)
 _UPPER_HALF: Final = 8
-"""Where the upper half of a 128-bit number is."""
+"""The offset of the upper half of a 128-bit number."""
 NONE: Final = -1
 
 
 class Text(IntEnum):
-    """Which text kernel `texts` runs."""
+    """The text kernel that `texts` runs."""
 
     SIGNED = 1
     UNSIGNED = 2
@@ -114,23 +114,23 @@ WIDTH: Final = {
     Text.BYTES: 0,
     Text.TIMESTAMP: DATETIME_TEXT,
 }
-"""The longest text of each; JSON: `JSON_GROWTH` times its length, BYTES: their length."""
+"""The length of the longest text of each. JSON: `JSON_GROWTH` times the cell's length; BYTES: its length."""
 
 
 class Column(NamedTuple):
     """Where `texts` writes a column."""
 
     out: int
-    """Room for all texts at their longest, and `SLACK`."""
+    """Space for all texts at their longest, and `SLACK`."""
     ends: int
-    """int32[n + 1], offsets as Arrow wants them."""
+    """int32[n + 1], offsets as in Arrow."""
     valid: int
     """uint8[n], 0 for NULL."""
 
 
 @kernel
 def texts(what: int, fsp: int, count: int, cells: CellWords, column: Column, stack: int, zone: int) -> int:
-    """The texts of `count` cells, one after the other; returns their bytes.
+    """Write the texts of `count` cells in sequence; returns the number of bytes.
 
     stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
 
@@ -181,7 +181,7 @@ def texts(what: int, fsp: int, count: int, cells: CellWords, column: Column, sta
 
 @inline
 def shift_in(out: int, factor: Any, word: int) -> bool:
-    """The U128 at `out` times `factor`, plus `word`; False when it does not fit 127 bits."""
+    """The U128 at `out` times `factor`, plus `word`; False if it does not fit 127 bits."""
     low = load_u64(out)
     high = load_u64(out + _UPPER_HALF)
     new_low = low * factor + U64(word)
@@ -193,7 +193,7 @@ def shift_in(out: int, factor: Any, word: int) -> bool:
 
 @inline
 def unscaled(addr: int, scale: int, out: int) -> bool:
-    """A decimal as a signed 128-bit number of units of 10**-scale; False when digits would be lost."""
+    """A decimal as a signed 128-bit number of units of 10**-scale; False if digits would be lost."""
     frac = I64(load_u8(addr + 1))
     integer = I64(load_u8(addr)) - frac
     digits = addr + 2
@@ -229,7 +229,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
 def decimals(count: int, words: int, sizes: int, scale: int, out: int, valid: int) -> int:
     """Decimals as Arrow's decimal128 (16 bytes each, little-endian) of that scale.
 
-    Returns how many have more digits than the scale or 127 bits hold: those are null in `valid`.
+    Returns how many have more digits than the scale or 127 bits can hold: those are null in `valid`.
 
     Reads cells and the bytes they point to. Writes `out` and `valid`. Bound: 16 bytes a cell in `out`, one in
     `valid`. Twin: `tidegate.tidb.types.decimal.decode`. Trick: nine digits are shifted in at a time, as a
@@ -247,7 +247,7 @@ def decimals(count: int, words: int, sizes: int, scale: int, out: int, valid: in
 
 @kernel
 def check_json(count: int, words: int, sizes: int, ok: int, stack: int) -> int:
-    """Whether `json_ok` takes each of `count` JSON cells (uint8[count]); returns how many. For tests.
+    """Whether `json_ok` accepts each of `count` JSON cells (uint8[count]); returns how many. For tests.
 
     Reads cells and the bytes they point to. Writes `ok`, and `stack` on the way. Bound: the size of each
     cell. Twin: `tidegate.tidb.types.json.decode`.
@@ -261,7 +261,7 @@ def check_json(count: int, words: int, sizes: int, ok: int, stack: int) -> int:
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet."""
+    """Compile kernels that are not in numba's cache yet."""
     word = np.zeros(1, dtype=np.int64)
     none = np.full(1, NONE, dtype=np.int32)
     end = np.zeros(2, dtype=np.int32)

@@ -1,10 +1,11 @@
-"""CRC-32 (IEEE, as zlib's) for kernels: checksums of rows, hashes of dispatchers.
+"""CRC-32 (IEEE, as in zlib) for kernels: checksums of rows, hashes of dispatchers.
 
 A *register* is the CRC before its final inversion: start from `FULL`, end with `^ FULL`. `crc_bytes` is
-portable (slice-by-8); `crc_row` uses carry-less multiplication where the CPU has it: 16 bytes a step, 9-13
-GB/s against 1.2. Folding works on a message of whole 16-byte blocks; ours is given leading zeros instead
-of a tail, which change nothing but where the register meets the data. Source of the method and
-constants: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel, 2009).
+portable (slice-by-8). `crc_row` uses carry-less multiplication if the CPU has it: 16 bytes per step, 9-13
+GB/s instead of 1.2. Folding needs a message of whole 16-byte blocks. Instead of a shorter last block, we
+prepend zeros: they change nothing except the place where the register is combined with the data. Source of
+the method and constants: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ" (Intel,
+2009).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from tidegate.kernel import inline, load_u8, load_u64
 from tidegate.tidb.kernels.text import I64, U64
 
 FULL: Final = 0xFFFFFFFF
-"""The register before the first byte, and what the last one is inverted with."""
+"""The register before the first byte; the register after the last byte is inverted with it."""
 
 
 def _tables() -> npt.NDArray[np.uint32]:
-    """Slice-by-8 tables of the reflected polynomial 0xEDB88320, one after the other."""
+    """Slice-by-8 tables of the reflected polynomial 0xEDB88320, in sequence."""
     first = np.zeros(256, dtype=np.uint32)
     for i in range(256):
         word = i
@@ -74,7 +75,7 @@ def crc_u32(register: int, word: int) -> int:
 
 @inline
 def crc_bytes(register: int, addr: int, size: int) -> int:
-    """The register after `size` more bytes; reads nothing beyond them."""
+    """The register after `size` more bytes; reads nothing else."""
     end = addr + size
     while addr + 8 <= end:
         register = crc_word(register, load_u64(addr))
@@ -88,12 +89,12 @@ def crc_bytes(register: int, addr: int, size: int) -> int:
 # --- carry-less multiplication --------------------------------------------------------------------------
 
 CLMUL: Final = all(binding.get_host_cpu_features().get(name, False) for name in ("pclmul", "ssse3"))
-"""Whether this machine's CPU multiplies carry-less (x86-64 from 2010 on)."""
+"""Whether this machine's CPU has carry-less multiplication (x86-64 from 2010 on)."""
 
 _BY_16: Final = (0x01751997D0, 0x00CCAA009E)
-"""x**160 and x**96 modulo P, reflected: they move a block's halves 16 bytes on."""
+"""x**160 and x**96 modulo P, reflected: they move the halves of a block by 16 bytes."""
 _BY_32: Final = (0x00F1DA05AA, 0x015A546366)
-"""x**288 and x**224: 32 bytes on."""
+"""x**288 and x**224: they move by 32 bytes."""
 _TO_32: Final = (0x0163CD6124, 0)
 _BARRETT: Final = (0x01DB710641, 0x01F7011641)
 """P and its inverse."""
@@ -131,14 +132,14 @@ def _returned(context: Any, builder: Any, block: Any) -> Any:
 
 
 def _clmul(builder: Any, block: Any, constant: tuple[int, int], halves: int) -> Any:
-    """The product of one half each; `halves`: bit 0 the block's, bit 4 the constant's."""
+    """The product of one half of each; `halves`: bit 0 selects the block's half, bit 4 the constant's."""
     kind = ir.FunctionType(_BLOCK, [_BLOCK, _BLOCK, _I8])
     multiply = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.pclmulqdq")
     return builder.call(multiply, [block, _constant(*constant), ir.Constant(_I8, halves)])
 
 
 def _shifted(builder: Any, block: Any, head: Any) -> Any:
-    """The first `head` (below 16) bytes of a block moved to its end, zeros before them."""
+    """The first `head` (below 16) bytes of a block moved to its end, with zeros before them."""
     bytes_of = ir.ArrayType(_I8, 32)
     order = ir.Constant(bytes_of, [ir.Constant(_I8, at) for at in (*[0x80] * 16, *range(16))])
     table = cgutils.global_constant(builder.module, "tidegate_shift", order)
@@ -150,7 +151,7 @@ def _shifted(builder: Any, block: Any, head: Any) -> Any:
 
 
 def _stepped(builder: Any, state: Any, data: Any, by: tuple[int, int]) -> Any:
-    """The state moved on by the distance of the constants, with the block that stands there."""
+    """The state moved by the distance of the constants and combined with the block at that place."""
     low, high = _clmul(builder, state, by, 0x00), _clmul(builder, state, by, 0x11)
     return builder.xor(builder.xor(low, high), data)
 
@@ -161,11 +162,12 @@ def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
         head = builder.and_(size, _word(15))
         first = builder.xor(_load_block(builder, addr), _block(builder, register, _word(0)))
         state = _shifted(builder, first, head)
-        # With fewer than 4 bytes in the first block, the rest of the register meets the second one.
+        # If the first block has fewer than 4 bytes, the rest of the register is combined with the second one.
         met = builder.select(builder.icmp_unsigned("<", head, _word(4)), head, _word(4))
         rest = builder.lshr(register, builder.shl(met, _word(3)))
-        # Two lanes, since a step waits for the one before it. They take an even number of blocks: of an odd
-        # one the first two are folded into one, without a branch, which would be mispredicted half the time.
+        # Two lanes, because each step has to wait for the previous one. They process an even number of
+        # blocks. If the number is odd, the first two are folded into one. This is done without a branch,
+        # which would be mispredicted half of the time.
         start, end = builder.add(addr, head), builder.add(addr, size)
         second = builder.xor(_load_block(builder, start), _block(builder, rest, _word(0)))
         odd = builder.icmp_unsigned("==", builder.and_(builder.sub(end, start), _word(16)), _word(0))
@@ -229,7 +231,7 @@ def _reduce(typingctx: Any, low: Any, high: Any) -> Any:
 
 
 fold = cast("Callable[[int, int, int], tuple[int, int]]", intrinsic(_fold))
-"""(register, addr, size >= 16) -> two words congruent to the bytes; reads nothing beyond them."""
+"""(register, addr, size >= 16) -> two words congruent to the bytes; reads nothing else."""
 append_word = cast("Callable[[int, int, Any], tuple[int, int]]", intrinsic(_append))
 """The two words after 8 more bytes, a little-endian U64."""
 reduced = cast("Callable[[int, int], int]", intrinsic(_reduce))
@@ -244,7 +246,7 @@ def crc_row_portable(value: int, size: int, tail: int, tail_size: int) -> int:
 
 @inline
 def crc_row_folded(value: int, size: int, tail: int, tail_size: int) -> int:
-    """The same by folding; for CPUs that have `CLMUL`."""
+    """The same CRC-32, computed by folding; for CPUs that have `CLMUL`."""
     if size < 16:
         return crc_bytes(crc_bytes(FULL, value, size), tail, tail_size) ^ FULL
     low, high = fold(FULL, value, size)
@@ -255,4 +257,4 @@ def crc_row_folded(value: int, size: int, tail: int, tail_size: int) -> int:
 
 
 crc_row: Callable[[int, int, int, int], int] = crc_row_folded if CLMUL else crc_row_portable
-"""(value, size, tail, tail_size) -> the CRC-32 of both, by the faster way of this machine."""
+"""(value, size, tail, tail_size) -> the CRC-32 of both, by the faster method on this machine."""

@@ -1,4 +1,4 @@
-"""Datum kernels: values with a flag before them, as old rows and common handles hold them.
+"""Datum kernels: values preceded by a flag, as in old rows and common handles.
 
 Formats: docs/formats/keys.md#rows, docs/formats/rows.md#format-v1.
 Nothing is read outside the given bytes. Plain twin: `datum`.
@@ -54,12 +54,12 @@ FLAG_UVARINT: Final = int(Flag.UVARINT)
 FLAG_JSON: Final = int(Flag.JSON)
 FLAG_VECTOR: Final = int(Flag.VECTOR)
 _GROUP: Final = 8
-"""Bytes of a group of memcomparable bytes, before the one that counts its padding."""
+"""Data bytes of a group of memcomparable bytes; one more byte counts its padding."""
 
 
 @inline
 def read_uvarint(addr: int, room: int, out: int) -> int:
-    """A LEB128 number of at most 64 bits within `room` bytes: stores it at `out`, returns its size or -1."""
+    """Read a LEB128 number of at most 64 bits from `room` bytes into `out`; returns its size or -1."""
     value = U64(0)
     for i in range(min(room, 10)):
         byte = I64(load_u8(addr + i))
@@ -74,18 +74,18 @@ def read_uvarint(addr: int, room: int, out: int) -> int:
 
 @inline
 def unzigzag(value: int) -> int:
-    """The signed number of a zig-zag one."""
+    """The signed number of a zig-zag encoded one."""
     return I64((U64(value) >> U64(1)) ^ (U64(0) - (U64(value) & U64(1))))
 
 
 @inline
 def json_size(addr: int, room: int, scratch: int) -> int:
-    """The bytes of a JSON value's type code and value, from their own headers; -1 if they cannot be read."""
+    """The bytes of a JSON value's type code and value, from the lengths in them; -1 if they are not valid."""
     if room < 1:
         return -1
     code = I64(load_u8(addr))
     if code == OBJECT or code == ARRAY:
-        # The code, then the number of members, then the size of the container from there on.
+        # The type code, then the number of members, then the size of the container from there on.
         return 1 + I64(load_u32(addr + 1 + SIZE_AT)) if room >= 1 + CONTAINER_HEAD else -1
     if code == LITERAL:
         return 2
@@ -112,7 +112,7 @@ def json_size(addr: int, room: int, scratch: int) -> int:
 
 @inline
 def ungroup(addr: int, room: int, out: int, result: int) -> int:
-    """Memcomparable bytes: writes them to `out`, their number to `result`; returns the size read, or -1."""
+    """Decode memcomparable bytes into `out`, their number into `result`; returns the bytes read, or -1."""
     at = 0
     size = 0
     while at + _GROUP + 1 <= room:
@@ -135,9 +135,10 @@ def ungroup(addr: int, room: int, out: int, result: int) -> int:
 def read_datum(
     entry: int, at: int, room: int, words: int, sizes: int, cell: int, free: int, stack: int
 ) -> int:
-    """The flagged value at `at` for the column of a plan line, into a cell; the bytes it takes, or -1.
+    """Read the flagged value at `at` into the cell for the column of a plan line; returns its bytes, or -1.
 
-    free: where the bytes of memcomparable strings go, at least `room` bytes and the pad; 0: none allowed.
+    free: where to write the bytes of memcomparable strings, at least `room` bytes and the pad; 0: such
+    strings are not allowed.
     """
     if room < 1:
         return -1
@@ -200,7 +201,7 @@ def read_datum(
 
 @inline
 def skip_datum(at: int, room: int, scratch: int) -> int:
-    """The bytes of the flagged value at `at` in an old row, or -1."""
+    """The size of the flagged value at `at` in an old row, or -1."""
     if room < 1:
         return -1
     flag = I64(load_u8(at))

@@ -1,17 +1,16 @@
 """Float kernels: the shortest digits that read back as the same float, and their texts.
 
-`shortest64` and `shortest32` are Raffaele Giulietti's Schubfach (2021), after the form Alexander Bolz gave
-it in Drachennest: one 128-bit power of ten from a table (made here with Python's integers), three
-multiplications, no division by anything but 4 and 10. The digits are those of Go's `FormatFloat(v, f, -1,
-bits)` and Python's `repr`. Callers and conventions: see `tidegate.tidb.kernels`; no helper scribbles more
-than its `SLACK`.
+`shortest64` and `shortest32` are Raffaele Giulietti's Schubfach (2021), in the form of Alexander Bolz's
+Drachennest: one 128-bit power of ten from a table (made here with Python's integers), three multiplications,
+and no division except by 4 and 10. The digits are those of Go's `FormatFloat(v, f, -1, bits)` and Python's
+`repr`. Callers and conventions: see `tidegate.tidb.kernels`; no helper overwrites more than its `SLACK`.
 
     put_double_fixed, put_float_fixed   Go 'f': never an exponent (`ColumnValueString`); <= FIXED_TEXT
     put_double_json, put_float_json     Go `encoding/json`: 'e' below 1e-6, from 1e21; <= JSON_NUMBER_TEXT
     put_double_tidb                     binary JSON: 'e' below 1e-15, from 1e15; else a point; same bound
 
-`bits` is the cell's word: of the double, also for FLOAT columns (the f32 widened). NaN and infinities print
-as 0, as TiCDC replaces them; test `is_finite(bits)` where that is not wanted.
+`bits` is the cell's word: that of the double, also for FLOAT columns (the f32 widened). NaN and infinities
+are printed as 0, as in TiCDC; test `is_finite(bits)` first if that is not wanted.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def _single_bits(typingctx: Any, bits: Any) -> Any:
 multiply_high: Final[Callable[[Any, Any], Any]] = intrinsic(_multiply_high)
 """The upper 64 bits of the product of two U64."""
 single_bits: Final[Callable[[int], Any]] = intrinsic(_single_bits)
-"""The bits of the f32 nearest to the double of these bits, as U64."""
+"""The bits of the f32 nearest to the double with these bits, as U64."""
 
 
 @inline
@@ -108,7 +107,7 @@ def is_finite(bits: int) -> bool:
 
 @inline
 def round_to_odd(high: Any, low: Any, word: Any) -> Any:
-    """The upper 64 bits of a 128-bit power times a word, the lowest bit set if anything was cut."""
+    """The upper 64 bits of a 128-bit power times a word; the lowest bit is set if anything was cut off."""
     carry_word = multiply_high(low, word)
     middle = high * word
     top = multiply_high(high, word)
@@ -120,7 +119,7 @@ def round_to_odd(high: Any, low: Any, word: Any) -> Any:
 
 @inline
 def choose(vbl: Any, vb: Any, vbr: Any, even: bool, exponent: int) -> tuple[Any, int]:
-    """Schubfach's decision: the shortest decimal in the rounding interval, the closest of those."""
+    """Schubfach's choice: of the shortest decimals in the rounding interval, the closest one."""
     lower = vbl if even else vbl + _ONE
     upper = vbr if even else vbr - _ONE
     s = vb // _FOUR
@@ -142,7 +141,7 @@ def choose(vbl: Any, vb: Any, vbr: Any, even: bool, exponent: int) -> tuple[Any,
 
 @inline
 def trimmed(digits: Any, exponent: int) -> tuple[Any, int]:
-    """Digits without trailing zeros, the exponent raised instead."""
+    """Digits without trailing zeros, with the exponent increased instead."""
     while digits != _ZERO:
         tens = digits // _TEN
         if tens * _TEN != digits:
@@ -191,7 +190,7 @@ def round_single(power: Any, word: Any) -> Any:
 
 @inline
 def shortest32(bits: int) -> tuple[Any, int]:
-    """(digits U64, exponent) of the finite f32 > 0 that the double with these bits holds.
+    """(digits U64, exponent) of the finite f32 > 0 whose widened double has these bits.
 
     The digits are the shortest ones *as an f32*.
     """
@@ -233,7 +232,7 @@ def put_padded(out: int, value: int, width: int) -> int:
 
 @inline
 def put_zeros(out: int, count: int) -> int:
-    """Write `count` zeros; the end."""
+    """Write `count` zeros; returns the end."""
     for i in range(count):
         store_u8(out + i, ZERO)
     return out + max(count, 0)
@@ -241,7 +240,7 @@ def put_zeros(out: int, count: int) -> int:
 
 @inline
 def count_digits(digits: Any) -> int:
-    """How many decimal digits 0 < digits < 10**18 has."""
+    """The number of decimal digits of 0 < digits < 10**18."""
     n = 1
     while n < 18 and U64(POWERS_OF_TEN[n]) <= digits:
         n += 1
@@ -267,7 +266,7 @@ def put_fixed(out: int, digits: Any, exponent: int) -> int:
 
 @inline
 def put_exponent(out: int, digits: Any, exponent: int) -> int:
-    """Go's 'e' format as its JSON cleans it for negative exponents: `1.5e-7`; positive ones have no sign."""
+    """Go's 'e' format as its JSON shortens negative exponents: `1.5e-7`; positive exponents have no sign."""
     n = count_digits(digits)
     power = POWERS_OF_TEN[n - 1]
     first = I64(digits) // power

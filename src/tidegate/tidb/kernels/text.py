@@ -2,15 +2,15 @@
 
 The text by type: docs/formats/columns.md#canonical-text.
 
-Every `put_*` is an `@inline` helper with the same shape::
+Every `put_*` is an `@inline` helper with the same form::
 
     out = put_i64(out, value)            # out: address; returns the address after the last byte written
 
-*How to call them.* Only from another `@kernel` (or `@inline`) function; arguments are int64 unless said
+*How to call them.* Only from another `@kernel` (or `@inline`) function; arguments are int64 unless stated
 otherwise, addresses included. Make sure before the call that the target has the documented number of
-bytes **plus `SLACK`** left: a helper may scribble up to `SLACK` bytes past what it returns (wide stores),
-which the next write overwrites. They never read outside the value they are given. The words of a cell
-(`model.cells`) are what they take: `put_i64(out, a)`, `put_decimal(out, a, l)`, `put_datetime(out, a, fsp)`.
+bytes **plus `SLACK`** left: a helper may overwrite up to `SLACK` bytes after the address it returns (wide
+stores), which the next write replaces. Helpers never read outside the given value. They take the words of a
+cell (`model.cells`): `put_i64(out, a)`, `put_decimal(out, a, l)`, `put_datetime(out, a, fsp)`.
 
 | kind | helper | longest text |
 |---|---|---|
@@ -21,13 +21,13 @@ which the next write overwrites. They never read outside the value they are give
 | DATETIME | `put_datetime(out, a, fsp)` | `DATETIME_TEXT` = 27 |
 | TIME | `put_duration(out, a, fsp)` | `DURATION_TEXT` = 22 |
 
-Elsewhere, in the same style: `float` (FLOAT, DOUBLE), `json.put_json`, `zone.in_zone`
+Other modules, in the same style: `float` (FLOAT, DOUBLE), `json.put_json`, `zone.in_zone`
 (TIMESTAMP in a zone, then `put_datetime`).
 
-Values that no TiDB writes (month 14, 61 seconds) are printed as the digits they hold within the same
+Values that TiDB never writes (month 14, 61 seconds) are printed as the digits in them, within the same
 bounds. `fsp` is 0..6; a column's `decimal` of -1 means 0.
 
-Mixing int64 with uint64 makes a float in numba: helpers take int64, and say U64 where they need unsigned.
+In numba, mixing int64 with uint64 makes a float: so helpers take int64, and say U64 if they need unsigned.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from tidegate.kernel import cttz64, inline, load_u8, load_u32, store_u8, store_u
 from tidegate.kernel_ascii import COLON, MINUS, POINT, SPACE, TWO_ZEROS, ZERO
 
 U64: Final[Any] = np.uint64
-"""Unsigned words: arithmetic between these only."""
+"""Unsigned words; combine them only with each other."""
 I64: Final = cast("Callable[[Any], int]", np.int64)
 
 SLACK: Final = 16
-"""Bytes that a helper may scribble after the text it wrote."""
+"""Bytes that a helper may overwrite after the text it wrote."""
 INTEGER_TEXT: Final = 20
 DECIMAL_TEXT: Final = 84
-"""Sign, 81 digits (the most TiDB's nine words hold; columns have 65), point, a leading zero."""
+"""Sign, 81 digits (the most that TiDB's nine words hold; columns have 65), point, a leading zero."""
 DATE_TEXT: Final = 11
 DATETIME_TEXT: Final = 27
 DURATION_TEXT: Final = 22
 
 
 class CellWords(NamedTuple):
-    """The cells of rows: addresses of the first and second words, and the cells from one row to the next."""
+    """The cells of rows: addresses of the first and second words, and the number of cells per row."""
 
     words: int
     sizes: int
@@ -72,7 +72,7 @@ _LANES4: Final = 0x000F000F000F000F
 POWERS_OF_TEN: Final[Any] = np.array([10**i for i in range(19)], dtype=np.int64)
 """10**i; compiled into the kernels that index it."""
 BYTES_OF_DIGITS: Final[Any] = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4], dtype=np.int64)
-"""Bytes that hold 0..9 decimal digits in MySQL's binary decimal."""
+"""The number of bytes for 0..9 decimal digits in MySQL's binary decimal."""
 
 
 @inline
@@ -150,7 +150,7 @@ def put_nine(out: int, value: int) -> int:
 
 @inline
 def decimal_size(precision: int, frac: int) -> int:
-    """Bytes of the binary digits of a decimal, without its two header bytes; -1: no such decimal."""
+    """Bytes of the binary digits of a decimal, without its two header bytes; -1: no such decimal exists."""
     if precision < 1 or precision > 81 or frac > precision:
         return -1
     integer = precision - frac
@@ -186,7 +186,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     """A cell of kind DECIMAL (precision, frac, binary digits) as fixed-point text with exactly `frac` digits.
 
     At most `DECIMAL_TEXT` bytes; zero has no sign. `addr` must have passed the decoder's check
-    (`row.decimal_used`), `length` is not looked at.
+    (`row.decimal_used`); `length` is not used.
     """
     frac = I64(load_u8(addr + 1))
     integer = I64(load_u8(addr)) - frac
@@ -242,7 +242,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
 
 @inline
 def put_date(out: int, packed: int) -> int:
-    """The date of a packed time, `YYYY-MM-DD`: 10 bytes (11 for a year no TiDB writes)."""
+    """The date of a packed time, `YYYY-MM-DD`: 10 bytes (11 for a year that TiDB never writes)."""
     days = (packed >> 41) & 0x7FFFFF
     months = days >> 5
     year = months // 13

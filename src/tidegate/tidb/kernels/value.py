@@ -1,4 +1,4 @@
-"""Value kernels: the stored bytes of one column's value, checked, into a cell.
+"""Value kernels: check the stored bytes of one column's value and write them into a cell.
 
 Formats: docs/formats/values.md, docs/formats/rows.md#format-v1.
 Nothing is read outside the given bytes. Plain twin: `value`.
@@ -20,7 +20,7 @@ from tidegate.tidb.types.temporal import DURATION_MAX_NS
 
 
 class Form(IntEnum):
-    """How the stored bytes of a column become a cell, and what is checked on the way."""
+    """How the stored bytes of a column become a cell, and which checks are made."""
 
     SIGNED = 1
     NANOSECONDS = 2
@@ -61,13 +61,13 @@ SIGN: Final = U64(1 << 63)
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
 _LONGEST_TIME: Final = DURATION_MAX_NS
 _PACKED_YEARS: Final = 10_000 * 13 * 32
-"""Above every packed year, month and day."""
+"""Higher than every packed year, month and day."""
 _INTEGER_SIZES: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 8
 _SHAPES_SIDE: Final = 82
 
 
 def _shapes() -> Any:
-    """By precision and fraction: the bytes with header, those of both partial words, and their digits."""
+    """By precision and fraction: bytes including the header, bytes of both partial words, their digits."""
     found = np.zeros(_SHAPES_SIDE * _SHAPES_SIDE, dtype=np.int32)
     for precision in range(1, _SHAPES_SIDE):
         for frac in range(precision + 1):
@@ -91,7 +91,7 @@ def put_cell(words: int, sizes: int, cell: int, word: int, size: int) -> None:
 
 @inline
 def decimal_extent(addr: int, room: int) -> int:
-    """The bytes that a decimal takes at `addr` by its two bytes of header, or -1 if `room` is not enough."""
+    """The bytes of the decimal at `addr`, from its two header bytes; -1 if they are more than `room`."""
     if room < 3:
         return -1
     size = decimal_size(I64(load_u8(addr)), I64(load_u8(addr + 1)))
@@ -100,14 +100,14 @@ def decimal_extent(addr: int, room: int) -> int:
 
 @inline
 def word_before(end: int, size: int, flip: int) -> int:
-    """The big-endian word of 1 to 4 bytes that ends at `end`, three more bytes being readable before it."""
+    """The big-endian word of 1 to 4 bytes that ends at `end`; three more bytes before it must be readable."""
     word = I64(bswap64(load_u32(end - 4)) >> U64(32)) ^ flip
     return word & ((1 << (8 * size)) - 1)
 
 
 @inline
 def decimal_ok(addr: int, size: int) -> bool:
-    """Whether `size` bytes are a decimal, its words within their digits; a byte before `addr` is readable."""
+    """Whether `size` bytes are a decimal whose words fit their digits; also reads one byte before `addr`."""
     if size < 3:
         return False
     precision = I64(load_u8(addr))
@@ -143,7 +143,7 @@ def decimal_ok(addr: int, size: int) -> bool:
 
 @inline
 def float_bits(addr: int) -> int:
-    """The bits of the double that EncodeFloat wrote."""
+    """The bits of the double that TiDB's EncodeFloat wrote."""
     bits = bswap64(load_u64(addr))
     if bits & SIGN != U64(0):
         return I64(bits ^ SIGN)
@@ -152,7 +152,7 @@ def float_bits(addr: int) -> int:
 
 @inline
 def packed_ok(packed: int, zoned: bool) -> bool:
-    """Whether a packed time has a clock and a year; zoned: whether it is a calendar date too, or zero."""
+    """Whether a packed time has a valid clock and year; zoned: and whether it is a calendar date, or zero."""
     clock = (packed >> 24) & 0x1FFFF
     ok = ((packed >> 41) & 0x7FFFFF) < _PACKED_YEARS
     ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & 63) < 60)
@@ -162,7 +162,7 @@ def packed_ok(packed: int, zoned: bool) -> bool:
 
 @inline
 def integer_ok(form: int, word: int) -> bool:
-    """Whether an integer is a value of a column of that form."""
+    """Whether an integer is a valid value for a column of that form."""
     if form in (SIGNED, UNSIGNED):
         return True
     if form in (PACKED, PACKED_ZONED):
@@ -172,7 +172,7 @@ def integer_ok(form: int, word: int) -> bool:
 
 @inline
 def bytes_ok(form: int, addr: int, size: int, stack: int) -> bool:
-    """Whether `size` bytes are a value of a column of a form that keeps them."""
+    """Whether `size` bytes are a valid value for a column of a form that is stored as bytes."""
     if form == BYTES:
         return True
     if form == DECIMAL:
@@ -184,7 +184,7 @@ def bytes_ok(form: int, addr: int, size: int, stack: int) -> bool:
 
 @inline
 def vector_ok(addr: int, size: int) -> bool:
-    """Whether bytes are a vector of finite floats."""
+    """Whether the bytes are a vector of finite floats."""
     if size < 4 or I64(load_u32(addr)) * 4 + 4 != size:
         return False
     infinite = 0
@@ -197,8 +197,8 @@ def vector_ok(addr: int, size: int) -> bool:
 def load_integer(form: int, end: int, size: int) -> int:
     """A little-endian integer of 1, 2, 4 or 8 bytes that ends at `end`, signed for the signed forms.
 
-    Sizes differ from row to row, so that a branch on them would be mispredicted: one load of the 8 bytes
-    before `end`, which a row's header makes readable, and a shift.
+    Sizes differ from row to row, so a branch on them would be mispredicted. Instead it loads the 8 bytes
+    before `end`, which are always readable because a row has a header, and shifts them.
     """
     word = load_u64(end - 8)
     shift = 64 - 8 * size
@@ -209,9 +209,10 @@ def load_integer(form: int, end: int, size: int) -> int:
 
 @inline
 def decode_value(entry: int, addr: int, size: int, words: int, sizes: int, stack: int) -> bool:
-    """One value of `size` bytes at `addr`, as v2 stores it, into the cell its plan line names.
+    """Write one value of `size` bytes at `addr`, in v2's form, into the cell of its plan line; False if
+    invalid.
 
-    `size` is not negative, and at least 8 bytes of the row come before `addr`.
+    `size` is not negative, and at least 8 bytes of the row precede `addr`.
     """
     form = load_i64(entry + PLAN_FORM)
     cell = load_i64(entry + PLAN_CELL)

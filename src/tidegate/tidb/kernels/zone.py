@@ -1,11 +1,11 @@
-"""Calendar kernels: packed times as days and microseconds, and TIMESTAMPs as a time zone's clock shows them.
+"""Calendar kernels: packed times as days and microseconds, and TIMESTAMPs in the local time of a zone.
 
     packed = in_zone(packed, zone)      # zone: address of `zone_table(name)`; 0: UTC, nothing to do
     out = put_datetime(out, packed, fsp)
 
-A zone is its table of transitions, made once from the system's time zone data by asking the plain
-`zoneinfo` at every day of TIMESTAMP's range (1970 to 2038, with a margin) and bisecting to the second.
-Outside that range the nearest offset holds; no TIMESTAMP lies there.
+A zone is a table of its transitions. It is made once from the system's time zone data: plain `zoneinfo` gives
+the offset for every day of TIMESTAMP's range (1970 to 2038, with a margin), and a bisection finds each change
+to the second. Outside that range, where no TIMESTAMP can be, the nearest offset is used.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ PERIOD: Final = Layout(
 PERIOD_START, PERIOD_OFFSET = PERIOD.offsets()
 _PERIOD: Final = PERIOD.size
 _PERIODS: Final = 8
-"""Where the periods of a zone begin."""
+"""The offset of the periods in a zone's table."""
 _MONTH_DAYS: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 
 
 @cache
 def zone_table(name: str) -> npt.NDArray[np.int64]:
-    """A zone for `in_zone`: the number of its periods, then per period its first second (UTC) and its offset.
+    """A zone for `in_zone`: the number of its periods, then the first second (UTC) and the offset of each.
 
-    The caller keeps the array alive while kernels hold its address. InvalidInput for unknown names.
+    The caller keeps the array alive while kernels have its address. InvalidInput for unknown names.
     """
     zone = temporal.zone(name)
     before = _offset(zone, _FIRST_DAY * _DAY)
@@ -61,7 +61,7 @@ def _offset(zone: tzinfo, seconds: int) -> int:
 
 
 def _change(zone: tzinfo, low: int, high: int) -> int:
-    """The first second in (low, high] at which the offset of `high` holds."""
+    """The first second in (low, high] with the same offset as `high`."""
     after = _offset(zone, high)
     while high - low > 1:
         middle = (low + high) // 2
@@ -71,7 +71,7 @@ def _change(zone: tzinfo, low: int, high: int) -> int:
 
 @inline
 def calendar_ok(packed: int) -> bool:
-    """Whether a packed time's date is a day of the calendar, years 1 to 9999."""
+    """Whether a packed time's date exists in the calendar, in the years 1 to 9999."""
     days = (packed >> 41) & 0x7FFFFF
     year = days // 416
     month = (days >> 5) - year * 13
@@ -104,14 +104,14 @@ def epoch_days(packed: int) -> int:
 
 @inline
 def epoch_seconds(packed: int) -> int:
-    """Seconds from 1970-01-01 00:00:00 to a packed time that is `calendar_ok`, its fraction cut."""
+    """Seconds from 1970-01-01 00:00:00 to a packed time that is `calendar_ok`, without its fraction."""
     return epoch_days(packed) * 86400 + clock_seconds(packed)
 
 
 @cache
 def month_lines() -> npt.NDArray[np.int64]:
-    """By year * 13 + month (a packed time's own count of months): the days from 1970 to its first, times
-    256, plus its number of days; 0 for what is no month.
+    """By year * 13 + month (how a packed time counts months): the days from 1970 to its first day, times 256,
+    plus its number of days; 0 for a month that does not exist.
     """
     lines = np.zeros((10_000, 13), dtype=np.int64)
     firsts = np.arange("0001-01", "10000-02", dtype="datetime64[M]").astype("datetime64[D]").astype(np.int64)
@@ -128,14 +128,14 @@ def month_line(packed: int, months: int) -> int:
 
 @inline
 def day_of(packed: int, line: int) -> int:
-    """A packed time's day from 0 on, or -1 if its month has no such day."""
+    """A packed time's day, from 0 on; -1 if its month has no such day."""
     day = ((packed >> 41) & 31) - 1
     return day if day < (line & 0xFF) else -1
 
 
 @inline
 def clock_seconds(packed: int) -> int:
-    """Seconds since midnight."""
+    """A packed time's seconds since midnight."""
     clock = (packed >> 24) & 0x1FFFF
     return (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
 
@@ -166,7 +166,7 @@ def packed_of_seconds(seconds: int, micros: int) -> int:
 
 @inline
 def in_zone(packed: int, zone: int) -> int:
-    """A TIMESTAMP cell (UTC) as the clock of a zone shows it; zero and no zone (0): as it is."""
+    """A TIMESTAMP cell (UTC) in the local time of a zone; unchanged if it is zero, or the zone is 0."""
     if zone == 0 or packed == 0 or not calendar_ok(packed):
         return packed
     seconds = epoch_seconds(packed)

@@ -17,17 +17,17 @@ _ON_PARTITIONS: Final = ("CHECK", "OPTIMIZE", "REPAIR", "REBUILD", "TRUNCATE", "
 class _Change(NamedTuple):
     text: str
     apart: str = ", "
-    """What stands before it, unless it is the first."""
+    """The separator before it, unless it is the first change."""
     stated: bool = True
     only_placement: bool = False
-    """Whether it places a partition; a statement of nothing else says nothing."""
+    """Whether it only places a partition; a statement with only such changes is not sent."""
 
 
 class AlterTable(Partitions):
     """Reads ALTER TABLE."""
 
     def alter_table(self) -> str:
-        """The whole statement, from the table on; empty when nothing of it concerns a target."""
+        """The whole statement, from the table on; empty if no part of it concerns a target."""
         table = self.table_name()
         changes: list[_Change] = []
         while True:
@@ -48,7 +48,7 @@ class AlterTable(Partitions):
             parts += [" " if index == 0 else change.apart, change.text]
         return "".join(parts)
 
-    # --- changes that stand alone -----------------------------------------------------------------------
+    # --- changes without others in the same statement ---------------------------------------------------
 
     def _single(self) -> _Change | None:
         if self.at("PARTITION", "BY"):
@@ -88,7 +88,7 @@ class AlterTable(Partitions):
     def _binlog(self, written: str) -> str:
         return written if self.take_any("NO_WRITE_TO_BINLOG", "LOCAL") else ""
 
-    # --- changes with commas between them ---------------------------------------------------------------
+    # --- changes separated by commas --------------------------------------------------------------------
 
     def _change(self) -> _Change | None:
         start = self._place
@@ -153,7 +153,7 @@ class AlterTable(Partitions):
         return self.need_any(*words)
 
     def lock_and_algorithm(self) -> str:
-        """LOCK and ALGORITHM behind a statement about an index; empty when they ask for nothing."""
+        """LOCK and ALGORITHM after a statement about an index; empty if both are the default."""
         found = {"LOCK": "DEFAULT", "ALGORITHM": "DEFAULT"}
         while word := self.take_any("LOCK", "ALGORITHM"):
             found[word] = self._value_of(_LOCKS if word == "LOCK" else _ALGORITHMS)

@@ -40,7 +40,7 @@ class _Charset(NamedTuple):
     binary: bool
 
     def written(self) -> str:
-        """As it stands behind a type of text."""
+        """The text after a text type."""
         text = " BINARY" if self.binary and self.name != "binary" else ""
         return text + (f" CHARACTER SET {self.name.upper()}" if self.name and self.name != "binary" else "")
 
@@ -135,7 +135,7 @@ class ColumnTypes(Expressions):
         return None
 
     def _char_word(self) -> bool | None:
-        """Read the words for a text of fixed or varying length; whether it varies."""
+        """Read the words for a text type of fixed or varying length; returns whether it varies."""
         national = self.take("NATIONAL")
         if self.take_any("VARCHAR", "VARCHARACTER") or (not national and self.take("NVARCHAR")):
             return True

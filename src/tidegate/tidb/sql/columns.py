@@ -1,4 +1,4 @@
-"""Columns and constraints: what stands between the parentheses of CREATE TABLE, and in ALTER TABLE."""
+"""Columns and constraints, inside the parentheses of CREATE TABLE and in ALTER TABLE."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTION_ORDER: Final = (
     "engine",
     "where",
 )
-"""In which order TiDB writes the options of an index."""
+"""The order in which TiDB writes the options of an index."""
 
 
 class Columns(Queries):
@@ -38,7 +38,9 @@ class Columns(Queries):
         return "IF NOT EXISTS " if self.take("IF", "NOT", "EXISTS") else ""
 
     def elements(self) -> tuple[list[str], list[str]]:
-        """The columns and the constraints of a list in parentheses, whose order among each other is lost."""
+        """The columns and the constraints of a list in parentheses, without their order relative to each
+        other.
+        """
         columns: list[str] = []
         constraints: list[str] = []
         self.need("(")
@@ -189,7 +191,7 @@ class Columns(Queries):
     # --- constraints ------------------------------------------------------------------------------------
 
     def at_constraint(self) -> bool:
-        """Whether a constraint comes next, not a column."""
+        """Whether a constraint comes next and not a column."""
         if self.at_any("CONSTRAINT", "PRIMARY", "FULLTEXT", "KEY", "INDEX", "UNIQUE", "FOREIGN", "CHECK"):
             return True
         return self.at_any("VECTOR", "COLUMNAR") and self.ahead().key == "INDEX"
@@ -258,7 +260,7 @@ class Columns(Queries):
         return self.need_any(*_INDEX_TYPES) if self.take_any("USING", "TYPE") else ""
 
     def index_options(self, kind: str = "") -> str:
-        """The options of an index; the type that stands before its columns wins."""
+        """The options of an index. `kind`: the type before its columns; it wins over one in the options."""
         found: dict[str, str] = {}
         while self._index_option(found):
             pass

@@ -1,7 +1,7 @@
-"""Where in a statement the parser is, and how the smallest parts are written again.
+"""The parser's position in a statement, and how the smallest parts are rewritten.
 
-The parser makes no tree: each of its methods reads a part of the grammar and returns that part as TiDB's
-parser restores it. Methods that cannot go on raise `ParseError`; nothing else leaves the parser.
+The parser makes no tree: each method reads a part of the grammar and returns that part as TiDB's parser
+restores it. Methods that cannot continue raise `ParseError`; no other error leaves the parser.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.tidb.sql.lexer import Kind, ParseError, Token
 from tidegate.tidb.sql.words import RESERVED, charset_name
 
 MAX_DEPTH: Final = 64
-"""How deep parentheses, functions, queries and joins may be nested in one another."""
+"""How deeply parentheses, functions, queries and joins may be nested."""
 
 MAX_UINT64: Final = (1 << 64) - 1
 MAX_INT64: Final = (1 << 63) - 1
@@ -23,8 +23,8 @@ MAX_INT64: Final = (1 << 63) - 1
 class Cursor:
     """A position in the tokens of a statement.
 
-    exact: write byte for byte what TiDB does, even where that is another statement; `defects` then says so.
-    Else such parts are written so that they mean what was said.
+    exact: write exactly the bytes that TiDB writes, even if they are another statement; `defects` then lists
+    why. Otherwise such parts are written so that they keep their meaning.
     """
 
     def __init__(self, found: list[Token], *, charset: str, sql_mode: int, exact: bool) -> None:
@@ -49,7 +49,7 @@ class Cursor:
         return self.token.kind is Kind.END
 
     def ahead(self, steps: int = 1) -> Token:
-        """The token so many after the next; the END when there are fewer."""
+        """The token `steps` after the next one; the END if there are fewer."""
         return self._tokens[min(self._place + steps, len(self._tokens) - 1)]
 
     def at(self, *keys: str) -> bool:
@@ -64,7 +64,7 @@ class Cursor:
     # --- reading ----------------------------------------------------------------------------------------
 
     def fail(self, wanted: str) -> NoReturn:
-        """The statement is not of the grammar."""
+        """Raise ParseError: the statement does not match the grammar."""
         token = self.token
         seen = repr(token.text[:40]) if token.kind is not Kind.END else "the end"
         raise ParseError(
@@ -87,7 +87,7 @@ class Cursor:
         return True
 
     def take_any(self, *keys: str) -> str:
-        """Read one of these keywords or signs if it comes next; which, or nothing."""
+        """Read one of these keywords or signs if it comes next; returns which, or an empty text."""
         key = self.token.key
         if not key or key not in keys:
             return ""
@@ -95,23 +95,23 @@ class Cursor:
         return key
 
     def need(self, *keys: str) -> None:
-        """Read these keywords or signs."""
+        """Read these keywords or signs; ParseError if others come next."""
         if not self.take(*keys):
             self.fail(" ".join(keys))
 
     def need_any(self, *keys: str) -> str:
-        """Read one of these keywords or signs."""
+        """Read one of these keywords or signs; ParseError if another comes next."""
         return self.take_any(*keys) or self.fail(" or ".join(keys))
 
     def listed(self, item: Callable[[], str]) -> list[str]:
-        """One or more items with commas between them."""
+        """One or more items separated by commas."""
         found = [item()]
         while self.take(","):
             found.append(item())
         return found
 
     def parenthesised(self, item: Callable[[], str]) -> list[str]:
-        """One or more items with commas between them, in parentheses."""
+        """One or more items separated by commas, in parentheses."""
         self.need("(")
         found = self.listed(item)
         self.need(")")
@@ -119,7 +119,7 @@ class Cursor:
 
     @contextmanager
     def deeper(self) -> Iterator[None]:
-        """Go one level down."""
+        """Read something nested one level deeper."""
         if self._depth >= MAX_DEPTH:
             self.fail(f"a statement nested at most {MAX_DEPTH} deep")
         self._depth += 1
@@ -129,7 +129,7 @@ class Cursor:
             self._depth -= 1
 
     def defect(self, what: str) -> bool:
-        """What TiDB writes here is another statement; whether to write what was meant instead."""
+        """Note that TiDB writes another statement here; returns whether to write the intended one instead."""
         self.defects.append(what)
         return not self.exact
 
@@ -141,7 +141,7 @@ class Cursor:
         return token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.key not in RESERVED)
 
     def identifier(self) -> str:
-        """A name as it was said."""
+        """A name without quotes, in its original case."""
         if not self.at_name():
             self.fail("a name")
         return self.next().text
@@ -159,15 +159,15 @@ class Cursor:
         return ".".join(parts)
 
     def table_name(self) -> str:
-        """A table, with its schema or without."""
+        """A table, with or without its schema."""
         return self.dotted_name(2)
 
     def column_name(self) -> str:
-        """A column, with its table and schema or without."""
+        """A column, with or without its table and schema."""
         return self.dotted_name(3)
 
     def string_or_name(self) -> str:
-        """A string or a name, as it was said."""
+        """The content of a string or a name."""
         return self.next().text if self.token.kind is Kind.STRING else self.identifier()
 
     def charset(self) -> str:
@@ -190,19 +190,19 @@ class Cursor:
     # --- literals ---------------------------------------------------------------------------------------
 
     def string(self) -> str:
-        """A string, as it was said."""
+        """The content of a string."""
         if self.token.kind is not Kind.STRING:
             self.fail("a string")
         return self.next().text
 
     def plain(self, text: str) -> str:
-        """A string of an option. TiDB leaves its backslashes as they are, so they escape what follows."""
+        """Quote the string of an option. TiDB does not escape backslashes, so they escape what follows."""
         if "\\" in text and self.defect("backslashes in a string"):
             text = text.replace("\\", "\\\\")
         return bare_string(text)
 
     def plain_string(self) -> str:
-        """A string of an option, as it is written."""
+        """Read the string of an option; returns it quoted."""
         return self.plain(self.string())
 
     def value(self, text: str) -> str:
@@ -217,7 +217,7 @@ class Cursor:
         return str(number) if number is not None else self.fail("a number of at most 64 bits")
 
     def signed(self) -> str:
-        """A whole number with or without a sign."""
+        """A whole number with an optional sign."""
         sign = self.take_any("+", "-")
         number = self.uint()
         if int(number) > MAX_INT64 + (sign == "-"):
@@ -225,7 +225,7 @@ class Cursor:
         return f"-{number}" if sign == "-" and number != "0" else number
 
     def take_equals(self) -> None:
-        """Read the sign that options may have before their value."""
+        """Read the `=` that options may have before their value."""
         self.take("=")
 
 
@@ -235,7 +235,7 @@ def quoted(name: str) -> str:
 
 
 def bare_string(text: str) -> str:
-    """A string in quotes, backslashes as they are."""
+    """A string in quotes, without escaping backslashes."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -245,7 +245,7 @@ def bare_value(text: str) -> str:
 
 
 def int_of(digits: str) -> int | None:
-    """The number these digits say, None above 64 bits."""
+    """The number that these digits represent; None if it has more than 64 bits."""
     digits = digits.lstrip("0") or "0"
     if len(digits) > 20:
         return None

@@ -1,4 +1,4 @@
-"""Expressions, by the precedence TiDB's grammar gives its operators."""
+"""Expressions, parsed with the operator precedence of TiDB's grammar."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tidegate.tidb.sql.words import UNITS
 
 
 class Expr(NamedTuple):
-    """An expression as it is written."""
+    """An expression as TiDB writes it."""
 
     text: str
     kind: str = ""
-    """What it is: `value`, `column`, `call`, `exists`, `subquery`, `row`, `operation`, `mod` ..."""
+    """The kind: `value`, `column`, `call`, `exists`, `subquery`, `row`, `operation`, `mod` ..."""
     parts: tuple[str, ...] = ()
     """The members of a row."""
 
 
 _LOGIC: Final = (("OR", "||"), ("XOR",), ("AND", "&&"))
-"""Loosest first."""
+"""Logical operators, the loosest first."""
 
 _COMPARISONS: Final = {
     ">=": ">=",
@@ -41,7 +41,7 @@ _WRITTEN: Final = {"DIV": " DIV ", "MOD": "%"}
 
 
 class Expressions(Literals, ABC):
-    """Reads expressions. `Functions` and `Queries` give it what it calls."""
+    """Reads expressions. `Functions` and `Queries` implement its abstract methods."""
 
     @abstractmethod
     def call(self) -> Expr | None:
@@ -53,12 +53,12 @@ class Expressions(Literals, ABC):
 
     @abstractmethod
     def query(self, first: str = "") -> str:
-        """A query; with `first`, one whose first part in parentheses was read already."""
+        """A query; with `first`, one whose first part in parentheses was already read."""
 
     # --- logic ------------------------------------------------------------------------------------------
 
     def expression(self) -> str:
-        """An expression as it is written."""
+        """The text of an expression as TiDB writes it."""
         return self.expr().text
 
     def expr(self) -> Expr:
@@ -199,7 +199,7 @@ class Expressions(Literals, ABC):
     # --- arithmetic -------------------------------------------------------------------------------------
 
     def bit_expression(self) -> str:
-        """An expression without comparisons and logic, as it is written."""
+        """The text of an expression without comparisons and logic, as TiDB writes it."""
         return self.bit_expr().text
 
     def bit_expr(self, level: int = 0) -> Expr:
@@ -224,7 +224,9 @@ class Expressions(Literals, ABC):
         return Expr("".join(parts), "call" if len(parts) == 1 else "operation")
 
     def _nested(self, times: int) -> int:
-        """One more function around what was read, where operators become functions."""
+        """Count one more function around the expression that was read: TiDB writes some operators as
+        functions.
+        """
         if times >= MAX_DEPTH:
             self.fail(f"at most {MAX_DEPTH} such operators in a row")
         return times + 1
@@ -237,7 +239,7 @@ class Expressions(Literals, ABC):
         return self.ahead().key == "(" and not self._interval_unit_follows()
 
     def _interval_unit_follows(self) -> bool:
-        """Whether a time unit stands behind the parentheses of INTERVAL (...); looks at each token once."""
+        """Whether a time unit follows the parentheses of INTERVAL (...); looks at each token once."""
         depth, index = 0, self._place + 1
         while index < len(self._tokens):
             key = self._tokens[index].key
@@ -258,10 +260,10 @@ class Expressions(Literals, ABC):
         self.next()
         return unit
 
-    # --- the smallest -----------------------------------------------------------------------------------
+    # --- operands ---------------------------------------------------------------------------------------
 
     def simple(self) -> Expr:
-        """An expression without binary operators, but COLLATE and concatenation."""
+        """An expression without binary operators, except COLLATE and concatenation."""
         with self.deeper():
             left = self._collated()
             if self.sql_mode & PIPES_AS_CONCAT:
@@ -346,14 +348,14 @@ class Expressions(Literals, ABC):
             return Expr(f"({first.text})", "subquery" if first.kind == "subquery" else "parentheses")
 
     def at_query_in_parentheses(self) -> bool:
-        """Whether a query in one pair of parentheses comes next."""
+        """Whether a query in a single pair of parentheses comes next."""
         if not self.at("("):
             return False
         key = self.ahead().key
         return key in ("SELECT", "WITH", "TABLE") or (key == "VALUES" and self.ahead(2).key == "ROW")
 
     def subquery(self) -> str:
-        """A query in parentheses; more than one pair says no more than one."""
+        """A query in parentheses; further pairs of parentheses are dropped."""
         self.need("(")
         with self.deeper():
             if not self.at("("):

@@ -1,4 +1,4 @@
-"""Function calls and the other expressions that begin with a word, each as TiDB writes it."""
+"""Function calls and other expressions that begin with a word, each as TiDB writes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESERVED_FUNCTIONS: Final = frozenset(("DATABASE", "IF", "LEFT", "REPEAT", "REP
 """Reserved words that are functions when a parenthesis follows."""
 
 _RENAMED: Final = {"CHAR": "CHAR_FUNC", "INSERT": "INSERT_FUNC", "PASSWORD": "PASSWORD_FUNC"}
-"""Functions that TiDB writes under names that no other database knows."""
+"""Functions that TiDB writes under names that other databases do not know."""
 
 _AGGREGATES: Final = {
     "AVG": "AVG",
@@ -70,11 +70,11 @@ _ATOMS: Final = ("value", "column", "call", "variable", "parentheses", "subquery
 
 
 class Functions(ColumnTypes):
-    """Reads what begins with a word. `Queries` gives it what it calls."""
+    """Reads expressions that begin with a word. `Queries` implements its abstract methods."""
 
     @abstractmethod
     def window(self) -> str:
-        """The definition of a window, behind OVER."""
+        """The definition of a window, after OVER."""
 
     @abstractmethod
     def order_by(self) -> str:

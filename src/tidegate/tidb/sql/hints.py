@@ -1,4 +1,4 @@
-"""Optimizer hints of a query, as TiDB writes them. What is no hint of TiDB's is left out, as it does."""
+"""Optimizer hints of a query, as TiDB writes them. Like TiDB, leaves out hints that TiDB does not know."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BARE_TEXT: Final = """
     IGNORE_PLAN_CACHE LIMIT_TO_COP STRAIGHT_JOIN MERGE NO_DECORRELATE SEMI_JOIN_REWRITE USE_PLAN_CACHE
 """
 _BARE: Final = frozenset(_BARE_TEXT.split())
-"""Hints that say nothing more than the query block."""
+"""Hints that have no argument except the query block."""
 
 _HINT: Final = re.compile(r"[\s,]*([A-Za-z_0-9]+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _WORD: Final = re.compile(r"`[^`]*(?:``[^`]*)*`|[0-9A-Za-z_$\u0080-\U0010ffff]+|[@.,()\[\]]")
@@ -83,7 +83,7 @@ def _number(words: list[str]) -> int | None:
 
 
 def _storages(lead: str, words: list[str]) -> str | None:
-    """A hint for each engine that is named, as TiDB splits them."""
+    """One hint per named engine, because TiDB splits them in this way."""
     found, at = [], 0
     while at < len(words):
         if words[at + 1 : at + 2] != ["["]:
@@ -110,7 +110,7 @@ def _index_hint(name: str, lead: str, words: list[str]) -> str | None:
 
 
 def _tables(words: list[str]) -> list[str] | None:
-    """Tables such as `d.t@sel_1 PARTITION(p0)`, apart by commas; None for anything else."""
+    """Tables such as `d.t@sel_1 PARTITION(p0)`, separated by commas; None for anything else."""
     found: list[str] = []
     part, at = "", 0
     while at < len(words):
@@ -130,7 +130,7 @@ def _tables(words: list[str]) -> list[str] | None:
 
 
 def _after_partitions(words: list[str], at: int) -> int:
-    """Where `PARTITION(p0, p1)` ends if it begins at `at`, else `at`."""
+    """The end of `PARTITION(p0, p1)` if it begins at `at`, otherwise `at`."""
     if [word.upper() for word in words[at : at + 2]] != ["PARTITION", "("] or ")" not in words[at:]:
         return at
     return words.index(")", at) + 1

@@ -1,4 +1,4 @@
-"""What a query reads from, as a tree: TiDB writes joins by their shape, not by their text."""
+"""The sources of a query as a tree: TiDB writes joins according to this tree, not according to their text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Source:
 
 @dataclass(slots=True)
 class Join:
-    """Two sources joined; one alone when `right` is missing."""
+    """Two joined sources; only one if `right` is missing."""
 
     left: Node
     right: Node | None = None
@@ -34,7 +34,7 @@ Node = Source | Join
 
 
 def cross(left: Node, right: Node) -> Join:
-    """A join without a condition. Where the right side is one, the join goes to its leftmost source."""
+    """A join without a condition. If the right side is a join, `left` is joined with its leftmost source."""
     if not isinstance(right, Join) or right.right is None or right.in_parentheses:
         return Join(left, right)
     outer = right
@@ -50,7 +50,7 @@ def cross(left: Node, right: Node) -> Join:
 
 
 def written(node: Node) -> str:
-    """As it stands behind FROM. The long side of a chain, the left one, costs no stack."""
+    """The text after FROM. The long side of a chain, the left one, is handled without recursion."""
     chain: list[Join] = []
     while isinstance(node, Join):
         chain.append(node)

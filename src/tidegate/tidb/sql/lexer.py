@@ -1,8 +1,8 @@
-"""A statement becomes tokens, as TiDB's scanner reads them.
+"""Splits a statement into tokens, as TiDB's scanner does.
 
-Comments vanish, except those whose content is part of the statement: `/*! ... */`, `/*T! ... */` and
-`/*T![feature] ... */` of a feature that is known. A word beside a dot is always a name. Every character is
-looked at a bounded number of times.
+Comments are dropped, except those whose content is part of the statement: `/*! ... */`, `/*T! ... */` and
+`/*T![feature] ... */` of a known feature. A word next to a dot is always a name. Each character is examined a
+bounded number of times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.errors import InvalidInput
 from tidegate.tidb.sql.words import ALIASES, FEATURES, charset_name
 
 MAX_TEXT: Final = 16 * 1024 * 1024
-"""Characters of a statement; TiDB keeps at most 6 MiB of a job by default."""
+"""The most characters of a statement. TiDB accepts at most 6 MiB for a job by default."""
 
 ANSI_QUOTES: Final = 1 << 2
 PIPES_AS_CONCAT: Final = 1 << 1
@@ -30,14 +30,14 @@ class ParseError(InvalidInput):
 
 
 class Kind(Enum):
-    """What a token is."""
+    """The kind of a token."""
 
     WORD = auto()
     QUOTED = auto()
-    """A name in backquotes; double quotes under ANSI_QUOTES."""
+    """A name in backquotes; in double quotes under ANSI_QUOTES."""
     STRING = auto()
     CHARSET = auto()
-    """An introducer such as _utf8mb4; `N` before a string too."""
+    """An introducer such as _utf8mb4; also `N` before a string."""
     INT = auto()
     DECIMAL = auto()
     FLOAT = auto()
@@ -55,11 +55,11 @@ class Token(NamedTuple):
 
     kind: Kind
     text: str
-    """What it says, without quotes and with escapes resolved."""
+    """Its content, without quotes and with escapes resolved."""
     key: str
-    """The keyword it may be, or the sign; empty for what can be neither."""
+    """The keyword that it may be, or the sign; empty if it can be neither."""
     at: int
-    """Where it begins."""
+    """Its offset in the text."""
     called: bool = False
     """Whether a parenthesis follows without a space."""
 
@@ -90,7 +90,7 @@ _PAIRS: Final = {quote: re.compile(rf"\\(.)|{quote}{quote}", re.DOTALL) for quot
 
 
 def tokens(text: str, sql_mode: int = 0) -> list[Token]:
-    """The tokens of a text, ended by an END."""
+    """The tokens of a text, followed by an END."""
     if len(text) > MAX_TEXT:
         raise ParseError("a statement is too long", why=f"{len(text)} characters, at most {MAX_TEXT}")
     return _Scanner(text, sql_mode).run()
@@ -106,7 +106,7 @@ class _Scanner:
         self._dotted = False
 
     def run(self) -> list[Token]:
-        """All of them."""
+        """All tokens."""
         while True:
             if space := _SPACE.match(self._text, self._at):
                 self._at = space.end()
@@ -284,7 +284,7 @@ class _Scanner:
             self._at = end + 2
 
     def _opened(self, at: int) -> int:
-        """Where the content of a comment that is part of the statement begins; 0 for any other."""
+        """The offset of the content of a comment that is part of the statement; 0 for any other comment."""
         if self._text.startswith("/*!", at):
             version = _VERSION.match(self._text, at + 3)
             return version.end() if version else at + 3

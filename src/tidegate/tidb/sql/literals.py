@@ -88,7 +88,7 @@ class Literals(Cursor):
 
 
 def _scientific(number: float) -> tuple[str, str]:
-    """The shortest digits of a float with one before the point, and the exponent."""
+    """The shortest digits of a float with one digit before the point, and the exponent."""
     digits, _, exponent = f"{number:.17e}".partition("e")
     for places in range(17):
         digits, _, exponent = f"{number:.{places}e}".partition("e")

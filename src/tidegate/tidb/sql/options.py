@@ -1,7 +1,7 @@
 """The options of tables, partitions and databases.
 
-Placement is left out and the time to live is switched off: a target is not placed as the upstream is, and
-rows that expire there come as deletes.
+Placement is left out and the time to live is switched off: a target has its own placement, and rows that
+expire upstream are replicated as deletes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBERS: Final = {
     "SHARD_ROW_ID_BITS": "/*T! ",
     "PRE_SPLIT_REGIONS": "/*T! ",
 }
-"""Options whose value is a number -> the comment they stand in."""
+"""Options whose value is a number -> the comment in which TiDB writes them."""
 
 _STRINGS: Final = ("CONNECTION", "PASSWORD", "COMPRESSION", "STATS_COL_CHOICE", "STATS_COL_LIST", "COMMENT")
 _STRINGS_OR_NAMES: Final = ("AUTOEXTEND_SIZE", "AFFINITY", "IETF_QUOTES", "ENGINE_ATTRIBUTE")
@@ -67,7 +67,9 @@ class Options(Columns):
     """Reads options."""
 
     def table_options(self, *, commas: bool) -> list[Option]:
-        """The options that come next, as they are told to targets; commas may stand between them or not."""
+        """The options that come next, in the form sent to targets; `commas`: whether commas may separate
+        them.
+        """
         found: list[Option] = []
         while (option := self.table_option()) is not None:
             if option.kind == "ttl":
@@ -123,7 +125,7 @@ class Options(Columns):
         return self.placement_option()
 
     def placement_option(self) -> Option | None:
-        """PLACEMENT POLICY, if it comes next. It is not told."""
+        """PLACEMENT POLICY, if it comes next. It is not sent to targets."""
         if not self.take("PLACEMENT", "POLICY"):
             return None
         if self.take("SET"):
@@ -219,7 +221,7 @@ class Options(Columns):
         return None
 
     def encryption(self) -> str:
-        """The value behind ENCRYPTION, with the word."""
+        """The word ENCRYPTION and its value."""
         self.take_equals()
         text = self.string()
         if text.upper() not in ("Y", "N"):
@@ -268,5 +270,5 @@ class Options(Columns):
         return f"ATTRIBUTES={self.plain_string()}"
 
     def policy_name(self) -> str:
-        """The name of a policy, said as a string or as a name."""
+        """The name of a policy, given as a string or as a name."""
         return quoted(self.next().text) if self.token.kind is Kind.STRING else self.name()

@@ -1,4 +1,4 @@
-"""How a table is partitioned."""
+"""The partitioning of a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Partitions(Options):
     """Reads PARTITION BY and the definitions of partitions."""
 
     def partition_by(self) -> str:
-        """PARTITION BY and all that belongs to it."""
+        """PARTITION BY and everything that belongs to it."""
         self.need("PARTITION", "BY")
         method, kind = self._method()
         number = self._count("PARTITIONS")

@@ -1,4 +1,4 @@
-"""Queries: what a view shows, what a subquery reads, what a table is made from."""
+"""Queries: the content of a view, a subquery, or the source of a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SWITCHES: Final = (
     "SQL_NO_CACHE",
     "SQL_CALC_FOUND_ROWS",
 )
-"""In the order they are written."""
+"""Options of a SELECT, in the order in which TiDB writes them."""
 
 _SET_OPERATORS: Final = ("UNION", "EXCEPT", "INTERSECT")
 _JOINS: Final = ("JOIN", "CROSS", "INNER", "LEFT", "RIGHT", "NATURAL", "STRAIGHT_JOIN")
@@ -32,7 +32,7 @@ class Queries(Functions):
         return self.at_any("SELECT", "WITH", "TABLE") or self.at("VALUES", "ROW")
 
     def query(self, first: str = "") -> str:
-        """A query; with `first`, one whose first part in parentheses was read already."""
+        """A query; with `first`, one whose first part in parentheses was already read."""
         with self.deeper():
             parts = [] if first or not self.at("WITH") else [self._with()]
             in_parentheses = bool(first) or self.at("(")
@@ -314,7 +314,7 @@ class Queries(Functions):
     # --- windows ----------------------------------------------------------------------------------------
 
     def window(self) -> str:
-        """The definition of a window, behind OVER."""
+        """The definition of a window, after OVER."""
         return self.name() if self.at_name() else self._window_spec()
 
     def _window_definition(self) -> str:

@@ -1,4 +1,4 @@
-"""A DDL's text as it goes to targets."""
+"""The text of a DDL in the form sent to targets."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ class Restored(NamedTuple):
 
     text: str
     problem: str = ""
-    """Why it is as it was written; empty when it was restored."""
+    """Why the text is unchanged; empty if it was restored."""
 
 
 def restore(text: str, *, charset: str = "", sql_mode: int = 0) -> str:
     """The statements of a text, byte for byte as TiDB's parser restores them for TiCDC.
 
-    Raises ParseError for what is no data definition that TiDB knows, and nothing else.
+    Raises ParseError, and no other error, if the text is not a data definition that TiDB knows.
     """
     return ";".join(_read(text, charset, sql_mode, exact=True).said)
 
 
 def split(text: str, *, charset: str = "", sql_mode: int = 0) -> list[str]:
-    """The statements of a text one by one, restored."""
+    """The statements of a text, each restored."""
     return _read(text, charset, sql_mode, exact=True).said
 
 
 def outgoing(text: str, *, charset: str = "", sql_mode: int = 0) -> Restored:
-    """What targets are told: restored if that can be done, else as it was written.
+    """The text for targets: restored if possible, otherwise unchanged.
 
-    Where TiDB's restored text is another statement than the one that ran (a backslash in a comment, CHAR(),
-    MOD() beside an operator), the same statement is written the way the databases understand it.
+    In some cases TiDB's restored text is another statement than the one that ran (a backslash in a comment,
+    CHAR(), MOD() next to an operator). Then the original statement is written in a form that databases
+    understand.
     """
     try:
         read = _read(text, charset, sql_mode, exact=True)

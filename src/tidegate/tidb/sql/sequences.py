@@ -1,4 +1,4 @@
-"""Sequences, placement policies and resource groups: statements that targets are not told today."""
+"""Sequences, placement policies and resource groups: statements that are not sent to targets today."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_WORDS: Final = {
 
 
 class SequenceOptions(Cursor):
-    """Reads their options."""
+    """Reads the options of these statements."""
 
     def bare_string(self) -> str:
         """A string without its character set."""

@@ -115,7 +115,7 @@ class Statements(SequenceOptions, AlterTable):
         return text + (f" {options}" if options else "") + self.lock_and_algorithm()
 
     def _options_after(self, index_type: str) -> str:
-        """The options of an index whose type among them wins over the one before."""
+        """The options of an index; a type among them wins over the type before them."""
         options = self.index_options()
         return options if not index_type or "USING " in options else self._with_type(options, index_type)
 
@@ -197,7 +197,7 @@ class Statements(SequenceOptions, AlterTable):
         return "".join([f"ALTER DATABASE{name}", *(f" {option.text}" for option in options)])
 
     def _at_database_option(self) -> bool:
-        """Whether a word that may be a name begins an option: it does when no other option follows it."""
+        """Whether a word that may also be a name begins an option: it does if no other option follows it."""
         if not self.at_any("CHARSET", "ENCRYPTION", "PLACEMENT"):
             return False
         following = self.ahead()

@@ -1,4 +1,4 @@
-"""The words of TiDB's grammar that mean something by themselves: reserved words, units, character sets."""
+"""The words of TiDB's grammar that have a meaning of their own: reserved words, units, character sets."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _RESERVED: Final = """
 """
 
 RESERVED: Final = frozenset(_RESERVED.split())
-"""Words that are no names unless they are quoted or stand beside a dot."""
+"""Words that are not names unless they are quoted or next to a dot."""
 
 ALIASES: Final = {"SCHEMA": "DATABASE", "SCHEMAS": "DATABASES", "DEC": "DECIMAL"}
-"""Words that are read as others."""
+"""Words that mean the same as others."""
 
 CHARSETS: Final = frozenset(("ascii", "binary", "gb18030", "gbk", "latin1", "utf8", "utf8mb4"))
 
@@ -53,7 +53,7 @@ _SIMPLE_UNITS: Final = ("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK"
 TIMESTAMP_UNITS: Final = {unit: unit for unit in _SIMPLE_UNITS} | {
     f"SQL_TSI_{unit}": unit for unit in _SIMPLE_UNITS[1:]
 }
-"""What TIMESTAMPADD takes -> how it is written."""
+"""Units of TIMESTAMPADD -> how TiDB writes them."""
 
 UNITS: Final = TIMESTAMP_UNITS | {
     unit: unit
@@ -71,11 +71,11 @@ UNITS: Final = TIMESTAMP_UNITS | {
         "YEAR_MONTH",
     )
 }
-"""What INTERVAL takes -> how it is written."""
+"""Units of INTERVAL -> how TiDB writes them."""
 
 
 def charset_name(name: str) -> str | None:
-    """The name TiDB gives a character set, None if it knows none of that name."""
+    """TiDB's name of a character set; None if TiDB knows no such name."""
     lower = name.lower()
     lower = "utf8" if lower == "utf8mb3" else lower
     return lower if lower in CHARSETS else None

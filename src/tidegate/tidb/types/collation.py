@@ -1,9 +1,9 @@
-"""How collations see a text: keys that are equal, or in order, when the texts are.
+"""How collations compare texts: keys that are equal, or in order, if the texts are.
 
-Exact: binary, the `_bin` collations (all but utf8mb4_0900_bin leave trailing spaces out of account) and those
-whose weights are in `weights`: general_ci, unicode_ci, 0900_ai_ci and gbk_chinese_ci. Keys under
-gb18030_chinese_ci tell equal texts only, by letter case: `is_ordered` says so. It says so of unicode_ci,
-0900_ai_ci and gbk_chinese_ci too, because callers compare ASCII by its bytes, which is not their order.
+Exact: binary, the `_bin` collations (all except utf8mb4_0900_bin ignore trailing spaces) and those with
+`weights`: general_ci, unicode_ci, 0900_ai_ci and gbk_chinese_ci. Keys under gb18030_chinese_ci only show
+which texts are equal, by letter case: then `is_ordered` is False. It is also False for unicode_ci, 0900_ai_ci
+and gbk_chinese_ci, because callers compare ASCII by its bytes, which is not the order of these collations.
 Source: TiDB `pkg/util/collate`, MySQL.
 """
 
@@ -24,7 +24,7 @@ KNOWN: Final = frozenset({*_EXACT, *_ENCODED, *_PLAIN, *weights.KNOWN, *_BY_CASE
 
 
 def is_ordered(collate: str) -> bool:
-    """Whether keys are compared in the collation's order, and not only for being equal."""
+    """Whether keys have the collation's order, and do not only show which texts are equal."""
     return not ignores_case(collate) or collate in _GENERAL
 
 
@@ -34,17 +34,17 @@ def ignores_case(collate: str) -> bool:
 
 
 def pads(collate: str) -> bool:
-    """Whether spaces at the end do not count."""
+    """Whether spaces at the end are ignored."""
     return collate not in _NO_PAD
 
 
 def is_bytewise(collate: str) -> bool:
-    """Whether texts are compared by their bytes, but for spaces at the end if it `pads`."""
+    """Whether texts are compared by their bytes, apart from spaces at the end if it `pads`."""
     return not collate or collate in _EXACT or collate in _PLAIN
 
 
 def key(data: bytes, collate: str) -> bytes:
-    """The key of a text of that collation; a text that is not UTF-8 is its own bytes."""
+    """The key of a text in that collation; a text that is not UTF-8 is its own key."""
     if collate in _EXACT or not collate:
         return data
     if pads(collate):
@@ -61,7 +61,7 @@ def key(data: bytes, collate: str) -> bytes:
 
 
 def sign_key(collate: str) -> Callable[[str], bytes]:
-    """The key of one sign; that of a text is its signs' one after the other."""
+    """The key of one character; the key of a text joins those of its characters."""
     if collate in weights.KNOWN:
         return weights.of(collate).of_sign
     return _gb18030 if collate in _BY_CASE else str.encode

@@ -1,11 +1,12 @@
 """Fixed-point numbers in MySQL's binary form.
 
-Codec form: precision u8, frac u8, then the binary form. Digits left and right of the point are cut into
-words of 9 digits (4 bytes); the partial words, first and last, take `_BYTES_OF[digits]` bytes. All
-big-endian; a negative number has every byte inverted; then the very first bit is flipped, so that bytes
-compare as numbers do. Source: TiDB `pkg/types/mydecimal.go`, `pkg/util/codec/decimal.go`.
+Codec form: precision u8, frac u8, then the binary form. Digits left and right of the point are divided into
+words of 9 digits (4 bytes); the partial words, first and last, have `_BYTES_OF[digits]` bytes. All are
+big-endian. In a negative number every byte is inverted. Finally the very first bit is flipped, so that bytes
+compare like the numbers. Source: TiDB `pkg/types/mydecimal.go`, `pkg/util/codec/decimal.go`.
 
-Decoding is strict: a word holds no more digits than it may (TiDB lets a leading word be ten times that).
+Decoding is strict: a word must not exceed its digits (TiDB accepts a leading word that is ten times too
+large).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 from tidegate.errors import InvalidInput, Undecodable
 
 MAX_PRECISION: Final = 81
-"""Digits that TiDB's nine words hold; columns have at most 65."""
+"""The most digits that TiDB's nine words hold; columns have at most 65."""
 MAX_SCALE: Final = 30
 
 _BYTES_OF: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
@@ -36,7 +37,7 @@ def decode(data: bytes) -> str:
 
 
 def size_at(data: bytes, start: int) -> int:
-    """The length of the codec form that starts there, its bounds checked, its digits not."""
+    """The length of the codec form that begins at `start`; checks its bounds but not its digits."""
     if start + 2 > len(data):
         raise Undecodable("a decimal is cut", why="no precision and scale")
     precision, frac = data[start], data[start + 1]
@@ -52,7 +53,7 @@ def size_at(data: bytes, start: int) -> int:
 
 
 def decode_prefix(data: bytes, start: int) -> tuple[str, int]:
-    """The text of the codec form at `start`, and where it ends."""
+    """The text of the codec form at `start`, and its end."""
     end = start + size_at(data, start)
     return decode_binary(data[start + 2 : end], data[start], data[start + 1]), end
 
@@ -92,8 +93,8 @@ def _join(negative: bool, whole: str, frac: str) -> str:
 def encode(text: str, precision: int = 0, frac: int = 0) -> bytes:
     """The codec form of a number in canonical text, with the column's precision and scale.
 
-    precision 0: the natural size of the text, as TiDB uses for values without a column. Digits after the
-    scale are cut; a whole part that does not fit is refused.
+    precision 0: the natural size of the text, which TiDB uses for values without a column. Digits after the
+    scale are cut off; a whole part that does not fit is refused.
     """
     if precision == 0:
         precision, frac = natural_size(text)
@@ -101,9 +102,9 @@ def encode(text: str, precision: int = 0, frac: int = 0) -> bytes:
 
 
 def natural_size(text: str) -> tuple[int, int]:
-    """Precision and scale of a number as it is written: leading zeros do not count.
+    """Precision and scale of a number in a text; leading zeros do not count.
 
-    The scale is at most MAX_SCALE, as in TiDB; the digits beyond it still count for the precision.
+    The scale is at most MAX_SCALE, as in TiDB; digits beyond it still count for the precision.
     """
     _, whole, frac = _split(text)
     whole = whole.lstrip("0")

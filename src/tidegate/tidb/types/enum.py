@@ -15,7 +15,7 @@ def enum_name(index: int, elems: Sequence[str]) -> str:
 
 
 def enum_index(name: str, elems: Sequence[str]) -> int:
-    """The index of an element, by exact name or else without regard to case; else 0 for the empty string."""
+    """The index of an element, by its exact name, otherwise without case; 0 for the empty string."""
     if name in elems:
         return list(elems).index(name) + 1
     folded = [elem.casefold() for elem in elems]

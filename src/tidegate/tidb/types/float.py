@@ -1,4 +1,4 @@
-"""Floating point: the comparable 8 bytes rows hold, and Go's shortest texts.
+"""Floating point: the 8 comparable bytes in rows, and Go's shortest texts.
 
 A float (32 bit) is stored widened to 64 bit. Source: TiDB `pkg/util/codec/float.go`.
 """
@@ -33,7 +33,7 @@ def encode(value: float) -> bytes:
 
 
 def to_float32(value: float) -> float:
-    """The nearest 32-bit float, as a Python float; beyond its range infinity."""
+    """The nearest 32-bit float, as a Python float; infinity beyond its range."""
     with np.errstate(over="ignore"):
         return float(np.float32(value))
 
@@ -44,7 +44,7 @@ def digits64(value: float) -> tuple[str, int]:
 
 
 def digits32(value: float) -> tuple[str, int]:
-    """The same for a value that is a 32-bit float."""
+    """As `digits64`, for a value that is a 32-bit float."""
     return _digits(np.format_float_scientific(np.float32(value), unique=True, trim="-"))
 
 

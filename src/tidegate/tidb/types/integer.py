@@ -1,4 +1,4 @@
-"""Integers as row format v2 keeps them: the shortest of 1, 2, 4 or 8 bytes, little-endian.
+"""Integers as row format v2 stores them: the shortest of 1, 2, 4 or 8 bytes, little-endian.
 
 Signed form: tinyint..bigint, year, time (nanoseconds). Unsigned form: unsigned integers, enum, set, bit
 and packed times. Source: TiDB `pkg/util/rowcodec/common.go`.

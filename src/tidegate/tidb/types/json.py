@@ -10,7 +10,7 @@
     duration 17         nanoseconds i64, digits of the second u32
 
 All little-endian. Text: separators `", "` and `": "`, members in stored order (sorted by key bytes). Source:
-TiDB `pkg/types/json_binary.go`. A document whose parts overlap is refused, so that reading one costs time
+TiDB `pkg/types/json_binary.go`. A document whose parts overlap is refused, so that reading it takes time
 and memory linear in its bytes.
 """
 
@@ -30,7 +30,7 @@ from tidegate.tidb.types import float as floats
 from tidegate.tidb.types import temporal
 
 MAX_DEPTH: Final = 100
-"""Nesting that TiDB accepts."""
+"""The deepest nesting that TiDB accepts."""
 
 OBJECT, ARRAY, LITERAL, INT64, UINT64, DOUBLE, STRING, OPAQUE = (
     1,
@@ -58,14 +58,14 @@ _SHORT: Final = {
 
 
 def decode(data: bytes) -> str:
-    """The canonical text of type code and value, as rows hold them."""
+    """The canonical text of type code and value, as rows contain them."""
     if not data:
         raise Undecodable("a JSON value is cut", why="no type code")
     return "".join(_Reader(data).value(data[0], 1, 0))
 
 
 class _Reader:
-    """Walks one document; `left` are the bytes its parts may still claim."""
+    """Reads one document; `left` is the number of bytes that its parts may still claim."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

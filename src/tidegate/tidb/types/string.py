@@ -1,7 +1,7 @@
-"""Strings: which ones their own key cannot give back, and the sort keys of collations.
+"""Strings: which ones cannot be restored from their key, and the sort keys of collations.
 
-TiDB keeps text of every charset as UTF-8 in its rows, binary strings as they are. A key holds the
-collation's *sort key* instead of the text; where that loses something the row holds the text again
+TiDB stores text of every charset as UTF-8 in its rows, and binary strings unchanged. A key contains the
+collation's *sort key* instead of the text. If the sort key loses something, the row contains the text again
 ("restored data"). Source: TiDB `pkg/types/field_type.go:NeedRestoredData`, `pkg/util/collate`.
 """
 
@@ -24,8 +24,8 @@ _NO_PAD: Final = frozenset({"utf8mb4_0900_ai_ci"})
 def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
     """Whether a string column of a key is in the row as well (docs/formats/keys.md#rows, new collations on).
 
-    Not for binary strings and utf8mb4_0900_bin; the `_bin` collations of one-byte sets and UTF-8 only drop
-    trailing spaces, and those no `char` has.
+    Binary strings and utf8mb4_0900_bin are not. The `_bin` collations of one-byte sets and UTF-8 lose only
+    trailing spaces, which a `char` does not have.
     """
     if charset == "binary" or collate in _EXACT:
         return False
@@ -33,15 +33,15 @@ def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
 
 
 def only_pads(collate: str) -> bool:
-    """Whether a key lacks nothing of its text but the spaces at the end (TiDB `collate.IsBinCollation`)."""
+    """Whether a key lacks only the spaces at the end of its text (TiDB `collate.IsBinCollation`)."""
     return collate in _PADDED
 
 
 def sort_key(data: bytes, collate: str, where: str = "") -> bytes:
-    """What a key holds for a string of UTF-8 (or binary) under a collation.
+    """The form in keys of a UTF-8 (or binary) string under a collation.
 
-    InvalidInput, with `where`, for a collation whose weights are not here (`weights`): gb18030_chinese_ci, or
-    one that TiDB does not have. Reading keys needs none.
+    InvalidInput, with `where`, for a collation whose weights we lack (`weights`): gb18030_chinese_ci, or one
+    that TiDB does not have. Reading keys needs no weights.
     """
     if collate in _EXACT or collate == "":
         return data
@@ -60,11 +60,11 @@ def sort_key(data: bytes, collate: str, where: str = "") -> bytes:
 
 
 def encoded(text: str, collate: str) -> bytes:
-    """A text in the charset whose bytes `gbk_bin` or `gb18030_bin` compares; `?` for what that lacks.
+    """A text in the charset whose bytes `gbk_bin` or `gb18030_bin` compares; `?` for characters it lacks.
 
-    Python's GBK is that of CP936 and lacks 80 characters which TiDB's has (Go `simplifiedchinese.GBK`): they
-    have two bytes in GB 18030. The euro sign and the private use area, of two bytes there too, are in
-    neither.
+    Python's GBK is CP936, which lacks 80 characters of TiDB's GBK (Go `simplifiedchinese.GBK`). These have
+    two bytes in GB 18030, so they are encoded with that. The euro sign and the private use area have two
+    bytes there, too, but are in neither GBK.
     """
     charset = _ENCODED[collate]
     try:

@@ -1,11 +1,12 @@
 """Dates, times of day and timestamps.
 
 Packed time, u64, 0 for the zero time: `((year*13 + month) << 5 | day) << 17 | hour << 12 | minute << 6 |
-second`, then `<< 24 | microsecond`. DATE, DATETIME and TIMESTAMP are kept so, TIMESTAMP in UTC. TIME is
-signed nanoseconds. Core time, u64, only inside JSON: year 14 bits at 50, month 4 at 46, day 5 at 41, hour 5
-at 36, minute 6 at 30, second 6 at 24, microsecond 20 at 4. Source: TiDB `pkg/types/time.go`, `core_time.go`.
+second`, then `<< 24 | microsecond`. DATE, DATETIME and TIMESTAMP are stored in this form, TIMESTAMP in UTC.
+TIME is signed nanoseconds. Core time, u64, only inside JSON: year 14 bits at 50, month 4 at 46, day 5 at 41,
+hour 5 at 36, minute 6 at 30, second 6 at 24, microsecond 20 at 4. Source: TiDB `pkg/types/time.go`,
+`core_time.go`.
 
-Zero months and days are valid (`2020-00-00`); hours, minutes, seconds and microseconds out of range and
+Zero months and days are valid (`2020-00-00`). Hours, minutes, seconds and microseconds out of range and
 years beyond 9999 are not.
 """
 
@@ -19,14 +20,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from tidegate.errors import InvalidInput, Undecodable
 
 DURATION_MAX_NS: Final = (838 * 3600 + 59 * 60 + 59) * 10**9 + 999_999_999
-"""838:59:59 and what rounding may have left below the second."""
+"""838:59:59 and the largest fraction of a second, which rounding may have left."""
 
 _TIME: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?")
 _DURATION: Final = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 
 
 class Parts(NamedTuple):
-    """A packed time taken apart."""
+    """The parts of a packed time."""
 
     year: int
     month: int
@@ -38,7 +39,7 @@ class Parts(NamedTuple):
 
 
 def zone(name: str) -> tzinfo:
-    """The time zone of an IANA name; `UTC` needs no database."""
+    """The time zone of an IANA name; `UTC` works without a time zone database."""
     if name.upper() == "UTC":
         return UTC
     try:
@@ -52,7 +53,7 @@ def zone(name: str) -> tzinfo:
 
 
 def unpack(packed: int) -> Parts:
-    """The parts of a packed time; every field checked."""
+    """The parts of a packed time; every field is checked."""
     if not 0 <= packed < 1 << 64:
         raise Undecodable("a time does not fit 64 bits", why=str(packed))
     micro, clock, ymd = packed & 0xFFFFFF, packed >> 24 & 0x1FFFF, packed >> 41
@@ -102,13 +103,13 @@ def date_text(parts: Parts) -> str:
 
 
 def datetime_text(parts: Parts, fsp: int) -> str:
-    """`YYYY-MM-DD hh:mm:ss` and exactly `fsp` digits of the second, further ones cut."""
+    """`YYYY-MM-DD hh:mm:ss` and exactly `fsp` digits of the second; further digits are cut off."""
     text = f"{date_text(parts)} {parts.hour:02d}:{parts.minute:02d}:{parts.second:02d}"
     return f"{text}.{parts.micro:06d}"[: 20 + fsp] if fsp > 0 else text
 
 
 def in_zone(packed: int, time_zone: tzinfo) -> Parts:
-    """A TIMESTAMP (packed in UTC) as the clock of that zone shows it; the zero time stays zero."""
+    """A TIMESTAMP (packed in UTC) in the local time of that zone; the zero time stays zero."""
     parts = unpack(packed)
     if packed == 0 or time_zone is UTC:
         return parts
@@ -116,7 +117,7 @@ def in_zone(packed: int, time_zone: tzinfo) -> Parts:
 
 
 def to_utc(parts: Parts, time_zone: tzinfo, *, fold: int = 0) -> Parts:
-    """The inverse of `in_zone`; of an hour that occurs twice, the first, or with `fold` 1 the second."""
+    """The inverse of `in_zone`. For an hour that occurs twice: the first one, or with `fold` 1 the second."""
     if time_zone is UTC or not any(parts):
         return parts
     return _shift(parts, time_zone, UTC, fold)
@@ -153,7 +154,7 @@ def parse(text: str) -> Parts:
 
 
 def duration_text(nanoseconds: int, fsp: int) -> str:
-    """`[-]hh:mm:ss` and exactly `fsp` digits of the second, further ones cut."""
+    """`[-]hh:mm:ss` and exactly `fsp` digits of the second; further digits are cut off."""
     if abs(nanoseconds) > DURATION_MAX_NS:
         raise Undecodable("a time of day is out of range", why=f"{nanoseconds} ns")
     seconds, rest = divmod(abs(nanoseconds), 10**9)

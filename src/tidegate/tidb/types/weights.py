@@ -1,15 +1,15 @@
-"""Weights of signs under collations that do not compare a text's own bytes.
+"""Weights of characters in collations that do not compare the bytes of a text.
 
-    general_ci         one weight of 2 bytes a sign: capital letters without accents
+    general_ci         one weight of 2 bytes per character: capital letters without accents
     unicode_ci         0 to 8 weights of 2 bytes: the Unicode collation algorithm's table 4.0.0
     0900_ai_ci         0 to 8 weights of 2 bytes: the primary ones of the same algorithm's table 9.0.0
-    gbk_chinese_ci     1 or 2 bytes: GBK by pronunciation; a sign GBK does not have is '?'
+    gbk_chinese_ci     1 or 2 bytes: GBK by pronunciation; a character that GBK lacks is '?'
 
-The tables are in `collation_weights.bin` beside this file, made by `tools/collation_weights.py` and read once
-when they are first needed. Signs beyond U+FFFF have one weight for all, but under 0900_ai_ci. Weights are of
-single signs: neither MySQL's nor TiDB's collators know contractions. Not here: gb18030_chinese_ci, whose
-Chinese signs go by a list of pronunciations of MySQL's own that no public standard has. Source: TiDB
-`pkg/util/collate`.
+The tables are in `collation_weights.bin` in this folder. `tools/collation_weights.py` makes it, and it is
+read once, when first needed. Characters above U+FFFF all have the same weight, except in 0900_ai_ci. Weights
+are those of single characters, because neither MySQL's nor TiDB's collators have contractions. Not included:
+gb18030_chinese_ci, which orders Chinese characters by MySQL's own list of pronunciations, which is in no
+public standard. Source: TiDB `pkg/util/collate`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Final
 
 PLANE: Final = 0x10000
 LISTED_900: Final = 0x2CEA1
-"""Where TiDB's table 9.0.0 ends; all signs from there on have implicit weights."""
+"""The end of TiDB's table 9.0.0; all characters from there on have implicit weights."""
 _REPLACEMENT: Final = b"\xff\xfd"
 _IMPLICIT: Final = 0xFF
-"""In place of a length: the weights follow from the code point."""
+"""Used instead of a length: the weights are computed from the code point."""
 _TABLES: Final = {
     "utf8mb4_general_ci": "general",
     "utf8_general_ci": "general",
@@ -40,18 +40,18 @@ KNOWN: Final = frozenset(_TABLES)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of every sign of a collation; `beyond` gives those of signs that are not in `signs`."""
+    """The weights of all characters of a collation; `beyond` computes those of characters not in `signs`."""
 
     signs: Mapping[str, bytes]
     beyond: Callable[[str], bytes]
 
     def of_sign(self, sign: str) -> bytes:
-        """The weights of one sign."""
+        """The weights of one character."""
         found = self.signs.get(sign)
         return self.beyond(sign) if found is None else found
 
     def key(self, data: bytes) -> bytes:
-        """The sort key of UTF-8; as in TiDB it ends where the text is damaged."""
+        """The sort key of UTF-8; as in TiDB it ends at the first byte that is not valid."""
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
@@ -72,7 +72,7 @@ def _tables() -> dict[str, Weights]:
 
 
 def implicit(code: int) -> bytes:
-    """UCA's weights of a sign that its table does not list."""
+    """The weights of the Unicode collation algorithm for a character that its table does not list."""
     base = 0xFBC0
     if 0x3400 <= code <= 0x4DB5:
         base = 0xFB80
@@ -82,7 +82,7 @@ def implicit(code: int) -> bytes:
 
 
 def implicit_900(code: int) -> bytes:
-    """The same in the table 9.0.0 as TiDB reads it, but for Hangul syllables: `hangul`."""
+    """The same for the table 9.0.0 as TiDB reads it, except for Hangul syllables: see `hangul`."""
     if 0x17000 <= code <= 0x18AFF:
         return b"\xfb\x00" + (code - 0x17000 | 0x8000).to_bytes(2, "big")
     base = 0xFBC0
@@ -100,11 +100,11 @@ _EXTENSIONS_900: Final = (
     (0x2B740, 0x2B81D),
     (0x2B820, 0x2CEA1),
 )
-"""Han signs beyond the first block, as Unicode 9 has them."""
+"""Han characters outside the first block, in Unicode 9."""
 
 
 def hangul(code: int, jamo: Mapping[str, bytes]) -> bytes:
-    """The weights of a syllable: those of its two or three letters."""
+    """The weights of a Hangul syllable: those of its two or three letters."""
     letters, tail = divmod(code - 0xAC00, 28)
     found = jamo[chr(0x1100 + letters // 21)] + jamo[chr(0x1161 + letters % 21)]
     return found + jamo[chr(0x11A7 + tail)] if tail else found
@@ -116,11 +116,11 @@ def packed(
     gbk: Mapping[int, bytes],
     unicode_9: Mapping[int, bytes],
 ) -> bytes:
-    """The file's content.
+    """The content of the file.
 
     65,536 differences to the code point, u16; 65,536 lengths in weights, and the weights; 65,536 lengths in
-    bytes of GBK's weights (0: no such sign), and these; `LISTED_900` lengths in weights of the table 9.0.0
-    and the weights of the signs it lists.
+    bytes of GBK's weights (0: no such character), and these weights; `LISTED_900` lengths in weights of the
+    table 9.0.0, and the weights of the characters it lists.
     """
     out = bytearray()
     for code in range(PLANE):
@@ -141,7 +141,7 @@ def packed(
 
 
 def unpacked(data: bytes) -> dict[str, Weights]:
-    """The inverse of `packed`, decompressed."""
+    """The inverse of `packed`, from the decompressed file."""
     general, unicode, gbk = {}, {}, {}
     for code in range(PLANE):
         delta = int.from_bytes(data[2 * code : 2 * code + 2], "little")

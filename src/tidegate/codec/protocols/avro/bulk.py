@@ -1,7 +1,7 @@
-"""Avro's messages in bulk: grouped by the schemas that they name, walked by a kernel, made columns.
+"""Decodes Avro's messages in bulk: groups them by their schemas, walks them with a kernel, makes columns.
 
-What a schema says is `plain.record_of`'s; a message that does not go by it, or whose meaning takes more than
-its bytes (an element's name with a quote, a text that is not UTF-8), is left to the plain decoder.
+`plain.record_of` interprets a schema. A message that does not follow its schema, or that needs more than a
+look at its bytes (an element's name with a quote, a text that is not UTF-8), is left to the plain decoder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CONTENT: Final = {
     "BLOB": kernels.BYTES, "BIT": kernels.BIT, "ENUM": kernels.ENUM, "SET": kernels.SET,
     "BIGINT UNSIGNED": kernels.DIGITS,
 }  # fmt: skip
-"""Forms of the TiDB types whose text or bytes are not taken as they are."""
+"""Forms of the TiDB types whose text or bytes are not copied unchanged."""
 _EXTENSION: Final = {
     "_tidb_op": kernels.OPERATION,
     "_tidb_commit_ts": kernels.COMMIT_TS,
@@ -53,25 +53,27 @@ _SKIPPED: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordFields:
-    """A record as the kernel walks it."""
+    """A record in the form that the kernel walks."""
 
     fields: Int64s
     owners: tuple[npt.NDArray[np.uint8], ...]
-    """Tables of names, which `fields` has the addresses of."""
+    """The tables of names to whose addresses `fields` refers."""
 
     def __len__(self) -> int:
         return len(self.fields)
 
 
 class _Fields:
-    """Writes the fields of a plan."""
+    """Builds the fields of a plan."""
 
     def __init__(self) -> None:
         self.lines: list[list[int]] = []
         self.owners: list[npt.NDArray[np.uint8]] = []
 
     def record(self, record: Record, base: int, *, value: bool) -> None:
-        """The fields of a record, whose columns have the cells from `base` on; `value`: and an extension."""
+        """Add the fields of a record, whose columns have the cells from `base` on. `value`: it is a value,
+        which may have extension members.
+        """
         cell = base
         for field in record.fields:
             if field.tidb_type:
@@ -98,13 +100,13 @@ class _Fields:
         self.lines.append([form, field.null, cell, count, names, 0])
 
     def plan(self) -> _RecordFields:
-        """What was written."""
+        """The plan of all fields that were added."""
         lines = np.array(self.lines, dtype=np.int64).reshape(-1, kernels.FIELD_WORDS)
         return _RecordFields(lines, tuple(self.owners))
 
 
 def _names(allowed: tuple[str, ...]) -> npt.NDArray[np.uint8]:
-    """A table of names, as `avro_kernels` has it."""
+    """A table of names in the layout of `avro_kernels`."""
     names = [name.encode() for name in allowed]
     entries, at = b"", 8 * len(names)
     for name in names:
@@ -121,13 +123,13 @@ def _plan_of(record: Record, base: int, *, value: bool) -> _RecordFields:
 
 
 class AvroBulkDecoder:
-    """A `Decoder` over the plain one: the same result, in bulk."""
+    """A `Decoder` on top of the plain one: the same results, but decoded in bulk."""
 
     def __init__(self, plain: AvroDecoder, otherwise: Decoder) -> None:
         self._plain, self._otherwise = plain, otherwise
 
     def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`; tables may come in another order than by first appearance."""
+        """As `Decoder.decode`, but tables may be in another order than that of first appearance."""
         messages = Messages(batch)
         groups = np.empty(len(messages) + 1, dtype=np.int32)
         found = np.empty((MAX_GROUPS, 2), dtype=np.int64)
@@ -147,7 +149,7 @@ class AvroBulkDecoder:
     def _group(
         self, messages: Messages, rows: Int64s, key_id: int, value_id: int
     ) -> tuple[DecodedTable | None, Int64s]:
-        """The rows of messages of the same schemas, and the messages that are left."""
+        """The rows of messages with the same schemas, and the messages that are left over."""
         try:
             of_key = self._plain.record(key_id) if key_id >= 0 else None
             of_value = self._plain.record(value_id) if value_id >= 0 else None
@@ -171,7 +173,8 @@ class AvroBulkDecoder:
         self, messages: Messages, rows: Int64s, of_key: Record
     ) -> tuple[DecodedTable | None, Int64s]:
         columns = wire_columns(of_key, frozenset(one.name for one in of_key.fields))
-        # Beside watermarks a delete without a value does not say when: the plain decoder says so.
+        # If the topic has watermarks, a delete without a value lacks its commit ts: the plain decoder reports
+        # it.
         stated = messages.spans[rows, 3] >= 0 if self._plain.has_marks else np.ones(len(rows), dtype=np.bool_)
         walked = Walked.of(rows[stated], stride_for(2 * len(columns)))
         self._walk(messages, walked, of_key, None, len(columns))
@@ -184,7 +187,7 @@ class AvroBulkDecoder:
         self, messages: Messages, walked: Walked, of_key: Record | None, of_value: Record | None, columns: int
     ) -> None:
         if any(one.inner is not None for one in of_key.fields) if of_key is not None else False:
-            walked.results[:] = 0  # no key of ours has an old image
+            walked.results[:] = 0  # the keys that we know have no old image
             return
         base = columns if of_value is None else 0
         key = None if of_key is None else _plan_of(of_key, base, value=False)

@@ -1,4 +1,4 @@
-"""Avro's pieces of a table; the plain twin is `plain.AvroEncoder`."""
+"""The encode plan of a table for avro; the plain twin is `plain.AvroEncoder`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FORMS = {
 
 
 def plan(table: TableSchema, options: AvroOptions, digits: int) -> EncodePlan:
-    """The plan of a table version, whose schemas are in the options' book; there is no build time."""
+    """The plan of a table version, whose schemas are in the options' book. It has no build time."""
     made = _Pieces(table, options)
     of_key, of_value = subjects(table, options)
     keys, has_before = key_columns(table, options), options.avro_include_before_value
@@ -65,7 +65,7 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> EncodePlan:
         write.end()
     forms = [shape.form for shape in made.shapes]
     growing = [
-        # A column of the key is written once more, and one of a delete's old row, too.
+        # A key column is written a second time, and each column of a delete's old row, too.
         (i, kernels.FACTORS[form] * (1 + (i in keys) + has_before))
         for i, form in enumerate(forms)
         if form in kernels.FACTORS
@@ -81,7 +81,7 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> EncodePlan:
 
 
 class _Pieces:
-    """The columns of one table."""
+    """Writes the columns of one table."""
 
     def __init__(self, table: TableSchema, options: AvroOptions) -> None:
         self.writer, self._table, self._options = Writer(), table, options
@@ -93,7 +93,7 @@ class _Pieces:
         }
 
     def cells(self, shown: Sequence[int | Column], image: int = NEW) -> None:
-        """The values of these columns in an image; of a delete the new one is the old one."""
+        """The values of these columns in an image; for a delete, `avro_kernels` uses the old image as new."""
         for i in shown:
             if isinstance(i, Column):
                 self.writer.text(absent(i, self._options))
@@ -104,7 +104,7 @@ class _Pieces:
                 self.writer.cell(self.shapes[i], i, image)
 
     def _shape(self, column: Column) -> Shape:
-        """How a column's values are written, behind the branch of its union."""
+        """How a column's values are written, after the branch of its union."""
         form, param = self._form(column)
         if not column.nullable:
             return Shape(form, param, null=b"")
@@ -128,7 +128,7 @@ class _Pieces:
 
 
 def _names(elems: Sequence[str]) -> bytes:
-    """A table of names as the kernel reads it: offset and length of each, then the names."""
+    """A table of names in the form that the kernel reads: offset and length of each, then the names."""
     names = [elem.encode() for elem in elems]
     entries, at = b"", 8 * len(names)
     for name in names:

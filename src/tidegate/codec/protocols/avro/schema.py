@@ -4,7 +4,7 @@
       {"type":"int","connect.parameters":{"tidb_type":"INT"}}]}]}
 
 One text for the key (the handle key's columns) and one for the value. Source: tiflow
-`pkg/sink/codec/avro/avro.go`. Plain code: it runs once a table version.
+`pkg/sink/codec/avro/avro.go`. Plain Python, because it runs once per table version.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ EXTENSION: Final = (
     ("_tidb_commit_ts", "long", b"0"),
     ("_tidb_commit_physical_time", "long", b"0"),
 )
-"""What enable-tidb-extension adds to values: name, Avro type, default."""
+"""The members that enable-tidb-extension adds to values: name, Avro type, default."""
 CHECKSUMS: Final = (
     ("_tidb_row_level_checksum", "string", b'""'),
     ("_tidb_corrupted", "boolean", b"false"),
     ("_tidb_checksum_version", "int", b"0"),
 )
-"""What integrity-check-level = correctness adds behind that."""
+"""The members that integrity-check-level = correctness adds after these."""
 BEFORE: Final = "_ticdc_before"
-"""The member of a value, before those of the extension, that has the row as it was."""
+"""The member of a value, before those of the extension, that holds the old row."""
 _TIDB_TYPE: Final = {
     Kind.FLOAT: ("float", "FLOAT"), Kind.DOUBLE: ("double", "DOUBLE"), Kind.BIT: ("bytes", "BIT"),
     Kind.ENUM: ("string", "ENUM"), Kind.SET: ("string", "SET"), Kind.JSON: ("string", "JSON"),
@@ -58,29 +58,30 @@ class AvroOptions(CodecOptions):
 
     protocol: ClassVar[str] = "avro"
     enable_tidb_extension: bool = False
-    """Operation and commit ts in every value."""
+    """Whether every value has operation and commit ts."""
     avro_enable_watermark: bool = False
     """With the extension: DDL and watermark messages, which no other Avro reader understands."""
     avro_include_before_value: bool = only_new()
-    """Updates and deletes have the row as it was, so a delete is no tombstone."""
+    """Whether updates and deletes contain the old row. Then a delete is not a tombstone."""
     avro_decimal_handling_mode: str = one_of(PRECISE, STRING)
     avro_bigint_unsigned_handling_mode: str = one_of(LONG, STRING)
     integrity_check_level: str = one_of("none", CHECKSUMS_ON)
     topic: str = field(default="", metadata={"placed": True})
     namespace: str = field(default="default", metadata={"placed": True})
-    """The changefeed's."""
+    """The changefeed's namespace."""
     book: SchemaBook = field(default=LOCAL, repr=False, metadata={"placed": True})
 
     @property
     def has_checksums(self) -> bool:
-        """Whether values tell their row's checksum, and their columns are in the order of it."""
+        """Whether values contain their row's checksum, and have columns in the order it is computed in."""
         return self.enable_tidb_extension and self.integrity_check_level == CHECKSUMS_ON
 
     @property
     def extension(self) -> tuple[tuple[str, str, bytes], ...]:
-        """The members of values behind the columns: name, Avro type, default.
+        """The members of values after the columns: name, Avro type, default.
 
-        Without an operation a delete that has its whole row would be an insert.
+        If deletes contain the whole row, at least the operation is sent: without it a delete would look like
+        an insert.
         """
         if not self.enable_tidb_extension:
             return EXTENSION[:1] if self.avro_include_before_value else ()
@@ -88,36 +89,36 @@ class AvroOptions(CodecOptions):
 
     @property
     def has_marks(self) -> bool:
-        """Whether there are DDL and watermark messages, and deletes say when they were committed."""
+        """Whether there are DDL and watermark messages, and deletes contain their commit ts."""
         return self.enable_tidb_extension and self.avro_enable_watermark
 
 
 def sanitized(name: str) -> str:
-    """A name as Avro allows it: `_` for every other character, and before a digit at the start."""
+    """A name as Avro allows it: `_` replaces every other character, and precedes a digit at the start."""
     if name[:1].isascii() and name[:1].isdigit():
         return "_" + _NOT_A_NAME.sub("_", name)
     return _NOT_A_NAME.sub("_", name)
 
 
 def escaped_elem(elem: str) -> str:
-    """An element of an enum or set within the list `allowed`."""
+    """An element of an enum or set, as the list `allowed` contains it."""
     return elem.replace(",", "\\,").replace("\\'", "'").replace("''", "'")
 
 
 def is_null_first(column: Column, options: AvroOptions) -> bool:
-    """Whether branch 0 of a nullable column's union is null: without a default, and of a decimal always."""
+    """Whether branch 0 of a nullable column's union is null: without a default, and always for a decimal."""
     return _is_logical(column, options) or _default(column, options) is None
 
 
 _made: WeakKeyDictionary[TableSchema, dict[AvroOptions, tuple[Subject | None, Subject]]] = WeakKeyDictionary()
 MAX_MADE: Final = 16
-"""Options for which the schemas of one table version are kept."""
+"""How many sets of options the schemas of one table version are kept for."""
 
 
 def subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, Subject]:
-    """The schemas of keys (None: the table has no handle key) and of values; made once a table version.
+    """The schemas of keys (None: the table has no handle key) and of values; made once per table version.
 
-    Raises InvalidInput for two columns whose names are one name in Avro.
+    Raises InvalidInput if two columns have the same name in Avro.
     """
     made = _made.setdefault(table, {})
     if options not in made:
@@ -128,7 +129,7 @@ def subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, 
 
 
 def refused_delete(table: TableSchema, options: AvroOptions) -> InvalidInput:
-    """The error for a delete of a table without a key: its message would say nothing."""
+    """The error for a delete in a table without a key: its message would identify no row."""
     kind = "primary" if options.flavour == NEW else "handle"
     other = "" if options.flavour == NEW else " or a unique key without NULLs"
     return InvalidInput(
@@ -166,15 +167,15 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
 
 
 def key_columns(table: TableSchema, options: AvroOptions) -> list[int]:
-    """Positions of the columns of the key, in the table's order. In the new flavour the primary key's."""
+    """Positions of the key's columns, in the table's order. In the new flavour they are the primary key's."""
     return sorted(table.primary_key if options.flavour == NEW else table.handle_key)
 
 
 def value_members(table: TableSchema, options: AvroOptions) -> list[int | Column]:
-    """The columns of a value: in the table's order, beside checksums in that of their ids.
+    """The columns of a value: in the table's order, or with checksums in the order of their ids.
 
-    A reader sums the columns as they come, and the sum is over the order of the ids. Positions; in the new
-    flavour also the virtual columns, as what they are, since each is always NULL there.
+    A reader sums the columns in the order of the message, and the checksum is over the order of the ids. Most
+    members are positions. The new flavour also has the virtual columns, as `Column`: they are always NULL.
     """
     members: list[int | Column] = [*range(len(table.columns))]
     if options.flavour == NEW:
@@ -188,7 +189,7 @@ def value_members(table: TableSchema, options: AvroOptions) -> list[int | Column
 
 
 def _virtual(table: TableSchema) -> list[Column]:
-    """The virtual columns that may be NULL; none of a table whose columns were selected."""
+    """The virtual columns that may be NULL; none if columns of the table were selected."""
     public = [column for column in every_column(table.info, table.version) if column.state == PUBLIC]
     virtual = [column for column in public if column.generated and not column.stored]
     if len(public) - len(virtual) != len(table.columns):
@@ -197,7 +198,7 @@ def _virtual(table: TableSchema) -> list[Column]:
 
 
 def needs_of_checksums(options: AvroOptions) -> str:
-    """What checksums take and these options have not; empty: nothing."""
+    """The requirements of checksums that these options do not meet, in words; empty: none."""
     lacking = [
         option
         for option, given in (
@@ -238,7 +239,7 @@ def _record(
 
 
 def _text(table: TableSchema, suffix: bytes, fields: Sequence[bytes], options: AvroOptions) -> bytes:
-    """A record's schema, named as the table and a suffix."""
+    """A record's schema, whose name is the table's and a suffix."""
     namespace = f"{sanitized(options.namespace)}.{sanitized(table.schema)}"
     head = b'{"type":"record","name":"%s%s","namespace":"%s","fields":[' % (
         sanitized(table.table).encode(),
@@ -298,7 +299,7 @@ def _type(column: Column, options: AvroOptions) -> bytes:
 
 
 def _default(column: Column, options: AvroOptions) -> bytes | None:
-    """The default in JSON; None without one. An expression is none: its value is not known."""
+    """The default in JSON; None if there is none, or if it is an expression, whose value is not known."""
     default = column.default
     if default is None or column.default_is_expr:
         return None

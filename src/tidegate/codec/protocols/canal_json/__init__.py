@@ -1,4 +1,4 @@
-"""Canal-JSON, Alibaba canal's form as TiCDC writes it: docs/formats/canal-json.md."""
+"""Canal-JSON, the format of Alibaba's canal as TiCDC writes it: docs/formats/canal-json.md."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
 """Canal-JSON as TiCDC's classic encoder writes it (docs/formats/canal-json.md), row by row, both directions.
 
-One message a row, key null, value one JSON object. With the TiDB extension (`enable-tidb-extension`)
-messages carry `_tidb.commitTs` and there are watermarks; without it a consumer has milliseconds only and
-no resolved marks. `mysqlType` is in column order here, in random order in TiCDC.
+One message per row, with a null key and a JSON object as value. With the TiDB extension
+(`enable-tidb-extension`) messages carry `_tidb.commitTs` and there are watermarks; without it a consumer has
+only milliseconds and no resolved marks. `mysqlType` is in column order here, in random order in TiCDC.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ from tidegate.tidb.text import value_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanalOptions(LargeOptions):
-    """Canal-JSON's own settings."""
+    """Canal-JSON's own options."""
 
     protocol: ClassVar[str] = "canal-json"
     enable_tidb_extension: bool = False
-    """The `_tidb` member and watermarks; without it a consumer knows only milliseconds."""
+    """The `_tidb` member and watermarks; without it a consumer has only milliseconds."""
     only_output_updated_columns: bool = False
-    """Updates: the before image holds only what changed."""
+    """Whether the before image of an update has only the columns that changed."""
     delete_only_output_handle_key_columns: bool = False
-    """Deletes: only the handle key."""
+    """Whether a delete has only the handle key."""
     content_compatible: bool = False
     """`mysqlType` in full, as canal itself writes it; implies only_output_updated_columns."""
     output_row_key: bool = only_new(needs="enable_tidb_extension")
-    """`_tidb` has the row's key in TiKV, in Base64."""
+    """Whether `_tidb` has the row's key in TiKV, in Base64."""
 
     @property
     def has_row_keys(self) -> bool:
-        """Whether messages tell the rows' keys."""
+        """Whether messages contain the rows' keys."""
         return self.enable_tidb_extension and self.output_row_key
 
 
@@ -87,14 +87,14 @@ _JAVA_TYPE: Final = {
 """Java SQL type of a MySQL type code (docs/formats/canal-json.md#values), before charset and promotion."""
 
 PROMOTED: Final = {1: (127, 5), 2: (32767, 4), 3: (2147483647, -5), 8: ((1 << 63) - 1, 3)}
-"""Unsigned columns: above this value, this Java type. mediumint never."""
+"""Unsigned columns: above this value, this Java type. Not for mediumint."""
 
 _OPERATION: Final = {"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE}
 NEW: Final = "new"
-"""The flavour of TiCDC's new architecture: as the classic one, but for an object without members."""
+"""The flavour of TiCDC's new architecture: like the classic one, except for an object without members."""
 WATERMARK: Final = "TIDB_WATERMARK"
 ROW_KEY: Final = b',"rowkey":"'
-"""From the commit ts, or what says that the row is reduced, to its key."""
+"""The text between the commit ts, or the mark of a reduced row, and the row's key."""
 REDUCED_MARKS: Final = ("onlyHandleKey", "claimCheckLocation")
 
 
@@ -127,7 +127,7 @@ class CanalJsonEncoder:
         self._only_updated = options.only_output_updated_columns or options.content_compatible
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row."""
+        """One message per row."""
         return [Message(None, self._fitted(row, build_ms)) for row in rows]
 
     def _fitted(self, row: RowChange, build_ms: int) -> bytes:
@@ -146,7 +146,7 @@ class CanalJsonEncoder:
         return Sent(b"", compressed(self._options.large_message_handle_compression, value))
 
     def row_json(self, row: RowChange, build_ms: int, location: str | None = None) -> bytes:
-        """The value of one row's message; with a location, or an empty one, only the handle key."""
+        """The value of one row's message. With a `location`, even an empty one, only the handle key."""
         table, image = row.table, row.old if row.new is None else row.new
         assert image is not None, "a row has an image"
         if location is not None and not table.handle_key:
@@ -208,7 +208,7 @@ class CanalJsonEncoder:
         )
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
-        """A watermark; None without the TiDB extension, whose member it is."""
+        """A watermark; None without the TiDB extension, of which it is a member."""
         if not self._options.enable_tidb_extension:
             return None
         tail = b',"_tidb":{"watermarkTs":%d}' % ts if ts else b',"_tidb":{}'
@@ -225,7 +225,7 @@ def size(sent: Sent) -> int:
 
 
 def reduced_mark(location: str | None) -> bytes:
-    """What `_tidb` has behind the commit ts, in a message that does not hold the whole row."""
+    """The part of `_tidb` after the commit ts that marks a message without the whole row."""
     if location is None:
         return b""
     stated = b',"claimCheckLocation":' + easy_string(location.encode())
@@ -233,7 +233,7 @@ def reduced_mark(location: str | None) -> bytes:
 
 
 def head(table: TableSchema) -> bytes:
-    """The members of a row message up to the operation's opening quote."""
+    """The members of a row message up to the opening quote of the operation."""
     keys = b",".join(easy_string(table.columns[i].name.encode()) for i in sorted(table.primary_key))
     schema, name = easy_string(table.schema.encode()), easy_string(table.table.encode())
     return b'{"id":0,"database":%s,"table":%s,"pkNames":[%s],"isDdl":false,"type":"' % (schema, name, keys)
@@ -254,10 +254,10 @@ def _plain(
 
 
 class CanalJsonDecoder:
-    """Decodes messages one by one: the oracle and fallback of the compiled form."""
+    """Decodes messages one by one: the oracle and fallback of the compiled decoder."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, watermarks and DDL; a message that is not whole is one BadMessage."""
+        """Rows, watermarks and DDL; a message that is not valid becomes one BadMessage."""
         return decode_plainly(batch, _message)
 
 
@@ -298,9 +298,9 @@ def parts(key: bytes | None, value: bytes | None) -> list[Part]:
 
 
 def without_extension(values: Sequence[bytes | None], decoded: Decoded) -> bool:
-    """Whether rows or DDLs were written without TiDB's extension; told by the first message.
+    """Whether rows or DDLs were written without TiDB's extension, judged by the first good message.
 
-    A member `_tidb` cannot stand inside a text of the message: its quotes would be escaped there.
+    The member `_tidb` cannot be mistaken for a part of a text: there its quotes would be escaped.
     """
     if decoded.resolved or not (decoded.rows or decoded.ddls):
         return False

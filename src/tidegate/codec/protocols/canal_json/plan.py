@@ -1,4 +1,4 @@
-"""Canal-json's pieces of a table; the plain twin is `plain.CanalJsonEncoder`."""
+"""The encode plan of a table for canal-json; the plain twin is `plain.CanalJsonEncoder`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.model.schema import Column, Kind, TableSchema
 
 
 def plan(table: TableSchema, options: CanalOptions, digits: int) -> EncodePlan:
-    """The plan of a table version, with room for a build time of so many digits; keys are null."""
+    """The plan of a table version, with space for a build time of `digits` digits; keys are null."""
     made = _Pieces(table, options, digits)
     made.writer.end()
     for op in OPERATIONS:
@@ -44,14 +44,14 @@ def _shape(column: Column) -> Shape:
 
 
 class _Pieces:
-    """One operation after the other."""
+    """Writes one operation after another."""
 
     def __init__(self, table: TableSchema, options: CanalOptions, digits: int) -> None:
         self.writer, self._table, self._options, self._digits = Writer(), table, options, digits
         self.shapes = [_shape(column) for column in table.columns]
 
     def operation(self, op: int) -> None:
-        """The value of one operation."""
+        """Write the value of one operation."""
         write, options = self.writer, self._options
         image = OLD if op == DELETE else NEW
         reduced = options.reduced != REFUSE

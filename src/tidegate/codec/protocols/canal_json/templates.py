@@ -1,4 +1,4 @@
-"""What canal-json's row messages of one table look like."""
+"""The form of canal-json's row messages for one table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 
 def templates(key: RowKey) -> list[Template]:
-    """Canal-JSON's layout, with and without the TiDB extension, which may have the row's key.
+    """Templates with and without the TiDB extension, which may have the row's key.
 
-    `mysqlType` is a map of Go's, in an order of its own in each message; `old` may lack what did not change.
+    `mysqlType` is a map in Go, so each message has its members in a random order. `old` may lack columns that
+    did not change.
     """
     names, n = [easy_string(column.name.encode()) for column in key.columns], len(key.columns)
     types = [easy_string(column.type_name.encode()) for column in key.columns]
@@ -80,5 +81,5 @@ ROUTE = Route(
 
 
 def cells(column: WireColumn) -> CellForm:
-    """All values are texts; bytes are Latin-1."""
+    """All values are texts; bytes are written as Latin-1."""
     return CellForm(True, decode_kernels.LATIN1 if column.type == pa.binary() else decode_kernels.TEXT)

@@ -1,4 +1,4 @@
-"""Debezium, the form of Debezium's MySQL connector as TiCDC writes it: docs/formats/debezium.md."""
+"""Debezium, the format of Debezium's MySQL connector as TiCDC writes it: docs/formats/debezium.md."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -35,7 +35,7 @@ def _unread(options: DebeziumOptions) -> str:
 
 
 def _shown(values: Sequence[bytes | None], decoded: Decoded) -> bool:
-    """Whether a row's fields lack TiDB's types; a DDL does not tell."""
+    """Whether a row's fields lack TiDB's types. A DDL does not show it."""
     if decoded.resolved or not decoded.rows:
         return False
     return not any('"tidb_type":' in column.type_name for column in decoded.rows[0].columns)

@@ -1,7 +1,7 @@
 """From the field of a Connect schema to a column, and from JSON values to the column's values.
 
 A column's `type_name` is its field, as JSON: all that a message says about it. Without `tidb_type` (the TiDB
-extension) bytes cannot be told from text, decimals from doubles, nor unsigned numbers from signed ones.
+extension) bytes cannot be distinguished from text, decimals from doubles, or unsigned from signed numbers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tidegate.codec.protocols.debezium import moments
 from tidegate.tidb.types.float import fixed_text
 
 MAX_FIELDS: Final = 16_384
-"""Fields kept understood: those of some hundred tables."""
+"""How many parsed fields are cached: those of some hundred tables."""
 
 
 class Form(StrEnum):
-    """How a column's values stand in JSON."""
+    """How a column's values are written in JSON."""
 
     NUMBER = "a number as it is"
     WRAPPED = "the signed number of an unsigned one's 64 bits"
@@ -46,7 +46,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What a field says about its column."""
+    """The information in a field about its column."""
 
     code: int
     """MySQL's type code."""
@@ -54,7 +54,7 @@ class Field:
     binary: bool
     form: Form
     elems: tuple[str, ...]
-    """Names of an enum or set."""
+    """The names of an enum or set."""
     size: int
     """Bytes of a BIT column's values."""
 
@@ -86,7 +86,7 @@ _TYPES_OF: Final = {
     Form.BOOLEAN: "boolean", Form.BITS: "bytes", Form.ENUM: "string", Form.SET: "string", Form.DAYS: "int32",
     Form.MILLISECONDS: "int64", Form.MICROSECONDS: "int64", Form.ZONED: "string", Form.TIME: "int64",
 }  # fmt: skip
-"""The Connect types of forms that have just one."""
+"""The Connect types of forms that have only one."""
 _FORMS_OF_CODES: Final = {
     frozenset({1, 2, 3, 8, 9}): {Form.NUMBER}, frozenset({13}): {Form.NUMBER},
     frozenset({4, 5, 246}): {Form.NUMBER},
@@ -99,7 +99,7 @@ _FORMS: Final = {code: forms for codes, forms in _FORMS_OF_CODES.items() for cod
 
 @lru_cache(MAX_FIELDS)
 def field_of(text: str) -> Field:
-    """What a field of a schema says, from its JSON; DecodeError when it is not one of TiCDC's."""
+    """Parse a field of a schema from its JSON. DecodeError if TiCDC writes no such field."""
     stated = orjson.loads(text)
     named, of_type, tidb = stated.get("name"), stated.get("type"), stated.get("tidb_type")
     found = (
@@ -126,7 +126,7 @@ def field_of(text: str) -> Field:
 
 
 def _stated_form(code: int, unsigned: bool, binary: bool, form: Form) -> Form:
-    """The form when TiDB's type is told."""
+    """The form, if the field contains TiDB's type."""
     if code == 246:
         return Form.DECIMAL
     if form is Form.NUMBER and unsigned and code not in (4, 5):
@@ -149,12 +149,12 @@ def _elements(form: Form, parameters: dict[str, Any]) -> tuple[str, ...]:
         raise DecodeError("an enum or set does not tell its elements")
     if form is Form.SET:
         return tuple(allowed.split(","))
-    # An element's own commas have a backslash before them.
+    # A comma inside an element is preceded by a backslash.
     return tuple(name.replace("\0", ",") for name in allowed.replace("\\,", "\0").split(","))
 
 
 def wire_column(name: str, text: str, key: bool) -> WireColumn:
-    """The column of a field."""
+    """The column that a field describes."""
     field = field_of(text)
     return WireColumn(name, field.type, field.code, key, None, text)
 
@@ -163,7 +163,7 @@ def wire_column(name: str, text: str, key: bool) -> WireColumn:
 
 
 def value_of(column: WireColumn, value: Any) -> Any:
-    """A JSON value as the column's; DecodeError or ValueError when it is none."""
+    """A JSON value as the column's value. DecodeError or ValueError if it does not fit the column."""
     if value is None:
         return None
     field = field_of(column.type_name)
@@ -210,7 +210,7 @@ def _of_text(column: WireColumn, field: Field, text: str) -> Any:
 
 
 def index_of(column: WireColumn, elems: tuple[str, ...], name: str) -> int:
-    """The number of an enum's element; 0 for the empty name, unless an element has it."""
+    """The number of an enum's element; 0 for the empty name, unless an element has an empty name."""
     if name in elems:
         return elems.index(name) + 1
     if name:
@@ -219,7 +219,7 @@ def index_of(column: WireColumn, elems: tuple[str, ...], name: str) -> int:
 
 
 def mask_of(column: WireColumn, elems: tuple[str, ...], names: str) -> int:
-    """The mask of a set; 0 for the empty text."""
+    """The mask of a set's elements; 0 for the empty text."""
     mask = 0
     for name in names.split(",") if names else ():
         if name not in elems:
@@ -231,12 +231,12 @@ def mask_of(column: WireColumn, elems: tuple[str, ...], names: str) -> int:
 
 
 def decimal_text(value: float) -> str:
-    """A decimal from the float that came for it."""
+    """A decimal from the float that the message has for it."""
     return fixed_text(value + 0.0, single=False)
 
 
 def unwrapped(value: int) -> int:
-    """The unsigned number of the same 64 bits."""
+    """The unsigned number with the same 64 bits."""
     return value & ((1 << 64) - 1)
 
 

@@ -1,13 +1,13 @@
 """Dates and times as debezium counts them, in both directions; the plain twin of `codec.epoch_kernels`.
 
     date       days since 1970-01-01
-    datetime   milliseconds since then where the column has at most 3 digits of a second, else microseconds
+    datetime   milliseconds since then if the column has at most 3 digits of a second, otherwise microseconds
     timestamp  text in UTC, `YYYY-MM-DDThh:mm:ss[.f..]Z`
     time       microseconds
 
-A year below 70 counts as one after 2000, a year from 70 to 99 as one after 1900. What no calendar knows has
-no number. Back in text, a moment has no fraction when it is a whole second, and else all 3 or 6 digits: how
-many the column has is not told.
+A year below 70 counts as one after 2000, a year from 70 to 99 as one after 1900. A date that does not exist
+in the calendar has no number. Converted back to text, a moment of whole seconds has no fraction; any other
+has 3 or 6 digits, because messages do not contain the column's number of digits.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tidegate.tidb.types.temporal import Parts
 
 UNIX_DAY: Final = date(1970, 1, 1).toordinal()
 EPOCH: Final = b"1970-01-01T00:00:00Z"
-"""What stands for a timestamp of zero."""
+"""Written for a timestamp of zero."""
 DAY_SECONDS: Final = 86_400
 FIRST_DAY: Final = date(1, 1, 1).toordinal() - UNIX_DAY
 LAST_DAY: Final = date(9999, 12, 31).toordinal() - UNIX_DAY
 TIME_LIMIT: Final = 839 * 3600 * 1_000_000
-"""No TIME has so many microseconds."""
+"""Every TIME has fewer microseconds than this."""
 ZONED: Final = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z")
 
 
 def days(parts: Parts) -> int | None:
-    """The day's number; None for a date that is on no calendar."""
+    """The day's number; None for a date that does not exist in the calendar."""
     year = parts.year + (2000 if parts.year < 70 else 1900 if parts.year < 100 else 0)
     try:
         return date(year, parts.month, parts.day).toordinal() - UNIX_DAY
@@ -39,7 +39,7 @@ def days(parts: Parts) -> int | None:
 
 
 def epoch(parts: Parts, fsp: int) -> int | None:
-    """Milliseconds, or microseconds for more than 3 digits; None for a date that is on no calendar."""
+    """Milliseconds, or microseconds for more than 3 digits; None for a date that does not exist."""
     day = days(parts)
     if day is None:
         return None
@@ -48,7 +48,7 @@ def epoch(parts: Parts, fsp: int) -> int | None:
 
 
 def zoned(parts: Parts, fsp: int) -> bytes:
-    """A timestamp in UTC; zero is the epoch."""
+    """A timestamp in UTC; for zero, the text of the epoch."""
     if not any(parts):
         return EPOCH
     text = f"{parts.year:04d}-{parts.month:02d}-{parts.day:02d}T"
@@ -72,7 +72,7 @@ def datetime_of(number: int, digits: int) -> str:
 
 
 def time_of(number: int) -> str:
-    """The text of microseconds; ValueError for more than a TIME has."""
+    """The text of microseconds; ValueError for more than a TIME can have."""
     if abs(number) >= TIME_LIMIT:
         raise ValueError(f"a time of {number} microseconds is out of range")
     seconds, fraction = divmod(abs(number), 1_000_000)
@@ -82,7 +82,7 @@ def time_of(number: int) -> str:
 
 
 def timestamp_of(text: str) -> str:
-    """The text of a timestamp in UTC; ValueError when it is none."""
+    """The text of a timestamp in UTC; ValueError if it is not valid."""
     found = ZONED.fullmatch(text)
     if found is None or not text.isascii():
         raise ValueError(f"{text[:100]!r} is no timestamp in UTC")

@@ -3,8 +3,8 @@
     key    {"payload":{"id":1},"schema":{...}}
     value  {"payload":{"source":{..},"ts_ms":1,"transaction":null,"op":"u","before":{},"after":{}},..}
 
-One message a row. The schemas (`schema.py`) are left out with `debezium-disable-schema`; nothing else tells
-the types of the columns then, so such messages are written, but not read. With the TiDB extension the fields
+One message per row. With `debezium-disable-schema` the schemas (`schema.py`) are left out. Then nothing gives
+the types of the columns, so such messages can be written, but not read. With the TiDB extension the fields
 have `tidb_type`, and there are watermarks.
 """
 
@@ -59,26 +59,26 @@ SCHEMALESS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebeziumOptions(CodecOptions):
-    """Debezium's own settings."""
+    """Debezium's own options."""
 
     protocol: ClassVar[str] = "debezium"
     enable_tidb_extension: bool = False
     """`tidb_type` in the fields of columns, and watermarks."""
     debezium_disable_schema: bool = False
-    """Payloads only."""
+    """Whether messages have payloads only."""
     debezium_output_old_value: bool = True
     """`[sink.debezium] output-old-value`: whether an update has its old values."""
     debezium_include_start_ts: bool = only_new()
-    """The `source` of rows has the start ts of their transaction."""
+    """Whether the `source` of rows has the start ts of their transaction."""
 
     @property
     def id_fields(self) -> bytes:
-        """What the schema of `source` has beside Debezium's own members, in messages other than rows."""
+        """The fields that the schema of `source` adds to Debezium's own, in messages without rows."""
         return schema.IDS if self.flavour == NEW and self.enable_tidb_extension else b""
 
     @property
     def row_id_fields(self) -> bytes:
-        """The same in rows."""
+        """The same fields in messages with rows."""
         return self.id_fields + (schema.START_TS if self.debezium_include_start_ts else b"")
 
 
@@ -86,7 +86,7 @@ class DebeziumOptions(CodecOptions):
 
 
 def value_json(column: Column, value: Value, zone: Any) -> bytes:
-    """A column's value in `before`, `after` or a key; `zone`: of the TIMESTAMP's text."""
+    """A column's value in `before`, `after` or a key. `zone`: the time zone of a TIMESTAMP's text."""
     if value is None:
         return null_json(column)
     match column.kind:
@@ -113,27 +113,27 @@ def value_json(column: Column, value: Value, zone: Any) -> bytes:
 
 
 def signed(value: int) -> int:
-    """The signed number of the same 64 bits: what Go's int64(uint64) makes of it."""
+    """The signed number with the same 64 bits, as Go's int64(uint64) gives it."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def micros(nanoseconds: int) -> int:
-    """Whole microseconds, towards zero."""
+    """Whole microseconds, rounded towards zero."""
     return -(-nanoseconds // 1000) if nanoseconds < 0 else nanoseconds // 1000
 
 
 def moment_number(column: Column, parts: temporal.Parts) -> int | None:
-    """A date's or datetime's number; None when no calendar knows it."""
+    """A date's or datetime's number; None if it does not exist in the calendar."""
     return moments.days(parts) if column.kind is Kind.DATE else moments.epoch(parts, column.decimal)
 
 
 def no_moment(column: Column) -> bytes:
-    """What stands for a date or datetime that no calendar knows."""
+    """The JSON for a date or datetime that does not exist in the calendar."""
     return b"null" if column.nullable else b"0"
 
 
 def names_of(column: Column, number: int) -> str:
-    """The name of an enum's element, those of a set's; empty for a number that has none."""
+    """The name of an enum's element, or the names of a set's; empty for a number without an element."""
     count = len(column.elems)
     if column.kind is Kind.ENUM:
         return column.elems[number - 1] if 1 <= number <= count else ""
@@ -143,7 +143,7 @@ def names_of(column: Column, number: int) -> str:
 
 
 def null_json(column: Column) -> bytes:
-    """What stands for NULL: the column's default, where it has one."""
+    """The JSON for NULL: the column's default, if it has one."""
     return schema.value_of_default(column) or b"null"
 
 
@@ -154,11 +154,11 @@ HEAD: Final = (
     b'{"payload":{"source":{"version":"2.4.0.Final","connector":"TiCDC","name":"%s","ts_ms":'
     % schema.CLUSTER.encode()
 )
-"""A value up to the commit's milliseconds."""
+"""A value up to the milliseconds of the commit."""
 
 
 def after_ms(table_schema: str, table: str) -> bytes:
-    """From the commit's milliseconds to the commit ts."""
+    """The text between the milliseconds of the commit and the commit ts."""
     names = raw_string(table_schema.encode()), raw_string(table.encode())
     return (
         b',"snapshot":"false","db":%s,"table":%s,"server_id":0,"gtid":null,"file":"","pos":0,"row":0,"thread":0,'
@@ -167,19 +167,19 @@ def after_ms(table_schema: str, table: str) -> bytes:
 
 
 START_TS: Final = b',"start_ts":'
-"""From the commit ts to the start ts, where rows have it."""
+"""The text between the commit ts and the start ts, if rows have it."""
 AFTER_TS: Final = b',"cluster_id":"%s"},"ts_ms":' % schema.CLUSTER.encode()
-"""From the commit ts, or the start ts, to the time of building."""
+"""The text between the commit ts, or the start ts, and the build time."""
 OPENINGS: Final = {
     INSERT: b',"transaction":null,"op":"c","before":null,"after":{',
     DELETE: b',"transaction":null,"op":"d","after":null,"before":{',
     UPDATE: b',"transaction":null,"op":"u",',
 }
-"""From the time of building to the first image, or to its name."""
+"""By operation, the text between the build time and the first image, or its name."""
 
 
 def source(table_schema: str, table: str, ts: int, build_ms: int, start: bytes = b"") -> bytes:
-    """A value's members up to the time of building; `start`: the start ts with its name."""
+    """A value's members up to the build time; `start`: the member with the start ts, or empty."""
     return (
         HEAD
         + b"%d" % physical_ms(ts)
@@ -199,7 +199,7 @@ class DebeziumEncoder:
         self._schemas: dict[int, tuple[TableSchema, bytes, bytes]] = {}
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row."""
+        """One message per row."""
         messages = []
         for row in rows:
             key, value = self._row(row, build_ms)
@@ -229,7 +229,7 @@ class DebeziumEncoder:
         return key, value
 
     def _schemas_of(self, table: TableSchema) -> tuple[bytes, bytes]:
-        """The schemas of a table's key and value; empty where they are left out."""
+        """The schemas of a table's key and value; empty if they are left out."""
         if self._options.debezium_disable_schema:
             return b"", b""
         if id(table) not in self._schemas:
@@ -249,8 +249,8 @@ class DebeziumEncoder:
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message:
         """A DDL message; the owner sends it to every partition.
 
-        TiCDC sends none for a few types of DDL (RECOVER TABLE, TTL); here there is always one, because the
-        event itself travels in its header.
+        TiCDC sends none for a few types of DDL (RECOVER TABLE, TTL). Here every DDL has one, because its
+        header contains the event itself.
         """
         disabled = self._options.debezium_disable_schema
         name = raw_string(event.schema.encode())
@@ -279,10 +279,10 @@ class DebeziumEncoder:
 
 
 class DebeziumDecoder:
-    """Decodes messages one by one: the oracle and fallback of the compiled form."""
+    """Decodes messages one by one: the oracle and fallback of the compiled decoder."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, watermarks and DDL; a message that is not whole, or has no schema, is one BadMessage."""
+        """Rows, watermarks and DDL; a message that is not valid, or has no schema, becomes one BadMessage."""
         return decode_plainly(batch, _message)
 
 

@@ -1,4 +1,4 @@
-"""Debezium's pieces of a table; the plain twin is `plain.DebeziumEncoder`."""
+"""The encode plan of a table for debezium; the plain twin is `plain.DebeziumEncoder`."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _BARE = {
     Kind.DECIMAL: connect.DECIMAL_DOUBLE,
     Kind.TIME: connect.MICROS,
 }
-"""Forms of the kinds that are numbers, whatever the column; of an unsigned one the signed one of its bits."""
+"""Forms of the kinds that are plain numbers. An unsigned number is written as the signed one of its bits."""
 
 
 def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> EncodePlan:
-    """The plan of a table version, with room for a build time of so many digits."""
+    """The plan of a table version, with space for a build time of `digits` digits."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     bare = options.debezium_disable_schema
     extended = options.enable_tidb_extension
     stated = b"" if bare else schema.of_value(table, extended, options.row_id_fields)
     value_end = b"}}" + stated + b"}"
     write.text(b'{"payload":{')
-    # A key's values are those of the row's newest image, whatever the piece says.
+    # For a key the kernel uses the row's newest image, whichever image the piece names.
     _image(write, table, shapes, schema.key_columns(table), NEW)
     write.text(b"}" + (b"" if bare else schema.of_key(table, extended)) + b"}")
     write.end()

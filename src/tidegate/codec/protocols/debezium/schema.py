@@ -22,7 +22,7 @@ from tidegate.tidb import table_info
 from tidegate.tidb.types import temporal
 
 CLUSTER: Final = "default"
-"""TiCDC's cluster id where none is given: the name of the source, and what names of schemas begin with."""
+"""TiCDC's default cluster id: the name of the source, and the beginning of the names of schemas."""
 
 _UNSAFE: Final = re.compile("[^A-Za-z0-9_]")
 _UNSAFE_IN_TABLE: Final = re.compile("[^A-Za-z0-9_.]")
@@ -57,9 +57,10 @@ SOURCE_HEAD: Final = b'{"type":"struct","fields":[' + b",".join(
     ]
 )
 IDS: Final = b"," + _field("int64", False, "commit_ts") + b"," + _field("string", False, "cluster_id")
-"""Of the source: what the new architecture's schemas tell with the TiDB extension; payloads always do."""
+"""Fields of the source that the new architecture's schemas have with the TiDB extension; payloads always
+do."""
 START_TS: Final = b"," + _field("int64", False, "start_ts")
-"""Behind these, where rows have it."""
+"""The field after these, if rows have a start ts."""
 SOURCE_END: Final = b'],"optional":false,"name":"io.debezium.connector.mysql.Source","field":"source"}'
 _TRANSACTION: Final = (
     b'{"type":"struct","fields":['
@@ -75,7 +76,7 @@ _TRANSACTION: Final = (
 BEHIND_SOURCE: Final = (
     b"," + b",".join([_field("string", False, "op"), _field("int64", True, "ts_ms"), _TRANSACTION]) + b"]}"
 )
-"""From the source's field to the end of a row's schema, and of a watermark's."""
+"""From the end of the source's field to the end of the schema of a row or a watermark."""
 WATERMARK_KEY: Final = (
     b',"schema":{"type":"struct","name":"%s.watermark.Key","optional":false,"fields":[]}' % CLUSTER.encode()
 )
@@ -90,7 +91,7 @@ DDL_KEY: Final = (
 
 
 def _member(name: str, optional: bool, of_type: str) -> bytes:
-    """A field as the schema of a DDL writes it: its name first."""
+    """A field as the schema of a DDL writes it: with its name first."""
     return f'{{"field":"{name}","optional":{str(optional).lower()},"type":"{of_type}"'.encode()
 
 
@@ -166,7 +167,7 @@ _BEHIND_DDL: Final = (
 
 
 def _safe(name: str) -> str:
-    """As a part of an Avro name: other characters are underscores, one for each of their bytes."""
+    """A name as a part of an Avro name: underscores replace other characters, one for each of their bytes."""
     if not name:
         return name
     first = name[0] if re.match("[A-Za-z_]", name) else "_" + (name[0] if name[0] in "0123456789" else "")
@@ -174,7 +175,7 @@ def _safe(name: str) -> str:
 
 
 def prefix(schema: str, table: str) -> bytes:
-    """What the names of a table's schemas begin with."""
+    """The beginning of the names of a table's schemas."""
     safe_table = _UNSAFE_IN_TABLE.sub(lambda found: "_" * len(found.group().encode()), table)
     return f"{_safe(CLUSTER)}.{_safe(schema)}.{safe_table}".encode()
 
@@ -183,7 +184,7 @@ def prefix(schema: str, table: str) -> bytes:
 
 _INTEGERS: Final = {1: "int16", 2: "int16", 9: "int32", 3: "int32", 8: "int64"}
 _UNSIGNED: Final = {2: "int32", 3: "int64"}
-"""Unsigned integers that need a wider type than signed ones; TiCDC has none for bigint."""
+"""Unsigned integers that need a wider type than signed ones; TiCDC has no wider type for bigint."""
 _NAMED: Final = {
     Kind.DATE: ("int32", "io.debezium.time.Date"),
     Kind.TIMESTAMP: ("string", "io.debezium.time.ZonedTimestamp"),
@@ -194,7 +195,7 @@ _NAMED: Final = {
 
 
 def of_column(column: Column, extended: bool) -> bytes:
-    """The field of a column; `extended`: with `tidb_type`."""
+    """The field of a column; `extended`: whether it has `tidb_type`."""
     of_type, named = _type(column)
     shown = b'{"tidb_type":%s,' % raw_string(tidb_type(column).encode()) if extended else b"{"
     shown += b'"type":"%s","optional":%s' % (of_type, b"true" if column.nullable else b"false")
@@ -210,7 +211,7 @@ def tidb_type(column: Column) -> str:
 
 
 def _type(column: Column) -> tuple[bytes, bytes]:
-    """The Connect type, and what names it."""
+    """The Connect type, and the members that name it."""
     if column.kind in _NAMED:
         of_type, name = _NAMED[column.kind]
         return of_type.encode(), f',"name":"{name}","version":1'.encode()
@@ -248,7 +249,7 @@ def _parameters(name: str, parameter: str, value: str) -> bytes:
 
 
 def _escaped(name: str) -> str:
-    """An element of an enum among others, as Debezium's own parser of DDL has it."""
+    """An element of an enum in the list of elements, as Debezium's own DDL parser returns it."""
     return name.replace(",", "\\,").replace("\\'", "'").replace("''", "'")
 
 
@@ -262,7 +263,7 @@ def default_bits(column: Column) -> int:
 
 
 def _default(column: Column) -> bytes | None:
-    """The default in a field; None where TiCDC writes none."""
+    """The default in a field; None if TiCDC writes none."""
     default = column.default
     if default is None:
         return None
@@ -281,7 +282,7 @@ def _default(column: Column) -> bytes | None:
 
 
 def _computed(column: Column, default: str) -> bytes | None:
-    """The default of a number or a moment."""
+    """The default of a number or of a date or time."""
     match column.kind:
         case Kind.DATE:
             days = moments.days(temporal.parse(default))
@@ -314,9 +315,9 @@ def _zero(column: Column) -> bytes | None:
 
 
 def value_of_default(column: Column) -> bytes | None:
-    """What TiCDC writes for NULL in a column that has a default; None where it has none.
+    """The JSON that TiCDC writes for NULL in a column with a default; None if it has no default.
 
-    The default's own form, but for bytes, and for `CURRENT_TIMESTAMP` of a TIMESTAMP.
+    It has the form of the default in the schema, except for bytes and for `CURRENT_TIMESTAMP` of a TIMESTAMP.
     """
     default = column.default
     if default is None or column.kind is Kind.BIT:
@@ -330,7 +331,7 @@ def value_of_default(column: Column) -> bytes | None:
 
 
 def _integer(default: str) -> bytes | None:
-    """The default of an integer, as the signed number of its 64 bits; None when the text is none."""
+    """The default of an integer, as the signed number of its 64 bits; None if the text is no number."""
     try:
         value = int(default)
     except ValueError:
@@ -339,7 +340,7 @@ def _integer(default: str) -> bytes | None:
 
 
 def bits_json(column: Column, value: int) -> bytes:
-    """A value of a BIT column: a boolean, or its bytes from the lowest on."""
+    """A value of a BIT column: a boolean, or its bytes, the lowest first."""
     if column.flen == 1:
         return b"true" if value else b"false"
     return b'"' + base64.b64encode(value.to_bytes(8, "little")[: (column.flen + 7) // 8]) + b'"'
@@ -349,17 +350,17 @@ def bits_json(column: Column, value: int) -> bytes:
 
 
 def of_source(stated: bytes) -> bytes:
-    """The field of the source; `stated`: its members beside Debezium's own."""
+    """The field of the source; `stated`: its fields in addition to Debezium's own."""
     return SOURCE_HEAD + stated + SOURCE_END
 
 
 def of_watermark(stated: bytes) -> bytes:
-    """The member `schema` of a watermark's value, with the comma before it; `stated`: as of `of_source`."""
+    """The member `schema` of a watermark's value, with the comma before it; `stated`: see `of_source`."""
     return _WATERMARK + of_source(stated) + BEHIND_SOURCE
 
 
 def of_ddl(stated: bytes) -> bytes:
-    """The same of a DDL's value."""
+    """The member `schema` of a DDL's value, with the comma before it."""
     return _DDL + of_source(stated) + _BEHIND_DDL
 
 
@@ -370,24 +371,24 @@ def of_key(table: TableSchema, extended: bool) -> bytes:
 
 
 def key_schema(name: bytes, fields: bytes) -> bytes:
-    """The same from the prefix and the fields of the columns."""
+    """The member `schema` of a row's key, from the prefix of names and the fields of the columns."""
     return b',"schema":{"type":"struct","name":"%s.Key","optional":false,"fields":[%s]}' % (name, fields)
 
 
 def of_value(table: TableSchema, extended: bool, stated: bytes) -> bytes:
-    """The member `schema` of a row's value, with the comma before it; `stated`: as of `of_source`."""
+    """The member `schema` of a row's value, with the comma before it; `stated`: see `of_source`."""
     fields = b",".join(of_column(column, extended) for column in (*table.columns, *_virtual(table)))
     return value_schema(prefix(table.schema, table.table), fields) + stated + SOURCE_END + BEHIND_SOURCE
 
 
 def _virtual(table: TableSchema) -> list[Column]:
-    """Columns that have a field behind all others, and no value: those of virtual generated columns."""
+    """Virtual generated columns: they have fields after those of all other columns, and no value."""
     columns = table_info.every_column(table.info, table.version)
     return [column for column in columns if column.state == table_info.PUBLIC and not column.visible]
 
 
 def value_schema(name: bytes, fields: bytes) -> bytes:
-    """The same from the prefix and the fields of the columns, up to what the source may tell besides."""
+    """The beginning of `of_value`, up to the fields of the source that are not always there."""
     images = b",".join(
         b'{"type":"struct","optional":true,"name":"%s.Value","field":"%s","fields":[%s]}'
         % (name, image, fields)

@@ -1,7 +1,7 @@
-"""`tableChanges` of a DDL message: the table's definition behind a DDL, in Debezium's terms.
+"""`tableChanges` of a DDL message: the table's definition after a DDL, in Debezium's terms.
 
-Source: tiflow pkg/sink/codec/debezium/{codec,helper}.go. TiCDC parses the DDL's text once more, and takes
-comment, default and precision of the columns that stand in it from there; here they are TiDB's own.
+Source: tiflow pkg/sink/codec/debezium/{codec,helper}.go. TiCDC parses the text of the DDL again, and takes
+comment, default and precision of the columns in it from there; here they come from TiDB's TableInfo.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENUM, _SET, _YEAR, _BIT, _VECTOR = 247, 248, 13, 16, 225
 _UNTYPED: Final = 0
 _WITH_CHARSET: Final = frozenset({7, 11, 246, 254, 15, 252, 249, 250, 251, 247, 248})
 _BARE: Final = frozenset({_YEAR, _BIT, 15, 254, _DECIMAL})
-"""Types whose expression is just the name."""
+"""Types whose expression is only the name."""
 _JDBC: Final = {
     1: -6, 2: 5, 9: 4, 3: 4, 8: -5, 4: 6, 5: 8, 0: 12, 246: 3, 13: 4, 10: 91, 14: 91, 12: 93, 7: 2014, 11: 92,
     16: -7, 247: 1, 248: 1, 245: 1111, 225: 1111, 15: 12, 253: 12, 254: 1,
@@ -54,7 +54,7 @@ def _id(event: DdlEvent) -> str:
 
 
 def _table(event: DdlEvent) -> bytes:
-    # A dropped view has its last definition.
+    # For a dropped view this is its last definition.
     info = event.after or event.before
     if event.action == DROP_TABLE or info is None:
         return b"null"
@@ -80,7 +80,7 @@ def _columns(info: dict[str, Any], version: int) -> list[Column]:
 
 
 def _primary_key(event: DdlEvent, info: dict[str, Any]) -> list[str]:
-    """Names of the columns that TiCDC takes for the primary key: those of the handle key; none of a view."""
+    """Names of the columns that TiCDC uses as the primary key: those of the handle key; none for a view."""
     try:
         table = table_info.table_schema(event.schema, info, event.finished_ts)
     except Undecodable:
@@ -139,7 +139,7 @@ def _default(column: Column) -> bytes:
 
 
 def bits_text(default: bytes, length: int) -> str:
-    """A BIT's default in digits."""
+    """A BIT's default as binary digits."""
     return f"{int.from_bytes(default, 'big'):0{max(length, 1)}b}"
 
 
@@ -154,7 +154,7 @@ def _charset(column: Column) -> str:
 
 
 def _type_names(column: Column) -> tuple[str, str]:
-    """Name and expression."""
+    """Name and expression of a column's type."""
     name = "UNSPECIFIED" if column.mysql_type == _UNTYPED else long_name(column).upper()
     if column.mysql_type in _BARE:
         return name, name

@@ -1,4 +1,4 @@
-"""What debezium's row messages of one table look like, and how columns are made of what stands in them."""
+"""The form of debezium's row messages for one table, and how columns are made from their values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _DECIMAL_TEXT: Final = 352
 
 
 def templates(key: RowKey) -> list[Template]:
-    """TiCDC's layout. The schema is part of it: messages with another one, or none, are decoded plainly.
+    """TiCDC's layout. It includes the schema: messages with another schema, or none, are decoded plainly.
 
-    What the new architecture tells of `source`, with the extension and of transactions, may be there or not.
-    A table with virtual columns has fields of columns that no message holds. Its messages are decoded
-    plainly, too, because the columns that were met do not tell them.
+    The fields of `source` that the new architecture adds, for the extension and for transactions, are
+    optional. A table with virtual columns has fields of columns that no message contains. Its messages are
+    decoded plainly, too, because these fields cannot be derived from the columns of the first message.
     """
     n = len(key.columns)
     names = [raw_string(column.name.encode()) for column in key.columns]
@@ -67,7 +67,8 @@ def templates(key: RowKey) -> list[Template]:
         more_fields: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
         return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *more_fields, (end, kernels.END, op)]
 
-    # The key repeats cells of the value; what it holds goes to the same cells, and the value overwrites it.
+    # The key repeats cells of the value. Both are written to the same cells; the value is read last and
+    # overwrites them.
     meta, close = image(b'{"payload":{', keyed, 0, key_end, kernels.SEEN)
     return [
         Template(key, ([*meta, (close, kernels.END, 0)], *(value(op) for op in (INSERT, UPDATE, DELETE))))
@@ -88,7 +89,7 @@ ROUTE = Route(
 
 
 def cells(column: WireColumn) -> CellForm:
-    """How the values of a column stand in messages, and what is made of them."""
+    """How messages contain the values of a column, and how the column is made from them."""
     form = field_of(column.type_name).form
     if form in _NUMBERS:
         return CellForm(False, decode_kernels.TEXT, *_NUMBERS[form])
@@ -96,7 +97,7 @@ def cells(column: WireColumn) -> CellForm:
 
 
 def _decimals(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """Doubles as texts; minus zero as zero."""
+    """Doubles as texts; minus zero becomes zero."""
     doubles = np.ascontiguousarray(pc.fill_null(found, 0.0).to_numpy(zero_copy_only=False) + 0.0)
     valid, wrong = _valid(found), np.zeros(len(found), np.uint8)
     out, ends = np.empty(_DECIMAL_TEXT * len(found) + PAD, np.uint8), np.zeros(len(found) + 1, np.int32)
@@ -138,18 +139,18 @@ def _texts(like: pa.Array, ends: npt.NDArray[np.int32], data: Wrong) -> pa.Array
 
 
 def _wrapped(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """The unsigned numbers of the same bits."""
+    """The unsigned numbers with the same bits."""
     return found.view(pa.uint64()), np.zeros(len(found), np.uint8)
 
 
 def _booleans(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """0 and 1 of `false` and `true`; a number is wrong."""
+    """0 for `false` and 1 for `true`; anything else is wrong."""
     true, false = pc.equal(found, "true"), pc.equal(found, "false")
     return true.cast(pa.uint64()), _not(pc.or_(true, false))
 
 
 def _bits(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """Numbers of little-endian bytes; another count of them is wrong."""
+    """Numbers from little-endian bytes; another length is wrong."""
     n, wrong, out = len(found), np.zeros(len(found), np.uint8), np.empty(len(found), np.uint64)
     _, ends, data = found.buffers()
     connect_kernels.bits_numbers(
@@ -168,7 +169,7 @@ _NO_ELEMENT: Final = pa.scalar(0, pa.int64())
 
 
 def _enums(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """Numbers of names; 0 for the empty one, unless an element has it."""
+    """Numbers of an enum's names; 0 for the empty name, unless an element has an empty name."""
     elems = field_of(column.type_name).elems
     at = pc.index_in(found, value_set=pa.array(elems, pa.string()))
     empty = pc.equal(found, "")
@@ -182,7 +183,7 @@ def _enums(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
 
 
 def _sets(found: pa.Array, column: WireColumn) -> tuple[pa.Array, Wrong]:
-    """Masks of names; each text is looked at once."""
+    """Masks of a set's names; each distinct text is parsed once."""
     elems = field_of(column.type_name).elems
     encoded = pc.dictionary_encode(found)
     masks: list[int | None] = []
@@ -224,7 +225,7 @@ _NUMBERS: Final[dict[Form, tuple[Any, ...]]] = {
     Form.MICROSECONDS: (_I64, _moments(connect_kernels.EPOCH_US)),
     Form.TIME: (_I64, _moments(connect_kernels.CLOCK)),
 }
-"""Forms of bare values: the type they are taken as, and what makes the column of them."""
+"""Forms without quotes: the type as which the values are read, and the function that makes the column."""
 _STRINGS: Final[dict[Form, tuple[Any, ...]]] = {
     Form.TEXT: (decode_kernels.TEXT,),
     Form.BYTES: (decode_kernels.BASE64,),
@@ -233,4 +234,4 @@ _STRINGS: Final[dict[Form, tuple[Any, ...]]] = {
     Form.SET: (decode_kernels.TEXT, pa.string(), _sets),
     Form.ZONED: (decode_kernels.TEXT, pa.string(), _zoned),
 }
-"""Forms in quotes: what the quotes hold, and the same."""
+"""Forms in quotes: the content of the quotes, the type and the function as above."""

@@ -7,7 +7,7 @@ from tidegate.codec.protocols.kv_json.plain import TEXTS, KvMarks, KvOptions
 
 CODEC: Final = KeyCodec(
     name=KvOptions.protocol,
-    # TiKV-CDC has no other, and calls it open-protocol, or nothing.
+    # TiKV-CDC has only this protocol, and calls it open-protocol or gives it no name.
     aliases=("", "default", "open", "open-protocol"),
     options=KvOptions,
     ddl_to=DdlTo.NONE,

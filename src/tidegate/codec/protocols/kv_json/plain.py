@@ -1,7 +1,7 @@
 """Messages of pure key-value feeds, as TiKV-CDC writes them (tikv/migration): docs/formats/key-value.md.
 
-One change a message; in a feed of keys there are no tables and no DDL. These are the plain encoder and
-decoder, change by change; `codec.keys` is the compiled encoder over blocks of entries.
+One change per message. A feed of keys has no tables and no DDL. These are the plain encoder and decoder,
+change by change; `codec.keys` is the compiled encoder for blocks of entries.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ VERSION: Final = (1).to_bytes(8, "big")
 ROW: Final = 4
 RESOLVED: Final = 3
 TEXTS: Final = (b'{"ts":', b',"k":"', b'","t":4}', b'{"op":1,"v":"', b'{"op":2', b'"', b',"ex":')
-"""For `codec.keys`: before the ts, the key, its end; before a value; a delete; a value's end; an expiry."""
+"""For `codec.keys`: before the ts, before the key, after it; before a value; a delete; after a value; before
+an expiry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvOptions(CodecOptions):
-    """Nothing can be set."""
+    """This protocol has no options of its own."""
 
     protocol: ClassVar[str] = "kv-json"
 
@@ -45,7 +46,7 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class KeyResolved:
-    """Every change up to `ts` has been sent before."""
+    """Every change up to `ts` was sent before this message."""
 
     ts: int
 
@@ -70,7 +71,7 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def decode(key: bytes | None, value: bytes | None) -> list[KeyChange | KeyResolved]:
-    """What a message says; it may hold several changes. Raises Undecodable."""
+    """The content of a message, which may have several changes. Raises Undecodable."""
     try:
         if key is None or value is None or key[:8] != VERSION:
             raise ValueError("it does not begin with version 1")
@@ -114,12 +115,12 @@ class KvMarks:
     """The owner's messages of a key-value feed."""
 
     def __init__(self, options: KvOptions) -> None:
-        """The options change nothing of them."""
+        """The options do not affect these messages."""
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message:
-        """There is none."""
+        """Must not be called: a feed of keys has no DDL."""
         raise AssertionError("a key-value feed has no DDL")
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
-        """Every change up to `ts` is out."""
+        """The message that every change up to `ts` was sent."""
         return Message(VERSION + _framed(b'{"ts":%d,"t":%d}' % (ts, RESOLVED)), _framed(b""))

@@ -5,10 +5,10 @@
     value   {"database":..,"table":..,"type":"insert","ts":SECONDS,"data":{..}}{..}{..}
             {"type":"table-alter","database":..,"table":..,"old":{..},"def":{..},"ts":TSO,"sql":".."}
 
-The rows of a message stand one behind the other, with nothing in between. An update's `old` has what changed
-and nothing else; without it the update changed nothing. A delete has its row in `old`. No member tells a
-type: a column is what its values in that one row are, so its type may differ from row to row. There are no
-watermarks. All messages are decoded here: there is no compiled form.
+The rows of a message follow each other directly. `old` of an update has only the columns that changed; if it
+is missing, nothing changed. A delete has its row in `old`. No member contains a type: the type of a column is
+derived from its values in a single row, so it may differ from row to row. There are no watermarks. All
+messages are decoded here, because there is no compiled decoder.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from tidegate.model.timestamp import compose
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxwellOptions(CodecOptions):
-    """Maxwell's own settings: none."""
+    """Maxwell has no options of its own."""
 
     protocol: ClassVar[str] = "maxwell"
 
 
 ROWS: Final = (1).to_bytes(8, "big")
-"""The key of a message of rows: the version of the batch."""
+"""The key of a message with rows: the version of the batch."""
 DDL_TYPE: Final = 2
 _ACTIONS: Final = {"table-create": 3, "table-drop": 4, "database-create": 1, "database-drop": 2}
-"""TiDB's action code of the kinds of DDL that stand for one only."""
+"""TiDB's action codes of the words that mean exactly one kind of DDL."""
 _OPERATIONS: Final = {"insert": INSERT, "update": UPDATE, "delete": DELETE}
 _NULL, _DOUBLE, _BIGINT, _VARCHAR = 6, 5, 8, 15
 _MAX_SECONDS: Final = (1 << 46) // 1000
 _SEAMS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)|(\}\{)', re.DOTALL)
-"""Strings, which are passed over, and the seams between objects. A string without an end takes all the rest,
-so that no byte is looked at twice."""
+"""Matches strings, which are skipped, and the boundaries between objects. A string without an end matches up
+to the end of the value, so that no byte is scanned twice."""
 
 
 class MaxwellDecoder:
     """Decodes messages one by one."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows and DDL; a message that is not whole is one BadMessage, with all its rows."""
+        """Rows and DDL; a message that is not valid becomes one BadMessage, with all its rows."""
         return decode_plainly(batch, _message)
 
 
@@ -78,7 +78,7 @@ def _message(
 
 
 def objects(value: bytes) -> Iterator[bytes]:
-    """The JSON objects that stand one behind the other."""
+    """The JSON objects that follow each other without a separator."""
     start = 0
     for seam in _SEAMS.finditer(value):
         if seam.group(1):
@@ -116,7 +116,7 @@ def _row(body: dict[str, Any], offset: int, seq: int) -> tuple[RowKey, tuple[Any
 
 
 def _wire_column(name: str, *images: Mapping[str, Any]) -> WireColumn:
-    """A column by what its values in one row are."""
+    """The type of a column, derived from its values in one row."""
     values = [image[name] for image in images if image.get(name) is not None]
     kinds = {type(value) for value in values}
     if not values:

@@ -1,4 +1,4 @@
-"""Open-protocol, TiCDC's own: docs/formats/open-protocol.md."""
+"""Open-protocol, TiCDC's own format: docs/formats/open-protocol.md."""
 
 from typing import Final
 

@@ -3,9 +3,9 @@
     Kafka key   = version u64 BE (1) { length u64 BE, key JSON }*
     Kafka value =                    { length u64 BE, value JSON }*
 
-Rows are batched up to max-batch-size; a DDL or a resolved mark travels alone. The classic flavour has columns
-sorted by name, Go's HTML escapes and the row's integer handle; the new one has columns in the table's order,
-no escapes for HTML and no handle. The decoder reads both.
+Up to max-batch-size rows share a message; a DDL or a resolved mark is a message of its own. The classic
+flavour sorts columns by name, and has Go's HTML escapes and the row's integer handle. The new flavour has
+columns in the table's order, no HTML escapes and no handle. The decoder reads both.
 """
 
 from __future__ import annotations
@@ -68,26 +68,26 @@ ROW, DDL, RESOLVED = 1, 2, 3
 NEW: Final = "new"
 """The flavour of TiCDC's new architecture."""
 MAX_ITEMS: Final = 1 << 16
-"""Most items of one message that the decoder accepts."""
+"""The most items of one message that the decoder accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions(LargeOptions):
-    """Open-protocol's own settings."""
+    """Open-protocol's own options."""
 
     protocol: ClassVar[str] = "open-protocol"
     max_batch_size: int = bounded(16, 1, 65_536)
-    """Rows per message."""
+    """The most rows of a message."""
     only_output_updated_columns: bool = False
-    """Updates: the before image holds only what changed."""
+    """Whether the before image of an update has only the columns that changed."""
     delete_only_output_handle_key_columns: bool = False
-    """Deletes: only the handle key."""
+    """Whether a delete has only the handle key."""
     output_old_value: bool = True
-    """Updates carry the before image."""
+    """Whether updates have the before image."""
 
 
 def string_json(flavour: str) -> Callable[[bytes], bytes]:
-    """How a flavour writes a string: the new one with json-iterator, which escapes nothing for HTML."""
+    """How a flavour writes strings. The new one uses json-iterator, without HTML escapes."""
     return raw_string if flavour == NEW else std_string
 
 
@@ -115,7 +115,7 @@ def column_json(column: Column, flag: int, value: Value, flavour: str) -> bytes:
 
 
 def column_order(table: TableSchema, flavour: str) -> list[int]:
-    """Positions of the columns as a flavour writes them: in the table's order, or by the bytes of names."""
+    """Positions of the columns in a flavour's order: the table's order, or sorted by the names' bytes."""
     order = list(range(len(table.columns)))
     return order if flavour == NEW else sorted(order, key=lambda i: table.columns[i].name.encode())
 
@@ -129,7 +129,7 @@ class OpenProtocolEncoder:
         self._string = string_json(options.flavour)
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """Batches of rows: at most max_batch_size rows and max_message_bytes bytes a message.
+        """Batches of rows: at most max_batch_size rows and max_message_bytes bytes per message.
 
         See docs/formats/open-protocol.md#a-batch.
         """
@@ -139,7 +139,7 @@ class OpenProtocolEncoder:
         for row in rows:
             (key, value), is_claimed = self._fitted(row)
             if is_claimed:
-                # As in TiCDC such a row has a message of its own.
+                # As in TiCDC, a row in the claim-check storage has a message of its own.
                 messages += [Message(b"".join(keys), b"".join(values))] if held else []
                 messages.append(Message(*frame(key, value)))
                 keys, values, size, held = [VERSION], [], 0, 0
@@ -167,8 +167,8 @@ class OpenProtocolEncoder:
         )
 
     def row_json(self, row: RowChange, location: str | None = None) -> Sent:
-        """Key JSON and value JSON of one row, the value compressed; with a location, or an empty one, only
-        the handle key.
+        """Key JSON and value JSON of one row, the value compressed. With a `location`, which may be empty,
+        the row has only its handle key.
         """
         value = self._row_value(row, reduced=location is not None)
         kind = self._options.large_message_handle_compression
@@ -205,7 +205,7 @@ class OpenProtocolEncoder:
             if row.old is not None and self._options.output_old_value:
                 if self._options.only_output_updated_columns:
                     shown = [i for i in shown if row.old[i] != row.new[i]]
-                # The new flavour says `{}` where nothing changed, the classic one leaves `p` out.
+                # If nothing changed, the new flavour writes `{}` and the classic one leaves `p` out.
                 members.append(
                     (b'"p":', self._image(row.table, row.old, shown) or (b"{}" if self._new else b""))
                 )
@@ -240,33 +240,33 @@ class OpenProtocolEncoder:
 
 
 def shown_columns(table: TableSchema, flavour: str, *, only_key: bool) -> list[int]:
-    """Positions of the columns that an image shows, in their order."""
+    """Positions of the columns in an image, in their order."""
     shown = column_order(table, flavour)
     return [i for i in shown if table.ticdc_flags[i] & HANDLE_KEY_FLAG] if only_key else shown
 
 
 def reduced_mark(location: str | None) -> bytes:
-    """What a key has at its end, in a message that does not hold the whole row."""
+    """The end of a key that marks a message without the whole row."""
     if location is None:
         return b""
     return b',"ccl":' + std_string(location.encode()) if location else b',"ohk":true'
 
 
 def size(sent: Sent) -> int:
-    """Bytes of a message of one row: its key, its value, their lengths and the version."""
+    """Bytes of a message with one row: its key, its value, their lengths and the version."""
     return len(sent.key) + len(sent.value) + RECORD_OVERHEAD + 24
 
 
 def frame(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """A message of one item."""
+    """Key and value of a message with one item."""
     return VERSION + len(key).to_bytes(8, "big") + key, len(value).to_bytes(8, "big") + value
 
 
 class OpenProtocolDecoder:
-    """Decodes messages of one partition, message by message: the oracle and fallback of the compiled form."""
+    """Decodes messages of one partition, one by one: the oracle and fallback of the compiled decoder."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, resolved marks and DDL; a message that is not whole is one BadMessage."""
+        """Rows, resolved marks and DDL; a message that is not valid becomes one BadMessage."""
         return decode_plainly(batch, _message)
 
 
@@ -294,7 +294,7 @@ def _message(
 
 
 def split_items(key: bytes | None, value: bytes | None) -> list[tuple[bytes, bytes]]:
-    """The (key JSON, value JSON) pairs of one message; every length is checked before it is used."""
+    """The (key JSON, value JSON) pairs of one message. Every length is checked before it is used."""
     if key is None or value is None:
         raise DecodeError("open-protocol messages have a key and a value")
     if key[:8] != VERSION:
@@ -388,7 +388,7 @@ def _text(column: WireColumn, value: Any) -> str:
 
 
 def parts(key: bytes | None, value: bytes | None) -> list[Part]:
-    """The rows of a message, each alone."""
+    """The rows of a message, each as a message of its own."""
     found = []
     for key_json, value_json_ in split_items(key, value):
         meta = json_object(key_json, "key")
@@ -402,7 +402,7 @@ def parts(key: bytes | None, value: bytes | None) -> list[Part]:
 
 
 def why_no_delete(table: TableSchema, options: OpenOptions) -> InvalidInput | None:
-    """Why a delete cannot be sent: it is reduced to a handle key that is not there.
+    """Why a delete cannot be sent: only the handle key would be sent, and the table has none.
 
     TiCDC: ErrOpenProtocolCodecInvalidData.
     """

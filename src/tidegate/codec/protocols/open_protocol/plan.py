@@ -1,4 +1,4 @@
-"""Open-protocol's pieces of a table; the plain twin is `plain.OpenProtocolEncoder`."""
+"""The encode plan of a table for open-protocol; the plain twin is `plain.OpenProtocolEncoder`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _shape(column: Column, flag: int, flavour: str) -> Shape:
 
 
 def _new_shape(column: Column, flag: int) -> Shape:
-    """As json-iterator does, without escapes for HTML."""
+    """As json-iterator writes it, without HTML escapes."""
     if column.kind in NUMBERS:
         return bare(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
@@ -81,7 +81,7 @@ def _new_shape(column: Column, flag: int) -> Shape:
 
 
 class _Pieces:
-    """The key, then one operation after the other."""
+    """Writes the key, then one operation after another."""
 
     def __init__(self, table: TableSchema, options: OpenOptions) -> None:
         self.writer, self._table, self._options = Writer(), table, options
@@ -91,7 +91,7 @@ class _Pieces:
         self._string = string_json(options.flavour)
 
     def key(self) -> None:
-        """The key JSON."""
+        """Write the key JSON."""
         write, table = self.writer, self._table
         if self._options.flavour == NEW_FLAVOUR:
             self._new_key()

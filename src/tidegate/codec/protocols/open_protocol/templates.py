@@ -1,4 +1,4 @@
-"""What open-protocol's row messages of one table look like: classic TiCDC's layout, which ours is too."""
+"""The form of open-protocol's row messages for one table, in both flavours of TiCDC."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tidegate.model.cells import DELETE, INSERT, UPDATE
 
 
 def templates(key: RowKey) -> list[Template]:
-    """The layouts of both flavours: columns in the order they came in, `u` then maybe `p`, or `d`.
+    """The layouts of both flavours: columns in the order of the first message; `u` and maybe `p`, or `d`.
 
-    Names are escaped as each flavour does it; a table without any such name has one layout for both.
+    Each flavour escapes names in its own way. A table without names that need escapes has one layout for
+    both.
     """
     names = [key.schema, key.table, *(column.name for column in key.columns)]
     flavours = [std_string]
@@ -33,7 +34,7 @@ def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
     meta: Pieces = [(b'{"ts":', kernels.TIMESTAMP, 0), (head + b',"rid":', kernels.OPTIONAL, 0)]
     if key.physical_id is not None:
         partition = b',"ptn":%d' % key.physical_id
-        # The new flavour has the partition last.
+        # The new flavour puts the partition last.
         last = head + b',"t":1' + partition + b"}"
         meta = [
             *meta,
@@ -63,7 +64,7 @@ def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
     upserts = [
         *image(b'{"u":{', 0),
         (end, kernels.END, INSERT),
-        # The new architecture says so that nothing changed.
+        # The new architecture writes an empty `p` if nothing changed.
         (b'}},"p":{}}', kernels.END, INSERT),
         (b'}},"p":{', kernels.MEMBERS, Members(old, tail=b"}", partial=True, shift=n)),
         (b"}", kernels.END, UPDATE),
@@ -82,7 +83,7 @@ ROUTE = Route(
 
 
 def cells(column: WireColumn) -> CellForm:
-    """How the values of a column stand in messages (docs/formats/open-protocol.md#values)."""
+    """How messages contain the values of a column (docs/formats/open-protocol.md#values)."""
     blob = column.mysql_type in BLOB_TYPES
     if column.type == pa.binary():
         return CellForm(True, decode_kernels.BASE64 if blob else decode_kernels.QUOTED)

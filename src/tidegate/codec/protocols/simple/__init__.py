@@ -1,4 +1,4 @@
-"""Simple, TiCDC's own JSON or Avro, tables' definitions in messages of their own: docs/formats/simple.md."""
+"""Simple, TiCDC's JSON or Avro, with separate messages for tables' definitions: docs/formats/simple.md."""
 
 from typing import Final
 

@@ -1,11 +1,12 @@
-"""Simple's Avro encoding, read message by message, by the schema that TiCDC compiles in.
+"""Reads simple's Avro encoding, message by message, by the schema that is compiled into TiCDC.
 
-No header and no registry: a union of twelve named types, of which a message is the last, `Message`. So every
-value begins with the byte 0x16, where JSON has a brace. A message comes back as the object that the JSON
-encoding would be, with two differences: values are integers, floats, texts and bytes instead of texts, and
-absent members are None. The entries of `data` and `old` come in any order, because TiCDC writes Go's maps.
+There is no header and no registry: the schema is a union of twelve named types, and a message is the last of
+them, `Message`. So every value begins with the byte 0x16, where JSON has a brace. A message is decoded into
+the object that its JSON encoding would be, with two differences: values are integers, floats, texts and bytes
+instead of texts, and absent members are None. The entries of `data` and `old` are in random order, because
+TiCDC writes Go's maps.
 
-All lengths and counts are checked against what is left of the message before anything is made of them.
+All lengths and counts are checked against the rest of the message before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 from tidegate.codec.assemble import DecodeError
 
 MESSAGE: Final = 0x16
-"""11, the last of the twelve types, as a zig-zag varint."""
+"""The number of the last of the twelve types, 11, as a zig-zag varint."""
 _WATERMARK, _BOOTSTRAP, _DDL, _DML = range(4)
 _KINDS: Final = 4
 DDL_TYPES: Final = ("CREATE", "ALTER", "ERASE", "RENAME", "TRUNCATE", "CINDEX", "DINDEX", "QUERY")
@@ -25,17 +26,17 @@ _DML_TYPES: Final = ("INSERT", "UPDATE", "DELETE")
 
 
 def is_avro(value: bytes) -> bool:
-    """Whether it is no JSON."""
+    """Whether a value is in Avro and not in JSON."""
     return value[:1] == bytes([MESSAGE])
 
 
 def tells(value: bytes) -> bool:
-    """Whether it is a BOOTSTRAP or a DDL."""
+    """Whether a value in Avro is a BOOTSTRAP or a DDL, which define table versions."""
     return value[1:2] in (bytes([2 * _BOOTSTRAP]), bytes([2 * _DDL]))
 
 
 def message(value: bytes) -> dict[str, Any]:
-    """The message as an object; DecodeError or ValueError for bytes that are none."""
+    """The message as an object. DecodeError or ValueError if the bytes are not valid."""
     cursor = _Cursor(value)
     if cursor.long() != MESSAGE >> 1:
         raise DecodeError("the Avro value is no Message")
@@ -49,7 +50,7 @@ def message(value: bytes) -> dict[str, Any]:
 
 
 class _Cursor:
-    """Where reading is; every method reads one value of that Avro type."""
+    """The position while a message is read; every method reads one value of that Avro type."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -72,7 +73,7 @@ class _Cursor:
         raise DecodeError(f"the number before byte {self.at} has more than 64 bits")
 
     def unsigned(self) -> int:
-        """A long that stands for an unsigned number of 64 bits."""
+        """A long that encodes an unsigned 64-bit number."""
         return self.long() & (1 << 64) - 1
 
     def boolean(self) -> bool:
@@ -94,7 +95,7 @@ class _Cursor:
         return self.bytes_().decode()
 
     def text(self) -> str:
-        """A string that nobody needs: a bit column's default is bytes."""
+        """A string that may not be UTF-8: a bit column's default is bytes. It is not needed."""
         return self.bytes_().decode(errors="replace")
 
     def choice(self, names: tuple[str, ...]) -> str:
@@ -116,7 +117,7 @@ class _Cursor:
         return reads[number]()
 
     def blocks(self, read: Callable[[], Any]) -> list[Any]:
-        """An array, or the entries of a map: an item has at least one byte."""
+        """An array, or the entries of a map. Every item has at least one byte, which bounds the count."""
         found: list[Any] = []
         while count := self.long():
             if count < 0:

@@ -1,4 +1,4 @@
-"""Simple's pieces of a table in Avro; the plain twin is `avro_write.row`."""
+"""The encode plan of a table for simple in Avro; the plain twin is `avro_write.row`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _FORMS: Final = {
     Kind.DATETIME: kernels.DATETIME, Kind.TIMESTAMP: kernels.DATETIME, Kind.TIME: kernels.TIME,
     Kind.FLOAT: kernels.FLOAT, Kind.DOUBLE: kernels.DOUBLE,
 }  # fmt: skip
-"""Of the kinds that are no integers."""
+"""Forms of the kinds that are not integers."""
 
 
 def avro_plan(
     table: TableSchema, version: int, order: list[int], zone: str, *, summed: bool, bits: bytes
 ) -> EncodePlan:
-    """The plan of a table version whose columns stand in `order`; keys are null. The rest as in `row`."""
+    """The plan of a table version with its columns in `order`; keys are null. Other arguments: see `row`."""
     write, shapes = Writer(), [_shape(column, zone, bits) for column in table.columns]
     write.end()
     for op in OPERATIONS:
@@ -53,7 +53,7 @@ def avro_plan(
 
 
 def _shape(column: Column, zone: str, bits: bytes) -> Shape:
-    """The branch of a value's union stands before the value; of a TIMESTAMP its zone as well."""
+    """The branch of a value's union is written before the value; for a TIMESTAMP its time zone as well."""
     branch = avro_write.branch_of(column, bits)
     form = _FORMS.get(column.kind, kernels.VARINT)
     if column.kind is Kind.BIT and branch == avro_write.STRING:

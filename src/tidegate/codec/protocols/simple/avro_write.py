@@ -1,8 +1,9 @@
-"""Simple's Avro encoding, written: the twin of `avro`, which reads it and says what the bytes are.
+"""Writes simple's Avro encoding: the twin of `avro`, which reads it and describes its bytes.
 
-Messages of the owner come as the object that the JSON encoding would be (`message`); rows from their values
-(`row`). TiCDC writes the members of `data` and `old` in any order, since they are Go's maps; ours are in the
-order of the names' bytes, as in JSON. Source: tiflow `pkg/sink/codec/simple/{avro.go,message.json}`.
+`message` writes the owner's messages from the object that their JSON encoding would be; `row` writes rows
+from their values. TiCDC writes the members of `data` and `old` in random order, because they are Go's maps;
+ours are ordered by the names' bytes, as in JSON. Source: tiflow
+`pkg/sink/codec/simple/{avro.go,message.json}`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb.text import value_text
 
 WATERMARK, BOOTSTRAP, DDL, DML = (bytes([MESSAGE, 2 * kind, 2 * kind]) for kind in range(4))
-"""What a message begins with: the last of the twelve types, its type, and the branch of its payload."""
+"""The beginnings of messages: the last of the twelve types, the message's type, its payload's branch."""
 NULL: Final = varint(0)
 PRESENT: Final = varint(1)
 """The branches of a union of null and one type."""
@@ -31,7 +32,7 @@ BIGINT: Final = 8
 _NUMERIC: Final = frozenset(
     ("tinyint", "smallint", "mediumint", "int", "bigint", "year", "bit", "float", "double", "decimal")
 )
-"""Types that say whether they are unsigned and filled with zeros."""
+"""Types that state whether they are unsigned and filled with zeros."""
 _INTEGERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET)
 NEW: Final = "new"
 """The flavour of TiCDC's new architecture."""
@@ -41,12 +42,12 @@ NEW: Final = "new"
 
 
 def bits_of(flavour: str) -> bytes:
-    """Which of the types a BIT has: TiCDC's new architecture writes its digits."""
+    """The branch of a BIT's values. TiCDC's new architecture writes a BIT as text, its digits."""
     return STRING if flavour == NEW else LONG
 
 
 def branch_of(column: Column, bits: bytes) -> bytes:
-    """Which of the types of a value those of a column have; `bits`: as `bits_of`."""
+    """The branch of a column's values in their union; `bits`: the result of `bits_of`."""
     if column.kind is Kind.BIT:
         return bits
     if column.kind is Kind.UINT and column.mysql_type == BIGINT:
@@ -61,7 +62,7 @@ def branch_of(column: Column, bits: bytes) -> bytes:
 
 
 def row_head(table: TableSchema) -> bytes:
-    """A row's message before the table id."""
+    """A row's message up to the table id."""
     return DML + varint(1) + sized(table.schema.encode()) + sized(table.table.encode())
 
 
@@ -75,7 +76,7 @@ def row(
     summed: bool,
     bits: bytes,
 ) -> bytes:
-    """A row's message; `order`: the columns' positions by name."""
+    """A row's message. `order`: the columns' positions, sorted by name. `summed`: with a checksum."""
     table = change.table
     kind = 2 if change.is_delete else 0 if change.is_insert else 1
     parts = [
@@ -95,7 +96,7 @@ def row(
 
 
 def checksum(found: RowChecksum | None) -> bytes:
-    """A union of null and the record of a row's checksum."""
+    """A row's checksum: a union of null and a record."""
     if found is None:
         return NULL
     return (
@@ -108,7 +109,7 @@ def checksum(found: RowChecksum | None) -> bytes:
 
 
 def image(table: TableSchema, cells: Sequence[Value], order: Sequence[int], zone: str, bits: bytes) -> bytes:
-    """A map of the columns in `order`."""
+    """A map of the columns, in `order`."""
     entries = (
         sized(table.columns[i].name.encode()) + _cell(table.columns[i], cells[i], zone, bits) for i in order
     )
@@ -130,11 +131,11 @@ def _cell(column: Column, value: Value, zone: str, bits: bytes) -> bytes:
     return branch + (sized(zone.encode()) + text if branch == TIMESTAMP else text)
 
 
-# --- messages of the owner
+# --- the owner's messages
 
 
 def message(body: dict[str, Any]) -> bytes:
-    """A watermark, definition or DDL: the members of its JSON."""
+    """A watermark, definition or DDL, from the members of its JSON."""
     version, build = varint(body["version"]), varint(body["buildTs"])
     if body["type"] == "WATERMARK":
         return WATERMARK + version + varint(body["commitTs"]) + build
@@ -177,7 +178,7 @@ def _column(stated: dict[str, Any]) -> bytes:
     described, default = stated["dataType"], stated["default"]
     name = described["mysqlType"]
     numeric = name in _NUMERIC
-    if isinstance(default, int):  # of a bit column, whose bytes these are
+    if isinstance(default, int):  # only the default of a bit column, which Avro has as bytes
         default = default.to_bytes(max(1, (default.bit_length() + 7) // 8), "big")
     elements = described.get("elements")
     return b"".join(

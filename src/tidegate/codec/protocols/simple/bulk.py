@@ -1,9 +1,9 @@
-"""Simple's rows in Avro in bulk: grouped by the table version that they name, walked by a kernel.
+"""Decodes simple's rows in Avro in bulk: groups them by table version, and walks them with a kernel.
 
-TiCDC writes the members of `data` and `old` in any order, so the kernel finds a member's column by a hash of
-its name. Which columns there are the first row of a group shows; rows with other columns are another group.
-What does not go by its definition is left to the decoder behind this one, which also reads JSON, definitions
-and all else.
+TiCDC writes the members of `data` and `old` in random order, so the kernel finds a member's column by a hash
+of its name. The first row of a group shows which columns there are; rows with other columns form another
+group. Rows that do not follow their definition go to the decoder behind this one, which also decodes JSON,
+definitions and all other messages.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from tidegate.kernel import address
 
 Int64s = npt.NDArray[np.int64]
 COLUMN_SETS: Final = 4
-"""Sets of columns told apart in the rows of one table version in one call; the others are decoded plainly."""
+"""The most sets of columns, in one call, for rows of one table version; rows beyond that are decoded
+plainly."""
 MAX_PLANS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OwnedColumns:
-    """The columns of a table version as the kernel looks for them."""
+    """The columns of a table version, in the form in which the kernel searches them."""
 
     lines: Int64s
     names: npt.NDArray[np.uint8]
-    """What the lines have addresses of."""
+    """The memory to which addresses in `lines` point."""
     table: npt.NDArray[np.int32]
 
     @property
     def bits(self) -> int:
-        """The size of the table, as a power of two."""
+        """The size of the hash table, as a power of two."""
         return len(self.table).bit_length() - 1
 
 
@@ -77,7 +78,7 @@ def _form(column: WireColumn) -> int:
 
 
 class SimpleBulkDecoder:
-    """A `Decoder` over the plain one, and over one for all but rows in Avro: the same result, in bulk."""
+    """A `Decoder` with the plain one's results, but in bulk. `otherwise` decodes all but rows in Avro."""
 
     def __init__(self, plain: SimpleDecoder, otherwise: Decoder) -> None:
         self._plain, self._otherwise = plain, otherwise
@@ -86,7 +87,7 @@ class SimpleBulkDecoder:
         self._zone, self._zone_size = np.frombuffer(zone + bytes(8), dtype=np.uint8).copy(), len(zone)
 
     def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`; tables may come in another order than by first appearance."""
+        """As `Decoder.decode`, but tables may be in another order than that of first appearance."""
         messages = Messages(batch)
         heads = np.empty((len(messages) + 1, kernels.HEAD_WORDS), dtype=np.int64)
         firsts = np.empty(MAX_GROUPS, dtype=np.int64)
@@ -96,7 +97,7 @@ class SimpleBulkDecoder:
         groups = heads[: len(messages), kernels.H_GROUP // 8]
         parts, others = list[Decoded](), np.flatnonzero(groups < 0)
         if len(others):
-            # Definitions come first, wherever in the batch they stand: as in the plain decoder.
+            # As in the plain decoder, the definitions of a batch are read first, wherever in it they are.
             parts.append(self._otherwise.decode(messages.subset(others)))
         left = list[Int64s]()
         for number in range(count):
@@ -117,14 +118,16 @@ class SimpleBulkDecoder:
     def _group(
         self, messages: Messages, heads: Int64s, rows: Int64s, left: list[Int64s]
     ) -> tuple[DecodedTable | None, Int64s]:
-        """The rows with the columns of the first, and the others; what is judged elsewhere goes to `left`."""
+        """The rows with the same columns as the first one, and the other rows. Adds those that the plain
+        decoder must check to `left`.
+        """
         value = messages.values[int(rows[0])].as_py()
         try:
             key = self._plain.row_key(value)
         except (DecodeError, ValueError):
             return None, rows
         if not key.columns:
-            return None, rows  # a damaged definition: Arrow has no rows without columns to hold them
+            return None, rows  # a damaged definition: Arrow cannot hold rows without columns
         plan = self._plan(key.columns)
         columns = len(key.columns)
         walked = Walked.of(rows, 2 * columns + 1)
@@ -146,7 +149,7 @@ class SimpleBulkDecoder:
             walked.results[taken[~sound], R_OP // 8] = 0
             table = table_of(messages, key, scales, walked, columns)
         if len(others) and others[0] == rows[0]:
-            # The first itself is none that the kernel takes, so its columns are no guide either.
+            # The kernel could not walk the first row itself, so its columns do not help for the others.
             left.append(others[:1])
             others = others[1:]
         return table, others

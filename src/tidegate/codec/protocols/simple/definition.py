@@ -1,12 +1,12 @@
-"""A table version as simple's `tableSchema` has it: from TiDB's TableInfo, and back to columns of rows.
+"""A table version in the form of simple's `tableSchema`: from TiDB's TableInfo, and back to columns of rows.
 
     {"schema":"d","table":"t","tableID":120,"version":4706...,
      "columns":[{"name":"v","dataType":{"mysqlType":"varchar","charset":"utf8mb4","collate":"utf8mb4_bin",
                  "length":20},"nullable":true,"default":null}],
      "indexes":[{"name":"primary","unique":true,"primary":true,"nullable":false,"columns":["id"]}]}
 
-Columns are in the order of their ids, virtual and hidden ones among them. `version` is the TableInfo's
-`update_timestamp`, the start of the last DDL job on the table, and not the ts from which the version holds.
+Columns are in the order of their ids, including virtual and hidden ones. `version` is the TableInfo's
+`update_timestamp`: the start of the last DDL job on the table, not the ts from which the version is valid.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _UNSPECIFIED: Final = "unspecified"
 """The type of a view's columns, which TiDB does not store."""
 
 
-# --- to the wire
+# --- writing
 
 
 def version_of(info: dict[str, Any], otherwise: int) -> int:
-    """The version that rows and definitions name; `otherwise` for a TableInfo that was never updated."""
+    """The version that rows and definitions contain; `otherwise` for a TableInfo that was never updated."""
     return int(info.get("update_timestamp") or otherwise)
 
 
 def has_columns(info: dict[str, Any] | None) -> bool:
-    """Whether the TableInfo has what a definition needs."""
+    """Whether the TableInfo has everything that a definition needs."""
     return info is not None and "cols" in info and "name" in info
 
 
 def table_schema(schema: str, info: dict[str, Any], otherwise: int) -> dict[str, Any]:
-    """The `tableSchema` of a TableInfo, members in TiCDC's order."""
+    """The `tableSchema` of a TableInfo, with its members in TiCDC's order."""
     cols = info.get("cols") or []
     return {
         "schema": schema,
@@ -78,7 +78,7 @@ def _column(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(entry: dict[str, Any], code: int) -> str | int | None:
-    """Text, or of a bit column its number; bytes that are no text as Go's JSON writes them."""
+    """Text, or the number of a bit column's default. Bytes that are not text: as Go's JSON writes them."""
     value = default_of(entry, "default")
     if isinstance(value, bytes):
         return int.from_bytes(value, "big") if code == _BIT else value.decode(errors="replace")
@@ -108,9 +108,9 @@ def _indexes(info: dict[str, Any], cols: list[dict[str, Any]]) -> Iterable[dict[
 def _implicit_key(
     info: dict[str, Any], cols: list[dict[str, Any]], by_offset: dict[int, dict[str, Any]]
 ) -> list[str]:
-    """The columns of a primary key that has no index: an integer that is the handle.
+    """The columns of a primary key without an index of its own: an integer that is the handle.
 
-    In a table without a primary key TiCDC takes the first unique index without NULL for it (TiDB
+    In a table without a primary key TiCDC uses the first unique index without NULL instead (TiDB
     `TableInfo.GetPrimaryKey`).
     """
     indexes = info.get("index_info") or []
@@ -130,27 +130,27 @@ def _never_null(entry: dict[str, Any]) -> bool:
 
 
 def of_table(table: TableSchema) -> dict[str, Any]:
-    """The `tableSchema` that the rows of a table version need."""
+    """The `tableSchema` that readers need for the rows of a table version."""
     return table_schema(table.schema, table.info, table.version)
 
 
-# --- from the wire
+# --- reading
 
 
 @dataclass(slots=True)
 class Definition:
-    """What reading the rows of one table version takes."""
+    """Everything that a decoder needs in order to read the rows of one table version."""
 
     schema: str
     table: str
     table_id: int
-    """The logical one: rows of a partitioned table name their partition's."""
+    """The logical table id. Rows of a partitioned table contain their partition's id."""
     version: int
     columns: dict[str, WireColumn]
     _subsets: dict[tuple[str, ...], tuple[WireColumn, ...]] = field(default_factory=dict, compare=False)
 
     def columns_of(self, image: dict[str, Any]) -> tuple[WireColumn, ...]:
-        """The columns of a row image, in the definition's order; DecodeError for one it does not have."""
+        """The columns of a row image, in the definition's order. DecodeError if it lacks one of them."""
         names = tuple(sorted(image))
         found = self._subsets.get(names)
         if found is None:
@@ -165,11 +165,11 @@ class Definition:
 
 
 _SUBSETS: Final = 64
-"""Sets of columns remembered for one table version; rows of one version have one or two."""
+"""The most sets of columns cached for one table version; its rows have one or two."""
 
 
 def definition(body: dict[str, Any], zone: str) -> Definition:
-    """A `tableSchema` of a message; DecodeError or ValueError if it is none. `zone`: of TIMESTAMP texts."""
+    """Parse a message's `tableSchema`. DecodeError or ValueError if not valid. `zone`: of TIMESTAMP texts."""
     keys = _key_columns(member(body, "indexes", list, []))
     columns = {}
     for entry in member(body, "columns", list):
@@ -194,7 +194,7 @@ def _wire_column(entry: dict[str, Any], keys: frozenset[str], zone: str) -> Wire
 
 
 def _key_columns(indexes: list[Any]) -> frozenset[str]:
-    """The primary key, else the unique index without NULL of fewest columns, the first of several."""
+    """The primary key; otherwise, of the unique indexes without NULL, the first with the fewest columns."""
     best: tuple[bool, int] | None = None
     found: frozenset[str] = frozenset()
     for index in indexes:

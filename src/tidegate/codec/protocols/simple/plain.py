@@ -3,13 +3,12 @@
     {"version":1,"database":"d","table":"t","tableID":120,"type":"UPDATE","commitTs":1,"buildTs":2,
      "schemaVersion":3,"data":{"id":"1","ts":{"location":"UTC","value":"2024-01-01 00:00:00"}},"old":{..}}
 
-One message a row, key null. A row tells its values as texts and names a table version; the version's columns
-come in BOOTSTRAP and DDL messages (`definition`). `data` and `old` are in the order of the names' bytes.
+One message per row, with a null key. A row has its values as texts and names a table version; BOOTSTRAP and
+DDL messages contain the version's columns (`definition`). `data` and `old` are ordered by the names' bytes.
 
-The Avro encoding of the same messages is written by `avro_write` and read by `avro`; the decoder tells it by
-its first byte. It keeps the
-MAX_DEFINITIONS table versions that it has met last; rows of one that it does not know are bad messages with
-`unknown`, and of a batch it reads the definitions first.
+`avro_write` writes the Avro encoding of the same messages and `avro` reads it; the decoder recognizes it by
+its first byte. The decoder keeps the MAX_DEFINITIONS table versions that it has used last. Rows of a version
+that it does not know are bad messages with `unknown`. In a batch it reads the definitions first.
 """
 
 from __future__ import annotations
@@ -83,8 +82,9 @@ WATERMARK: Final = "WATERMARK"
 BOOTSTRAP: Final = "BOOTSTRAP"
 OPERATIONS: Final = {"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE}
 MAX_DEFINITIONS: Final = 32_768
-"""Table versions that one decoder keeps, about 3 KB each for ten columns; the one not used for longest goes
-first, and is told again when its rows come again."""
+"""Table versions that one decoder keeps, about 3 KB each for ten columns. The least recently used one is
+dropped first; the producer sends a definition before each block of rows, so it is learned again with its next
+rows."""
 
 _FLOATS: Final = frozenset({4, 5})
 _ALL_BITS: Final = (1 << 64) - 1
@@ -94,29 +94,29 @@ _SCHEMA_MEMBERS: Final = ("tableSchema", "preTableSchema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleOptions(LargeOptions):
-    """Simple's own settings."""
+    """Simple's own options."""
 
     protocol: ClassVar[str] = "simple"
     encoding_format: str = one_of("json", "avro")
-    """What messages are written in; readers tell it by a message's first byte."""
+    """The encoding of messages. Readers recognize it by the first byte of a message."""
     integrity_check_level: str = one_of("none", CHECKSUMS_ON)
 
     @property
     def in_avro(self) -> bool:
-        """Whether messages are Avro."""
+        """Whether messages are in Avro."""
         return self.encoding_format == "avro"
 
     @property
     def has_checksums(self) -> bool:
-        """Whether rows tell their checksums."""
+        """Whether rows contain their checksums."""
         return self.integrity_check_level == CHECKSUMS_ON
 
 
-# --- to the wire
+# --- writing
 
 
 def head(table: TableSchema) -> bytes:
-    """The members of a row's message before the table id."""
+    """The members of a row's message up to the table id."""
     names = std_string(table.schema.encode()), std_string(table.table.encode())
     return b'{"version":1,"database":%s,"table":%s,"tableID":' % names
 
@@ -138,7 +138,7 @@ def size(sent: Sent) -> int:
 
 
 def reduced_mark(location: str | None) -> bytes:
-    """What stands before the images, in a message that does not hold the whole row."""
+    """The text before the images that marks a message without the whole row."""
     if location is None:
         return b""
     stated = b',"claimCheckLocation":' + std_string(location.encode()) if location else b""
@@ -146,7 +146,7 @@ def reduced_mark(location: str | None) -> bytes:
 
 
 def checksum_member(found: RowChecksum | None) -> bytes:
-    """The member that tells a row's checksum, left out of a row without one."""
+    """The member with a row's checksum; empty for a row without one."""
     if found is None:
         return b""
     numbers = (found.version, b"true" if found.corrupted else b"false", found.current, found.previous)
@@ -178,7 +178,7 @@ class SimpleEncoder:
         self._timestamp_head = timestamp_head(options.time_zone)
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row."""
+        """One message per row."""
         return [Message(None, self._fitted(row, build_ms)) for row in rows]
 
     def _fitted(self, row: RowChange, build_ms: int) -> bytes:
@@ -196,7 +196,7 @@ class SimpleEncoder:
         return compressed(self._options.large_message_handle_compression, value)
 
     def _row(self, row: RowChange, build_ms: int, location: str | None = None) -> bytes:
-        """The value of one row's message; with a location, or an empty one, only the handle key."""
+        """The value of one row's message. With a `location`, even an empty one, only the handle key."""
         table, version = row.table, version_of(row.table.info, row.table.version)
         options = self._options
         if options.in_avro:
@@ -262,7 +262,7 @@ class SimpleEncoder:
         return Message(None, self._compressed(self._written(body)))
 
     def encode_definition(self, table: TableSchema, build_ms: int = 0) -> Message:
-        """A BOOTSTRAP message: the columns of a table version."""
+        """A BOOTSTRAP message, which defines the columns of a table version."""
         body = {"version": VERSION, "type": BOOTSTRAP, "commitTs": 0, "buildTs": build_ms}
         return Message(None, self._compressed(self._written(body | {"tableSchema": of_table(table)})))
 
@@ -270,16 +270,16 @@ class SimpleEncoder:
         return avro_write.message(body) if self._options.in_avro else go_json(body)
 
 
-# --- from the wire
+# --- reading
 
 
 def tells(value: bytes) -> bool:
-    """Whether a message may tell a table version: a quote inside a text would be escaped."""
+    """Whether a message may define a table version. Inside a text the quotes of the name would be escaped."""
     return avro.tells(value) if avro.is_avro(value) else b'"tableSchema"' in value
 
 
 def versions(value: bytes) -> list[tuple[str, str, int]]:
-    """The table versions that a message tells; none if it is not sound."""
+    """The table versions that a message defines; none if the message is not valid."""
     return [(one.schema, one.table, one.version) for one in _definitions(value, "")]
 
 
@@ -292,18 +292,19 @@ def _definitions(value: bytes, zone: str) -> list[Definition]:
 
 
 class SimpleDecoder:
-    """Decodes messages one by one: the oracle and fallback of the compiled form."""
+    """Decodes messages one by one: the oracle and fallback of the compiled decoder."""
 
     def __init__(self, options: SimpleOptions) -> None:
         self._zone = options.time_zone
         self.redefined = 0
-        """How often a table version was told that had been told otherwise before."""
+        """How often a table version was defined differently from a definition before."""
         self._known: OrderedDict[tuple[str, str, int, int], Definition] = OrderedDict()
-        """By schema, table, version and table id. With 0 for the id the last one: rows of a partitioned table
-        name their partition, and TRUNCATE TABLE gives a new id and leaves the version as it was."""
+        """By schema, table, version and table id; with the id 0, the last one of any id. That one is needed
+        because rows of a partitioned table contain their partition's id, and because TRUNCATE TABLE gives a
+        new id but keeps the version."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, watermarks and DDL; a message that is not whole is one BadMessage."""
+        """Rows, watermarks and DDL; a message that is not valid becomes one BadMessage."""
         for i in range(len(batch)):
             value = at(batch.values, i)
             if value is not None and tells(value):
@@ -311,7 +312,9 @@ class SimpleDecoder:
         return decode_plainly(batch, self._message)
 
     def _learn(self, value: bytes) -> None:
-        """Take the table versions of a message; one that is not sound is refused later."""
+        """Learn the table versions of a message. An invalid message is skipped here and becomes a bad one
+        later.
+        """
         for one in _definitions(value, self._zone):
             known = [self._known.get((one.schema, one.table, one.version, id_)) for id_ in (one.table_id, 0)]
             self.redefined += any(before not in (None, one) for before in known)
@@ -320,7 +323,7 @@ class SimpleDecoder:
                 self._known.popitem(last=False)
 
     def _keep(self, one: Definition) -> None:
-        """As the one used last, under its id and under 0: they are forgotten together."""
+        """Mark it as used last, under its id and under 0, so that both entries are dropped together."""
         for table_id in (one.table_id, 0):
             key = one.schema, one.table, one.version, table_id
             self._known[key] = one
@@ -376,7 +379,7 @@ class SimpleDecoder:
             raise DecodeError("the before image has columns that the after image has not")
         read = self._native if native else self._text
         new = [read(column, data[column.name]) for column in columns] if data else None
-        # What an update's before image leaves out is as it was.
+        # Columns that an update's before image leaves out did not change.
         was = data | old
         former = [read(column, was[column.name]) for column in columns] if old else None
         for name, cells in (("current", new), ("previous", former)):
@@ -390,7 +393,7 @@ class SimpleDecoder:
         return RowKey(schema, table, physical_id, columns, stated), (op, ts, offset, 0, new, former)
 
     def row_key(self, value: bytes) -> RowKey:
-        """What a row's message in Avro has in common with others; DecodeError or ValueError: it is no row."""
+        """The key of a row's message in Avro. DecodeError or ValueError if it is not a row."""
         body = avro.message(value)
         schema, table = member(body, "database", str), member(body, "table", str)
         table_id, version = integer(body, "tableID"), integer(body, "schemaVersion")
@@ -401,7 +404,7 @@ class SimpleDecoder:
 
     @property
     def time_zone(self) -> str:
-        """That of the texts of TIMESTAMPs."""
+        """The time zone of the texts of TIMESTAMPs."""
         return self._zone
 
     def _definition(self, schema: str, table: str, version: int, table_id: int) -> Definition:
@@ -426,7 +429,7 @@ class SimpleDecoder:
         return text
 
     def _text(self, column: WireColumn, value: Any) -> Any:
-        """A value of a JSON message."""
+        """A value from a JSON message."""
         if value is None:
             return None
         code = column.mysql_type
@@ -445,7 +448,7 @@ class SimpleDecoder:
         return number(column, int(value))
 
     def _native(self, column: WireColumn, value: Any) -> Any:
-        """A value of an Avro message."""
+        """A value from an Avro message."""
         if value is None:
             return None
         code = column.mysql_type
@@ -454,7 +457,7 @@ class SimpleDecoder:
         if code in _FLOATS:
             return number(column, value)
         if code in INTEGER_TYPES:
-            # TiCDC's new architecture writes a BIT as text; all else is a long, negative above 2**63.
+            # TiCDC's new architecture writes a BIT as text. Other values are longs, negative from 2**63 on.
             if isinstance(value, str) and _INTEGER.fullmatch(value):
                 return number(column, int(value))
             wraps = isinstance(value, int) and column.type == "uint64"
@@ -485,7 +488,9 @@ def parts(key: bytes | None, value: bytes | None) -> list[Part]:
 
 
 def _names(header: bytes | None, schemas: list[Definition]) -> tuple[str, str]:
-    """Whose DDL it is: as the header says, else the definition; a schema's own DDL has none in TiCDC's."""
+    """The schema and table of a DDL: from the header, otherwise from the definition, which TiCDC's message
+    for a DDL of a schema lacks.
+    """
     if header is not None:
         try:
             event = ddl_header.decode(header)

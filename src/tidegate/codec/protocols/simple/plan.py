@@ -1,4 +1,4 @@
-"""Simple's pieces of a table; the plain twin is `plain.SimpleEncoder`."""
+"""The encode plan of a table for simple; the plain twin is `plain.SimpleEncoder`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORDS = (b"", b"INSERT", b"UPDATE", b"DELETE")
 
 
 def plan(table: TableSchema, options: SimpleOptions, digits: int) -> EncodePlan:
-    """The plan of a table version, with room for a build time of so many digits; keys are null."""
+    """The plan of a table version, with space for a build time of `digits` digits; keys are null."""
     if options.in_avro:
         version, zone = version_of(table.info, table.version), options.time_zone
         bits = bits_of(options.flavour)
@@ -52,7 +52,7 @@ def plan(table: TableSchema, options: SimpleOptions, digits: int) -> EncodePlan:
 
 
 def _put_checksum(write: Writer) -> None:
-    """The member `checksum`, of which a row without one has nothing: so no text may wait before it."""
+    """The member `checksum`. A row without a checksum lacks all of it, so first flush the text before it."""
     write.flush()
     for before, part in (
         (b',"checksum":{"version":', kernels.SUM_VERSION),
@@ -66,7 +66,7 @@ def _put_checksum(write: Writer) -> None:
 
 
 def _shape(column: Column, zone: str) -> Shape:
-    """All values are texts; bytes are in Base64, and a TIMESTAMP stands with its zone."""
+    """All values are texts; bytes are in Base64, and a TIMESTAMP is an object with its time zone."""
     if column.kind in NUMBERS:
         return quoted(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:

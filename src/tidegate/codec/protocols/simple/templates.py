@@ -1,4 +1,4 @@
-"""What simple's row messages of one table version look like in JSON; the Avro ones are decoded plainly."""
+"""The form of simple's JSON row messages for one table version. `bulk` decodes rows in Avro."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.model.cells import DELETE, INSERT
 
 
 def templates(key: RowKey) -> list[Template]:
-    """As they are without a checksum, and with one that its producer found to match."""
+    """Templates for rows without a checksum, and for rows whose producer found their checksum to match."""
     return [
         Template(key, ([], *(_pieces(key, word, summed) for word in OPERATIONS)), summed)
         for summed in (False, True)

@@ -1,4 +1,4 @@
-"""Ticdc-mq, the protocol of TiCDC's first design of messages: docs/formats/ticdc-mq.md."""
+"""Ticdc-mq, the protocol of TiCDC's first design document for messages: docs/formats/ticdc-mq.md."""
 
 from typing import Final
 

@@ -1,10 +1,11 @@
-"""The protocol of TiCDC's first design of messages, row by row, both directions: docs/formats/ticdc-mq.md.
+"""The protocol of TiCDC's first design document, row by row, both directions: docs/formats/ticdc-mq.md.
 
     key    {"ts":1,"type":"Row","schema":"schema1","table":"table1"}
     value  {"update":{"columnName1":{"type":"Long","value":7766,"unique":true}}}       or "delete"
 
-One message a row, its key and value JSON objects. DDL, Resolved and Admin have messages of their own. Nothing
-is added to the document's members; the whole DDL travels as a header. Columns are in the table's order.
+One message per row, whose key and value are JSON objects. DDL, Resolved and Admin are separate messages.
+Messages have only the members that the document describes; a header carries the whole DDL. Columns are in the
+table's order.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ FLOATS: Final = frozenset({4, 5})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MqOptions(CodecOptions):
-    """The document has no switches."""
+    """This protocol has no options of its own."""
 
     protocol: ClassVar[str] = "ticdc-mq"
 
 
 def key_tail(kind: str, schema: str, table: str) -> bytes:
-    """The key of a row or DDL behind its ts."""
+    """The key of a row or DDL after its ts."""
     names = kind.encode(), std_string(schema.encode()), std_string(table.encode())
     return b',"type":"%s","schema":%s,"table":%s}' % names
 
@@ -71,7 +72,7 @@ def cell_head(name: str, of_type: str) -> bytes:
 
 
 def cell_end(unique: bool) -> bytes:
-    """A column behind its value."""
+    """A column after its value."""
     return b',"unique":true}' if unique else b"}"
 
 
@@ -87,7 +88,7 @@ def value_json(column: Column, value: Value) -> bytes:
 
 
 def deleted_columns(table: TableSchema) -> list[int]:
-    """Positions of the columns of a delete: those that find the row, which are all where there is no key."""
+    """Positions of the columns of a delete: those of the handle key, or all if there is none."""
     unique = [i for i, flag in enumerate(table.ticdc_flags) if flag & HANDLE_KEY_FLAG]
     return unique or list(range(len(table.columns)))
 
@@ -99,7 +100,7 @@ class TicdcMqEncoder:
         self._options = options
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row; an update has its new values only, like an insert."""
+        """One message per row; an update has only its new values, like an insert."""
         messages = []
         for row in rows:
             table, image = row.table, row.old if row.new is None else row.new
@@ -131,15 +132,15 @@ class TicdcMqEncoder:
 
 
 def admin(partitions: int) -> Message:
-    """From here on rows go to so many partitions."""
+    """The message that from here on rows go to so many partitions."""
     return Message(b'{"type":"%s"}' % ADMIN.encode(), b'{"partition":%d}' % partitions)
 
 
 class TicdcMqDecoder:
-    """Decodes messages one by one: the oracle and fallback of the compiled form."""
+    """Decodes messages one by one: the oracle and fallback of the compiled decoder."""
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, resolved marks, DDL and Admin; a message that is not whole is one BadMessage."""
+        """Rows, resolved marks, DDL and Admin; a message that is not valid becomes one BadMessage."""
         return decode_plainly(batch, _message)
 
 

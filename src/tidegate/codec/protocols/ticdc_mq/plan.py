@@ -1,4 +1,4 @@
-"""Ticdc-mq's pieces of a table; the plain twin is `plain.TicdcMqEncoder`."""
+"""The encode plan of a table for ticdc-mq; the plain twin is `plain.TicdcMqEncoder`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tidegate.model.schema import Column, Kind, TableSchema
 
 
 def plan(table: TableSchema, options: MqOptions, digits: int) -> EncodePlan:
-    """The plan of a table version; neither the options nor the build time change it."""
+    """The plan of a table version. It depends neither on the options nor on the build time."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     write.text(b'{"ts":')
     write.number(kernels.COMMIT_TS)
@@ -53,7 +53,7 @@ def plan(table: TableSchema, options: MqOptions, digits: int) -> EncodePlan:
 
 
 def _shape(column: Column) -> Shape:
-    """How a column's values are written: numbers bare, bytes in Base64, all else as TiDB's text."""
+    """How a column's values are written: numbers without quotes, bytes in Base64, others as TiDB's text."""
     if column.kind in NUMBERS:
         return bare(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:

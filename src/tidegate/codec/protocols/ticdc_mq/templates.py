@@ -1,4 +1,4 @@
-"""What ticdc-mq's row messages of one table look like."""
+"""The form of ticdc-mq's row messages for one table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.model.cells import DELETE, INSERT
 
 
 def templates(key: RowKey) -> list[Template]:
-    """The key, and the value as an update and as a delete of these columns."""
+    """The key, and the value of these columns as an update and as a delete."""
     meta: Pieces = [
         (b'{"ts":', kernels.TIMESTAMP, 0),
         (key_tail(ROW, key.schema, key.table), kernels.END, 0),
@@ -52,7 +52,7 @@ ROUTE = Route(
 
 
 def cells(column: WireColumn) -> CellForm:
-    """Numbers are bare, bytes in Base64."""
+    """Numbers are without quotes, bytes in Base64."""
     if column.mysql_type in INTEGER_TYPES or column.mysql_type in FLOATS:
         return CellForm(False, decode_kernels.TEXT)
     return CellForm(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)

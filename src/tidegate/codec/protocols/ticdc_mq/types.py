@@ -13,7 +13,7 @@ from tidegate.codec.mysql_type import is_binary
 from tidegate.model.schema import Column
 
 _NUMBERS: Final = {1: "Tiny", 2: "Short", 9: "Int24", 3: "Long", 8: "LongLong"}
-"""Those whose range depends on the sign."""
+"""Types whose range depends on the sign."""
 _TEXT_OR_BYTES: Final = {
     254: ("String", "Binary"), 15: ("Varchar", "Varbinary"), 253: ("VarString", "VarBinaryString"),
     249: ("TinyText", "TinyBlob"), 252: ("Text", "Blob"), 250: ("MediumText", "MediumBlob"),
