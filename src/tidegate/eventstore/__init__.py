@@ -1,7 +1,7 @@
-"""Order: hold committed changes until they are resolved, release them by commit ts, keep them for replay.
+"""Event store: hold committed changes until they are resolved, emit them by commit ts, keep them for replay.
 
-Reading order: `order` (what sorted means), `segment` (one immutable sorted file), `directory` (which tables'
-rows are where in it), `records` (a file that grows by appending), `manifest` (which segments a span has, and
-how far it is complete), `floors` (the latter for all spans, on one page), `store` (append, seal, drop: the
-writing edge), `reader` (blocks between two timestamps). `kernels` is the compiled form of `order`.
+Reading order: `order` (what sorted means), `segment` (one immutable sorted file), `directory` (where in it
+each table's rows are), `records` (a file that grows by appending), `manifest` (which segments a span has, and
+up to which ts it is complete), `floors` (that ts for all spans, on one page), `store` (append, seal, drop:
+the writing edge), `reader` (blocks between two timestamps). `kernels` is the compiled form of `order`.
 """

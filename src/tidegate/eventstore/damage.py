@@ -1,10 +1,10 @@
-"""Damaged files: readers report them, the writer's process mends them, readers wait meanwhile.
+"""Damaged files: readers report them, the process that owns the store repairs them, readers retry meanwhile.
 
 `STORE/damage/<span id>.<file>.json` is one report: `{"where", "why"}`. A reader that meets a damaged segment
-leaves it and raises Retryable. The process that owns the store looks at the folder, pulls exactly the damaged
-range of commits from TiKV again (`SpanStore.assess`, `mend`) and removes the report. When TiKV cannot give
-them any more, it writes `"lost"`, why and what to do, and readers raise that as Fatal. A torn manifest is
-reported likewise, and written again from memory.
+writes the report and raises Retryable. The process that owns the store looks into the folder at intervals,
+pulls exactly the damaged range of commits from TiKV again (`SpanStore.assess`, `mend`) and removes the
+report. If TiKV no longer has these commits, it writes `"lost"` with the reason and the remedy, and readers
+raise that as Fatal. Readers report a torn manifest in the same way; the owner writes it again from memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DAMAGE: Final = "damage"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A file somebody could not read. `lost`: it cannot be mended either."""
+    """A file that a reader could not read. `lost`: it cannot be repaired, because TiKV lacks its commits."""
 
     span_id: str
     file: str
@@ -36,7 +36,11 @@ class Report:
 
 
 def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:
-    """Report a damaged segment; what its reader is to raise."""
+    """Report a damaged segment. Returns the error that the reader raises.
+
+    Fatal if the segment was given up, Retryable if the report was written. If the report cannot be written,
+    the segment will not be repaired, so this returns `damage` itself, which is Fatal.
+    """
     path = _path(store, span_id, damage.file)
     with suppress(OSError, ValueError):
         lost = json.loads(path.read_bytes()).get("lost")
@@ -55,13 +59,13 @@ def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:
 
 
 def torn(store: Path, span_id: str, error: Torn) -> None:
-    """Report a torn manifest. When even that fails, it is reported by the next who reads it."""
+    """Report a torn manifest. If the report cannot be written, the manifest's next reader tries again."""
     with suppress(OSError):
         _write(_path(store, span_id, MANIFEST), {"where": error.where, "why": error.why})
 
 
 def reports(store: Path) -> Iterator[Report]:
-    """What is reported and not mended yet."""
+    """The reports of files that are not repaired yet."""
     with suppress(FileNotFoundError):
         for path in sorted((store / DAMAGE).glob("*.json")):
             span_id, _, file = path.name.removesuffix(".json").partition(".")
@@ -70,17 +74,17 @@ def reports(store: Path) -> Iterator[Report]:
 
 
 def settle(store: Path, report: Report) -> None:
-    """The segment is whole again, or gone."""
+    """Remove a report, because the segment was repaired or no longer exists."""
     _path(store, report.span_id, report.file).unlink(missing_ok=True)
 
 
 def give_up(store: Path, report: Report, *, why: str, fix: str) -> None:
-    """Nobody can mend it: readers are to say so."""
+    """Mark a segment as lost; from now on its readers raise Fatal with `why` and `fix`."""
     _write(_path(store, report.span_id, report.file), {"lost": {"why": why, "fix": fix}})
 
 
 def forget(store: Path, span_id: str) -> None:
-    """The span's files are gone, and with them all that was said of them."""
+    """Remove all reports of a span whose files were deleted."""
     for path in (store / DAMAGE).glob(f"{span_id}.*"):
         path.unlink(missing_ok=True)
 

@@ -1,15 +1,17 @@
-"""Which tables' rows are where in a segment: the directory behind its batches.
+"""Where each table's rows are in a segment: the directory behind its batches.
 
-For each batch of a segment, each table id and class of keys in it (`RECORD`, `OTHER`; `NONE` for keys of no
-table) is an *entry*: the row numbers, which are less than 65,536, and a sum over those rows' bytes. So a
-reader of one table in 10,000 touches its rows alone, and knows that they are what was written, though it has
-not read the batch that its CRC32C speaks of. A batch of one entry lists no numbers: it means all rows.
+For each batch of a segment, the directory has one *entry* for each table id and class of keys in the batch
+(`RECORD`, `OTHER`; `NONE` for keys of no table): the row numbers, which are less than 65,536, and a checksum
+over the bytes of those rows. A reader of one table in 10,000 therefore reads only that table's rows, and the
+sum verifies them without reading the whole batch, which checking the batch's CRC32C would require. If a batch
+has a single entry, no numbers are listed: the entry means all rows.
 
-The bytes, little-endian, at `SegmentInfo.directory` of the file, each section filled with zeros to 8 bytes:
+The bytes, little-endian, at offset `SegmentInfo.directory` of the file; each section is padded with zeros to
+a multiple of 8 bytes:
 
 | section | type | |
 |---|---|---|
-| magic, batches, entries, numbers, CRC32C, 0 | 8 bytes, u32, u32, u64, u32, u32 | CRC of all but itself |
+| magic, batches, entries, numbers, CRC32C, 0 | 8 bytes, u32, u32, u64, u32, u32 | CRC of all other bytes |
 | first | u32 [batches + 1] | batch b has the entries first[b] to first[b + 1] |
 | ids | i64 [entries] | |
 | sums | u64 [entries] | `order.sum_of` its rows; 0 for an entry that is all of its batch |
@@ -17,8 +19,8 @@ The bytes, little-endian, at `SegmentInfo.directory` of the file, each section f
 | kinds | u8 [entries] | |
 | numbers | u16 [numbers] | ascending within an entry |
 
-Entries of a batch are in the order in which their first rows stand. Made by `directory_kernels.tables_of`,
-whose plain twin is `order.rows_by_table`. This module loads no kernel.
+Entries of a batch are ordered by their first rows. `directory_kernels.tables_of` makes them; its plain twin
+is `order.rows_by_table`. This module loads no kernel.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ U8 = npt.NDArray[np.uint8]
 RECORD: Final = 0
 """`t{id}_r`: a row of the table."""
 OTHER: Final = 1
-"""`t{id}` with anything else behind it: an entry of an index."""
+"""`t{id}` followed by anything else: an index entry."""
 NONE: Final = 2
 """A key of no table; its id counts as 0."""
 
@@ -53,7 +55,11 @@ _CRC_AT: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class BatchTables:
-    """The entries of one batch. `counts`: rows of each; `numbers`: entry by entry, empty if there is one."""
+    """The entries of one batch.
+
+    `counts`: the number of rows of each entry. `numbers`: the row numbers, entry after entry; empty if the
+    batch has a single entry.
+    """
 
     ids: I64
     kinds: U8
@@ -63,14 +69,14 @@ class BatchTables:
 
 
 class Tables(NamedTuple):
-    """Table ids, ascending: those with rows, and those with other keys."""
+    """Ascending table ids: tables with rows (`records`), and tables with other keys (`others`)."""
 
     records: I64
     others: I64
 
 
 def encode(batches: Sequence[BatchTables]) -> bytes:
-    """The directory of a segment of these batches."""
+    """The bytes of the directory of a segment that consists of these batches."""
     entries = [len(b.ids) for b in batches]
     listed = [b.counts if len(b.ids) > 1 else np.zeros_like(b.counts) for b in batches]
     starts = np.concatenate([[0], *listed]).cumsum()
@@ -93,7 +99,7 @@ def _filled(section: bytes) -> bytes:
 
 
 class Damaged(ValueError):
-    """The bytes are not a directory, or not that of the segment."""
+    """The bytes are not a directory, or not the directory of this segment."""
 
 
 class Directory:
@@ -102,7 +108,8 @@ class Directory:
     def __init__(self, data: memoryview, rows: Sequence[int]) -> None:
         """`data` begins with the directory and may be longer; `rows` has the number of rows of each batch.
 
-        The bytes must stay as long as this object. Raises Damaged.
+        `data` must stay valid and unchanged as long as this object is used, because its arrays are views of
+        it. Raises Damaged.
         """
         if len(data) < _HEAD.size:
             raise Damaged("the directory is cut off")
@@ -136,7 +143,7 @@ class Directory:
         self._check()
 
     def _check(self) -> None:
-        """That the counts add up: every row of every batch is in one entry."""
+        """Check that the counts add up: every row of every batch is in one entry. Raises Damaged."""
         first, starts = self.first.astype(np.int64), self.starts.astype(np.int64)
         good = (
             first[0] == 0
@@ -156,11 +163,11 @@ class Directory:
 
     @property
     def tables(self) -> Tables:
-        """The ids in the segment."""
+        """The table ids of all keys in the segment."""
         return Tables(*(np.unique(self.ids[self.kinds == kind]) for kind in (RECORD, OTHER)))
 
     def entries_of(self, wanted: I64) -> I64:
-        """The entries that hold rows (`RECORD`) of the wanted tables, whose ids ascend."""
+        """The entries that hold rows (`RECORD`) of the wanted tables. `wanted` must be ascending."""
         if len(wanted) == 1:
             found = self.ids == wanted[0]
         else:
@@ -170,11 +177,11 @@ class Directory:
         return np.flatnonzero(found & (self.kinds == RECORD))
 
     def is_all(self, entry: int) -> bool:
-        """Whether an entry is all of its batch."""
+        """Whether an entry means all rows of its batch."""
         return bool(self.starts[entry] == self.starts[entry + 1])
 
     def batch(self, index: int) -> BatchTables:
-        """What the directory says of one batch."""
+        """The entries of one batch."""
         low, high = int(self.first[index]), int(self.first[index + 1])
         starts = self.starts[low : high + 1].astype(np.int64)
         counts = np.diff(starts) if high - low > 1 else self._rows[index : index + 1]
@@ -183,14 +190,14 @@ class Directory:
 
 
 def size_of(head: bytes | memoryview) -> int:
-    """The size of the directory that begins so; nothing is verified."""
+    """The size in bytes of the directory that begins with `head`; nothing is verified."""
     _, batches, entries, numbers, _, _ = _HEAD.unpack_from(head)
     sections = (4 * (batches + 1), 8 * entries, 8 * entries, 4 * (entries + 1), entries, 2 * numbers)
     return int(_HEAD.size + sum((size + 7) & ~7 for size in sections))
 
 
 def read(descriptor: int, at: int, rows: Sequence[int]) -> Directory:
-    """The directory at byte `at` of an open segment, whose batches are not read. Raises Damaged."""
+    """The directory at byte `at` of an open segment; its batches are not read. Raises Damaged."""
     head = os.pread(descriptor, _HEAD.size, at)
     if len(head) < _HEAD.size:
         raise Damaged("the directory is cut off")
@@ -199,7 +206,7 @@ def read(descriptor: int, at: int, rows: Sequence[int]) -> Directory:
 
 
 def same(one: BatchTables, other: BatchTables) -> bool:
-    """Whether two say the same of a batch."""
+    """Whether two directories describe a batch in the same way."""
     pairs: Iterable[tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]] = (
         (one.ids, other.ids),
         (one.kinds, other.kinds),

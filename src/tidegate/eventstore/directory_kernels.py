@@ -1,9 +1,9 @@
-"""Compiled directories: which rows of a block are of which table; `order` is the plain twin.
+"""Compiled directories: which rows of a block belong to which table; `order` is the plain twin.
 
-`tables_of` makes what the directory of a segment says of a block; a block of one table, which is the rule
-where a table has a folder of its own, costs it one look at each key. `rows_of` finds rows by a directory and
-verifies them: it alone works on bytes that no CRC has proved, so it proves every offset before it follows it.
-Blocks are table lines, as `kernels.describe` makes them.
+`tables_of` makes the directory entries of a block. For a block of a single table, which is usual if each
+table has its own span, it only reads the front of each key. `rows_of` finds rows by a directory and verifies
+them. Only `rows_of` works on bytes that no CRC has verified, so it checks every offset before it follows it.
+Kernels take a block as a table line, which `kernels.describe` makes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ U8 = npt.NDArray[np.uint8]
 _TABLE: Final = ord("t")
 _RECORD_MARK: Final = int.from_bytes(b"_r", "little")
 _TABLE_KEY, _RECORD_KEY = 9, 11
-"""Bytes of `t{id}`, and of `t{id}_r`; a key of a table has at least as many."""
+"""The sizes in bytes of `t{id}` and of `t{id}_r`: the least size of a table's key and of a row's key."""
 _SIGN: Final = np.uint64(1 << 63)
 
 SUM_START: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -50,12 +50,12 @@ _HALF: Final = np.uint64(32)
 _HASH: Final = 0x5851F42D4C957F2D
 _BYTE: Final = np.uint64(8)
 _LANE: Final = 8
-"""Bytes that a lane takes at a step."""
+"""Bytes that a lane consumes in one step."""
 
 
 @inline
 def _kind_of(key: int, size: int) -> int:
-    """The class of a key; reads nothing beyond it."""
+    """The class of a key; reads no byte beyond the key."""
     if size < _TABLE_KEY or load_u8(key) != _TABLE:
         return NONE
     if size >= _RECORD_KEY and load_u16(key + _TABLE_KEY) == _RECORD_MARK:
@@ -65,7 +65,7 @@ def _kind_of(key: int, size: int) -> int:
 
 @inline
 def _table_of(key: int, kind: int) -> int:
-    """The table id of a key of a class; 0 for one of no table."""
+    """The table id of a key of class `kind`; 0 for a key of no table."""
     if kind == NONE:
         return 0
     return int(np.int64(np.uint64(load_be64(key + 1)) ^ _SIGN))
@@ -73,9 +73,9 @@ def _table_of(key: int, kind: int) -> int:
 
 @kernel
 def one_table(line: I64) -> bool:
-    """Whether all rows of a block are of one table and class.
+    """Whether all rows of a block have the same table and class.
 
-    Reads the front of each key. Writes nothing. Bound: the rows of the block, the first of which exists.
+    Reads the front of each key. Writes nothing. Bound: the rows of the block, which must have at least one.
     Twin: `tidegate.eventstore.order.rows_by_table`.
     """
     offsets, keys = line[KEY_AT], line[KEY]
@@ -93,15 +93,15 @@ def one_table(line: I64) -> bool:
 
 @kernel
 def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16) -> int:
-    """Give each row of a block the entry of its table and class; returns how many entries there are.
+    """Assign each row of a block to the entry of its table and class; returns the number of entries.
 
-    Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
-    as many places as the block has rows (65,536 at most). `buckets`, all -1, is a hash table whose size is a
-    power of two, and twice the rows at least.
+    Entries are numbered in the order of their first rows, and described by `ids`, `kinds` and `counts`, which
+    have as many elements as the block has rows (65,536 at most). The caller fills `buckets` with -1; it is a
+    hash table whose size is a power of two, and at least twice the number of rows.
 
-    Reads the front of each key. Writes `buckets`, `ids`, `kinds`, `counts` and `entry_of`. Bound: an entry a
-    row. Twin: `tidegate.eventstore.order.rows_by_table`. Trick: a row of the same table as the one before it
-    does not look into the hash table.
+    Reads the front of each key. Writes `buckets`, `ids`, `kinds`, `counts` and `entry_of`. Bound: one entry
+    for each row. Twin: `tidegate.eventstore.order.rows_by_table`. Trick: a row of the same table as the row
+    before it needs no look-up in the hash table.
     """
     offsets, keys = line[KEY_AT], line[KEY]
     mask = buckets.shape[0] - 1
@@ -129,14 +129,19 @@ def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U
 
 @inline
 def _mixed(state: Any, word: Any) -> Any:
-    """One to one in each of both, so that one changed word is never missed."""
+    """Mix a word into the state. For a fixed state the result is one to one in `word`, and for a fixed word
+    one to one in `state`; therefore a single changed word always changes the sum.
+    """
     state = (state ^ word) * SUM_FACTOR
     return state ^ (state >> _HALF)
 
 
 @inline
 def _sum_bytes(state: Any, at: int, size: int) -> Any:
-    """Two lanes of 8 bytes, as a step waits for the one before it; reads nothing beyond the bytes."""
+    """The sum of some bytes, in two lanes of 8 bytes; reads no byte beyond them.
+
+    Each step of a lane waits for the step before it, so two independent lanes keep the CPU busy.
+    """
     left, right = state, ~state
     i = 0
     while i + 2 * _LANE <= size:
@@ -160,7 +165,9 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
 
 @inline
 def _sum_row(line: I64, row: int) -> Any:
-    """The sum of one row; each column begins by itself, so that the CPU works on all of them at once."""
+    """The sum of one row. Each column starts from SUM_START and not from the sum of the column before it, so
+    the CPU can work on all columns at once.
+    """
     key, key_end = load_bounds(line[KEY_AT], row)
     value, value_end = load_bounds(line[VALUE_AT], row)
     old, old_end = load_bounds(line[OLD_AT], row)
@@ -176,14 +183,14 @@ def _sum_row(line: I64, row: int) -> Any:
 
 @kernel
 def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> None:
-    """Put each row's number where its entry's numbers are, and add the row to the entry's sum.
+    """Write each row's number into its entry's part of `numbers`, and add the row to the entry's sum.
 
-    `cursors` has the place of each entry's first number, and is advanced; `numbers` has a place for each row,
-    `sums` starts as 0.
+    `cursors` holds the index of each entry's first number and is advanced. `numbers` has an element for each
+    row. The caller sets `sums` to 0.
 
-    Reads the rows of the block in full. Writes `numbers`, `cursors` and `sums`. Bound: a number a row. Twins:
-    `tidegate.eventstore.order.rows_by_table` and `tidegate.eventstore.order.sum_of`. Trick: the sum of a row
-    has six chains that do not wait for each other.
+    Reads the rows of the block in full. Writes `numbers`, `cursors` and `sums`. Bound: one number for each
+    row. Twins: `tidegate.eventstore.order.rows_by_table` and `tidegate.eventstore.order.sum_of`. Trick: the
+    sum of a row consists of six chains that do not wait for each other.
     """
     for row in range(line[ROWS]):
         entry = entry_of[row]
@@ -194,31 +201,31 @@ def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> No
 
 @inline
 def _held(offsets: int, row: int, limit: int) -> bool:
-    """Whether a row's bytes lie inside their column of `limit` bytes."""
+    """Whether a row's value is inside its column of `limit` bytes."""
     begin, end = load_bounds(offsets, row)
     return 0 <= begin <= end <= limit
 
 
 class Entries(NamedTuple):
-    """The columns of a directory that `pick` reads, a place for each entry, see `Directory`."""
+    """The columns of a directory that `pick` reads, with an element for each entry; see `Directory`."""
 
     ids: I64
     kinds: U8
     sums: U64
     starts: U32
-    """Where each entry's numbers begin; one more than entries."""
+    """The index of each entry's first number, and one element more for the end of the last entry."""
     numbers: U16
 
 
 @kernel
 def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool, refs: I64) -> int:
-    """References of the rows of some entries of a directory, entry after entry; how many there are.
+    """Write references of the rows of some entries, entry after entry; returns the number of references.
 
-    -1: a row is not what was written: its number is no row of the block or out of order, its bytes lie
-    outside their column (`limits`: bytes of keys, values, old values), its key is of another table, or the
-    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be.
+    Returns -1 if a row is not what was written: its number is not a row of the block or is out of order, its
+    bytes are outside their column (`limits`: bytes of keys, values, old values), its key belongs to another
+    table, or the entry's sum differs. `proved`: the block's CRC was verified, so the sums are not checked.
 
-    Reads the rows of the entries. Writes `refs`. Bound: a place of `refs` for each number of the entries;
+    Reads the rows of the entries. Writes `refs`. Bound: an element of `refs` for each number of the entries;
     each offset is compared with `limits` before it is followed. Twin: none, because the plain way is to
     filter all rows; `tests.eventstore.test_directory.test_reading_some_tables_is_filtering_all_rows` compares
     the two.
@@ -252,11 +259,11 @@ def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool,
 
 
 def tables_of(batch: pa.RecordBatch) -> BatchTables:
-    """What the directory says of a block that is not empty, of at most MAX_BLOCK_ROWS rows."""
+    """The directory entries of a block of 1 to MAX_BLOCK_ROWS rows."""
     line, rows = describe(batch), batch.num_rows
     alone = one_table(line)
     if alone:
-        line[ROWS] = 1  # the first speaks for all
+        line[ROWS] = 1  # one row is enough to find the block's only entry
     places = int(line[ROWS])
     buckets = np.full(1 << (2 * places - 1).bit_length(), -1, dtype=np.int32)
     ids, counts = np.empty(places, dtype=np.int64), np.empty(places, dtype=np.int64)
@@ -273,9 +280,9 @@ def tables_of(batch: pa.RecordBatch) -> BatchTables:
 
 
 def rows_of(batch: pa.RecordBatch, directory: Directory, entries: I64, *, proved: bool) -> I64 | None:
-    """References of the rows of some entries of one block, in its order; None: they are not as written.
+    """References of the rows of some entries of one block, in the block's order.
 
-    `proved`: the block's CRC was verified.
+    Returns None if the rows are not what was written. `proved`: the block's CRC was verified.
     """
     try:
         line = describe(batch)

@@ -1,6 +1,6 @@
-"""The page of floors: how far each span of a store is complete, in one small file that is written in place.
+"""The page of floors: up to which ts each span of a store is complete, in one small file written in place.
 
-`STORE/floors` is a row of entries of 32 bytes, little-endian:
+`STORE/floors` is an array of entries of 32 bytes, little-endian:
 
 | u64 | u64 | u64 | u64 |
 |---|---|---|---|
@@ -8,15 +8,16 @@
 | span id | floor | manifest's version | check |
 | 0 | 0 | 0 | 0: free |
 
-The first entry says what the file is. The check is a hash of the three words before it. If a reader finds a
+The first entry identifies the file. The check is a hash of the three words before it. If a reader finds a
 wrong check, the writer was writing that entry, and the reader reads it again. An entry whose check stays
-wrong is damaged, and counts as free. A floor counts only together with the manifest it names (`manifest`):
-the page is a hint for those who look often.
+wrong is damaged and counts as free. A floor is valid only for the manifest version that it names
+(`manifest`): the page only spares frequent readers the reading of manifests.
 
-All that moved in a tick is one write, of all entries up to the last that did. So the next tick repairs what
-was damaged. The file is not mapped for writing: on a full disk a write fails, but a store to a mapped hole
-kills the process. A larger file replaces it when all entries are taken, and one of its size when it has
-disappeared. Readers map it, and check whether it is still the same file.
+The writer publishes all floors that moved in a tick with one write, of all entries up to the last that
+moved. The next tick therefore repairs damaged entries. The writer does not map the file: on a full disk a
+write fails with an error, but storing into a hole of a mapped file kills the process (SIGBUS). When all
+entries are taken, a larger file replaces this one; when the file was deleted, one of the same size does.
+Readers map the file, and check at each read that the path still leads to the file they have mapped.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ Entries = npt.NDArray[np.uint64]
 
 
 def _checks(entries: Entries) -> npt.NDArray[np.uint64]:
-    """The check that each entry should have; 0 for a free one."""
+    """The check that each entry must have; 0 for a free entry."""
     state = np.zeros(len(entries), dtype=np.uint64)
     for column, factor in enumerate(_FACTORS):
         state = (state ^ entries[:, column]) * factor
@@ -70,27 +71,28 @@ def _name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A file as one reader has it."""
+    """A page file that a reader has mapped."""
 
     inode: int
     entries: Entries
     """The mapped file itself."""
     ids: npt.NDArray[np.uint64]
     places: Mapping[str, int]
-    """Where each of `ids` is."""
+    """Span id -> index of its entry, at the time `ids` was copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageMark:
-    """What a page held at one moment."""
+    """The contents of a page at one moment."""
 
     inode: int
     entries: bytes
 
     def stirred_since(self, before: PageMark | None) -> frozenset[str] | None:
-        """The spans that name another manifest than at an earlier mark: rows may have come. None: any may.
+        """The spans whose manifest version changed since an earlier mark: new rows may have arrived for them.
 
-        Floors that rose alone are left out: nothing but time has come then.
+        Returns None if new rows may have arrived for any span. If only a span's floor rose, it is left out,
+        because an idle span has no new rows.
         """
         if before is None or (before.inode, len(before.entries)) != (self.inode, len(self.entries)):
             return None
@@ -100,55 +102,56 @@ class PageMark:
 
 
 class FloorReader:
-    """Who looks at a store's floors again and again. Any thread may."""
+    """Reads a store's floors repeatedly. Thread-safe."""
 
     def __init__(self, store: Path) -> None:
         self._path = store / FLOORS
         self._name = str(self._path)
         self._mapped: _Mapped | None = None
         self._read: tuple[int, bytes, Frontier] | None = None
-        """The page that was read last, and what it said."""
+        """The inode and bytes of the page that was read last, and the frontier made from it."""
 
     def read(self) -> Frontier:
-        """All floors, in one pass over memory; none while there is no page."""
+        """All floors, in one pass over memory; empty while there is no page."""
         mapped = self._current()
         if mapped is None:
             return Frontier({}, (), ())
         page = mapped.entries.tobytes()
         before = self._read
         if before is not None and before[0] == mapped.inode and before[1] == page:
-            return before[2]  # a hundred changefeeds look at each page once or twice
+            return before[2]  # a hundred changefeeds read the same page once or twice each
         entries = settled(mapped.entries)
         places = mapped.places
         if not np.array_equal(entries[:, 0], mapped.ids):
             places = self._remember(mapped, entries[:, 0].copy()).places
         found = Frontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
-        if entries.tobytes() == page:  # else it met a writer, and has something that is newer than the page
+        if entries.tobytes() == page:  # otherwise a writer was active, and `found` is newer than `page`
             self._read = mapped.inode, page, found
         return found
 
     def mark(self) -> PageMark | None:
-        """What the page holds, to be compared with an earlier one: equal means that nothing was told between.
+        """The page's contents. If they equal an earlier mark, nothing was published in between.
 
-        A write under way may be met by halves; then the next mark differs.
+        The mark may contain half of a write that is under way; then the next mark differs from it.
         """
         mapped = self._current()
         return None if mapped is None else PageMark(mapped.inode, mapped.entries.tobytes())
 
     def versions(self, span_ids: Iterable[str]) -> object:
-        """Which manifests the floors of these spans speak of, to be compared with what this said earlier:
-        equal means that no rows of them have come between.
+        """The manifest versions that the floors of these spans name, to compare with an earlier result:
+        if the two are equal, no rows of these spans have arrived in between.
         """
         mapped = self._current()
         if mapped is None:
             return None
         places = [mapped.places.get(span_id, 0) for span_id in span_ids]
-        # A span that is not there yet, or not known here yet, takes up a place that was free.
+        # Some spans have no entry, or one that this reader has not seen yet. They will use an entry that was
+        # free, so the result must change when the id of any entry changes.
         others = b"" if all(places) else mapped.entries[:, 0].tobytes()
         return mapped.inode, mapped.entries[places, 2].tobytes(), others
 
     def of(self, span_id: str) -> Frontier:
-        """The floor of one span alone; a look at one entry."""
+        """The floor of one span; usually reads only its entry."""
         mapped = self._current()
         if mapped is None:
             return Frontier({}, (), ())
@@ -159,13 +162,13 @@ class FloorReader:
         return Frontier({span_id: 0}, entries[:, 1].tolist(), entries[:, 2].tolist())
 
     def _current(self) -> _Mapped | None:
-        """The page that is there now."""
+        """The page that the path leads to now; None if there is none."""
         known = self._mapped
         try:
-            status = os.stat(self._name)  # noqa: PTH116 - thousands a second, and a path's own costs twice that
+            status = os.stat(self._name)  # noqa: PTH116 - thousands a second, and Path.stat costs twice as much
         except FileNotFoundError:
             return None
-        # While it is mapped no other file gets its inode.
+        # As long as a file is mapped, no other file can get its inode number.
         if known is not None and known.inode == status.st_ino:
             return known
         try:
@@ -198,7 +201,7 @@ def _is_page(entries: Entries) -> bool:
 
 
 def settled(mapped: Entries) -> Entries:
-    """A copy of which each entry is as it was at one moment; those that are damaged are free."""
+    """A copy of the entries in which no entry is half written; damaged entries are set to free."""
     found = mapped.copy()
     wrong = np.flatnonzero(_checks(found) != found[:, 3])
     for _ in range(_LOOKS):
@@ -211,10 +214,10 @@ def settled(mapped: Entries) -> Entries:
 
 
 class FloorPage:
-    """The writing side, of which a store has one. Thread-safe."""
+    """The writer of a store's page; a store has only one. Thread-safe."""
 
     def __init__(self, store: Path, durable: Durability) -> None:
-        """Take over the page that is there; one that is none is replaced by the first `put`."""
+        """Continue the existing page. If the file is missing or not a page, the first `put` makes one."""
         self._path, self._durable = store / FLOORS, durable
         self._lock = threading.Lock()
         self._file = -1
@@ -222,7 +225,7 @@ class FloorPage:
         self._unused: list[int] = []
         self._entries = np.zeros((0, 4), dtype="<u8")
         self.damage = ""
-        """What was wrong with the page that was there."""
+        """The damage of the existing page, in words; empty if it had none."""
         self._take_over()
 
     def _take_over(self) -> None:
@@ -248,7 +251,7 @@ class FloorPage:
         self._unused = [place for place in range(len(ids) - 1, 0, -1) if not ids[place]]
 
     def get(self, span_id: str) -> tuple[Timestamp, int]:
-        """What readers were last told of a span: floor and version; (0, 0) for nothing."""
+        """The floor and manifest version last published for a span; (0, 0) if there are none."""
         with self._lock:
             place = self._places.get(span_id)
             if place is None:
@@ -257,9 +260,10 @@ class FloorPage:
             return floor, version
 
     def put(self, floors: Iterable[tuple[str, Timestamp, int]]) -> None:
-        """Tell readers (span id, floor, version of its manifest) of each; a floor of 0 takes it back.
+        """Publish (span id, floor, version of its manifest) of each span; a floor of 0 withdraws it.
 
-        Durable when this returns, as the store is. Raises DiskFull; then some may have been told.
+        When this returns, they are as durable as the store is (`Durability`). Raises DiskFull; then readers
+        may see some of them.
         """
         with self._lock:
             given = list(floors)
@@ -274,7 +278,7 @@ class FloorPage:
             self._write(places)
 
     def forget(self, span_id: str) -> None:
-        """The span is gone. Raises DiskFull."""
+        """Free the entry of a span that was removed. Raises DiskFull."""
         with self._lock:
             place = self._places.get(span_id)
             if place is None:
@@ -285,7 +289,7 @@ class FloorPage:
             self._unused.append(place)
 
     def close(self) -> None:
-        """What was told stays told."""
+        """Close the file. Readers still see the floors that were published."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
@@ -308,7 +312,7 @@ class FloorPage:
                 os.fdatasync(self._file)
 
     def _is_there(self) -> bool:
-        """Whether the path still leads to the file that is written."""
+        """Whether the path still leads to the file that this object has open."""
         if self._file < 0:
             return False
         with suppress(FileNotFoundError):
@@ -317,7 +321,7 @@ class FloorPage:
         return False
 
     def _replace(self, fresh: int) -> None:
-        """A page with room for more spans in the place of this one, or the first."""
+        """Replace the page by one with room for `fresh` more spans, or create the first page."""
         count = max(_FIRST_ENTRIES, len(self._entries))
         while count - 1 - len(self._places) < fresh:
             count *= 2

@@ -2,13 +2,14 @@
 
 Rows are not moved while they are ordered. Blocks are described by a *table*: one line of `LINE` int64 per
 block with its row count and buffer addresses (`describe`). A row is a reference, see BLOCK_SHIFT. `sort`
-makes the references of a timestamp range in order, `merge` those of several sorted blocks, `gather` copies
-the rows behind them into new columns. All reads stay inside the buffers that `describe` has checked.
+makes sorted references to the rows of a timestamp range, `merge` to the rows of several sorted blocks, and
+`gather` copies the referenced rows into new columns. All reads stay inside the buffers that `describe` has
+checked.
 
 Sorting is a radix sort over the bits of commit_ts that differ (three passes for a second of traffic,
 none when the input is already ascending), then each transaction's few rows are compared in full.
 
-What the directory of a segment says of a block is read and made by `directory_kernels`.
+`directory_kernels` reads and makes the directory entries of a block.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ _INSERTION: Final = 24
 
 @inline
 def _size(table: I64, ref: int, at: int) -> int:
-    """The bytes of a row's key, value or old value; `at` is the word of its offsets in a block line."""
+    """The bytes in a row's key, value or old value; `at` is the word of its offsets in a block line."""
     begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
     return end - begin
 
 
 @inline
 def _class(table: I64, ref: int) -> int:
-    """The class by which operations of one transaction are ordered: deletes, updates, inserts."""
+    """The class of a row's operation. A transaction's deletes (0) precede updates (1), then inserts (2)."""
     if load_u8(table[ref >> BLOCK_SHIFT, OP] + (ref & ROW_MASK)) == OP_DELETE:
         return 0
     return 1 if _size(table, ref, OLD_AT) > 0 else 2
@@ -81,7 +82,7 @@ def _class(table: I64, ref: int) -> int:
 
 @inline
 def _compare_in_ts(table: I64, left: int, right: int) -> int:
-    """Compare two rows of one commit_ts: start_ts, class of operation, key."""
+    """Compare two rows with the same commit_ts by start_ts, class of operation and key."""
     x = load_u64(table[left >> BLOCK_SHIFT, START] + 8 * (left & ROW_MASK))
     y = load_u64(table[right >> BLOCK_SHIFT, START] + 8 * (right & ROW_MASK))
     if x != y:
@@ -97,7 +98,7 @@ def _compare_in_ts(table: I64, left: int, right: int) -> int:
 
 @inline
 def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, taken: I64) -> int:
-    """Write timestamps and references of the rows of a range to `ts` and `refs`; how many there are."""
+    """Write the timestamps and references of the rows in a range to `ts` and `refs`; returns their number."""
     count = 0
     for block in range(table.shape[0]):
         first = count
@@ -145,7 +146,7 @@ def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> No
 
 @inline
 def _insertion(table: I64, refs: I64, first: int, end: int) -> None:
-    """Order refs[first:end] by insertion; the rows have one commit_ts."""
+    """Sort refs[first:end] by insertion; the rows have the same commit_ts."""
     for i in range(first + 1, end):
         moving = refs[i]
         j = i
@@ -157,7 +158,7 @@ def _insertion(table: I64, refs: I64, first: int, end: int) -> None:
 
 @inline
 def _merge_runs(table: I64, source: I64, target: I64, first: int, middle: int, end: int) -> None:
-    """Merge source[first:middle] and source[middle:end], which are in order, into `target`."""
+    """Merge the sorted source[first:middle] and source[middle:end] into `target`."""
     i, j, k = first, middle, first
     while i < middle and j < end:
         if _compare_in_ts(table, source[i], source[j]) <= 0:
@@ -174,7 +175,7 @@ def _merge_runs(table: I64, source: I64, target: I64, first: int, middle: int, e
 
 @inline
 def _sort_group(table: I64, refs: I64, spare: I64, first: int, end: int) -> None:
-    """Order the rows of one commit_ts: insertion sort, above `_INSERTION` rows a merge of such runs."""
+    """Sort the rows of one commit_ts by insertion; above `_INSERTION` rows, merge runs sorted in this way."""
     if end - first <= _INSERTION:
         _insertion(table, refs, first, end)
         return
@@ -205,7 +206,7 @@ def sort(
     spare_refs: I64,
     taken: I64,
 ) -> int:
-    """References of the rows with after < commit_ts <= upto, in order, each change once; how many there are.
+    """Write sorted references of the rows with after < commit_ts <= upto, each change once; returns how many.
 
     `ts`, `refs` and the spares hold as many elements as the blocks have rows; `taken[b]` becomes the number
     of rows of block b in the range, duplicates included.
@@ -237,7 +238,7 @@ def sort(
 
 @inline
 def _before(table: I64, left: int, right: int) -> int:
-    """Negative, zero or positive as row `left` sorts before, with or after row `right`."""
+    """Negative, zero or positive if row `left` sorts before, equal to or after row `right`."""
     x = load_u64(table[left >> BLOCK_SHIFT, COMMIT] + 8 * (left & ROW_MASK))
     y = load_u64(table[right >> BLOCK_SHIFT, COMMIT] + 8 * (right & ROW_MASK))
     if x != y:
@@ -249,12 +250,12 @@ def _before(table: I64, left: int, right: int) -> int:
 def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
     """Merge sorted blocks until one is used up or `refs` is full; returns how many references were made.
 
-    `cursors[b]` is the next row of block b and is advanced; rows from `ends[b]` on are not taken. A block
-    whose cursor stands at its end must be refilled or removed by the caller before the next call. A change
-    that several blocks hold comes out once.
+    `cursors[b]` is the next row of block b and is advanced; rows from `ends[b]` on are not taken. If the
+    cursor of a block has reached its end, the caller refills or removes the block before the next call. If
+    several blocks hold the same change, it is emitted once.
 
-    Reads the columns of the blocks. Writes `refs` and `cursors`. Bound: the places of `refs`; each costs a
-    comparison with every block, which is meant for a few blocks. Twin:
+    Reads the columns of the blocks. Writes `refs` and `cursors`. Bound: the length of `refs`; each reference
+    costs a comparison with every block, so this suits a few blocks. Twin:
     `tidegate.eventstore.order.sort_entries`.
     """
     count = 0
@@ -286,9 +287,9 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
 
 @kernel
 def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes: I64) -> int:
-    """The end of the run of references from `first` on that fit in `limit_bytes`; it has at least one.
+    """The end of the longest run of references from `first` that fits in `limit_bytes`, and is not empty.
 
-    `sizes` becomes the bytes of its keys, values and old values.
+    `sizes` becomes the bytes of the run's keys, values and old values.
 
     Reads the offsets of the rows. Writes `sizes`. Bound: refs[first:end]. Twin: none, because it adds up the
     sizes of what `gather` copies.
@@ -313,7 +314,7 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
 def _gather_bytes(
     table: I64, ref: int, at: int, data: int, out_at: int, out: int, used: int, row: int
 ) -> int:
-    """Copy one value behind the `used` bytes of a column, and the offset of its end; the bytes used then."""
+    """Append one value to the `used` bytes of a column and store its end offset, which is returned."""
     begin, end = load_bounds(table[ref >> BLOCK_SHIFT, at], ref & ROW_MASK)
     length = end - begin
     copy_exact(out + used, table[ref >> BLOCK_SHIFT, data] + begin, length)
@@ -325,7 +326,7 @@ def _gather_bytes(
 def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
     """Copy the rows refs[first:end] into the columns that `line` (a table line) points to.
 
-    Reads the rows behind the references. Writes the columns of `line`. Bound: what `measure` has counted.
+    Reads the referenced rows. Writes the columns of `line`. Bound: the sizes that `measure` has counted.
     Twin: `tidegate.eventstore.order.entries_of`, by which
     `tests.eventstore.test_kernels.test_blocks_are_sorted_and_deduplicated_as_the_plain_order_says` compares
     the rows. Trick: values are copied by wide words that may overlap.
@@ -371,13 +372,16 @@ def describe(batch: pa.RecordBatch) -> I64:
 
 
 def commit_range(batch: pa.RecordBatch) -> tuple[int, int]:
-    """The smallest and largest commit_ts of a block that is not empty."""
+    """The smallest and largest commit_ts of a non-empty block."""
     commits = batch.column(0).to_numpy()
     return int(commits.min()), int(commits.max())
 
 
 def order_rows(table: I64, after: int, upto: int, taken: I64) -> tuple[I64, int, int]:
-    """`sort` with its scratch space: (references, least commit_ts, greatest commit_ts); 0, 0 when empty."""
+    """Call `sort` with new scratch arrays. Returns (references, smallest commit_ts, largest commit_ts).
+
+    Both ts are 0 if no row is in the range.
+    """
     rows = int(table[:, ROWS].sum())
     ts, spare_ts = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.uint64)
     refs, spare = np.empty(rows, dtype=np.int64), np.empty(rows, dtype=np.int64)
@@ -388,16 +392,16 @@ def order_rows(table: I64, after: int, upto: int, taken: I64) -> tuple[I64, int,
 
 
 Allocate = Callable[[list[int]], list[pa.Buffer]]
-"""Makes buffers of the given sizes for one block."""
+"""A function that makes buffers of the given sizes (bytes) for one block."""
 
 
 def allocate(sizes: list[int]) -> list[pa.Buffer]:
-    """Buffers of their own."""
+    """Newly allocated buffers, which the block owns."""
     return [pa.allocate_buffer(size) for size in sizes]
 
 
 class Scratch:
-    """Memory for one block, used again and again: fresh pages cost more than the copy into them.
+    """Memory for one block that is reused, because page faults in fresh memory cost more than the copy.
 
     A block made with it is valid until the next one is made.
     """
@@ -406,7 +410,7 @@ class Scratch:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def __call__(self, sizes: list[int]) -> list[pa.Buffer]:
-        """As `allocate`. Keeps as much memory as the largest block took."""
+        """As `allocate`, but in the reused memory, which grows to at most 1.5 times the largest block."""
         starts = np.cumsum([0, *((size + 63) & ~63 for size in sizes)]).tolist()
         if starts[-1] > len(self._memory):
             self._memory = np.empty(starts[-1] + (starts[-1] >> 1), dtype=np.uint8)
@@ -417,7 +421,10 @@ class Scratch:
 def take(
     table: I64, refs: I64, first: int = 0, max_rows: int = MAX_BLOCK_ROWS, memory: Allocate = allocate
 ) -> tuple[pa.RecordBatch, int]:
-    """A new block of the rows from refs[first] on, of at most `max_rows` and MAX_BLOCK_BYTES; its end."""
+    """A new block of the rows from refs[first] on, at most `max_rows` rows and MAX_BLOCK_BYTES.
+
+    Returns the block and the index of the first reference that is not in it.
+    """
     sizes = np.zeros(3, dtype=np.int64)
     end = measure(table, refs, first, min(first + max_rows, len(refs)), MAX_BLOCK_BYTES, sizes)
     rows = end - first
@@ -435,7 +442,7 @@ def take(
 
 
 def take_all(table: I64, refs: I64, memory: Allocate) -> Iterator[pa.RecordBatch]:
-    """All rows as blocks. With a `Scratch` each is valid until the next."""
+    """All rows as blocks. If `memory` is a `Scratch`, each block is valid until the next one is made."""
     first = 0
     while first < len(refs):
         block, first = take(table, refs, first, memory=memory)
@@ -443,7 +450,7 @@ def take_all(table: I64, refs: I64, memory: Allocate) -> Iterator[pa.RecordBatch
 
 
 def table_of(lines: list[Any]) -> I64:
-    """Lines stacked into the table that the kernels take."""
+    """Stack lines into the table that the kernels take."""
     return np.stack(lines) if lines else np.empty((0, LINE), dtype=np.int64)
 
 

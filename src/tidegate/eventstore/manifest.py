@@ -1,32 +1,33 @@
-"""What a folder of the event store consists of, and how far it is complete: `STORE/<span_id>/manifest`.
+"""The segments of a span, and up to which ts the span is complete: `STORE/<span_id>/manifest`.
 
-A file of `records`: the base has all, each record behind it what one change has changed, so that sealing one
-more segment costs its own line. The payloads are JSON:
+A file of `records`: the base holds the whole manifest, each record behind it one change. Sealing one more
+segment therefore appends one line and does not rewrite the file. The payloads are JSON:
 
 | base | |
 |---|---|
 | format, start, end | 2, and the span's bounds in hex |
-| ranges | [start, end, resolved] of each: how far it is durable |
-| segments | of each the fields of `SegmentInfo` in a list, the blocks as lists of `BlockInfo`'s |
+| ranges | [start, end, resolved] of each range: every commit in it up to `resolved` is durable |
+| segments | each a list of the fields of `SegmentInfo`, its blocks lists of the fields of `BlockInfo` |
 | dropped_to, next_file | as in `Manifest` |
 
 | record | |
 |---|---|
-| floor | every range is durable to here at least, also if no row came |
-| ranges | in place of `floor` where they change otherwise |
-| splice | `[at, count, segments]`: what stands in the place of `count` segments from `at` on |
+| floor | every range is durable at least up to this ts, even if no row arrived |
+| ranges | the new ranges, instead of `floor`, if `floor` cannot express the change |
+| splice | `[at, count, segments]`: `segments` replace `count` segments from index `at` on |
 | dropped_to, next_file | if they change |
 
-*Order of publication*: segment file, manifest, page of floors (`floors`). So a reader that takes a floor
-first and a manifest then finds every row with commit_ts <= floor in it. An idle span moves on the page alone,
-and its manifest follows every minute or two (`span_store`).
+*Order of publication*: segment file, manifest, page of floors (`floors`). A reader that reads a floor first
+and the manifest after it therefore finds every row with commit_ts <= floor in the manifest's segments. While
+a span is idle, only its floor on the page rises; its manifest follows every minute or two (`span_store`).
 
-*Why what a floor says stays true after any crash.* A floor names the version of the manifest of which it
-speaks (`records`: a version is one content for ever), and was written when all rows up to it were in that
-manifest's segments. That is a fact about this content, which no crash can make untrue. Beside any other
-manifest a floor counts for nothing, and the manifest's own ranges do: a newer one says at least as much, for
-each record carries the floor of its time, and an older one (after a loss of power) lacks rows. So nothing
-rests on the page alone, in whatever state it is found: lost, torn, or older or newer than the manifests.
+*Why a floor stays true after any crash.* A floor names a manifest version (`records`: a version always means
+the same content). It was written when all rows up to the floor were in the segments of that version. This is
+a fact about that content, and no crash can make it untrue. If the manifest has another version, readers
+ignore the floor and use the manifest's own ranges. A newer manifest says at least as much, because each
+record carries the floor of its time. An older manifest (after a loss of power) lacks rows, so the floor must
+not apply to it. Correctness therefore never depends on the page, whether it is lost, torn, older or newer
+than the manifests.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ _OLD_MANIFEST: Final = "manifest.json"
 _OLD_FRONTIER: Final = "frontier.json"
 
 _UNKNOWN: Final = -1
-"""The version of a manifest that is on no disk; no floor ever names it."""
+"""The version of a manifest that is not on disk; no floor ever names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRange:
-    """How far a part of the span is durable: its rows up to `resolved` are in segments or runs."""
+    """A part of the span; its rows with commit_ts <= `resolved` are in segments or runs."""
 
     start: bytes
     end: bytes
@@ -65,15 +66,15 @@ class RegionRange:
 
 
 RANGES_MAX: Final = 4096
-"""A manifest holds so many ranges at most; beyond, neighbours are joined at the least of their ts."""
+"""The most ranges that a manifest holds; if there are more, neighbours are joined at their smallest ts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A span's segments. Complete for commit_ts in (dropped_to, resolved].
 
-    `segments` are in the order of their making; they may overlap in ts (spilled runs). `next_file` numbers
-    the next segment, so that a file name is never used for two announced segments.
+    `segments` are in the order in which they were made; they may overlap in ts (spilled runs). `next_file` is
+    the number of the next segment; because it only rises, two announced segments never share a file name.
     """
 
     span: Span
@@ -82,25 +83,25 @@ class Manifest:
     dropped_to: Timestamp = 0
     next_file: int = 0
     version: int = field(default=_UNKNOWN, compare=False)
-    """Which file this was read from, with how many records."""
+    """The version of the file that this was read from (`records.Seen.version`)."""
     torn: bool = field(default=False, compare=False)
-    """Whether the file had bytes behind them: an append under way, or one that was cut off."""
+    """Whether bytes follow the file's last whole record: an append under way, or one that was cut off."""
 
     @property
     def resolved(self) -> Timestamp:
-        """Every commit up to here is in the segments (the page of floors may say more for an idle span)."""
+        """Every commit <= this ts is in the segments. The page of floors may be ahead for an idle span."""
         return min(r.resolved for r in self.ranges)
 
     def with_resolved(self, ts: Timestamp) -> Manifest:
-        """The same, complete up to `ts`; ranges that are further stay so."""
+        """The same manifest, complete up to `ts`; ranges with a higher ts keep it."""
         return replace(self, ranges=joined([replace(r, resolved=max(r.resolved, ts)) for r in self.ranges]))
 
     def restarted(self, ts: Timestamp) -> Manifest:
-        """The same, with all of the span complete up to `ts` and no further."""
+        """The same manifest with a single range, which is complete up to `ts` exactly."""
         return replace(self, ranges=(RegionRange(self.span.start, self.span.end, ts),))
 
     def cut_back(self, ts: Timestamp) -> Manifest:
-        """The same, complete up to `ts` and no further, without what lies beyond."""
+        """The same manifest, complete up to `ts` exactly; rows above `ts` no longer count."""
         kept = tuple(
             replace(s, valid_to=ts) if s.last_ts > ts else s for s in self.segments if s.min_ts <= ts
         )
@@ -108,10 +109,10 @@ class Manifest:
 
 
 class Frontier(Mapping[str, Timestamp]):
-    """Span id -> resolved ts, as the page of floors had them; and of which manifest each of them speaks."""
+    """Span id -> resolved ts from the page of floors, with the manifest version that each of them names."""
 
     def __init__(self, places: Mapping[str, int], floors: Sequence[int], versions: Sequence[int]) -> None:
-        """`places` says where in the others a span's are; a floor of 0 is none."""
+        """`places` maps a span id to its index in `floors` and `versions`; a floor of 0 means no floor."""
         self._places, self._floors, self._versions = places, floors, versions
 
     def __getitem__(self, span_id: str) -> Timestamp:
@@ -127,7 +128,7 @@ class Frontier(Mapping[str, Timestamp]):
     def get(self, span_id: str, /, default: T) -> Timestamp | T: ...
 
     def get(self, span_id: str, /, default: object = None) -> object:
-        """As a dictionary's; of all spans, 20 times a second."""
+        """As `dict.get`. Written out because it is called for every span 20 times a second."""
         place = self._places.get(span_id)
         return default if place is None else self._floors[place] or default
 
@@ -138,7 +139,11 @@ class Frontier(Mapping[str, Timestamp]):
         return sum(1 for _ in self)
 
     def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
-        """Up to where a manifest that was read after this frontier names every commit."""
+        """The ts up to which the segments of a manifest hold every commit.
+
+        `manifest` is read after this frontier. A manifest of another version than the floor names may lack
+        the floor's rows; then only its own ranges count.
+        """
         place = self._places.get(span_id)
         if place is None or self._versions[place] != manifest.version:
             return manifest.resolved
@@ -146,7 +151,10 @@ class Frontier(Mapping[str, Timestamp]):
 
 
 def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[RegionRange, ...]:
-    """Ranges that tile a span, in key order, as fewer: equal neighbours are one; at most about `most`."""
+    """Join ranges that tile a span in key order: neighbours with the same ts become one.
+
+    If more than `most` remain, neighbours are joined at their smallest ts until at most `most` do.
+    """
     found: list[RegionRange] = []
     for each in ranges:
         if found and found[-1].resolved == each.resolved:
@@ -162,7 +170,7 @@ def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[Regio
 
 
 def highest(a: Sequence[RegionRange], b: Sequence[RegionRange]) -> list[RegionRange]:
-    """Of two tilings of a span, for each key the higher ts."""
+    """Combine two tilings of a span; each key gets the higher of its two ts."""
     edges = sorted({r.start for r in a} | {r.start for r in b})
     found, i, j = [], 0, 0
     for start, end in zip(edges, [*edges[1:], a[-1].end], strict=True):
@@ -210,7 +218,7 @@ def _base(manifest: Manifest) -> bytes:
 
 
 def _from_base(path: Path, data: bytes) -> tuple[Manifest, list[Any]]:
-    """The manifest without its segments, and these. Raises Fatal when it is too new."""
+    """The manifest without its segments, and its segments as JSON. Raises Fatal if the format is unknown."""
     body = orjson.loads(data)
     if body["format"] != FORMAT:
         raise Fatal(
@@ -225,7 +233,7 @@ def _from_base(path: Path, data: bytes) -> tuple[Manifest, list[Any]]:
 
 
 def _change(old: Manifest, new: Manifest) -> bytes:
-    """The record that makes the new manifest of the old one."""
+    """The record that turns the old manifest into the new one."""
     body: dict[str, Any] = {}
     floor = new.resolved
     if old.with_resolved(floor).ranges == new.ranges:
@@ -249,7 +257,7 @@ def _change(old: Manifest, new: Manifest) -> bytes:
 
 
 def _changed(manifest: Manifest, segments: list[Any], changes: Iterable[bytes]) -> Manifest:
-    """The manifest after some records. `segments` are its own, of which some may still be JSON."""
+    """The manifest after some records. `segments` are its segments, some of which may still be JSON."""
     ranges = manifest.ranges
     floor: Timestamp | None = None
     dropped_to, next_file = manifest.dropped_to, manifest.next_file
@@ -264,7 +272,8 @@ def _changed(manifest: Manifest, segments: list[Any], changes: Iterable[bytes]) 
             segments[first : first + count] = fresh
         dropped_to = body.get("dropped_to", dropped_to)
         next_file = body.get("next_file", next_file)
-    # Only now: most segments of a long tail were merged away since, and the last floor is all that counts.
+    # Parsed only here: later records have merged most segments of a long tail away, and of the floors only
+    # the highest counts.
     known = tuple(s if isinstance(s, SegmentInfo) else _segment_from_json(s) for s in segments)
     found = replace(manifest, ranges=ranges, segments=known, dropped_to=dropped_to, next_file=next_file)
     return found if floor is None else found.with_resolved(floor)
@@ -274,15 +283,15 @@ def _changed(manifest: Manifest, segments: list[Any], changes: Iterable[bytes]) 
 
 
 class ManifestFile:
-    """The writing side of one folder's manifest. Not thread-safe."""
+    """The writer of one folder's manifest. Not thread-safe."""
 
     def __init__(self, folder: Path, durable: Durability = "process") -> None:
-        """The first write is a new base."""
+        """The first write after this is a new base, whatever is on disk."""
         self._file = RecordFile(folder / MANIFEST, durable)
         self._written: Manifest | None = None
 
     def write(self, manifest: Manifest) -> int:
-        """Make it the folder's; the version it has from now on. Raises DiskFull."""
+        """Write the folder's manifest; returns the version it has now. Raises DiskFull."""
         old, self._written = self._written, None
         if old is None or self._file.wants_base:
             version = self._file.begin(_base(manifest))
@@ -292,20 +301,20 @@ class ManifestFile:
         return version
 
     def rewrite(self, manifest: Manifest) -> int:
-        """As `write`, all of it: what is on disk is not what was written."""
+        """As `write`, but as a new base: used when the file on disk is not what was written."""
         self._written = None
         return self.write(manifest)
 
 
 class ManifestReader:
-    """Who reads one folder's manifest again and again: only what was appended is read. Any thread may."""
+    """Reads one folder's manifest repeatedly, each time only the records appended since. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MANIFEST
         self._known: tuple[tuple[int, int, int], Seen, Manifest] | None = None
 
     def read(self) -> Manifest:
-        """The manifest as it is now. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
+        """The manifest as it is now. Raises FileNotFoundError, Torn, or Fatal if its format is unknown."""
         known = self._known
         status = self._path.stat()
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -325,12 +334,12 @@ class ManifestReader:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The manifest in a span's folder. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
+    """The manifest in a span's folder. Raises FileNotFoundError, Torn, or Fatal if its format is unknown."""
     return ManifestReader(folder).read()
 
 
 def refuse_old_form(store: Path) -> None:
-    """Raises Fatal when a store is of the form that had a manifest rewritten at each seal."""
+    """Raises Fatal if an earlier version wrote the store, which rewrote the whole manifest at each seal."""
     olds = [store / _OLD_FRONTIER, *store.glob(f"*/{_OLD_MANIFEST}")]
     found = next((path for path in olds if path.exists()), None)
     if found is None:
@@ -345,5 +354,5 @@ def refuse_old_form(store: Path) -> None:
 
 
 def span_folder(store: Path, span: Span, kv_mode: str = "tidb", keyspace: str = "") -> Path:
-    """Where a span's files are."""
+    """The folder of a span's files."""
     return store / span_id(span, kv_mode, keyspace)

@@ -1,9 +1,9 @@
 """The order of changes in the event store: commit ts, start ts, delete < update < insert, key.
 
-The class of operation comes before the key so that, inside one transaction, a row that frees a unique
-value precedes the row that takes it (TiCDC's sorter does the same). This is the plain twin of
-`eventstore.kernels` and its oracle; nothing on the hot path calls it. The functions for what a segment's
-directory says of its rows are those of `eventstore.directory_kernels`.
+The class of operation comes before the key because, inside one transaction, a row that frees a unique
+value must precede the row that takes it (TiCDC's sorter does the same). This is the plain twin of
+`eventstore.kernels` and its test oracle; nothing on the hot path calls it. `rows_by_table` and `sum_of` are
+the twins of `eventstore.directory_kernels`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def op_class(op: int, old_value: bytes) -> int:
 
 
 def order_key(entry: Entry) -> tuple[int, int, int, bytes]:
-    """What entries are compared by; two entries with equal keys are one change pulled twice."""
+    """The key by which entries are compared. Entries with equal keys are one change that was pulled twice."""
     return entry.commit_ts, entry.start_ts, op_class(entry.op, entry.old_value), entry.key
 
 
@@ -54,7 +54,7 @@ def block_of(entries: Iterable[Entry]) -> pa.RecordBatch:
 
 
 def sort_entries(entries: Iterable[Entry], after: int, upto: int) -> list[Entry]:
-    """Those with after < commit_ts <= upto, in order, each change once (the first one seen stays)."""
+    """The entries with after < commit_ts <= upto, sorted, each change once (the first one found is kept)."""
     chosen: dict[tuple[int, int, int, bytes], Entry] = {}
     for entry in entries:
         if after < entry.commit_ts <= upto:
@@ -71,7 +71,7 @@ def table_of(key: bytes) -> tuple[int, int]:
 
 
 def rows_by_table(entries: Iterable[Entry]) -> dict[tuple[int, int], list[int]]:
-    """Where the rows of each table and class are among the entries, in the order of their first rows."""
+    """The indexes of the rows of each (table id, class), in the order of their first rows."""
     found: dict[tuple[int, int], list[int]] = {}
     for number, entry in enumerate(entries):
         found.setdefault(table_of(entry.key), []).append(number)
@@ -84,7 +84,7 @@ _FACTOR: Final = 0xD6E8FEB86659FD93
 
 
 def sum_of(entries: Iterable[Entry]) -> int:
-    """The sum of rows that a directory keeps: 64 bits over all their bytes and their order."""
+    """The checksum of rows that a directory keeps: 64 bits over all their bytes and their order."""
     state = 0
     for entry in entries:
         words = [entry.commit_ts, entry.start_ts, len(entry.key) << 32 | entry.op]
@@ -106,10 +106,10 @@ def _sum_words(state: int, words: Sequence[int]) -> int:
 
 
 def _sum_bytes(data: bytes) -> int:
-    """Words of 8 bytes go to two lanes in turns, and what is left over to the second.
+    """Words of 8 bytes go to two lanes alternately; the bytes left over go to the second lane.
 
-    The rest is the last 8 bytes, some of which were in a lane already; fewer than 8 in all are a big-endian
-    number.
+    If bytes are left over, the word for them is the last 8 bytes, some of which a lane has already used. Data
+    of fewer than 8 bytes is one big-endian number.
     """
     whole = len(data) // 8 * 8
     words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, whole, 8)]

@@ -1,12 +1,14 @@
 """Blocks of a span between two timestamps: sorted, each change once, every byte verified.
 
-Safe beside the process that writes: a reader takes the frontier first, then the manifest, reads only up to
-that frontier, and looks whether it still stands (`store_view.check`). A segment that was merged away in
-between makes `read` take the manifest again; an open one stays readable. Spark's tasks, the control process
-and the store's own merging use this module; it keeps nothing open between calls.
+Reading is safe while another process writes: a reader takes the frontier first, then the manifest, reads only
+up to that frontier, and then checks that the frontier was not withdrawn (`store_view.check`). If a segment
+was merged away in between, `read` reads the manifest again; a segment that is already open stays readable.
+Spark's tasks, the control process and the store's own merging use this module; it keeps nothing open between
+calls.
 
-A reader of some `tables` takes rows by the segments' directories. Where they are few of a batch's rows, the
-rest of it is not touched, so the batch's CRC proves nothing: the directory's sums do.
+A reader of some `tables` finds their rows by the segments' directories. If they are only a small part of a
+batch, the other rows are not read, so the batch's CRC cannot be checked; the directory's sums verify the
+rows instead.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
 
 SCATTERED: Final = 8
-"""If fewer than one in so many rows of a batch are wanted, their sums are verified and not its CRC."""
+"""If fewer than one in this many rows of a batch is wanted, the rows' sums are verified, not the CRC."""
 
 
 def read(
@@ -41,12 +43,12 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
-    `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
-    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables. `wanted`: of a
-    stripe, the tables of which rows must not be missing (`store_view.check`). Raises Retryable when the
-    span has no manifest or a torn one, when the store does not hold all of the range (any more, or yet:
-    `store_view.check`), or when a segment is damaged and being mended (`damage`; Fatal when it cannot be).
-    Blocks may be views of mapped files.
+    `past`: leave out all changes up to and including that place. It is found by reading rows, because the
+    index resolves only commit ts. `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without
+    tables. `wanted`: returns which tables of a stripe must be complete (`store_view.check`). Raises Retryable
+    if the span has no manifest or a torn one, if the store does not hold the whole range (any more, or not
+    yet: `store_view.check`), or if a segment is damaged and will be repaired (`damage`; Fatal if it cannot
+    be). Blocks may be views of mapped files.
     """
     try:
         segments = _open_segments(Path(store), span_id, after, upto, wanted)
@@ -64,7 +66,7 @@ def read_together(
     tables: Collection[int] | None = None,
     wanted: Callable[[str], store_view.Wanted | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The changes of several spans, each (id, after, upto), merged in the store's order. As `read`."""
+    """The changes of several spans, each (id, after, upto), merged in the store's order. See `read`."""
     sources = [read(store, *span, max_rows, past, tables, wanted) for span in spans]
     return sources[0] if len(sources) == 1 else _merge(sources, max_rows)
 
@@ -100,7 +102,7 @@ def _open_segments(
             except store_view.Unresolved:
                 if attempt == store_view.READ_ATTEMPTS:
                     raise
-                continue  # perhaps because the manifest was replaced since
+                continue  # perhaps only because the manifest was replaced in between
             return opened
     raise DamagedSegment(
         store / span_id / missing, "all of it", "the manifest names it and the file is not there"
@@ -114,7 +116,7 @@ def merged(
     max_rows: int = MAX_BLOCK_ROWS,
     tables: Collection[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of open segments in (after, upto], in order, small pieces joined into blocks.
+    """The rows of open segments in (after, upto], sorted; small pieces are joined into blocks.
 
     `tables`: as in `read`.
     """
@@ -149,7 +151,7 @@ def _pieces(
 
 
 def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Groups of segments whose ts ranges touch, in order; segments of different groups do not."""
+    """Groups of segments with overlapping ts ranges, in ts order; only these need to be merged."""
     group: list[Segment] = []
     reach = -1
     for segment in sorted(segments, key=lambda s: s.info.min_ts):
@@ -165,7 +167,7 @@ def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
 def _ranged(
     segment: Segment, after: Timestamp, upto: Timestamp, wanted: kernels.I64 | None
 ) -> Iterator[pa.RecordBatch]:
-    """The verified, not empty parts of a segment's batches with commit_ts in (after, upto]."""
+    """The parts of a segment's batches with commit_ts in (after, upto], verified and not empty."""
     limit = min(upto, segment.info.last_ts)
     indexes = segment.indexes(after, limit)
     batches = (segment.batch(i) for i in indexes) if wanted is None else _of_tables(segment, indexes, wanted)
@@ -178,7 +180,7 @@ def _ranged(
 
 
 def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) -> Iterator[pa.RecordBatch]:
-    """The wanted tables' rows of some batches, verified; a batch of one table is passed on as it is."""
+    """The wanted tables' rows of some batches, verified; a batch with a single table is not copied."""
     directory = segment.directory
     entries = directory.entries_of(wanted)
     cuts = np.searchsorted(entries, directory.first).tolist()
@@ -203,9 +205,9 @@ def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) ->
 def _merge(
     sources: Sequence[Iterator[pa.RecordBatch]], max_rows: int, segments: Sequence[Segment] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Merge sorted sources, which may be of `segments`.
+    """Merge sorted sources. `segments`: the segments they read, whose mapped pages are released.
 
-    A view of one batch of each is open, and only what one block is made of is in memory.
+    One batch of each source is open as a view, and only the rows of one block are copied into memory.
     """
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
     for source in sources:
@@ -223,14 +225,14 @@ def _merge(
                 for segment in segments:
                     segment.let_go()
             yield block
-            del block  # before the next one is made
+            del block  # free its memory before the next block is made
         heads, cursors = _refilled(heads, cursors, ends)
 
 
 def _refilled(
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]], cursors: kernels.I64, ends: kernels.I64
 ) -> tuple[list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]], kernels.I64]:
-    """Sources whose batch is used up get their next one, or leave."""
+    """Advance the sources whose batch is used up; remove those that have no more batches."""
     fresh, at = [], []
     for (source, batch), cursor, end in zip(heads, cursors.tolist(), ends.tolist(), strict=True):
         following: pa.RecordBatch | None = batch

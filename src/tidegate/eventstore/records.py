@@ -1,18 +1,20 @@
-"""A small file that grows by records: a base, which says all, and behind it what has changed since.
+"""A small file that grows by records: a base with the complete content, and behind it the changes since.
 
 ```
 "tgrecord" | nonce u64 | CRC32C of both u32 | 0 u32 | base | record | record | ...
 a record:  length u32 | CRC32C u32 of the length's bytes and the payload | payload, a multiple of 8 bytes
 ```
 
-An append costs its own bytes, not those of the file. When the tail has outgrown the base, the next write is a
-new base: a file of its own, put in the old one's place. Each base has a random *nonce*; nonce + records is
-the file's *version*, and no other content of that file, or of one in its place, ever has the same.
+An append writes only its own record, not the whole file. When the tail has become larger than the base, the
+next write is a new base: a new file that replaces the old one. Each base has a random *nonce*; the nonce plus
+the number of records is the file's *version*, and no other content of this file, or of one that replaces it,
+ever has the same version.
 
-A record that is cut off at the end was not written: its writer died, or the machine did. Nothing may ever be
-written behind one, or a reader would stop before it for ever. So a writer begins with a new base, and writes
-one after an append that failed. Good records behind a bad one are therefore damage (`Torn`), and so is a bad
-base, which a rename puts there whole.
+If the last record is cut off, it counts as not written: its writer or the machine crashed during the append.
+Nothing may be appended behind such a record, because readers stop there and would never see what follows. A
+writer therefore begins with a new base, and also writes one after a failed append. Consequently, good records
+behind a bad one mean damage (`Torn`), and so does a bad base, because a base is renamed into place as a whole
+file.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from tidegate.errors import Retryable
 from tidegate.eventstore.segment import Durability, sync
 
 TAIL_MIN: Final = 64 << 10
-"""A tail of so many bytes is kept however small the base is."""
+"""Bytes. A tail up to this size never causes a new base, even if the base is smaller."""
 
 _MAGIC: Final = b"tgrecord"
 _HEAD: Final = struct.Struct("<8sQII")
@@ -42,38 +44,38 @@ _FULL: Final = os.strerror(errno.ENOSPC)
 
 
 class Torn(Retryable):
-    """A small file is not what was written. The process that owns the store replaces it."""
+    """A file of records is corrupt. The process that owns the store replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a file was read."""
+    """The position up to which a file was read."""
 
     nonce: int
     count: int
-    """Records behind the base."""
+    """The number of records behind the base."""
     end: int
-    """The byte behind the last of them."""
+    """The offset of the byte behind the last of them."""
 
     @property
     def version(self) -> int:
-        """What the file is called with exactly these records."""
+        """The version of the file when it has exactly these records."""
         return self.nonce + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found beyond what had been seen. `records` begin with the base if `whole`."""
+    """The result of `read`. `records`: those not seen before; if `whole`, all records, the base first."""
 
     seen: Seen
     records: list[bytes]
     whole: bool
     torn: bool
-    """Whether bytes follow that are no record: an append under way, or one that was cut off."""
+    """Whether bytes follow that are not a whole record: an append under way, or one that was cut off."""
 
 
 def read(path: Path, seen: Seen | None = None) -> Reading:
-    """The records of a file, or those appended since it was `seen`, if it is still the same.
+    """The records of a file; only those appended since `seen` if the file still has the same base.
 
     Raises FileNotFoundError, Torn.
     """
@@ -112,7 +114,7 @@ def _torn(path: Path, at: int, why: str) -> Torn:
 
 
 def _split(data: bytes) -> tuple[list[bytes], int]:
-    """The records at the front of some bytes, and where the last of them ends."""
+    """The whole records at the front of `data`, and the offset behind the last of them."""
     records, at = [], 0
     while (found := _record_at(data, at)) is not None:
         records.append(found)
@@ -131,7 +133,7 @@ def _record_at(data: bytes, at: int) -> bytes | None:
 
 
 def _any_behind(data: bytes, bad: int) -> bool:
-    """Whether a good record begins anywhere behind the place of a bad one; all begin at a multiple of 8."""
+    """Whether a good record begins behind the bad one at offset `bad`; records begin at multiples of 8."""
     lengths = np.frombuffer(data, "<u4", count=(len(data) - bad) // 8 * 2, offset=bad)[::2].astype(np.int64)
     left = len(data) - bad - 8 * np.arange(len(lengths)) - _RECORD.size
     plausible = np.flatnonzero((lengths > 0) & (lengths <= left))
@@ -139,23 +141,23 @@ def _any_behind(data: bytes, bad: int) -> bool:
 
 
 class RecordFile:
-    """The writing side, of which a file has one. Not thread-safe."""
+    """The writer of a file; a file has only one. Not thread-safe."""
 
     def __init__(self, path: Path, durable: Durability) -> None:
         self._path, self._durable = path, durable
-        self._seen: Seen | None = None  # what is on disk; None: a base is due
+        self._seen: Seen | None = None  # what is on disk; None: the next write must be a base
         self._base_bytes = 0
 
     @property
     def wants_base(self) -> bool:
-        """Whether the next write is to be a base."""
+        """Whether the next write must be a base."""
         seen = self._seen
         return seen is None or seen.end - self._base_bytes > max(self._base_bytes, TAIL_MIN)
 
     def begin(self, base: bytes) -> int:
-        """Put a new file in the old one's place; its version. Raises DiskFull; then the old one is there."""
+        """Replace the file by a new one; returns its version. Raises DiskFull; then the old file remains."""
         self._seen = None
-        nonce = secrets.randbits(62)  # so that no sum of it and a count is beyond 63 bits
+        nonce = secrets.randbits(62)  # nonce + count must fit in 63 bits
         head = _HEAD.pack(_MAGIC, nonce, 0, 0)[:16]
         data = head + struct.pack("<II", crc32c(head), 0) + _framed(base)
         replace_file(self._path, data, self._durable)
@@ -163,7 +165,7 @@ class RecordFile:
         return nonce
 
     def append(self, record: bytes) -> int:
-        """Write a record behind the others; the version from now on. Raises DiskFull; then a base is due."""
+        """Append a record; returns the new version. Raises DiskFull; then the next write must be a base."""
         seen, self._seen = self._seen, None
         assert seen is not None, "a base is due"
         data = _framed(record)
@@ -181,14 +183,14 @@ class RecordFile:
 
 
 def _framed(payload: bytes) -> bytes:
-    """A record of a JSON text, to which spaces may be added."""
+    """A JSON text as a record, padded with spaces to a multiple of 8 bytes."""
     payload += b" " * (-len(payload) % 8)
     length = struct.pack("<I", len(payload))
     return length + struct.pack("<I", crc32c(payload, crc32c(length))) + payload
 
 
 def replace_file(path: Path, data: bytes, durable: Durability) -> None:
-    """Put `data` at `path`: a reader finds the old bytes or the new, never a mixture. Raises DiskFull."""
+    """Replace the file at `path`: readers see the old bytes or the new, never a mixture. Raises DiskFull."""
     partial = path.with_name(path.name + ".tmp")
     with writing(partial):
         partial.write_bytes(data)

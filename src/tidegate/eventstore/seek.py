@@ -1,4 +1,4 @@
-"""Finding one's way inside sorted blocks: where a change stands, and what lies behind a place."""
+"""Positions inside sorted blocks: the place of a row, and the rows behind a place."""
 
 from __future__ import annotations
 

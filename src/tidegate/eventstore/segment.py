@@ -3,9 +3,9 @@
 Schema metadata (ASCII): `tidegate.format` = 2, `tidegate.span`, `tidegate.rows`, `tidegate.min_ts`,
 `tidegate.max_ts`. Each batch's custom metadata holds `crc32c`: eight hex digits of the CRC32C over its
 buffers' meaningful bytes in column order (offsets before data, no padding). Batches are cut at 65,536 rows or
-8 MiB. Behind the batches, before Arrow's footer, lies the `directory`: which tables' rows are where. Keys
-without tables have none. A file becomes part of the store only when a manifest names it; until then it is
-rubbish.
+8 MiB. Between the batches and Arrow's footer is the `directory`, which says where each table's rows are;
+segments of keys without tables have none. A file becomes part of the store only when a manifest names it;
+until then the store may delete it.
 
 Durability: `process` leaves the bytes in the page cache, which survives kill -9; `fsync` also survives the
 machine.
@@ -31,11 +31,11 @@ from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 2
 LET_GO_BYTES: Final = 1 << 20
-"""Mapped pages of smaller batches are not worth a call."""
+"""Mapped pages are released only for batches of at least this many bytes; less is not worth the call."""
 Durability = Literal["process", "fsync"]
 
 _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, AttributeError)
-"""What Arrow raises for bytes that are no batch."""
+"""The errors that Arrow raises for bytes that are not a batch."""
 
 _RESTORE: Final = (
     "while a capture runs it pulls the changes anew; otherwise restore the file from a copy, or stop the "
@@ -45,7 +45,10 @@ _RESTORE: Final = (
 
 
 class DamagedSegment(Fatal):
-    """A file is not what the manifest says. `file`: its name; `repair` replaces it, readers report it."""
+    """A file is not what the manifest says. Readers report it, and the puller's repair replaces it.
+
+    `file`: its name.
+    """
 
     def __init__(self, path: Path, at: str, why: str) -> None:
         self.file = path.name
@@ -56,7 +59,10 @@ class DamagedSegment(Fatal):
 
 @dataclass(frozen=True, slots=True)
 class BlockInfo:
-    """One batch of a segment, as the manifest lists it. `at`: byte offset; `bytes`: of keys and values."""
+    """One batch of a segment, as the manifest lists it.
+
+    `at`: byte offset in the file. `bytes`: the bytes of its keys, values and old values.
+    """
 
     at: int
     rows: int
@@ -67,11 +73,11 @@ class BlockInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What the manifest knows of a segment.
+    """One segment, as the manifest lists it.
 
-    `bytes` is the file's size. `valid_to`: rows with a larger commit_ts do not count (they were held, but not
-    announced, when the process died, and are pulled again); None when all count. `directory`: where it lies
-    in the file; 0 for none.
+    `bytes` is the file's size. `valid_to`: rows with a larger commit_ts do not count, because they were
+    written but not announced when the process died, and are pulled again; None if all rows count.
+    `directory`: its offset in the file; 0 if there is none.
     """
 
     file: str
@@ -90,11 +96,11 @@ class SegmentInfo:
 
     @property
     def batch_rows(self) -> list[int]:
-        """How many rows each batch has."""
+        """The number of rows of each batch."""
         return [block.rows for block in self.blocks]
 
     def overlaps(self, after: int, upto: int) -> bool:
-        """Whether a row that counts may lie in (after, upto]."""
+        """Whether a row that counts may be in (after, upto]."""
         return self.min_ts <= upto and self.last_ts > after
 
 
@@ -113,7 +119,7 @@ def _buffers(batch: pa.RecordBatch) -> list[pa.Buffer]:
 
 
 def _plain(batch: pa.RecordBatch, rows: int) -> bool:
-    """Whether a batch has `rows` rows and no nulls: what its header says and the CRC does not cover."""
+    """Whether a batch has `rows` rows and no nulls, as its header says; the CRC does not cover the header."""
     columns = batch.columns
     return batch.num_rows == rows and all(
         len(c) == rows and c.offset == 0 and c.null_count == 0 and c.buffers()[0] is None for c in columns
@@ -138,14 +144,14 @@ def data_bytes(batch: pa.RecordBatch) -> int:
 
 
 def ends(batch: pa.RecordBatch) -> tuple[int, int]:
-    """The first and the last commit_ts of a sorted, not empty batch."""
+    """The first and the last commit_ts of a sorted, non-empty batch."""
     commits = batch.column(0)
     return commits[0].as_py(), commits[len(commits) - 1].as_py()
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a segment's schema metadata says of it."""
+    """The values in a segment's schema metadata."""
 
     span: str
     rows: int
@@ -154,7 +160,7 @@ class Facts:
 
 
 Index = Callable[[pa.RecordBatch], BatchTables]
-"""What a directory says of a batch: `directory_kernels.tables_of`."""
+"""A function that makes the directory entries of a batch: `directory_kernels.tables_of`."""
 
 
 def write(
@@ -165,10 +171,10 @@ def write(
     durable: Durability = "process",
     index: Index | None = None,
 ) -> SegmentInfo:
-    """Write sorted, non-empty batches (each starting at offset 0) as one segment; an old file is replaced.
+    """Write sorted, non-empty batches (each starting at offset 0) as one segment; replaces an old file.
 
-    A batch is not used again once the next one is asked for. With `index` the segment gets a directory.
-    Raises DiskFull; then there is no file.
+    A batch is no longer used when the next one is requested, so batches may share a `kernels.Scratch`. With
+    `index` the segment gets a directory. Raises DiskFull; then there is no file.
     """
     metadata = {"format": FORMAT, "span": facts.span, "rows": facts.rows}
     metadata |= {"min_ts": facts.min_ts, "max_ts": facts.max_ts}
@@ -186,7 +192,8 @@ def write(
                         tables.append(index(batch))
                     writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
                 if index is not None:
-                    # Arrow's footer names the place of each batch, so what lies between them and it is ours.
+                    # Arrow's footer holds the offset of each batch, so Arrow ignores bytes between the last
+                    # batch and the footer.
                     at = sink.tell()
                     sink.write(directory.encode(tables))
             size = sink.tell()
@@ -196,10 +203,9 @@ def write(
 
 
 def tables_in(folder: Path, info: SegmentInfo) -> Tables:
-    """The ids of the tables that a segment has rows or other keys of. No batch is read.
+    """The ids of the tables whose rows or other keys a segment holds. No batch is read.
 
-    Of a segment without a directory nothing is known: it may not be asked. Raises FileNotFoundError when the
-    file is gone, DamagedSegment.
+    The segment must have a directory. Raises FileNotFoundError if the file is gone, DamagedSegment.
     """
     assert info.directory, "a segment of keys without tables"
     path = folder / info.file
@@ -224,12 +230,12 @@ def sync(path: Path) -> None:
 
 
 class Segment:
-    """An open segment. The file stays readable through this object even after the store has removed it."""
+    """An open segment. It stays readable even after the store has removed the file."""
 
     def __init__(self, folder: Path, info: SegmentInfo, without: Container[int] = ()) -> None:
-        """Map the file; batches `without` are left out.
+        """Map the file. `without`: the indexes of batches that `indexes` leaves out.
 
-        Raises FileNotFoundError when it is gone, DamagedSegment when it is not what `info` says.
+        Raises FileNotFoundError if the file is gone, DamagedSegment if it is not what `info` says.
         """
         self.info, self._path, self._without = info, folder / info.file, without
         self._directory: Directory | None = None
@@ -248,10 +254,10 @@ class Segment:
             raise self._corrupt(0, "its schema or its number of batches is not what the manifest says")
 
     def batch(self, index: int) -> pa.RecordBatch:
-        """Batch `index`, its CRC verified; zero-copy over the mapped file.
+        """Batch `index`, its CRC verified; a view of the mapped file.
 
-        Of a large batch no page counts as this process's memory at first; those that its reader touches do,
-        until `let_go`, which this calls.
+        After verifying a large batch this calls `let_go`, so its pages do not count as this process's memory.
+        The pages that the reader then touches count until the next `let_go`.
         """
         batch, expected = self._found(index)
         try:
@@ -265,11 +271,11 @@ class Segment:
         return batch
 
     def unproved(self, index: int) -> pa.RecordBatch:
-        """Batch `index`, of which no byte was read or verified: who reads one has to prove it."""
+        """Batch `index`, neither read nor verified. The caller must verify every byte that it uses."""
         return self._found(index)[0]
 
     def _found(self, index: int) -> tuple[pa.RecordBatch, str]:
-        """A batch of the shape it must have, and the CRC32C it should have."""
+        """A batch whose shape was checked, and the CRC32C that its bytes must have."""
         try:
             found = self._reader.get_batch_with_custom_metadata(index)
             batch, metadata = found.batch, found.custom_metadata
@@ -293,8 +299,9 @@ class Segment:
         return self._directory
 
     def let_go(self) -> None:
-        """Give back the mapped pages; batches stay valid, and are read from the page cache again."""
-        # All of the file, not only what was read last: a batch is read on after the next one was asked for.
+        """Release the mapped pages; batches stay valid, and their bytes come from the page cache again."""
+        # Of the whole file, not only of the last batch: readers still touch a batch after they have requested
+        # the next one.
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def indexes(self, after: int, upto: int) -> Iterator[int]:
@@ -314,7 +321,7 @@ class Segment:
         return found
 
     def misplaced(self, index: Index) -> bool:
-        """Whether the directory, if there is one, is not that of the batches, which can all be read."""
+        """Whether the segment's directory does not match its batches. All batches must be readable."""
         if not self.info.directory:
             return False
         try:
@@ -325,7 +332,7 @@ class Segment:
         return not all(directory.same(known.batch(i), index(self.batch(i))) for i in places)
 
     def not_written(self, batch: int) -> DamagedSegment:
-        """What to raise when rows of an unproved batch turn out not to be what was written."""
+        """The error to raise if rows of an unverified batch are not what was written."""
         return self._corrupt(batch, "rows that the directory names are not what was written")
 
     def _corrupt(self, batch: int, why: str) -> DamagedSegment:

@@ -1,28 +1,29 @@
 """The writing edge of the event store: append, seal, drop, publish.
 
-`STORE/` belongs to one process at a time (a lock on `STORE/lock`). Rows wait in memory until a resolved ts
-covers them; `seal(R)` writes those with commit_ts <= R as one sorted segment, names it in the span's manifest
-and only then lets `resolved` say R; `publish` then tells readers, on the page of floors. Rows above R stay;
-when all spans together hold more than `memory_bytes`, the span that holds most is sorted and written as a
-run: a segment beyond R that readers merge in as the resolved ts reaches its rows. One span: `span_store`.
+`STORE/` belongs to one process at a time, which holds a lock on `STORE/lock`. Rows wait in memory until a
+resolved ts covers them. `seal(R)` writes the rows with commit_ts <= R as one sorted segment, names it in the
+span's manifest, and only then raises `resolved` to R; `publish` then announces R to readers on the page of
+floors. Rows above R stay in memory. When all spans together hold more than `memory_bytes`, the store sorts
+the rows of the span that holds most and writes them as a run: a segment above R, which readers merge in when
+the resolved ts reaches its rows. `span_store` has the code of one span.
 
 Crash: `durable="process"` (default) leaves files in the page cache and survives kill -9 of the process at any
-moment; `durable="fsync"` forces each file to disk before the one that names it, and the page when it is
-written.
-What was not published is pulled again; what a run held beyond the ts its range is kept to is hidden by
-`valid_to`. After a loss of power any file may be torn, missing, or older than another: a span is complete as
-far as its own manifest and the segments that are whole say, or the floor that names that very manifest. The
-rest is pulled again, and `on_pulled_again` is told.
+moment; `durable="fsync"` forces each file to disk before the file that names it, and the page when it is
+written. The puller pulls again everything that was not published; `valid_to` hides the rows that a run holds
+above the ts of its range. After a loss of power any file may be torn, missing, or older than another. A span
+is then complete up to the ts that its own manifest and the undamaged segments prove, or up to a floor that
+names exactly this manifest version. The rest is pulled again, and `on_pulled_again` is called.
 
-Small segments are merged when `MERGE_COUNT` of like size lie together, so the number of files grows with the
-data, not with the number of seals. A reader that meets a merged-away file reads the manifest again.
+When `MERGE_COUNT` neighbouring small segments of similar size exist, they are merged, so the number of files
+grows with the data, not with the number of seals. A reader whose file was merged away reads the manifest
+again.
 
-A tick costs what moved in it: a span with rows a segment and a record of its manifest, an idle one a number
-in memory, and all of them together one write of the page.
+A tick costs only the changes in it: for a span with rows a segment and a record in its manifest, for an idle
+span a number in memory, and for all spans together one write of the page.
 
-Room: while segments and runs hold more than `disk_bytes`, or the disk is full, `pressure` says so, and
-whoever appends should wait. Nothing is lost meanwhile: rows stay in memory, `drop_below` works (its small
-manifest takes the room of `STORE/reserve` if it must), and `recover` notices when there is room again.
+Disk space: while segments and runs hold more than `disk_bytes`, or the disk is full, `pressure` returns the
+reason, and callers should stop appending. Meanwhile nothing is lost: rows stay in memory, `drop_below` still
+works (if it must, its small manifest takes the space of `STORE/reserve`), and `recover` notices free space.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ LOG: Final = logging.getLogger(__name__)
 
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1 << 20
-"""Held back on the disk for the manifests that let segments go when nothing else fits any more."""
+"""Disk space held in reserve for manifests that drop segments, which must be writable even on a full disk."""
 ROOM_SHARE: Final = 0.8
-"""Below this share of the quota there is room again."""
+"""At or below this share of the quota `has_room` is true: dropped data may be pulled again."""
 FILLING_SHARE: Final = 0.75
-"""Above this share of the quota, below where there is room again, somebody should let something go."""
+"""Above this share of the quota the store is `filling`: data should be dropped. It is below ROOM_SHARE."""
 CROWDED_SHARE: Final = 0.875
-"""Above this share of the quota there will soon be none."""
+"""Above this share of the quota the store is `crowded`: the quota will soon be used up."""
 
 
 class EventStore:
@@ -74,13 +75,14 @@ class EventStore:
         keep_free: int = 0,
         on_pulled_again: Callable[[Retryable], None] | None = None,
     ) -> None:
-        """Open or create the folder. Raises Retryable while another process has it, Fatal when an earlier
-        version wrote it.
+        """Open or create the folder.
 
-        `on_pulled_again` is told of each span whose files do not add up, in any thread.
-        `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, and of what is charged beside
-        them (`charge`), 0 for no bound but the disk's. `keep_free`: bytes of the disk that are left to
-        others.
+        Raises Retryable while another process holds its lock, Fatal if an earlier version wrote it.
+
+        `on_pulled_again` is called, in any thread, for each span whose files do not add up.
+        `memory_bytes`: the most bytes of rows that wait in memory. `disk_bytes`: the most bytes of segments
+        and runs, and of other data that callers `charge`; 0 for no bound except the disk. `keep_free`: bytes
+        of the disk that the store leaves to others.
         """
         self.folder: Path = Path(folder)
         self.durable: Durability = durable
@@ -97,10 +99,12 @@ class EventStore:
         self._spans: dict[str, SpanStore] = {}
         self._lock = threading.Lock()  # guards _spans, _moved, _held and _disk
         self._open_lock = threading.Lock()
-        self._publish_lock = threading.Lock()  # held from the look at a claim to its being told
-        self._moved: dict[str, SpanStore] = {}  # their claims are to be told
+        # Held from reading a claim until it is on the page, because a claim that was withdrawn in between
+        # must not be published afterwards.
+        self._publish_lock = threading.Lock()
+        self._moved: dict[str, SpanStore] = {}  # spans whose claims are not published yet
         self._held = self._disk = 0
-        self._full = ""  # why the last write failed for want of room
+        self._full = ""  # why the last write failed, if the disk was full
         self._thread = threading.local()
         self._on_pulled_again = on_pulled_again
         self._floors = FloorPage(self.folder, durable)
@@ -114,10 +118,10 @@ class EventStore:
         self.recover()
 
     def _clear_remains(self) -> dict[str, int]:
-        """Folders that lost their manifest when a removal was cut off hold nothing anybody knows of.
+        """Delete the folders without a usable manifest. Returns the bytes on disk of each remaining span.
 
-        Nor do those with a torn one: that is said, because it is pulled again if a feed needs it. Returns the
-        bytes on disk of each span there is.
+        A folder has no manifest if the process died during `remove_span`. A torn manifest is reported through
+        `pulled_again`, because the span will be pulled again if a feed needs it.
         """
         sizes = {}
         for folder in self.folder.iterdir():
@@ -137,7 +141,7 @@ class EventStore:
         return sizes
 
     def open_span(self, span: Span) -> SpanStore:
-        """The span's store, opened once. Raises DiskFull."""
+        """The store of a span; opens it if it is not open yet. Raises DiskFull."""
         name = span_id(span, self.kv_mode)
         with self._open_lock:
             found = self._spans.get(name)
@@ -149,14 +153,15 @@ class EventStore:
             return found
 
     def remove_span(self, span: Span) -> None:
-        """Delete all that is kept of a span; opened again it begins empty. Nobody may be reading it."""
+        """Delete all data of a span; if it is opened again, it begins empty. No reader may be using it."""
         name = span_id(span, self.kv_mode)
         with self._open_lock:
             found = self._spans.get(name)
             if found is not None:
                 found.close()
             self.charge(disk=-self._closed_disk.pop(name, 0))
-            # Readers first; then the manifest, so that what a crash leaves behind is known as remains.
+            # First the floor, so readers stop using the span; then the manifest, because `_clear_remains`
+            # recognises what a crash leaves behind by the missing manifest.
             with self._publish_lock:
                 with self._lock:
                     self._moved.pop(name, None)
@@ -167,12 +172,15 @@ class EventStore:
             damage.forget(self.folder, name)
 
     def open_spans(self) -> list[SpanStore]:
-        """Those that are open now."""
+        """The spans that are open now."""
         with self._lock:
             return list(self._spans.values())
 
     def publish(self) -> None:
-        """Tell readers how far each open span is sealed. Costs nothing when no span moved."""
+        """Publish the resolved ts of each open span that moved. Writes nothing if no span moved.
+
+        Raises DiskFull; then the next call publishes the same spans.
+        """
         with self._publish_lock:
             with self._lock:
                 moved, self._moved = self._moved, {}
@@ -186,36 +194,39 @@ class EventStore:
                 raise
 
     def moved(self, span: SpanStore) -> None:
-        """A span's claim is another than what was told of it."""
+        """Note that a span's claim differs from what was published; the next `publish` writes it."""
         with self._lock:
             self._moved[span.id] = span
 
     def withdraw(self, span_id: str) -> None:
-        """Take a span's ts back before its data goes, so that a crash cannot leave a ts without data."""
+        """Withdraw a span's published floor. Called before its data is deleted, because otherwise a crash in
+        between would leave a floor without data.
+        """
         with self._publish_lock:
             if self._floors.get(span_id)[0]:
                 self.small(lambda: self._floors.put([(span_id, 0, 0)]))
 
     def published(self, span_id: str) -> tuple[Timestamp, int]:
-        """What readers were last told about a span, and of which manifest; (0, 0) for nothing."""
+        """The floor last published for a span and the manifest version it names; (0, 0) if there is none."""
         return self._floors.get(span_id)
 
     def pulled_again(self, notice: Retryable) -> None:
-        """Say that files do not add up and what they held is pulled again."""
+        """Log and report that a span's files do not add up, and that their data is pulled again."""
         event(LOG, logging.WARNING, notice.what, where=notice.where, why=notice.why)
         if self._on_pulled_again is not None:
             self._on_pulled_again(notice)
 
     def scratch(self) -> kernels.Scratch:
-        """The calling thread's memory for one block at a time; used again for the next."""
+        """The calling thread's memory for one block at a time; the next block reuses it."""
         if not hasattr(self._thread, "scratch"):
             self._thread.scratch = kernels.Scratch()
         found: kernels.Scratch = self._thread.scratch
         return found
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Count bytes that spans hold in memory, and in segments and runs; or others, for which no other
-        room is set aside.
+        """Add to the counts of bytes in memory and on disk (negative when they are released).
+
+        Besides the spans, callers that keep other data in the same budgets charge it here.
         """
         with self._lock:
             self._held += memory
@@ -223,18 +234,18 @@ class EventStore:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that wait in memory over all spans."""
+        """Bytes of rows that wait in memory, over all spans."""
         return self._held
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all segments and runs, and what others were charged with."""
+        """Bytes on disk of all segments and runs, and of other data that was charged."""
         return self._disk
 
     def relieve(self) -> None:
-        """While more than `memory_bytes` wait in memory, write the largest span's rows as a run.
+        """While more than `memory_bytes` wait in memory, write the rows of the largest span as a run.
 
-        Without room on the disk they stay in memory, and `pressure` says so.
+        If the disk is full, the rows stay in memory and `pressure` returns the reason.
         """
         while self._held > self.memory_bytes:
             largest = max(self.open_spans(), key=lambda s: s.pending_bytes)
@@ -246,7 +257,7 @@ class EventStore:
                 return
 
     def forget(self, span: SpanStore) -> None:
-        """A span was closed; what was published of it stays published."""
+        """Remove a closed span from the open ones; its published floor stays."""
         with self._lock:
             if self._spans.get(span.id) is span:
                 del self._spans[span.id]
@@ -257,7 +268,7 @@ class EventStore:
 
     @property
     def pressure(self) -> str:
-        """Why nothing more should be appended, in words; empty when there is room."""
+        """The reason why callers should stop appending; empty if there is room."""
         if self._full:
             return self._full
         if self.over_quota:
@@ -266,14 +277,14 @@ class EventStore:
 
     @property
     def filling(self) -> str:
-        """Why there may be no room before long, in words; empty while much is free, or without a quota."""
+        """Why data should be dropped; empty while much of the quota is free, or without a quota."""
         if self.disk_bytes and self._disk > self.disk_bytes * FILLING_SHARE:
             return f"{self._disk} of the {self.disk_bytes} bytes of the event store's disk quota are used"
         return ""
 
     @property
     def crowded(self) -> str:
-        """Why there will soon be no room, in words; empty while much of the quota is free, or without one."""
+        """A warning that the quota will soon be used up; empty while enough of it is free, or without one."""
         if self.disk_bytes and self._disk > self.disk_bytes * CROWDED_SHARE:
             return f"the event store's disk quota is nearly used up: {self._disk} of {self.disk_bytes} bytes"
         return ""
@@ -285,11 +296,11 @@ class EventStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether enough is free for what was given up under pressure to come back."""
+        """Whether enough space is free to pull again what was dropped under pressure."""
         return not self._full and (not self.disk_bytes or self._disk <= self.disk_bytes * ROOM_SHARE)
 
     def admit(self) -> None:
-        """Raises DiskFull while a segment would take what is left to others: the disk counts as full."""
+        """Raise DiskFull while less than `keep_free` bytes of the disk are free: it then counts as full."""
         if self.keep_free and (free := free_bytes(self.folder)) < self.keep_free:
             raise DiskFull(
                 "the disk is full",
@@ -300,11 +311,11 @@ class EventStore:
             )
 
     def filled(self, error: DiskFull) -> None:
-        """A write found no room."""
+        """Note that a write failed because the disk is full."""
         self._full = f"{error.what}: {error.why}"
 
     def recover(self) -> None:
-        """See whether the disk has room again, for what waits in memory and for the reserve."""
+        """Check whether the disk has room again: restore the reserve, and spill rows that wait in memory."""
         path = self.folder / RESERVE
         try:
             self.admit()
@@ -318,7 +329,10 @@ class EventStore:
             self.filled(error)
 
     def small(self, write: Callable[[], None]) -> None:
-        """Write a small file by which others go; on a full disk in the place of the reserve."""
+        """Run a small write that lets larger files be deleted; on a full disk, free the reserve for it first.
+
+        Raises DiskFull if it fails even then.
+        """
         try:
             write()
         except DiskFull:
@@ -326,7 +340,7 @@ class EventStore:
             write()
 
     def close(self) -> None:
-        """Close every span and give the folder free. Nothing is published."""
+        """Close every span and release the lock on the folder. Nothing is published."""
         for span in list(self._spans.values()):
             span.close()
         self._floors.close()

@@ -1,7 +1,8 @@
-"""What waits in the event store, without opening a segment: floors, manifests, and estimates from them.
+"""The contents of the event store without its rows: floors, manifests, and estimates from them.
 
-For those who plan (Spark's planning processes, the control process): no kernel is loaded here, which a
-process that starts for one question would pay for with a second. `reader` hands out the rows.
+Used by the processes that plan (Spark's planning processes, the control process). This module loads no
+kernel, because that would add a second to the start of a process that asks one question. `reader` returns
+the rows.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ from tidegate.model.timestamp import Timestamp, compose
 from tidegate.tidb.keys import ids_touched, stripe_ids
 
 READ_ATTEMPTS: Final = 5
-"""How often a manifest is read again because it was replaced meanwhile."""
+"""How often a manifest is read in total, because it may have been replaced during a read."""
 BEHIND: Final = compose(1000)
-"""A stripe whose floor is so far behind may have ranges that are further: its manifest is looked at."""
+"""If the floor of a stripe is this far behind (1 s), some of its ranges may be ahead of it, and its manifest
+is read."""
 
 Wanted: TypeAlias = tuple[int, int]
-"""Of a stripe, the first table id and which ids are wanted: bit i is the i-th."""
+"""The wanted tables of a stripe: the first table id, and a bit mask; bit i stands for the id `first` + i."""
 
 
 class Lifted(Mapping[str, Timestamp]):
-    """A frontier of which some floors are higher; the others are not copied."""
+    """A frontier in which some floors are replaced by higher ones, without copying the others."""
 
     def __init__(self, frontier: Frontier, higher: Mapping[str, Timestamp]) -> None:
         self._frontier, self._higher = frontier, higher
@@ -48,42 +50,42 @@ class Lifted(Mapping[str, Timestamp]):
 
 
 class NoManifest(Retryable):
-    """A span has no files, or not yet."""
+    """A span has no files (yet)."""
 
 
 class Unresolved(Retryable):
-    """A manifest does not name all there is up to the ts that was asked for."""
+    """A manifest does not name every commit up to the requested ts."""
 
 
 @lru_cache(maxsize=16)
 def _floors(store: Path | str) -> FloorReader:
-    """A store's page, mapped once in a process; whether it is still that file is seen at each look."""
+    """A store's page reader, one in a process; each read checks that the file is still the same."""
     return FloorReader(Path(store))
 
 
 def read_frontier(store: Path | str) -> Frontier:
     """Span id -> resolved ts, as last published: one pass over mapped memory.
 
-    Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
+    Each ts is valid only for the manifest version that it names: `Frontier.reach`.
     """
     return _floors(store).read()
 
 
 def page_mark(store: Path | str) -> PageMark | None:
-    """What was published last, to be compared with an earlier mark; much cheaper than `read_frontier`."""
+    """The page as last published, to compare with an earlier mark; much cheaper than `read_frontier`."""
     return _floors(store).mark()
 
 
 def versions(store: Path | str, span_ids: Iterable[str]) -> object:
-    """What changes when rows of these spans have come, whatever comes of others (`FloorReader.versions`)."""
+    """Changes when new rows of these spans arrive, not for others' (`FloorReader.versions`)."""
     return _floors(store).versions(span_ids)
 
 
 def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
-    """Up to where a manifest names every commit of the wanted tables of a stripe; others may be behind.
+    """The ts up to which a manifest names every commit of the wanted tables of a stripe.
 
-    A lock that stays, or a region without a leader, holds back one range. Who wants none of its tables goes
-    by the ranges that he wants.
+    A transaction lock that stays, or a region without a leader, holds back one range of the stripe. A reader
+    that wants no table in that range need not wait for it.
     """
     first, bits = wanted
     within = stripe_ids(manifest.span)
@@ -100,10 +102,11 @@ def lifted(
     now: Timestamp,
     manifest_of: Callable[[str], Manifest | None],
 ) -> Mapping[str, Timestamp]:
-    """A frontier as it is for who wants some tables of stripes.
+    """The frontier for a reader that wants only some tables of stripes.
 
-    `wanted`: by stripe. `now`: how far upstream is, by the span of DDL; stripes that are about there are not
-    looked at. A floor that was taken back stays so: the stripe is begun anew.
+    `wanted`: by the id of the stripe. `now`: the current ts of the upstream, taken from the span of DDL; a
+    stripe whose floor is close to it is not examined. A withdrawn floor (0) is not lifted, because the stripe
+    is being pulled from the beginning again.
     """
     found: dict[str, Timestamp] = {}
     for span_id, tables in wanted.items():
@@ -116,18 +119,20 @@ def lifted(
 
 
 def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None = None) -> Manifest:
-    """A span's manifest. Raises NoManifest when the span has none yet, Retryable when it is torn: that is
-    reported to the puller, which writes it again.
+    """A span's manifest.
 
-    `known`: who reads it again and again, so that only what was appended is read.
+    Raises NoManifest if the span has none yet, Retryable if it is torn. A torn manifest is also reported
+    (`damage`), and the puller writes it again.
+
+    `known`: a reader to reuse, which reads only the records appended since its last read.
     """
     folder = Path(store) / span_id
     try:
         reader = known or ManifestReader(folder)
         manifest = reader.read()
         if manifest.torn and (again := reader.read()).torn and again.version == manifest.version:
-            # An append under way is done by now, most often; one that was cut off, or damaged since, would
-            # hide for ever what it says.
+            # An append that was under way at the first read is usually finished at the second. Otherwise the
+            # record was cut off or damaged, and unless the manifest is written again, its content stays lost.
             why = "the last record behind its base is no whole one"
             damage.torn(Path(store), span_id, Torn("a manifest is torn", where=str(folder), why=why))
         return manifest
@@ -144,13 +149,13 @@ def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None 
 
 
 def covering_manifest(store: Path | str, span_id: str, after: Timestamp, upto: Timestamp) -> Manifest:
-    """A span's manifest that names all there is in (after, upto]. Raises Retryable when there is none."""
+    """A span's manifest that names every commit in (after, upto]. Raises Retryable if there is none."""
     for _ in range(READ_ATTEMPTS - 1):
         manifest = read_manifest(store, span_id)
         try:
             check(store, span_id, manifest, after, upto)
         except Unresolved:
-            continue  # perhaps because it was replaced since
+            continue  # perhaps only because the manifest was replaced in between
         return manifest
     manifest = read_manifest(store, span_id)
     check(store, span_id, manifest, after, upto)
@@ -165,13 +170,14 @@ def check(
     upto: Timestamp,
     wanted: Callable[[str], Wanted | None] | None = None,
 ) -> None:
-    """That a manifest which was read before this call names all there is in (after, upto].
+    """Check that a manifest that was read before this call names every commit in (after, upto].
 
-    `wanted`: says what is wanted of a stripe; asked when others of its tables may be behind.
+    `wanted`: returns the wanted tables of a stripe; called only if the stripe as a whole is not complete.
 
-    Raises Retryable when it does not, or not yet: a span is begun anew when a changefeed needs it from an
-    earlier ts than is kept, and its floor is taken back before the manifest that lacks its rows is there. So
-    the floor is read last. Unresolved may also mean that the manifest was replaced since.
+    Raises Retryable if the manifest does not name them all (any more, or not yet). When a changefeed needs a
+    span from an earlier ts than the store has, the span is pulled from that ts again, and its floor is
+    withdrawn before the new manifest, which lacks rows, is written. Therefore the floor is read here, after
+    the manifest. Unresolved may also mean only that the manifest was replaced in between.
     """
     reach = _floors(store).of(span_id).reach(span_id, manifest)
     if upto > reach and wanted is not None and (tables := wanted(span_id)) is not None:
@@ -194,9 +200,9 @@ def check(
 
 
 def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, Timestamp]]:
-    """The spans that have files, but for some: id to bounds and the last ts they may hold changes of.
+    """The spans that have files, except those in `but`: id -> (bounds, last ts it may hold changes of).
 
-    A span whose folder has no manifest that can be read is left out.
+    A span without a readable manifest is left out.
     """
     frontier, found = read_frontier(store), {}
     for folder in Path(store).iterdir():
@@ -212,10 +218,10 @@ def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, 
 
 
 def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int, int, Timestamp, Timestamp]:
-    """An estimate of what lies in (after, upto]: rows, bytes of keys and values, first and last commit_ts.
+    """An estimate of the rows in (after, upto]: number, bytes of keys and values, first and last commit_ts.
 
-    (0, 0, 0, 0) means that the manifest certainly names nothing (`check` tells whether it names all there
-    is); more than 0 rows means very likely something. No file is opened.
+    (0, 0, 0, 0) means that the manifest certainly names no rows there (`check` says whether it is complete);
+    otherwise there very likely are some. No file is opened.
     """
     rows, size, first, last = 0, 0, upto, after
     for _, block, limit in _blocks(manifest, after, upto):
@@ -232,8 +238,8 @@ def has_any(
 ) -> bool:
     """Whether there may be rows in (after, upto] of the tables `wanted`: bit i is the id `first` + i.
 
-    Looks into the directory of each segment once in a process. What cannot be read may hold anything: whoever
-    reads the rows says what is wrong with it.
+    Each process reads the directory of a segment once. A segment that cannot be read counts as holding all
+    tables; the reader of its rows then reports the damage.
     """
     return any(
         _tables_of(folder, segment, first) & wanted
@@ -244,7 +250,7 @@ def has_any(
 
 @lru_cache(maxsize=1 << 14)
 def _tables_of(folder: Path, info: SegmentInfo, first: int) -> int:
-    """The tables of which a segment has records, as bits; -1, which is all: nobody knows."""
+    """The tables of which a segment has rows, as a bit mask; -1 (all bits) if the segment cannot be read."""
     try:
         ids = tables_in(folder, info).records
     except (DamagedSegment, FileNotFoundError):
@@ -253,10 +259,10 @@ def _tables_of(folder: Path, info: SegmentInfo, first: int) -> int:
 
 
 def cut(manifest: Manifest, after: Timestamp, upto: Timestamp, max_bytes: int) -> Timestamp:
-    """The ts to read to from `after` so that about `max_bytes` are taken; `upto` when all of it fits.
+    """The ts up to which (after, ts] holds about `max_bytes`; `upto` if all of it fits.
 
-    Between after and upto; at least one commit_ts that has rows is taken. Inside a block, commits are assumed
-    to be evenly spread over its ts range. No file is opened.
+    The range (after, ts] includes at least one commit_ts with rows. The estimate assumes that the commits of
+    a block are evenly spread over its ts range. No file is opened.
     """
     blocks = sorted(_blocks(manifest, after, upto), key=lambda b: (b[1].min_ts, b[1].max_ts))
     taken = 0.0
@@ -273,7 +279,7 @@ def cut(manifest: Manifest, after: Timestamp, upto: Timestamp, max_bytes: int) -
 def _blocks(
     manifest: Manifest, after: Timestamp, upto: Timestamp
 ) -> Iterator[tuple[SegmentInfo, BlockInfo, Timestamp]]:
-    """The blocks that may hold rows in (after, upto], each with the last ts that counts in it."""
+    """The blocks that may hold rows in (after, upto], each with the largest commit_ts that counts in it."""
     for segment in manifest.segments:
         limit = min(upto, segment.last_ts)
         if segment.min_ts > limit or limit <= after:
@@ -284,6 +290,6 @@ def _blocks(
 
 
 def _share(block: BlockInfo, after: Timestamp, limit: Timestamp) -> float:
-    """The part of a block's ts range that lies in (after, limit]."""
+    """The fraction of a block's ts range that is in (after, limit]."""
     low, high = max(block.min_ts, after + 1), min(block.max_ts, limit)
     return (high - low + 1) / (block.max_ts - block.min_ts + 1)

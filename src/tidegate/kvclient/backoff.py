@@ -1,8 +1,8 @@
-"""How long to wait after which error. Pure: no clock, no sleep; jitter from a seed.
+"""The waits between retries, by kind of error. Pure: no clock, no sleep; jitter from a seed.
 
-One `Backoff` accompanies one operation (a read, a commit) through all its retries: waits grow per kind of
-error, and their sum is bounded by the operation's budget. When it is spent, `next` raises Retryable naming
-the last cause, so that no retry loop nests another without bound.
+Each operation (a read, a commit) uses one `Backoff` for all its retries: waits grow for each kind of error,
+and the operation's budget bounds their sum. When it is spent, `next` raises Retryable with the last cause.
+Nested retry loops share the budget, so their number of attempts cannot multiply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.errors import Retryable
 
 
 class Cause(StrEnum):
-    """Why the operation has to wait."""
+    """The reason why the operation has to wait."""
 
     RPC = "no answer"
     PD = "PD has no answer"
@@ -59,9 +59,9 @@ class Backoff:
         self._attempts: dict[Cause, int] = {}
 
     def next(self, cause: Cause, *, at_least_ms: int = 0, where: str = "", why: str = "") -> float:
-        """Seconds to wait before the next attempt.
+        """The seconds to wait before the next attempt.
 
-        `at_least_ms` is the peer's own wish. Raises Retryable when the budget is spent.
+        `at_least_ms`: the wait that the peer requested. Raises Retryable if the budget is spent.
         """
         if self._left_ms <= 0:
             raise Retryable(
@@ -81,5 +81,5 @@ class Backoff:
 
     @property
     def attempts(self) -> int:
-        """How many waits were asked for."""
+        """The number of waits so far."""
         return sum(self._attempts.values())

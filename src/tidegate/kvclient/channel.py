@@ -1,9 +1,9 @@
 """gRPC channels, one per address, shared by all callers of a client.
 
-Called by `pd` and `region_request`. Channels connect lazily and reconnect by themselves; a message may be as
-large as 256 MiB. The puller's event streams come from here too, each on a connection of its own instead of a
-channel (`stream_loop`). With certificates (`tidegate.tls`) all of them use TLS, whether or not an address
-says so: TiKV's, as PD knows them, do not.
+Called by `pd` and `region_request`. Channels connect lazily and reconnect automatically; a message may be as
+large as 256 MiB. The puller's event streams are opened here, too, each on its own connection instead of a
+channel (`stream_loop`). With certificates (`tidegate.tls`) all of them use TLS, even if an address has no
+`https://`, because the addresses of TiKV stores in PD have none.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # Without it channels to one address share a connection between pools, and its back-off state too.
+    # Otherwise the channels of several pools to one address share a connection and its back-off state.
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Keepalive finds a peer that hangs (a stopped process, a cut cable) within 15 s while a call is open."""
+"""While a call is open, keepalive detects within 15 s that a peer hangs (a stopped process, a cut cable)."""
 
 
 class ChannelPool:
@@ -58,9 +58,9 @@ class ChannelPool:
     def stub(self, address: str, kind: Callable[[grpc.Channel], S]) -> S:
         """A stub on the channel to `host:port`, made at first use.
 
-        It is made here, while nobody can close the channel: gRPC registers a stub's methods without a look at
-        whether the channel is open, and on a closed one that ends the process (SIGSEGV). A call through a
-        stub whose channel was closed since is only an error (`beginning`).
+        It is made under the lock, so no other thread can close the channel meanwhile: gRPC registers a
+        stub's methods without checking that the channel is open, and on a closed channel this crashes the
+        process (SIGSEGV). A call through a stub whose channel was closed later only fails (`beginning`).
         """
         with self._lock:
             found = self._stubs.get((address, kind))
@@ -69,7 +69,7 @@ class ChannelPool:
             return cast("S", found)
 
     def stream(self, address: str, path: str, metadata: Metadata, receiver: Receiver) -> StreamCall:
-        """Begin a long-lived streaming call of `path` at `host:port`, on a connection of its own."""
+        """Begin a long-lived streaming call of `path` at `host:port`, on its own connection."""
         with self._lock:
             if self._closed:
                 raise InvalidInput("the client is closed", where=address)
@@ -90,7 +90,10 @@ class ChannelPool:
         return channel
 
     def drop(self, address: str) -> None:
-        """Close one channel and the streams there; the next `get` opens a new one. For a replaced peer."""
+        """Close the channel and the streams of an address, for a peer that was replaced.
+
+        The next `get` opens a new channel.
+        """
         with self._lock:
             channel = self._channels.pop(address, None)
             self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
@@ -115,9 +118,9 @@ class ChannelPool:
 
 @contextmanager
 def beginning(address: str) -> Iterator[None]:
-    """Around the beginning of a call: raises Retryable where gRPC finds its channel closed by another thread.
+    """Put around the beginning of a call: raises Retryable if another thread has closed its channel.
 
-    Between `ChannelPool.get` and the call a channel may be closed; gRPC's error for it is a ValueError.
+    This can happen between `ChannelPool.get` and the call; gRPC then raises a ValueError.
     """
     try:
         yield
@@ -130,18 +133,18 @@ def beginning(address: str) -> Iterator[None]:
 def at_end(call: Any, do: Callable[[], None]) -> None:
     """Call `do` once, in gRPC's thread, when a streaming call has ended; it must be quick.
 
-    Whoever reads a call in a thread must listen for its end too: gRPC's iterator may wait for ever. A receive
-    that is begun at the moment when a call fails for want of a connection is never completed, while the
-    call's status is (grpcio 1.85.1, now and then where the peer is restarted often).
+    A thread that reads a call needs this, because gRPC's iterator may wait for ever: if a receive begins at
+    the moment when a call fails because the connection is lost, the receive never completes, although the
+    call gets its status (grpcio 1.85.1, occasionally, if the peer is restarted often).
     """
     call.add_done_callback(lambda _: do())
 
 
 class Requests:
-    """The requests of one streaming call, as the iterator gRPC takes them from in a thread of its own.
+    """The requests of one streaming call, as the iterator from which a thread of gRPC takes them.
 
-    `join` after `end` waits for that thread. A thread that the interpreter's end freezes in the middle of a
-    call may hold the call's lock, which the interpreter then waits for to clear the call away.
+    `join` after `end` waits for that thread. Otherwise it could still run when the interpreter exits and
+    freezes it; if it holds the call's lock then, the interpreter waits for ever to free the call.
     """
 
     def __init__(self) -> None:
@@ -188,7 +191,7 @@ def address_of(url: str) -> str:
 
 
 def unavailable(what: str, address: str, error: grpc.RpcError) -> Retryable:
-    """The error a caller sees when a peer cannot be reached or does not answer."""
+    """The error to raise if a peer cannot be reached or does not answer."""
     code = error.code() if isinstance(error, grpc.Call) else None
     name = code.name if code is not None else type(error).__name__
     details = error.details() if isinstance(error, grpc.Call) else str(error)
@@ -212,9 +215,9 @@ TRANSIENT: Final = frozenset(
 
 
 def is_too_large(error: grpc.RpcError) -> bool:
-    """Whether an answer has more bytes than a message may have: the same call cannot succeed.
+    """Whether an answer is larger than a message may be; then the same call cannot succeed.
 
-    gRPC has no code of its own for it; client and server say it in these words.
+    gRPC has no separate status code for this, but client and server use these words.
     """
     exhausted = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     return exhausted and "message larger than max" in (error.details() or "")

@@ -1,12 +1,12 @@
 """Header blocks of HTTP/2 (HPACK, RFC 7541), as far as a gRPC client needs them.
 
-Requests are written as literals that no table is asked for. Of responses everything is read but the dynamic
-table, which `http2` forbids its peer by SETTINGS_HEADER_TABLE_SIZE 0, and the static table beyond `:status`
-and `content-type`: gRPC's own headers are not in it. A field whose name is another one of the static table
-is skipped.
+Requests are written as literals, without tables. The decoder of responses supports everything except the
+dynamic table, which `http2` forbids the peer by SETTINGS_HEADER_TABLE_SIZE 0, and the static table beyond
+`:status` and `content-type`, because it does not contain gRPC's own headers. A field whose name is another
+entry of the static table is skipped.
 
 A literal: `0000 0000`, then name and value, each a length (prefix of 7 bits) and its bytes. An integer that
-does not fit its prefix of n bits continues in groups of 7 bits, the least first (RFC 7541, 5.1).
+does not fit its prefix of n bits continues in groups of 7 bits, least significant first (RFC 7541, 5.1).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Headers = list[tuple[str, str]]
 
 
 class MalformedError(Exception):
-    """The block is not HPACK, or needs the dynamic table."""
+    """The block is not valid HPACK, or needs the dynamic table."""
 
 
 _STATUS: Final = range(8, 15)
@@ -27,7 +27,7 @@ _STATUS_VALUES: Final = ("200", "204", "206", "304", "400", "404", "500")
 STATIC: Final = 61
 """The last index of the static table."""
 INTEGER_MAX: Final = 1 << 24
-"""No length in a header block is as large."""
+"""Integers of this size or more are malformed."""
 
 _CODE_LENGTHS: Final = bytes.fromhex(
     "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c"
@@ -40,14 +40,14 @@ _CODE_LENGTHS: Final = bytes.fromhex(
     "14181415161515171616191918181a171a1b1a1a1b1b1b1b1b1c1b1b1b1b1b1a"
     "1e"
 )
-"""Bits of each symbol's code in Huffman's coding: of bytes 0 to 255, and of the end (RFC 7541, appendix B).
+"""The number of bits of each symbol's Huffman code: for bytes 0 to 255 and the end (RFC 7541, appendix B).
 
-The code is canonical: shorter codes come first, and those of one length in the order of their symbols.
+The code is canonical: shorter codes come first, and codes of one length are in the order of their symbols.
 """
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """The symbol of each code, by its length and its bits."""
+    """The symbol of each code, by (length, bits)."""
     code = length = 0
     found = {}
     for bits, symbol in sorted((bits, symbol) for symbol, bits in enumerate(_CODE_LENGTHS)):
@@ -62,7 +62,7 @@ _END_OF_STRING: Final = 256
 
 
 def encode(headers: Headers) -> bytes:
-    """A header block."""
+    """The header block of some fields."""
     return b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers)
 
 
@@ -91,7 +91,7 @@ def decode(block: bytes) -> Headers:
             if index in _STATUS:
                 found.append((":status", _STATUS_VALUES[index - _STATUS.start]))
         elif first & 0xE0 == 0x20:
-            _, at = _integer(block, at, 5)  # the size of the dynamic table: we allow none
+            _, at = _integer(block, at, 5)  # the dynamic table's size, which can only be 0
         else:
             index, at = _integer(block, at, 6 if first & 0x40 else 4)
             name, at = _name(block, at, index)
@@ -102,7 +102,7 @@ def decode(block: bytes) -> Headers:
 
 
 def _name(block: bytes, at: int, index: int) -> tuple[str, int]:
-    """A field's name: a string, or by index; empty for one that means nothing here."""
+    """A field's name: a string, or an index of the static table; empty if the field is not needed."""
     if index == 0:
         return _string(block, at)
     if index > STATIC:
@@ -138,7 +138,7 @@ def _string(block: bytes, at: int) -> tuple[str, int]:
 
 
 def _huffman(data: bytes) -> bytes:
-    """What Huffman's coding says; the last byte is filled up with ones, the beginning of the end's code."""
+    """Decode a Huffman-coded string, padded with ones, which is a prefix of the end's code."""
     out = bytearray()
     code = length = 0
     for byte in data:

@@ -1,16 +1,16 @@
-"""One streaming gRPC call on an HTTP/2 connection of its own (RFC 9113), as a pure machine.
+"""One streaming gRPC call on its own HTTP/2 connection (RFC 9113), as a pure state machine.
 
 ```
  bytes of the peer --> receive --> messages, `end`
  send, grant, ping, cancel ------> `output`, bytes for the peer
 ```
 
-It does for one call what gRPC's library does for many, because that takes four threads and half a millisecond
-for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes.
+It replaces gRPC's library for long-lived streams, because the library needs four threads and half a
+millisecond for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes.
 
-A message is a flag (1: compressed), its length in four bytes, and so many bytes, in any number of DATA frames
-(gRPC, doc/PROTOCOL-HTTP2.md). Back-pressure is HTTP/2's: the peer may send `WINDOW_BYTES` beyond what was
-granted, and no more. `end` is set once: by the peer's trailers, by a broken rule, or by `cancel`.
+A message is a flag (1: compressed), its length in four bytes, and its bytes, in any number of DATA frames
+(gRPC, doc/PROTOCOL-HTTP2.md). Back-pressure is HTTP/2's: the peer may send at most `WINDOW_BYTES` that were
+not granted again. `end` is set once: by the peer's trailers, by a protocol error, or by `cancel`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from tidegate.kvclient import hpack
 Bytes = bytes | bytearray | memoryview
 
 WINDOW_BYTES: Final = 2 << 20
-"""What the peer may send before it is granted more: enough for 200 MB/s at 10 ms to the peer and back."""
+"""The bytes that the peer may send before it needs another grant: enough for 200 MB/s at a round trip of
+10 ms."""
 FRAME_BYTES_MAX: Final = 1 << 14
-"""The largest frame of either side: what each must take, and more is not asked for."""
+"""The largest frame of either side: the size that each side must accept; no larger one is negotiated."""
 HEADERS_BYTES_MAX: Final = 1 << 16
-"""Of all header blocks of a call: an answer has two or three small ones."""
+"""The most bytes of all header blocks of a call; an answer has two or three small ones."""
 OUTPUT_BYTES_MAX: Final = 4 << 20
-"""What may wait for a peer that does not read, before it is answered no more."""
+"""If more bytes wait because the peer does not read, its pings and settings are not answered: the call
+ends."""
 UNPACK_BYTES: Final = 4 << 20
-"""After so many unpacked bytes the receiver is asked whether it takes more."""
+"""After this many unpacked bytes the receiver is asked whether it takes more."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD: Final = struct.Struct(">HBBBL")
@@ -52,7 +54,7 @@ _WINDOW_MAX: Final = (1 << 31) - 1
 
 
 class Kind(IntEnum):
-    """Of a frame."""
+    """The kind of a frame."""
 
     DATA = 0
     HEADERS = 1
@@ -91,7 +93,7 @@ _CODES: Final = {str(code.value[0]): code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why a call is over."""
+    """The reason why a call ended."""
 
     code: grpc.StatusCode
     details: str
@@ -106,11 +108,11 @@ _STREAMS: Final[dict[int, int]] = {
     Kind.PING: 0,
     Kind.GOAWAY: 0,
 }
-"""Where frames of a kind may come."""
+"""The stream on which frames of a kind may arrive; 0: the connection."""
 
 
 class Call:
-    """The call and its connection. `output` is what the edge sends, which takes away what it has sent."""
+    """The call and its connection. The edge sends the bytes of `output` and removes what it has sent."""
 
     def __init__(
         self,
@@ -130,12 +132,12 @@ class Call:
         self._peer_frame = FRAME_BYTES_MAX
         self._peer_initial = self._peer_stream = self._peer_connection = _DEFAULT_WINDOW
         self._has_settings = False
-        self._input = bytearray()  # the beginning of a frame that has not come whole
-        self._left = 0  # bytes of the running DATA frame that are still to come
+        self._input = bytearray()  # the beginning of an incomplete frame
+        self._left = 0  # missing bytes of the current DATA frame
         self._is_last = False  # whether that frame ends the stream
-        self._body = bytearray()  # the beginning of a message that has not come whole
-        self._owed = 0  # bytes that came since the peer was granted some
-        self._block: bytearray | None = None  # of headers that go on in the next frame
+        self._body = bytearray()  # the beginning of an incomplete message
+        self._owed = 0  # bytes received since the last grant
+        self._block: bytearray | None = None  # headers that continue in the next frame
         self._block_flags = 0
         self._header_bytes = 0
         self._has_headers = False
@@ -156,19 +158,19 @@ class Call:
         self._put(Kind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
 
     def send(self, message: bytes) -> None:
-        """Send a message, as soon as the peer has a window for it."""
+        """Send a message as soon as the peer's window allows it."""
         self._waiting += _PREFIX.pack(0, len(message)) + message
         self._fill()
 
     def grant(self) -> None:
-        """Let the peer send as much again as has come. Unless it is called the peer stops after a window."""
+        """Let the peer send as much again as was received; without this it stops after a window."""
         if self._owed >= WINDOW_BYTES // 4 and self.end is None:
             self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
             self._put(Kind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
             self._owed = 0
 
     def ping(self) -> None:
-        """Make the peer say something."""
+        """Send a ping, which the peer must answer."""
         self._put(Kind.PING, 0, 0, bytes(8))
 
     def cancel(self, details: str) -> None:
@@ -178,11 +180,11 @@ class Call:
             self.end = End(grpc.StatusCode.CANCELLED, details)
 
     def lost(self, why: str) -> None:
-        """The connection is closed."""
+        """End the call, because its connection is closed."""
         self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away or why)
 
     def receive(self, data: Bytes) -> list[bytes]:
-        """Take what the peer has sent; the messages in it. `data` may be used for something else then."""
+        """Process bytes from the peer; returns the messages in them. The caller may then reuse `data`."""
         messages: list[bytes] = []
         if self._input:
             self._input += data
@@ -221,10 +223,10 @@ class Call:
         return messages
 
     def unpacked(self) -> list[bytes]:
-        """Messages that `receive` kept back because they are compressed, about `UNPACK_BYTES` of them.
+        """About `UNPACK_BYTES` of the messages that `receive` held back behind a compressed one.
 
-        They are kept compressed until the receiver takes them: a window of bytes may unpack to gigabytes.
-        To be called until it is empty, or the receiver has enough.
+        They stay compressed until the receiver takes them, because one window may unpack to gigabytes. Call
+        this until it returns nothing or the receiver takes no more.
         """
         messages: list[bytes] = []
         size = 0
@@ -289,7 +291,7 @@ class Call:
                 case Kind.PUSH_PROMISE:
                     self._finish(grpc.StatusCode.INTERNAL, "a push, which was forbidden")
                 case _:
-                    pass  # unknown kinds, and PRIORITY, mean nothing (RFC 9113, 5.5)
+                    pass  # unknown kinds and PRIORITY are ignored (RFC 9113, 5.5)
         except (hpack.MalformedError, struct.error, IndexError) as error:
             self._finish(grpc.StatusCode.INTERNAL, f"a malformed frame of kind {kind}: {error}")
 
@@ -327,7 +329,7 @@ class Call:
             self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away)
 
     def _continued(self, flags: int) -> None:
-        """Headers have come, or a part of them."""
+        """Handle the header bytes collected so far; decode them if they are complete."""
         assert self._block is not None, "a frame of headers has come"
         if self._header_bytes > HEADERS_BYTES_MAX:
             self._finish(grpc.StatusCode.INTERNAL, "headers without an end")
@@ -344,7 +346,7 @@ class Call:
             code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
             self._finish(code, unquote(fields.get("grpc-message", "")))
         elif state.startswith("1") and not is_last:
-            pass  # it says only that an answer follows
+            pass  # an interim response: the real one follows
         elif state != "200":
             self._finish(_OF_HTTP.get(state, grpc.StatusCode.UNKNOWN), f"the peer answers with HTTP {state}")
         elif is_last:
@@ -365,7 +367,7 @@ class Call:
             self._finish(grpc.StatusCode.UNKNOWN, "the peer ended the stream without a status")
 
     def _finish(self, code: grpc.StatusCode, details: str) -> None:
-        """The call is over, unless it was before."""
+        """End the call, unless it has ended before."""
         self.end = self.end or End(code, details)
 
     # --- messages ------------------------------------------------------------------------------------
@@ -376,7 +378,7 @@ class Call:
             self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
 
     def _take(self, part: memoryview, messages: list[bytes]) -> None:
-        """A part of DATA: the end of a message, whole ones, the beginning of one; any may be missing."""
+        """Split a part of DATA into messages. It may begin and end in the middle of one."""
         while part and self.end is None:
             if self._body or len(part) < _PREFIX.size:
                 have = len(self._body)
@@ -406,7 +408,7 @@ class Call:
         return size
 
     def _add(self, flag: int, message: bytes, messages: list[bytes]) -> None:
-        """A message is whole. Behind a compressed one all wait, so that their order stays."""
+        """Add a complete message. Behind a compressed one later messages wait, to keep their order."""
         if self.end is not None:
             return
         if flag or self._packed:
@@ -415,7 +417,7 @@ class Call:
             messages.append(message)
 
     def _unpack(self, message: bytes) -> bytes | None:
-        """A message by gzip or zlib (gRPC's deflate). None: it cannot be unpacked, and the call is over."""
+        """Unpack a message of gzip or zlib (gRPC's deflate). None: it is malformed; the call ended."""
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
         try:
             found = unpacker.decompress(message, self._message_bytes_max)
@@ -426,7 +428,7 @@ class Call:
             self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max when it is unpacked")
             return None
         if not unpacker.eof or unpacker.unused_data:
-            # The beginning of a message may be a message, too: its last rows would be missing.
+            # A truncated message may still parse as a message, but without its last rows.
             self._finish(grpc.StatusCode.INTERNAL, "a compressed message that is not whole")
             return None
         return found
@@ -434,7 +436,7 @@ class Call:
     # --- output --------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Send what waits, as far as the peer's windows go."""
+        """Send waiting messages as far as the peer's windows allow."""
         while self._waiting and self.end is None:
             room = min(self._peer_frame, self._peer_stream, self._peer_connection)
             if room <= 0:
@@ -454,7 +456,7 @@ class Call:
 
 
 def _without_padding(payload: bytes, flags: int) -> bytes:
-    """Raises IndexError when there is more padding than payload."""
+    """A frame's payload without its padding. Raises IndexError if the padding is larger."""
     if not flags & _PADDED:
         return payload
     if payload[0] >= len(payload):

@@ -1,15 +1,15 @@
-"""Find out what became of a transaction whose lock is in the way, and clear the lock accordingly.
+"""Finds out whether the transaction of a blocking lock was committed or rolled back, and clears the lock.
 
-Called by snapshots and transactions that met a lock, and by the puller for regions whose resolved ts stands
-still. A transaction's fate is decided at its primary key (CheckTxnStatus); an async-commit transaction's at
-all its keys (CheckSecondaryLocks). A live transaction is left alone.
+Called by snapshots and transactions that met a lock, and by the puller for regions whose resolved ts does not
+rise. The state of a transaction is decided at its primary key (CheckTxnStatus), that of an async-commit
+transaction at all its keys (CheckSecondaryLocks). Locks of live transactions stay.
 
-A **pessimistic** lock is a claim, not a write, and its transaction may still choose another primary: that its
-primary's lock is gone or too old decides nothing. So whoever waits for such a lock may only take the claim
-away (KvPessimisticRollback: it leaves no record, and does nothing once the key is prewritten).
-`resolve_span`, for which nobody waits, does not touch claims at all: a change stream does not track them.
-To resolve one like a prewritten lock would leave the record of a rollback, on which its live transaction's
-prewrite fails.
+A **pessimistic** lock is a claim, not a write, and its transaction may still choose another primary. So if
+the lock of its primary is missing or expired, this does not decide the transaction. A reader or writer that
+waits for such a lock may only remove the claim (KvPessimisticRollback, which leaves no record and does
+nothing once the key is prewritten). `resolve_span` never touches claims, because a change stream does not
+track them. Resolving a claim like a prewritten lock would leave a rollback record, and then the prewrite of
+its live transaction would fail.
 
 (client-go: txnkv/txnlock/lock_resolver.go; the primary that moves: tidb#42937.)
 """
@@ -38,33 +38,33 @@ SCAN_LOCK_LIMIT: Final = 1024
 TRACKED: Final = (kvrpcpb.Put, kvrpcpb.Del)
 """The kinds of locks that hold a change stream's resolved ts back; an insert's is a Put."""
 DETERMINED: Final = (kvrpcpb.NoAction, kvrpcpb.TTLExpireRollback, kvrpcpb.LockNotExistRollback)
-"""What CheckTxnStatus did, or found done, where no commit of the transaction can follow."""
+"""Actions in CheckTxnStatus's answer after which the transaction can no longer be committed."""
 TS_MAX: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a transaction: `commit_ts` > 0 committed; `live` still running; else rolled back.
+    """The state of a transaction: committed if `commit_ts` > 0, running if `live`, otherwise rolled back.
 
-    One whose fate is not known for certain is taken for `live`.
+    If the state is not known for certain, it is `live`.
     """
 
     commit_ts: int = 0
     live: bool = False
     ttl_ms: int = 0
-    """How long a live transaction's lock holds at most."""
+    """The longest that a live transaction's lock remains valid from now."""
     pushed: bool = False
-    """A live transaction that can only commit after the caller's ts: its lock may be ignored."""
+    """The transaction is live, but can only commit above the caller's ts, so its lock may be ignored."""
 
 
 class Living(NamedTuple):
-    """Puts and deletes of live transactions: how many keys, and the least start_ts (0: there are none)."""
+    """Prewritten keys of live transactions: their number, and their smallest start_ts (0: there are none)."""
 
     keys: int = 0
     oldest: int = 0
 
     def __add__(self, other: object) -> Living:
-        """Both together."""
+        """The sum of both."""
         if not isinstance(other, Living):
             return NotImplemented
         stamps = [ts for ts in (self.oldest, other.oldest) if ts]
@@ -81,8 +81,8 @@ class LockResolver:
     def resolve(self, locks: Iterable[Any], caller_ts: int, backoff: Backoff) -> tuple[list[int], int]:
         """Clear the locks (kvrpcpb.LockInfo) of ended transactions.
 
-        Returns the start_ts of live transactions whose locks a read at `caller_ts` may ignore, and how many
-        milliseconds to wait for the others (0: nothing stands in the way). `caller_ts` 0 pushes nobody.
+        Returns the start_ts of live transactions whose locks a read at `caller_ts` may ignore, and the
+        milliseconds to wait for the others (0: no lock blocks any more). `caller_ts` 0 pushes no transaction.
         """
         by_txn: dict[int, list[Any]] = {}
         ignorable: list[int] = []
@@ -103,9 +103,9 @@ class LockResolver:
         return ignorable, wait_ms
 
     def fate(self, lock: Any, caller_ts: int, backoff: Backoff, now: int = 0) -> Fate:
-        """What became of the transaction of a prewritten lock; an expired one is rolled back by asking.
+        """The state of a prewritten lock's transaction. If the transaction has expired, asking rolls it back.
 
-        `now`: a timestamp of a moment ago, 0: asked of PD. Raises Fatal when its keys contradict each other.
+        `now`: a current timestamp; 0: get one from PD. Raises Fatal if the keys contradict each other.
         """
         now = now or self._pd.tso()
         status = self._check(lock, caller_ts, now, backoff)
@@ -116,7 +116,7 @@ class LockResolver:
             fate = self._async_fate(info, backoff)
             if fate is not None:
                 return fate
-            # It fell back to two phases: its primary alone decides, and its commit ts comes from PD.
+            # It fell back to two-phase commit: the primary alone decides, and its commit ts comes from PD.
             status = self._check(lock, caller_ts, now, backoff, force_sync_commit=True)
         if status is None or status.lock_ttl:
             pushed = status is not None and caller_ts > 0 and status.action == kvrpcpb.MinCommitTSPushed
@@ -142,12 +142,12 @@ class LockResolver:
         self._requester.by_region(keys, backoff, send)
 
     def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> Living:
-        """Clear the locks in `span` with start_ts <= max_ts that a change stream waits for in vain.
+        """Clear the locks in `span` with start_ts <= max_ts that needlessly hold back a change stream.
 
-        These are prewritten puts and deletes of transactions that have ended; all others stay as they are.
-        Returns what remains of live transactions. Reads at most SCAN_LOCK_LIMIT locks a
-        request, and asks once what became of a transaction that has ended, however many locks it left.
-        `now`: a timestamp by which locks have expired or not, 0: asked of PD, once.
+        These are prewritten puts and deletes of ended transactions; all other locks stay. Returns the locks
+        of live transactions that remain. A request reads at most SCAN_LOCK_LIMIT locks, and the state of an
+        ended transaction is checked once, whatever the number of its locks. `now`: the timestamp that
+        decides which locks have expired; 0: get one from PD.
         """
         now = now or self._pd.tso()
         at, live = span.start, Living()
@@ -176,7 +176,7 @@ class LockResolver:
         return live
 
     def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int) -> Living:
-        """Clear a page of locks but for those of live transactions, which it returns. Adds to `ended`."""
+        """Clear a page of locks, except those of live transactions, which it returns. Adds to `ended`."""
         by_txn: dict[int, list[Any]] = {}
         for lock in locks:
             if lock.lock_type in TRACKED:
@@ -192,7 +192,9 @@ class LockResolver:
         return live
 
     def _fate_or_live(self, lock: Any, backoff: Backoff, now: int) -> Fate:
-        """One that contradicts itself keeps its locks, and does not keep the others' from being cleared."""
+        """`fate`, but a transaction that contradicts itself counts as live: its locks stay, and the locks of
+        other transactions can still be cleared.
+        """
         try:
             return self.fate(lock, 0, backoff, now)
         except Fatal as error:
@@ -200,7 +202,9 @@ class LockResolver:
             return Fate(live=True)
 
     def _take_claim(self, lock: Any, backoff: Backoff) -> int:
-        """Take an expired pessimistic lock away; how many milliseconds to wait when it is not (0: it is)."""
+        """Remove an expired pessimistic lock. Returns the milliseconds to wait if it is alive,
+        otherwise 0.
+        """
         now = self._pd.tso()
         status = self._check(lock, 0, now, backoff)
         if status is None or status.lock_ttl:
@@ -218,10 +222,10 @@ class LockResolver:
     def _check(
         self, lock: Any, caller_ts: int, now: int, backoff: Backoff, force_sync_commit: bool = False
     ) -> Any:
-        """CheckTxnStatus at the primary; None when that decides nothing.
+        """The answer of CheckTxnStatus at the primary; None if it does not decide the transaction's state.
 
-        So it is while the primary is not written yet (the transaction just begins), and where the key that
-        the lock names is not the transaction's primary any more.
+        This happens if the primary is not written yet (the transaction has just begun), or if the key that
+        the lock names is no longer the transaction's primary.
         """
         request = kvrpcpb.CheckTxnStatusRequest(
             primary_key=lock.primary_lock,
@@ -245,9 +249,9 @@ class LockResolver:
         )
 
     def _async_fate(self, info: Any, backoff: Backoff) -> Fate | None:
-        """All keys of an async-commit transaction decide: every lock present = committed.
+        """The state of an async-commit transaction, from all its keys: committed if every lock exists.
 
-        None: a key was prewritten for a commit in two phases, so that the transaction fell back to these.
+        None: a key was prewritten for two-phase commit, so the transaction fell back to that.
         """
         locks: list[Any] = []
         decided: list[int] = []
@@ -275,9 +279,10 @@ class LockResolver:
 
 
 def _async_commit_ts(info: Any, locks: list[Any], decided: list[int]) -> int:
-    """The commit ts of an async-commit transaction, 0: rolled back. Raises Fatal when its keys contradict.
+    """The commit ts of an async-commit transaction; 0: rolled back. Raises Fatal if its keys contradict.
 
-    locks: those of its other keys that are there; decided: what regions know where one is missing.
+    `locks`: the existing locks of its secondary keys. `decided`: for regions where a lock is missing, the
+    commit ts that the region knows (0: rolled back).
     """
     found = {lock.lock_version for lock in locks} - {info.lock_version}
     least = max([info.min_commit_ts, *(lock.min_commit_ts for lock in locks)])

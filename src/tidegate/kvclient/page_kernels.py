@@ -1,4 +1,4 @@
-"""A page of a scan, from the wire into two Arrow columns, compiled; the plain twin is the protobuf library.
+"""Compiled: decodes a page of a scan into two Arrow columns. The plain twin is the protobuf library.
 
 ScanResponse  1 region_error | 2 pairs* | 3 error          KvPair  1 error | 2 key | 3 value | 4 commit_ts
 """
@@ -15,18 +15,18 @@ i64: Any = np.int64
 U64: Any = np.uint64
 
 OTHER: Final = -1
-"""Not a plain page: an error is in it, or bytes that are no ScanResponse; the protobuf library tells."""
+"""Not a plain page: it has an error, or is not a ScanResponse; the caller uses the protobuf library then."""
 FULL: Final = -2
-"""More pairs than there is room for."""
+"""The page has more pairs than there is room for."""
 _VARINT, _BYTES = 0, 2
-"""Wire types of protobuf; no other stands in a page."""
+"""The wire types of protobuf that a page uses."""
 _PAIRS, _REGION_ERROR, _ERROR = 2, 1, 3
 _PAIR_ERROR, _KEY, _VALUE = 1, 2, 3
 
 
 @inline
 def _varint(at: int, end: int) -> tuple[Any, Any]:
-    """The varint at `at` and the address after it; address 0 when it is cut or too long."""
+    """The varint at `at` and the address after it; address 0 if it is cut off or too long."""
     value, shift = U64(0), 0
     while at < end and shift < 64:
         byte = U64(load_u8(at))
@@ -40,9 +40,9 @@ def _varint(at: int, end: int) -> tuple[Any, Any]:
 
 @inline
 def _field(at: int, end: int) -> tuple[Any, Any, Any]:
-    """A field's number, where its bytes begin and where it ends; number 0: malformed, or of another kind.
+    """A field's number, and the addresses where its bytes begin and end; number 0: malformed or unknown.
 
-    Varints count as no bytes.
+    A varint has no bytes: both addresses are behind it.
     """
     tag, at = _varint(at, end)
     if at == 0:
@@ -62,14 +62,14 @@ def _field(at: int, end: int) -> tuple[Any, Any, Any]:
 def take_pairs(
     data: int, size: int, room: int, keys: int, key_ends: int, values: int, value_ends: int
 ) -> int:
-    """Copy the pairs of the ScanResponse at `data`; their number, or OTHER, or FULL.
+    """Copy the pairs of the ScanResponse at `data`; returns their number, OTHER or FULL.
 
     keys, values: `size` bytes each. key_ends, value_ends: int32[room + 1], Arrow's offsets.
 
     Reads the message. Writes the four buffers. Bound: `room` pairs, and `size` bytes of each column. Twin:
     none of ours, because the protobuf library reads the same message;
     `tests.kvclient.test_pages.test_a_plain_page_is_read_as_protobuf_reads_it` compares the two. Trick: a key
-    and a value are copied only after their pair was read to its end, so that an error in it needs no undoing.
+    and a value are copied only after their pair was read to its end, so an error in it needs no undoing.
     """
     at, end = data, data + size
     n, key_end, value_end = 0, 0, 0
@@ -103,6 +103,6 @@ def take_pairs(
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet."""
+    """Compile the kernel if it is not in numba's cache."""
     ends = np.zeros(2, np.uint32)
     take_pairs(0, 0, 0, 0, ends.ctypes.data, 0, ends.ctypes.data)

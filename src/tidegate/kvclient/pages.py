@@ -1,7 +1,7 @@
-"""Scans of many rows at one timestamp, page by page into Arrow columns, without a Python object a row.
+"""Scans of many rows at one timestamp, page by page into Arrow columns, without a Python object for each row.
 
-The next page is asked for while the caller works on the one before. Whatever is not a plain page (errors,
-locks, regions that have moved) is asked for again in `Snapshot`'s way.
+The next page is fetched while the caller works on the current one. If the answer is not a plain page (errors,
+locks, a region that has moved), the page is requested again through `Snapshot`, which handles these.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 
 PAGE_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 PAGE_BYTES: Final = 8 << 20
-"""About how much a page holds, by the size of the rows before."""
+"""The target size of a page in bytes, estimated from the rows of the last page."""
 FIRST_ROWS: Final = 256
 ROWS_MAX: Final = 16_384
 _METHOD: Final = "/tikvpb.Tikv/KvScan"
 
 
 class _PageStub:
-    """`KvScan` with its answer left as bytes."""
+    """`KvScan` with the answer as bytes."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.scan = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
@@ -43,7 +43,7 @@ class _PageStub:
 def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBatch]:
     """The pairs of a span in key order as batches of PAGE_SCHEMA; none is empty. Raises as `Snapshot.scan`.
 
-    The snapshot must have no other user meanwhile.
+    Nothing else may use the snapshot meanwhile.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="page") as ahead:
         rows = FIRST_ROWS
@@ -62,10 +62,10 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
 
 
 def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:
-    """One page, and what is left of the span."""
+    """One page, and the rest of the span (None: the scan is done)."""
     region, request = snapshot.scan_request(span.start, span.end, rows)
     page = None
-    # What is not a plain answer is asked for again, in the way that knows what to do about it.
+    # Any other answer than a plain page is requested again through `snapshot.page`, which handles errors.
     with suppress(grpc.RpcError, StoreGone):
         store = pd.store_address(region.leader_store_id)
         with beginning(store):
@@ -82,7 +82,7 @@ def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.R
 
 
 def columns_of(response: bytes, rows: int) -> pa.RecordBatch | None:
-    """The pairs of a ScanResponse; None when anything else is in it, or more than `rows`."""
+    """The pairs of a ScanResponse; None if it holds anything else, or more than `rows` pairs."""
     data = np.frombuffer(response, np.uint8)
     size = len(data)
     keys, values = buffer(size), buffer(size)

@@ -1,7 +1,7 @@
-"""Which region holds a key, remembered until a store says otherwise.
+"""A cache of the regions by key; an entry stays until a store's error corrects it.
 
-Thread-safe. Called by `region_request`; loads from PD through the function it is given. An epoch error
-drops the entry or replaces it by the regions the store named; a leader error replaces the leader only.
+Thread-safe. Called by `region_request`; loads from PD through a given function. An epoch error drops the
+entry or replaces it by the regions that the store named; a leader error replaces only the leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.tidb.memcomparable import encode_bytes
 class RegionInfo:
     """One region as PD or a store described it; keys are memcomparable-encoded, empty = infinity.
 
-    Peer and store of its leader are 0 while it has none.
+    `leader_peer_id` and `leader_store_id` are 0 if it has no leader.
     """
 
     id: int
@@ -32,14 +32,14 @@ class RegionInfo:
     leader_store_id: int
 
     def contains(self, encoded_key: bytes) -> bool:
-        """Whether the encoded key lies inside."""
+        """Whether the encoded key is in the region."""
         return self.start_key <= encoded_key and (self.end_key == b"" or encoded_key < self.end_key)
 
 
 LOAD_REGIONS: Final = 64
-"""Regions fetched from PD at once, from the missing key on."""
+"""The number of regions fetched from PD at once, from the missing key on."""
 MAX_REGIONS: Final = 200_000
-"""At this many entries (some 100 MiB) the cache is emptied and fills anew."""
+"""When the cache would exceed this many entries (about 100 MiB), it is emptied first."""
 
 
 class RegionCache:
@@ -53,15 +53,15 @@ class RegionCache:
         self._start_of: dict[int, bytes] = {}
 
     def locate(self, key: bytes) -> RegionInfo:
-        """The region of a raw key; asks PD when unknown. Raises Retryable when PD knows none."""
+        """The region of a raw key; asks PD if it is not cached. Raises Retryable if PD knows none."""
         return self._locate(encode_bytes(key))
 
     def locate_start(self, key: bytes) -> RegionInfo:
-        """The region of the raw key, where an empty key means minus infinity."""
+        """The region of a raw key, where an empty key means minus infinity."""
         return self._locate(encode_bytes(key) if key else b"")
 
     def group(self, keys: Iterable[bytes]) -> list[tuple[RegionInfo, list[bytes]]]:
-        """Raw keys by region; the order within a region is kept."""
+        """Group raw keys by region; the order within a region is kept."""
         groups: dict[int, tuple[RegionInfo, list[bytes]]] = {}
         region: RegionInfo | None = None
         for key in keys:
@@ -79,7 +79,7 @@ class RegionCache:
                 del self._starts[at], self._regions[at], self._start_of[region_id]
 
     def set_leader(self, region_id: int, peer_id: int, store_id: int) -> None:
-        """The store says who leads the region now."""
+        """Set a region's leader, as a store reported it."""
         with self._lock:
             at = self._at(region_id)
             if at >= 0:
@@ -87,7 +87,7 @@ class RegionCache:
                 self._regions[at] = replace(region, leader_peer_id=peer_id, leader_store_id=store_id)
 
     def insert(self, region: RegionInfo) -> None:
-        """Take a region in; whatever overlaps it is forgotten, unless that is newer."""
+        """Add a region and drop the entries that overlap it; ignored if one of those is newer."""
         with self._lock:
             self._insert(region)
 
@@ -125,7 +125,7 @@ class RegionCache:
         self._starts, self._regions, self._start_of = [], [], {}
 
     def _at(self, region_id: int) -> int:
-        """Where a region is; -1 when it is not known."""
+        """The index of a region; -1 if it is not cached."""
         start = self._start_of.get(region_id)
         return -1 if start is None else bisect_right(self._starts, start) - 1
 

@@ -1,9 +1,9 @@
-"""One request to one region, and what to do when the region is not where the cache says.
+"""One request to one region, and the reaction if the region is not where the cache says.
 
-Every transactional request of this package passes here. A region error mends the cache, waits as the error
-asks, and raises `RegionMoved`, so that the caller regroups its keys and tries again; a dead store does the
-same. The waits come from the operation's own `Backoff`, so an operation ends with Retryable when its budget
-is spent.
+Every transactional request of this package goes through this module. After a region error or if the store is
+unreachable, it corrects the cache, waits as the error requires, and raises `RegionMoved`; the caller then
+groups its keys again and retries. The waits come from the operation's own `Backoff`, so an operation ends
+with Retryable when its budget is spent.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import tikvpb_pb2_grpc
 
 NO_LEADER_MS: Final = 50
-"""Between two questions to PD who leads a region; an election takes some seconds."""
+"""The least wait before PD is asked again for a region's leader; an election takes some seconds."""
 STORE_TIMEOUT_S: Final = 10.0
-"""For one request; a store that needs longer for 16,384 keys is not well."""
+"""The timeout of one request; a store that needs longer for 16,384 keys has a problem."""
 
 
 class RegionMoved(Exception):
-    """Locate the keys again and repeat; the cache is mended and the wait is over."""
+    """The caller must locate its keys again and retry. The cache is corrected and the wait is over."""
 
 
 class TooLarge(Retryable):
-    """An answer has more bytes than a message may: ask for less."""
+    """An answer is larger than a message may be; the caller must ask for less."""
 
 
 class RegionRequester:
-    """Sends requests to regions. Stateless beside the client: make one wherever it is needed.
+    """Sends requests to regions. It has no state except the client, so it can be made wherever it is needed.
 
-    `keyspace_id`: of API V2, whose keys the requests name; -1: they are those of API V1 or TiDB's.
+    `keyspace_id`: the keyspace (API V2) of the keys in requests; -1: keys of API V1 or TiDB's.
     """
 
     def __init__(self, pd: PdClient, keyspace_id: int = -1) -> None:
@@ -47,7 +47,7 @@ class RegionRequester:
         self._keyspace_id = keyspace_id
 
     def send(self, region: RegionInfo, method: str, request: Any, backoff: Backoff) -> Any:
-        """The response without region error. Raises RegionMoved, or Retryable when out of budget.
+        """The response, which has no region error. Raises RegionMoved, or Retryable if the budget is spent.
 
         Sets region, epoch, peer and cluster id of `request.context`; its other fields are the caller's.
         """
@@ -67,7 +67,9 @@ class RegionRequester:
         return response
 
     def _address(self, region: RegionInfo, method: str, backoff: Backoff) -> str:
-        """Where the region's leader is; waits, and asks PD for the region again, when it has none."""
+        """The address of the region's leader. If it has none, drops the region from the cache, waits, and
+        raises RegionMoved, so that the retry asks PD for it.
+        """
         why = "it has no leader"
         if region.leader_store_id:
             try:
@@ -89,7 +91,7 @@ class RegionRequester:
     def by_region(
         self, keys: Iterable[bytes], backoff: Backoff, send: Callable[[RegionInfo, list[bytes]], None]
     ) -> None:
-        """Call `send(region, its keys)` until every key was sent to its region once without RegionMoved."""
+        """Call `send(region, its keys)` until every key was sent once without RegionMoved."""
         pending = list(keys)
         while pending:
             groups = self.pd.regions.group(pending)
@@ -101,7 +103,7 @@ class RegionRequester:
                     pending += members
 
     def at_key(self, key: bytes, method: str, request: Any, backoff: Backoff) -> Any:
-        """Send to the region of one raw key, following it where it goes."""
+        """Send to the region of one raw key; retry when the region has moved."""
         while True:
             try:
                 return self.send(self.pd.regions.locate(key), method, request, backoff)
@@ -142,7 +144,7 @@ def fill_context(context: kvrpcpb.Context, region: RegionInfo, cluster_id: int) 
 
 
 def mend(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
-    """Correct the cache by a region error; how long to wait: cause and least milliseconds.
+    """Correct the cache after a region error; returns how to wait: the cause and the least milliseconds.
 
     `error` is an errorpb.Error. Public because the puller's region feeds get the same errors.
     """
@@ -182,7 +184,7 @@ def _first_field(error: Any) -> str:
 
 
 def _current_region(region: Any, store_id: int) -> RegionInfo:
-    """A region as EpochNotMatch names it: no leader given, so the peer on the answering store."""
+    """A region from EpochNotMatch, which names no leader: the peer on the answering store is assumed."""
     peer = next((p for p in region.peers if p.store_id == store_id), None)
     return RegionInfo(
         id=region.id,

@@ -1,7 +1,7 @@
-"""Reads at one timestamp: get, batch get, scan. Locks in the way are resolved, regions followed.
+"""Reads at one timestamp: get, batch get, scan. They resolve blocking locks and retry when a region moved.
 
-A read sees every transaction with commit_ts <= ts and nothing else. When a live transaction may still
-commit at or below `ts`, the read waits for it, within the budget.
+A read sees every transaction with commit_ts <= ts and nothing else. If a live transaction may still commit
+at or below `ts`, the read waits for it, within the budget.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tidegate.tidb.memcomparable import decode_bytes
 
 PAGE_ROWS: Final = 1024
 LARGE_PAGE_BYTES: Final = 4 << 20
-"""From this size on a page is not taken for the whole of what is left: a store may have cut it short."""
+"""A page of at least this size may have been cut short by the store, so the scan continues behind it."""
 BATCH_KEYS: Final = 1024
 PAGE_MAX: Final = 1 << 20
-"""Pairs of a page; half as many when they do not fit into a message, twice as many after a page that did."""
+"""The most pairs of a page. Halved if they do not fit into a message, doubled again after a page that did."""
 IGNORED_MAX: Final = 1024
-"""Start ts of pushed transactions remembered in one snapshot; above it they are asked again."""
+"""The most start ts of pushed transactions that a snapshot remembers; older ones are checked again."""
 
 
 class Snapshot:
     """The store as it was at `ts`. Not thread-safe; cheap to make.
 
-    `keyspace_id`: of API V2, whose keys are read, each with its four bytes of mode and keyspace; -1: keys of
-    API V1 or TiDB's.
+    `keyspace_id`: the keyspace (API V2) of the keys to read, each of which begins with its four bytes of mode
+    and keyspace; -1: keys of API V1 or TiDB's.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Snapshot:
         self._page_max = PAGE_MAX
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None when there is none."""
+        """The value of a key; None if there is none."""
         backoff = Backoff(self._budget_ms)
         while True:
             request = kvrpcpb.GetRequest(context=self._context(), key=key, version=self.ts)
@@ -81,7 +81,7 @@ class Snapshot:
             at = next_start
 
     def page(self, start: bytes, end: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """One page from one region, and the key to go on from (None: the span is done)."""
+        """One page from one region, and the key where the next page begins (None: the scan is done)."""
         backoff = Backoff(self._budget_ms)
         most = limit
         while True:
@@ -109,7 +109,7 @@ class Snapshot:
             return pairs, following(last, len(pairs), size, limit, request.end_key, end)
 
     def scan_request(self, start: bytes, end: bytes, limit: int) -> tuple[RegionInfo, kvrpcpb.ScanRequest]:
-        """What a page is asked for with, and where: the region of `start`, no further than that goes."""
+        """The region of `start`, and the request for a page from it, which ends at the region's end."""
         region = self._pd.regions.locate_start(start)
         region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
         stop = min(e for e in (end, region_end) if e) if end or region_end else b""
@@ -135,7 +135,7 @@ class Snapshot:
         self._requester.by_region(keys, backoff, send)
 
     def _settle(self, errors: list[Any], backoff: Backoff) -> None:
-        """Resolve the locks a read met, wait for the live ones; raises on any other error."""
+        """Resolve the locks that blocked a read, and wait for live ones. Raises Retryable on other errors."""
         locks = []
         for error in errors:
             if not error.HasField("locked"):
@@ -162,9 +162,10 @@ def _one_too_large(start: bytes, error: TooLarge) -> Fatal:
 
 
 def following(last: bytes, pairs: int, size: int, limit: int, stop: bytes, end: bytes) -> bytes | None:
-    """Where a scan up to `end` goes on after a page up to `stop`; None when it is done.
+    """The key where a scan up to `end` continues after a page up to `stop`; None if it is done.
 
-    last, pairs, size: the page's last key, pairs and bytes. A large page may end before its limit.
+    `last`, `pairs`, `size`: the page's last key, number of pairs, and bytes. A large page may end before its
+    limit.
     """
     if pairs and (pairs == limit or size >= LARGE_PAGE_BYTES):
         return last + b"\x00"

@@ -1,7 +1,7 @@
-"""Which of a cluster's stores hold changes, and whether their TiKV offers them. Pure.
+"""Decides which of a cluster's stores can be read, and whether their TiKV version has change streams. Pure.
 
-PD counts TiFlash's stores among its own: they are learners of regions, never lead one, and know none of
-TiKV's services. A removed store stays in PD's list as a tombstone for long. (client-go: internal/locate.)
+PD lists TiFlash's stores, too: they are learners of regions, never lead one, and have none of TiKV's
+services. A removed store stays in PD's list as a tombstone for a long time. (client-go: internal/locate.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ COLUMNAR: Final = ("tiflash", "tiflash_compute")
 
 
 class StoreGone(Retryable):
-    """PD knows no TiKV store of that number: ask PD again where the region is."""
+    """PD knows no TiKV store with this id; the caller must ask PD for the region again."""
 
 
 def unfit(store: Any) -> str:
-    """Why no region can be read at a metapb.Store, in words; empty when one can."""
+    """The reason why regions cannot be read at a metapb.Store; empty if they can."""
     if store.state == metapb.Tombstone:
         return "it was removed from the cluster"
     if any(label.key == ENGINE and label.value in COLUMNAR for label in store.labels):
@@ -33,9 +33,9 @@ def unfit(store: Any) -> str:
 
 
 def check_versions(stores: Iterable[Any]) -> None:
-    """Raise InvalidInput when a TiKV store of these (metapb.Store) is too old to be followed.
+    """Raise InvalidInput if one of the TiKV stores (metapb.Store) is too old to have change streams.
 
-    A version that says nothing is let pass: the stream itself tells then.
+    A version that cannot be parsed is accepted; if the store is too old, opening its stream fails.
     """
     old = [store for store in stores if not unfit(store) and _is_old(store.version)]
     if old:

@@ -1,18 +1,18 @@
-"""One thread for all long-lived streaming calls of a client, each on a connection of its own (`http2`).
+"""One thread for all long-lived streaming calls of a client, each on its own connection (`http2`).
 
-gRPC's library hands each message from thread to thread, which for the marks of many quiet stores is most of
-what a quiet capture does. Here one thread waits for all connections, reads, and gives the messages to the
-call's receiver at once.
+gRPC's library passes each message from thread to thread. With many quiet stores, which send only marks, this
+would be most of the work of a quiet capture. Here one thread waits for all connections, reads, and passes the
+messages to the call's receiver at once.
 
-While no receiver is in a hurry (`StreamCall.hurry`) and much comes, the thread sleeps `GATHER_S` before it
-looks again, so that one wake-up serves several calls. On a processor that was idle, the wake-up and the cold
-caches after it cost several times as much as the work.
+While no receiver is in a hurry (`StreamCall.hurry`) and many messages arrive, the thread sleeps `GATHER_S`
+before it looks again, so one wake-up serves several calls. If the CPU was idle, the wake-up and the cold
+caches after it cost several times as much as the work itself.
 
-A receiver that has enough stops its peer by HTTP/2's window, at most `http2.WINDOW_BYTES` later. A peer that
-says nothing is pinged; one that does not answer, because its process is stopped or its cable cut, is given up
-at most `GIVE_UP_S` after its last word, rounded up to `LOOK_S`.
+If a receiver takes no more, HTTP/2's window stops the peer after at most `http2.WINDOW_BYTES`. A silent peer
+is pinged. If it does not answer, because its process is stopped or a cable is cut, its call ends at most
+`GIVE_UP_S` after its last bytes, rounded up to `LOOK_S`.
 
-Connecting, which may wait for names, peers and TLS, has a short-lived thread for each attempt.
+Each attempt to connect has a short-lived thread, because it may wait for name resolution, the peer and TLS.
 """
 
 from __future__ import annotations
@@ -40,30 +40,34 @@ LOG: Final = logging.getLogger(__name__)
 READ_BYTES: Final = 256 << 10
 CONNECT_S: Final = 10.0
 LOOK_S: Final = 1.0
-"""How often connections are looked at that say nothing."""
+"""The interval at which silent connections are checked."""
 PING_S: Final = 10.0
 GIVE_UP_S: Final = 15.0
-"""After so long without a word from the peer: it is pinged, it is given up."""
+"""A peer that sends nothing is pinged after PING_S, and its call ends after GIVE_UP_S."""
 GATHER_S: Final = 0.05
-"""Marks may be so late, and the first row after a rest: the following ones find the loop in a hurry."""
+"""The longest delay of marks, and of the first row after a rest; the rows after it find the
+loop in a hurry.
+"""
 GATHERS: Final = 1.5
-"""So many connections must be expected to be ready in `GATHER_S` (`gathering_pays`)."""
+"""The loop sleeps only if at least this many connections should become ready in `GATHER_S`
+(`gathering_pays`).
+"""
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 class Receiver(Protocol):
-    """Who a call's messages are for. Called in the loop's thread, for which all other calls wait."""
+    """The receiver of a call's messages. Called in the loop's thread, so all other calls wait meanwhile."""
 
     def received(self, messages: list[bytes]) -> bool:
-        """Messages came. False: no more, until `StreamCall.resume`. An exception ends the call.
+        """Take messages. Return False to get no more until `StreamCall.resume`. An exception ends the call.
 
-        What the peer may still send comes all the same, and the last answer counts.
+        Messages that the peer may still send inside its window arrive anyway; the last return value counts.
         """
         ...
 
     def ended(self, code: grpc.StatusCode, details: str) -> None:
-        """The call is over; the last call."""
+        """The streaming call has ended. This is the last call to the receiver."""
         ...
 
 
@@ -88,17 +92,17 @@ class StreamCall:
         self._loop.post(lambda: self._do(lambda: self._machine.cancel(why)))
 
     def resume(self) -> None:
-        """Go on after `Receiver.received` was False."""
+        """Continue after `Receiver.received` returned False."""
         self._loop.post(lambda: self._do(self._resume))
 
     def hurry(self, seconds: float) -> None:
-        """Gather nothing for so long: whatever comes may be waited for."""
+        """Do not gather messages for this long, because a reader may wait for them."""
         self._loop.hurry(seconds)
 
     # --- in the loop's thread ------------------------------------------------------------------------
 
     def opened(self, connection: socket.socket, buffer: memoryview) -> None:
-        """The connection is there; with TLS, the first bytes may have come with it."""
+        """The connection is open. Read at once, because with TLS the first bytes may have arrived already."""
         if self._is_over:
             connection.close()
             return
@@ -111,15 +115,15 @@ class StreamCall:
         self._do(begin)
 
     def failed(self, why: str) -> None:
-        """There is no connection."""
+        """Connecting failed; end the call."""
         self._do(lambda: self._machine.lost(why))
 
     def ready(self, mask: int, buffer: memoryview) -> None:
-        """Read and write what is possible. `buffer`: to read into."""
+        """The socket is ready: read into `buffer`, and write as much as possible."""
         self._do(lambda: self._read(buffer) if mask & selectors.EVENT_READ else None)
 
     def look(self, now: float) -> None:
-        """Ping a silent peer, or give it up."""
+        """Ping a silent peer, or end its call."""
         if self._socket is None or now - self._heard_at < PING_S:
             return
         if self._pinged_at < self._heard_at:
@@ -129,13 +133,13 @@ class StreamCall:
             self._do(lambda: self._machine.lost("the peer does not answer"))
 
     def _do(self, act: Callable[[], None]) -> None:
-        """Do something with the call, then send what follows from it; ends the call when it is over."""
+        """Run `act` and send the resulting output; close the call if its machine has ended."""
         if self._is_over:
             return
         try:
             act()
             self._write()
-        except Exception as error:  # out of memory, a defect: the call must end, not fall silent
+        except Exception as error:  # for example out of memory: the call must end, not become silent
             self._machine.lost(f"its reader failed: {error!r}")
         if self._machine.end is not None:
             self._over(self._machine.end)
@@ -145,7 +149,7 @@ class StreamCall:
         self._give()
 
     def _give(self) -> None:
-        """Hand on what is compressed, then grant more, unless the receiver has enough."""
+        """Pass on compressed messages, then let the peer send more, unless the receiver is paused."""
         while not self._is_paused and (messages := self._machine.unpacked()):
             self._is_paused = not self._receiver.received(messages)
         if not self._is_paused:
@@ -181,7 +185,7 @@ class StreamCall:
             while output:
                 del output[: connection.send(output)]
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass  # the rest goes when the socket can take it
+            pass  # the rest is sent when the socket is writable again
         except OSError as error:
             self._machine.lost(_words(error))
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if output else 0)
@@ -193,17 +197,17 @@ class StreamCall:
         self._is_over = True
         self._loop.calls.discard(self)
         if self._socket is not None:
-            with suppress(KeyError):  # it could not be registered
+            with suppress(KeyError):  # its registration may have failed
                 self._loop.selector.unregister(self._socket)
             self._socket.close()
         try:
             self._receiver.ended(end.code, end.details)
-        except Exception:  # the other calls must go on
-            LOG.exception("a receiver's end failed")
+        except Exception:  # the other calls must continue
+            LOG.exception("a receiver failed at the end of its call")
 
 
 class StreamLoop:
-    """The thread, which starts with the first call. Thread-safe."""
+    """The loop's thread, which starts with the first call. Thread-safe."""
 
     def __init__(self, tls: Tls | None = None) -> None:
         self._tls = tls
@@ -228,10 +232,10 @@ class StreamLoop:
         self._posts.register(self._woken, select.POLLIN)
 
     def call(self, address: str, path: str, metadata: Metadata, receiver: Receiver) -> StreamCall:
-        """Begin a call of `path` (`/service/method`) at `host:port`; failing to connect is one of its ends.
+        """Begin a call of `path` (`/service/method`) at `host:port`. Raises InvalidInput on a closed loop.
 
-        So is a certificate that cannot be read, as it may be half renewed. Raises InvalidInput if the loop is
-        closed.
+        A failed connection ends the call (`Receiver.ended`) and raises nothing here. The same holds for a
+        certificate that cannot be read, because it may be in the middle of a renewal.
         """
         machine = http2.Call(address, path, metadata, scheme="http" if self._tls is None else "https")
         made = StreamCall(self, address, machine, receiver)
@@ -267,7 +271,7 @@ class StreamLoop:
                 call.cancel(why)
 
     def post(self, task: Callable[[], None]) -> bool:
-        """Have something done in the loop's thread, after what was posted before; False: the loop is over."""
+        """Run a task in the loop's thread, after those posted before. False: the loop has ended."""
         with self._lock:
             if self._is_over:
                 return False
@@ -277,7 +281,7 @@ class StreamLoop:
             return True
 
     def hurry(self, seconds: float) -> None:
-        """Gather nothing for so long."""
+        """Do not gather messages for this long."""
         self._hurry_until = max(self._hurry_until, time.monotonic() + seconds)
 
     def _connect(self, call: StreamCall) -> None:
@@ -293,7 +297,7 @@ class StreamLoop:
             except BaseException:
                 connection.close()
                 raise
-        except Exception as error:  # a name that cannot be looked up, for one: the call must end
+        except Exception as error:  # for example a host name that cannot be resolved: the call must end
             why = _words(error)
             self.post(lambda: call.failed(why))
         else:
@@ -304,7 +308,7 @@ class StreamLoop:
         while not self._ends():
             try:
                 self._turn()
-            except Exception as error:  # a defect: no call may fall silent
+            except Exception as error:  # a defect: no call may become silent
                 LOG.exception("the streams' loop failed")
                 why = f"the streams' loop failed: {error!r}"
                 for call in list(self.calls):
@@ -312,7 +316,7 @@ class StreamLoop:
 
     def _turn(self) -> None:
         if self._gathers and time.monotonic() >= self._hurry_until:
-            self._posts.poll(GATHER_S * 1000)  # what is posted ends it: a request does not wait
+            self._posts.poll(GATHER_S * 1000)  # a posted task ends the wait, so requests are not delayed
         found = self.selector.select(LOOK_S if self.calls else None)
         now = time.monotonic()
         self._do_posted()
@@ -327,7 +331,7 @@ class StreamLoop:
                 call.look(now)
 
     def _ends(self) -> bool:
-        """Whether the loop is closed and everything is done; then it is over."""
+        """Whether the loop is closed and has nothing left to do; if so, this ends it."""
         with self._lock:
             if not self._closed or self.calls or self._posted:
                 return False
@@ -342,27 +346,27 @@ class StreamLoop:
 
     def _do_posted(self) -> None:
         if not self._posted:
-            return  # what is posted from now on wakes the thread up
+            return  # a task that is posted from now on wakes the thread
         with self._lock:
             tasks, self._posted = self._posted, deque()
             self._woken.recv(READ_BYTES)
         while tasks:
             try:
                 tasks.popleft()()
-            except Exception:  # out of memory, a defect: what was posted behind it must be done
+            except Exception:  # for example out of memory: the tasks behind this one must still run
                 LOG.exception("a task of the streams' loop failed")
 
 
 def gathering_pays(served: int, seconds: float) -> bool:
-    """Whether to sleep before looking, where `served` connections were ready in the last `seconds`.
+    """Whether to sleep before the next look, if `served` connections were ready in the last `seconds`.
 
-    Each sleep costs a wake-up of its own. It must spare at least half a wake-up of others.
+    A sleep costs one wake-up itself, and should save at least half a wake-up more.
     """
     return served * GATHER_S >= GATHERS * seconds
 
 
 def _words(error: Exception) -> str:
-    """What went wrong, the same each time: such words are logged once."""
+    """The cause of a failure, in words that are the same each time, because equal causes are logged once."""
     if isinstance(error, InvalidInput):
         return f"{error.what}: {error.where}: {error.why}"
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -1,7 +1,7 @@
-"""TiDB's tables as they were at one timestamp: definitions from the meta keys, rows decoded.
+"""TiDB's tables at one timestamp: definitions from the meta keys, and decoded rows.
 
-Used by `upstream dump`, by comparisons of source and target, and by tests; the capture has its own path
-(schema store, kernels), so that a comparison does not judge the capture by itself.
+Used by `upstream dump`, by comparisons of source and target, and by tests. The capture uses other code
+(schema store, kernels), so a comparison does not check the capture against itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_tables(snapshot: Snapshot, *, system: bool = False) -> list[TableSchema
 def tables_from_meta(
     pairs: Iterable[tuple[bytes, bytes]], ts: int, *, system: bool = False
 ) -> list[TableSchema]:
-    """The base tables that the pairs under `m` describe. Undecodable names the key that cannot be read."""
+    """The base tables that the pairs under `m` describe. Undecodable names the unreadable key."""
     schemas: dict[int, str] = {}
     infos: list[tuple[int, dict[str, Any]]] = []
     for key, value in pairs:
@@ -65,9 +65,9 @@ def read_rows(snapshot: Snapshot, table: TableSchema, time_zone: tzinfo = UTC) -
 
 
 def sql_row(table: TableSchema, values: tuple[Value, ...]) -> tuple[Cell, ...]:
-    """A row as the snapshot lines of change logs have it: TiDB's text protocol, but floats in Go's `%g`.
+    """A row as in the snapshot lines of change logs: TiDB's text protocol, with floats in Go's `%g`.
 
-    Virtual columns, which are not stored, are missing.
+    Virtual columns are missing, because they are not stored.
     """
     return tuple(
         None if value is None else _sql_text(column.kind, column.flen, column.elems, value)
@@ -94,7 +94,7 @@ def _sql_text(kind: Kind, flen: int, elems: tuple[str, ...], value: Value) -> st
 
 
 def _float_text(number: float, *, single: bool) -> str:
-    """As the recorded snapshots have it: TiDB's text, read by the recording client and shown in Go's `%g`.
+    """A float in the format of recorded snapshots: TiDB's text, parsed by the recording client, in Go's `%g`.
 
     TiDB sends a FLOAT beyond 1e15 (or below 1e-15) with six digits; `%g` has exponents outside [1e-4, 1e6).
     """

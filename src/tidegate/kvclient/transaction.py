@@ -1,7 +1,7 @@
 """Percolator two-phase commit across regions: prewrite every key, commit the primary, commit the rest.
 
 `Transaction` is for a program that reads and writes now: optimistic by default, pessimistic with
-`lock_keys`. `load_transaction` replays one recorded transaction with exactly its own timestamps.
+`lock_keys`. `load_transaction` replays a recorded transaction with exactly its recorded timestamps.
 Source of the protocol: TiKV `src/storage/txn` and client-go `txnkv/transaction`.
 """
 
@@ -23,10 +23,10 @@ from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 
 LOCK_TTL_MS: Final = 20_000
 BATCH_BYTES: Final = 8 << 20
-"""Keys and values in one prewrite or commit request."""
+"""The most bytes of keys and values in one prewrite request."""
 BATCH_KEYS: Final = 16_384
 LOCK_ROUNDS: Final = 64
-"""Attempts to lock a key pessimistically at newer and newer for_update_ts."""
+"""The number of attempts to lock keys pessimistically, each at a newer for_update_ts."""
 
 PUT: Final = kvrpcpb.Put
 DEL: Final = kvrpcpb.Del
@@ -36,7 +36,7 @@ CHECK_NOT_EXISTS: Final = kvrpcpb.CheckNotExists
 
 
 class WriteConflict(Retryable):
-    """Another transaction wrote a key after this one's start: start again with a new start_ts."""
+    """Another transaction wrote a key after this one's start; the caller must retry with a new start_ts."""
 
 
 class AlreadyExists(InvalidInput):
@@ -53,14 +53,14 @@ class Mutation:
 
     @property
     def commits(self) -> bool:
-        """Whether the key is locked and committed (CHECK_NOT_EXISTS is only looked at)."""
+        """Whether the key is locked and committed (CHECK_NOT_EXISTS only checks it)."""
         return bool(self.op != CHECK_NOT_EXISTS)
 
 
 class Transaction:
-    """One transaction. Not thread-safe. After `commit` or `rollback` it is over.
+    """One transaction. Not thread-safe. It ends with `commit` or `rollback`.
 
-    `pessimistic`: keys named to `lock_keys` are locked at once, and writes to them cannot conflict at commit.
+    `pessimistic`: `lock_keys` locks keys at once, and writes to these cannot conflict at commit.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class Transaction:
         self._over = False
 
     def get(self, key: bytes) -> bytes | None:
-        """The value as this transaction sees it: its own writes, else the snapshot at start_ts."""
+        """The value that this transaction sees: its own write, otherwise the snapshot at start_ts."""
         mine = self._mutations.get(key)
         if mine is None or mine.op == LOCK:
             return self._snapshot.get(key)
         return None if mine.op == DEL else mine.value
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set the key to a value; TiKV refuses empty values."""
+        """Set the key to a value; TiKV rejects empty values."""
         if not value:
             raise InvalidInput("a transactional value is never empty", where=key.hex())
         self._mutations[key] = Mutation(PUT, key, value)
 
     def insert(self, key: bytes, value: bytes) -> None:
-        """Like put, but the commit fails with AlreadyExists when the key exists."""
+        """Like put, but the commit raises AlreadyExists if the key exists."""
         if not value:
             raise InvalidInput("a transactional value is never empty", where=key.hex())
         self._mutations[key] = Mutation(INSERT, key, value)
@@ -132,10 +132,10 @@ class Transaction:
         return values
 
     def commit(self) -> int:
-        """Commit; returns commit_ts (0 when there was nothing to write).
+        """Commit; returns commit_ts (0 if there was nothing to write).
 
-        Raises WriteConflict or AlreadyExists after rolling back; Retryable with "undetermined" in it when
-        the primary's commit got no answer and its fate is unknown.
+        Raises WriteConflict or AlreadyExists after rolling back; Retryable with "undetermined" in it if the
+        primary's commit got no answer, so it is unknown whether the transaction is committed.
         """
         assert not self._over, "the transaction is over"
         self._over = True
@@ -148,18 +148,18 @@ class Transaction:
             )
             commit_ts = self._pd.tso()
         except TidegateError:
-            with contextlib.suppress(Retryable):  # a store that is away keeps the locks until their TTL ends
+            with contextlib.suppress(Retryable):  # an unreachable store keeps the locks until their TTL ends
                 writer.rollback(self._keys(), Backoff(self._budget_ms // 10))
             raise
         writer.commit(self._keys(), commit_ts, Backoff(self._budget_ms))
         return commit_ts
 
     def settle(self) -> int:
-        """After a `commit` that raised Retryable: make its fate certain.
+        """After a `commit` that raised Retryable, find out whether it was committed, or roll it back.
 
-        Returns the commit_ts when it was committed (its other keys are committed then, too), 0 when it is
-        rolled back for good and may be done again in a new transaction. Raises Retryable as long as the
-        store is away; it may be called again.
+        Returns the commit_ts if it was committed; this also commits its other keys. Returns 0 if it is rolled
+        back for good, so the caller may repeat it in a new transaction. Raises Retryable while the store
+        is unreachable; then it may be called again.
         """
         writer = self._writer()
         for _ in range(2):
@@ -178,7 +178,7 @@ class Transaction:
         return [m.key for m in self._mutations.values() if m.commits]
 
     def rollback(self) -> None:
-        """Give up; locks taken are released."""
+        """End the transaction without writing; releases its locks."""
         self._over = True
         if self._locked:
             self._writer().pessimistic_rollback(self._locked, Backoff(self._budget_ms))
@@ -213,7 +213,7 @@ class TwoPhase:
     def prewrite(
         self, mutations: Sequence[Mutation], backoff: Backoff, *, pessimistic: Iterable[bytes] = ()
     ) -> None:
-        """Lock every key with its new value; idempotent. `pessimistic`: keys this txn locked before."""
+        """Lock every key with its new value; idempotent. `pessimistic`: keys that are already locked."""
         by_key = {m.key: m for m in mutations}
         held = frozenset(pessimistic)
 
@@ -241,9 +241,9 @@ class TwoPhase:
             self._commit_keys(rest, commit_ts, backoff)
 
     def rollback(self, keys: Sequence[bytes], backoff: Backoff) -> None:
-        """Roll back: remove this transaction's locks and bar late prewrites; idempotent.
+        """Roll back: remove this transaction's locks and make late prewrites fail; idempotent.
 
-        Raises WriteConflict when the transaction is committed.
+        Raises WriteConflict if the transaction is committed.
         """
 
         def send(region: RegionInfo, members: list[bytes]) -> None:
@@ -260,9 +260,9 @@ class TwoPhase:
         self._requester.by_region(keys, backoff, send)
 
     def pessimistic_lock(self, keys: Sequence[bytes], backoff: Backoff) -> dict[bytes, bytes]:
-        """Take pessimistic locks at for_update_ts; newest values of the keys that exist.
+        """Take pessimistic locks at for_update_ts; returns the newest values of the keys that exist.
 
-        Raises WriteConflict when a key has a commit above for_update_ts.
+        Raises WriteConflict if a key has a commit above for_update_ts.
         """
         values: dict[bytes, bytes] = {}
 
@@ -285,7 +285,7 @@ class TwoPhase:
         self._requester.by_region(keys, backoff, send)
 
     def committed_at(self, backoff: Backoff) -> int:
-        """The primary's commit_ts; 0 when it is locked, rolled back or was never seen."""
+        """The primary's commit_ts; 0 if it is locked, rolled back or was never prewritten."""
         request = kvrpcpb.CheckTxnStatusRequest(primary_key=self.primary, lock_ts=self.start_ts)
         response = self._requester.at_key(self.primary, "KvCheckTxnStatus", request, backoff)
         return 0 if response.HasField("error") else int(response.commit_version)
@@ -355,7 +355,7 @@ class TwoPhase:
         self._requester.by_region(keys, backoff, send)
 
     def _settle(self, errors: Iterable[Any], backoff: Backoff) -> None:
-        """Resolve the locks met and wait for live ones; raise what cannot be waited for."""
+        """Resolve the locks in `errors`, wait for live ones. Raises WriteConflict or AlreadyExists."""
         locks = []
         for error in errors:
             if error.HasField("locked"):
@@ -390,10 +390,10 @@ def load_transaction(
     pessimistic: bool = False,
     budget_ms: int = DEFAULT_BUDGET_MS,
 ) -> bool:
-    """Commit a recorded transaction with its own timestamps; False when it was committed already.
+    """Commit a recorded transaction with its own timestamps; False if it was already committed.
 
     `pessimistic`: a key has a commit above start_ts, so the keys are locked first at for_update_ts =
-    commit_ts - 1. Every step is idempotent: a load that was cut off is completed by repeating it.
+    commit_ts - 1. Every step is idempotent, so an interrupted load is completed by repeating it.
     """
     assert start_ts < commit_ts
     writer = TwoPhase(pd, start_ts, primary, for_update_ts=commit_ts - 1 if pessimistic else 0)
@@ -414,7 +414,7 @@ def load_transaction(
 def is_loaded(
     pd: PdClient, *, start_ts: int, commit_ts: int, primary: bytes, budget_ms: int = DEFAULT_BUDGET_MS
 ) -> bool:
-    """Whether a recorded transaction's primary is committed; Fatal when it is with another commit ts."""
+    """Whether a recorded transaction's primary is committed. Raises Fatal if its commit ts is another one."""
     found = TwoPhase(pd, start_ts, primary).committed_at(Backoff(budget_ms))
     if found not in (0, commit_ts):
         raise Fatal(
@@ -427,7 +427,7 @@ def is_loaded(
 
 
 def _batches(mutations: list[Mutation]) -> list[list[Mutation]]:
-    """Cut by BATCH_KEYS and BATCH_BYTES; a larger single mutation travels alone."""
+    """Split by BATCH_KEYS and BATCH_BYTES; a larger mutation gets its own batch."""
     batches: list[list[Mutation]] = []
     size = 0
     for mutation in mutations:

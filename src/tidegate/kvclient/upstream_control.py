@@ -1,7 +1,7 @@
-"""Orders to the embedded upstream alone: regions split, merged, moved; and what shall go wrong.
+"""Commands for the embedded upstream only: split, merge and move regions, and inject faults.
 
 Called by `tidegate upstream region` and `tidegate upstream fault`. Raises InvalidInput with the upstream's
-own reason, and on a real cluster, which offers none of this.
+own reason, and on a real cluster, which has no such commands.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tidegate.proto import tidegate_pb2 as pb
 from tidegate.proto import tidegate_pb2_grpc
 
 TIMEOUT_S: Final = 60.0
-"""For one order; it waits behind what is being applied."""
+"""The timeout of one command, which waits until earlier writes have been applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionStatus:
-    """A region as it is after an order; bounds are encoded keys, `leader_store` 0 for none."""
+    """A region after a command; its bounds are encoded keys; `leader_store` 0: no leader."""
 
     id: int
     start_key: bytes
@@ -35,29 +35,29 @@ class RegionStatus:
     term: int
     stores: tuple[int, ...]
     roles: tuple[str, ...]
-    """Of the peers on `stores`: voter, learner, incoming voter, demoting voter."""
+    """The roles of the peers on `stores`: voter, learner, incoming voter, demoting voter."""
 
 
 class UpstreamControl:
-    """Orders over an open client of PD."""
+    """Sends the commands through an open client of PD."""
 
     def __init__(self, pd: PdClient) -> None:
         self._pd = pd
 
     def split(self, region_id: int, at: Sequence[bytes]) -> list[RegionStatus]:
-        """Split a region at encoded keys, in its middle without any; region 0: wherever the keys are."""
+        """Split a region at encoded keys, by default in its middle; region 0: those that hold the keys."""
         return self._regions("Split", pb.SplitRequest(region_id=region_id, keys=at))
 
     def merge(self, source_id: int, target_id: int = 0) -> list[RegionStatus]:
-        """Merge a region into a neighbour; 0: the next one, or the one before the last."""
+        """Merge a region into a neighbour; target 0: the next region, or for the last one the one before."""
         return self._regions("Merge", pb.MergeRequest(source_id=source_id, target_id=target_id))
 
     def transfer(self, region_id: int, store_id: int) -> list[RegionStatus]:
-        """Let another store lead a region."""
+        """Transfer the leadership of a region to another store."""
         return self._regions("Transfer", pb.TransferRequest(region_id=region_id, store_id=store_id))
 
     def move(self, region_id: int, from_store: int, to_store: int) -> list[RegionStatus]:
-        """Move a region's peer."""
+        """Move a region's peer from one store to another."""
         request = pb.MoveRequest(region_id=region_id, from_store=from_store, to_store=to_store)
         return self._regions("Move", request)
 
@@ -69,7 +69,7 @@ class UpstreamControl:
         removed: Sequence[int] = (),
         stay: bool = False,
     ) -> list[RegionStatus]:
-        """Change the peers on these stores, several by way of a joint state; without any leave it."""
+        """Change peers on these stores, several through a joint state. Without any, leave that state."""
         request = pb.ChangePeersRequest(region_id=region_id, stay=stay)
         for wish, stores in (
             (pb.ChangePeersRequest.VOTER, voters),
@@ -81,7 +81,7 @@ class UpstreamControl:
         return self._regions("ChangePeers", request)
 
     def fault(self, **setting: Any) -> list[tuple[str, str]]:
-        """Set one field of `FaultRequest`, or none; all faults that are on, name and value."""
+        """Set one field of `FaultRequest`, or none; returns all active faults as (name, value)."""
         found = self._ask("Fault", pb.FaultRequest(**setting))
         return [(each.name, each.value) for each in found.faults]
 
@@ -102,7 +102,7 @@ class UpstreamControl:
         ]
 
     def _ask(self, method: str, request: Any) -> Any:
-        self._pd.upstream_info()  # InvalidInput on a real cluster, patience with one that is about to start
+        self._pd.upstream_info()  # InvalidInput on a real cluster; waits for an upstream that is starting
         address = self._pd.leader_address
         stub = self._pd.channels.stub(address, tidegate_pb2_grpc.UpstreamStub)
         try:

@@ -1,9 +1,9 @@
-"""How many incremental scans are asked of a store at once, and which of those that wait goes next.
+"""Limits the incremental scans that the puller requests from a store at once, and orders those that wait.
 
-A store scans a few regions at a time and refuses more than it can remember; what it was asked for too early
-only lies in its memory (tikv#16035). So at most `SCANS_PER_STORE` registrations of a store are between their
-request and INITIALIZED; urgent ones (close behind the present) go first, in order of arrival. Pure; owned by
-the puller's coordinator. Source: ticdc `logservice/logpuller`, region request workers.
+A store scans a few regions at a time and rejects requests beyond its queue; a request sent too early only
+occupies its memory (tikv#16035). Therefore at most `SCANS_PER_STORE` registrations of a store are between
+their request and INITIALIZED. Urgent ones (close behind the present) go first, otherwise in order of arrival.
+Pure; owned by the puller's coordinator. Source: ticdc `logservice/logpuller`, region request workers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 SCANS_PER_STORE: Final = 64
 URGENT_LAG_MS: Final = 600_000
-"""Ranges that lag less behind the newest are scanned before the others."""
+"""Ranges that lag at most this far behind the newest range are scanned before the others."""
 
 
 class Urgency:
-    """Which ranges are close behind the newest that was registered."""
+    """Decides which ranges are close behind the newest range that was registered."""
 
     def __init__(self) -> None:
         self._newest: Timestamp = 0
 
     def is_urgent(self, resolved: Timestamp) -> bool:
-        """Whether a range that is registered from here goes before those that lag far."""
+        """Whether a range that is registered from this ts is scanned before ranges that lag far."""
         self._newest = max(self._newest, resolved)
         return physical_ms(self._newest) - physical_ms(resolved) <= URGENT_LAG_MS
 
@@ -41,19 +41,19 @@ class _Store(Generic[T]):
 
 
 class Admission(Generic[T]):
-    """Queues of all stores. Entries are told apart by identity or their own hash."""
+    """The queues of all stores. Entries are compared by their own hash and equality."""
 
     def __init__(self, scans_per_store: int = SCANS_PER_STORE) -> None:
         self._limit = scans_per_store
         self._stores: dict[int, _Store[T]] = {}
 
     def wait(self, store_id: int, entry: T, urgent: bool) -> None:
-        """Put an entry in line."""
+        """Queue an entry for a store."""
         store = self._stores.setdefault(store_id, _Store())
         (store.urgent if urgent else store.others).append(entry)
 
     def next(self, store_id: int) -> T | None:
-        """The next entry, which scans from now on; None while as many scan as may, or nobody waits."""
+        """Start the next scan and return its entry; None if the limit is reached or no entry waits."""
         store = self._stores.get(store_id)
         if store is None or len(store.scanning) >= self._limit:
             return None
@@ -65,7 +65,7 @@ class Admission(Generic[T]):
         return entry
 
     def done(self, store_id: int, entry: T) -> None:
-        """An entry does not scan any more, or will not; harmless when it is not known."""
+        """Remove an entry whose scan has ended, or that need not be scanned; an unknown entry is ignored."""
         store = self._stores.get(store_id)
         if store is None:
             return
@@ -77,6 +77,6 @@ class Admission(Generic[T]):
                 line.remove(entry)
 
     def drop(self, store_id: int) -> list[T]:
-        """The store is gone: forget all its entries; those that waited."""
+        """Forget a store that is gone. Returns its entries that were waiting."""
         store = self._stores.pop(store_id, None)
         return [] if store is None else [*store.urgent, *store.others]

@@ -1,4 +1,4 @@
-r"""What the puller does while its store has no room: wait, or let go of what it can pull again.
+r"""Backpressure while the event store has no room: the puller waits, or discards data that it can pull again.
 
 ```
           pressure              SHED_AFTER_S, over quota               has room
@@ -8,18 +8,20 @@ r"""What the puller does while its store has no room: wait, or let go of what it
     |_________________ crowded for CROWDED_S _________________|
 ```
 
-WAITING: streams hand nothing on, so that HTTP/2 flow control holds the stores back; nothing is lost and
-mostly readers free room meanwhile. They cannot when all that is kept lies beyond a resolved ts that comes
-on the very streams that wait, as does the end of an open transaction that is spilled and takes the room. So
-then SHEDDING: spans are given up one by one, the one that takes most first, as it would be spilled first;
-what they hold beyond their resolved ts is forgotten, spilled or not, streams flow for the others, and all
-are pulled again from their resolved ts when there is room. Those that take little of the room go on: the
-puller gives up none that takes less than half of an equal share. A disk that is full for other reasons is
-only waited for.
+WAITING: the streams pass nothing on, so HTTP/2 flow control stops the TiKV stores. Nothing is lost, and
+usually readers free space meanwhile. They cannot if all stored data is above the resolved ts: the marks that
+would raise it arrive on the streams that wait, and so does the end of an open transaction whose spilled rows
+use the space.
 
-With other spans beside the one that takes most, it is given up before the quota is reached, when the store is
-crowded: in WAITING they would all stand still because one of them has a reader that has stopped. A span that
-is alone has nobody to make way for, and waits. Pure.
+SHEDDING resolves this: the puller gives up spans one by one, first the one that uses most space. It discards
+the data of these spans above their resolved ts, including spilled rows; the streams flow again for the other
+spans. When there is room, the spans are pulled again from their resolved ts. A span that uses less than half
+of an equal share of the quota is never given up. If the disk is full for other reasons, the puller only
+waits.
+
+If there are several spans, the largest is given up even before the quota is reached, when the store is
+crowded: otherwise all spans would have to wait because the reader of one of them has stopped. If there is
+only one span, giving it up early helps no other span, so it waits. Pure.
 """
 
 from __future__ import annotations
@@ -31,19 +33,21 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 CROWDED_S: Final = 0.2
-"""A store that fills quickly is full soon after it is crowded; one look more, and it was no passing peak."""
+"""A store that is crowded for this long is shed early. Short, because a store that fills quickly is full soon
+after it is crowded; long enough to exclude a single peak."""
 SHED_AFTER_S: Final = 5.0
 STEP_S: Final = 1.0
-"""Between two spans that are given up."""
+"""The time between giving up two spans."""
 REST_S: Final = 5.0
 REST_MAX_S: Final = 60.0
-"""What was given up rests so long at least, and twice as long each time it happens again soon."""
+"""Spans that were given up stay paused for at least REST_S; each time the puller sheds again soon, the pause
+doubles, up to REST_MAX_S."""
 CALM_S: Final = 120.0
-"""After so long without shedding the first rest is a short one again."""
+"""After this long without shedding, the pause is REST_S again."""
 
 
 class Action(StrEnum):
-    """What is to be done now."""
+    """The action that the puller takes now."""
 
     NOTHING = "nothing"
     SHED = "shed"
@@ -51,21 +55,22 @@ class Action(StrEnum):
 
 
 def greediest(taken: Mapping[T, int], quota: int, count: int) -> T | None:
-    """Which of the spans that run to give up next, from the bytes each has taken; None: none takes much.
+    """The running span to give up next, the one that uses most bytes; None if no span uses much.
 
-    `count`: of all spans, those that were given up as well. Half of an equal share is left to each: what
-    takes less is not why there is no room, and all of these together take half a quota more at most.
+    `taken`: the bytes that each running span uses. `count`: the number of all spans, including those already
+    given up. A span that uses at most half of an equal share is kept, because it is not the cause, and all
+    such spans together use at most half of the quota.
     """
     most = max(taken, key=lambda span: taken[span], default=None)
     return most if most is not None and taken[most] > quota // (2 * count) else None
 
 
 class Backpressure:
-    """Looked at every so often with the store's own words."""
+    """The state machine of the module's diagram. `look` is called at intervals with the store's state."""
 
     def __init__(self) -> None:
         self.words = ""
-        """Why the puller waits; empty when it does not."""
+        """The reason why the puller waits; empty while it does not."""
         self.shedding = False
         self._since = self._stepped = self._resumed = 0.0
         self._crowded_since: float | None = None
@@ -74,16 +79,17 @@ class Backpressure:
 
     @property
     def waits(self) -> bool:
-        """Whether streams are to hand nothing on."""
+        """Whether streams must stop passing messages on."""
         return self.words != "" and not self.shedding
 
     def look(
         self, pressure: str, *, crowded: str, has_room: bool, over_quota: bool, used: int, now: float
     ) -> Action:
-        """SHED: give up the span that takes most.
+        """Update the state and return the next action. SHED: give up the span that uses most space.
 
-        `pressure`: why nothing more fits; `crowded`: why soon nothing will, empty while nobody would gain by
-        an early end; `used`: bytes on disk; `now`: monotonic seconds.
+        `pressure`: the reason why there is no room; empty if there is. `crowded`: the reason why there will
+        soon be none; empty if there is enough, or if giving up a span early would help no other span. `used`:
+        bytes on disk. `now`: monotonic seconds.
         """
         if not crowded:
             self._crowded_since = None

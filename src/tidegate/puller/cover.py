@@ -1,4 +1,4 @@
-"""Walks many ranges through PD's regions at once, in key order, page by page."""
+"""Finds the regions of many ranges in one walk through PD's regions, in key order, page by page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REGIONS_PER_CALL: Final = 1024
 
 
 class Part(NamedTuple):
-    """What one region has of the range; `limits`: all the region has."""
+    """The part of a range that one region holds. `limits`: all keys of the region."""
 
     bounds: Span
     region: RegionInfo
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
 
 class Uncovered(NamedTuple):
-    """A part that nobody serves now, or the rest, for which PD names no region or does not answer."""
+    """A part of a range without a known region or leader store, or any part while PD does not answer."""
 
     bounds: Span
 
@@ -34,10 +34,11 @@ Found = Part | Uncovered
 
 
 def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Found]]]:
-    """What tiles each of the ranges from its start on, as (its number, some of it) in key order.
+    """Tile each range with parts from its start on. Yields (index of the range, some of its parts).
 
-    PD is asked for `REGIONS_PER_CALL` regions at a time, however many ranges they belong to, and is known to
-    name the address of each store of a `Part`. A rest that PD knows no region of comes last.
+    The parts of a range come in key order. One call asks PD for `REGIONS_PER_CALL` regions, whatever number
+    of ranges they belong to. PD knows the address of the leader store of each `Part`. If PD knows no region
+    for the rest of a range, that rest comes last, as `Uncovered`.
     """
     left = sorted(enumerate(wanted), key=lambda one: one[1].start)
     while left:
@@ -65,7 +66,7 @@ def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Foun
 
 
 def limits_of(region: RegionInfo) -> Span:
-    """A region's raw keys."""
+    """The bounds of a region as raw keys."""
     start, end = region.start_key, region.end_key
     return Span(decode_bytes(start)[0] if start else b"", decode_bytes(end)[0] if end else b"")
 
@@ -73,7 +74,7 @@ def limits_of(region: RegionInfo) -> Span:
 def _tile(
     span: Span, regions: list[tuple[Span, RegionInfo]], starts: list[bytes], served: frozenset[int]
 ) -> tuple[list[Found], Span | None]:
-    """The parts from the start of `span` up to the first gap, and the rest."""
+    """The parts from the start of `span` up to the first gap, and the rest from there (None: no gap)."""
     parts: list[Found] = []
     rest: Span | None = span
     for limits, region in regions[max(bisect_right(starts, span.start) - 1, 0) :]:
@@ -86,7 +87,7 @@ def _tile(
 
 
 def _served(pd: PdClient, regions: list[RegionInfo]) -> frozenset[int]:
-    """The stores that lead regions and have an address."""
+    """The stores that lead one of these regions and whose address PD knows."""
     found = set()
     for store_id in {region.leader_store_id for region in regions} - {0}:
         try:
@@ -98,7 +99,7 @@ def _served(pd: PdClient, regions: list[RegionInfo]) -> frozenset[int]:
 
 
 def _joined(spans: list[Span]) -> list[tuple[bytes, bytes]]:
-    """Ascending spans as encoded ranges, neighbours as one: thousands of lost regions are a few ranges."""
+    """Ascending spans as encoded ranges. Neighbours are joined: thousands of regions are a few ranges."""
     found: list[Span] = []
     for span in spans:
         last = found[-1] if found else None
@@ -118,7 +119,7 @@ def _encoded(key: bytes) -> bytes:
 
 
 def _after(rest: Span, part: Span) -> Span | None:
-    """What remains of `rest` behind `part`, which begins where it begins."""
+    """The remainder of `rest` behind `part`; both begin at the same key."""
     if part.end == b"" or part.end == rest.end:
         return None
     return Span(part.end, rest.end)

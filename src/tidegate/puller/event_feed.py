@@ -1,16 +1,17 @@
 """One EventFeedV2 stream to one store: the only edge of this folder that touches gRPC.
 
-The client's stream loop (`kvclient.stream_loop`), one thread for all streams, puts messages as bytes,
-unparsed, into a queue bounded by the stream's share of the process's `budget`; when it is full the loop
-grants the store nothing more, HTTP/2 flow control closes the window, and the store feels the back-pressure.
-The *worker*, a thread of the stream's own, takes all that is there (at most `BATCH_BYTES`), runs the matcher
-over it in compiled code and hands the result to its owner in the order of arrival. When the stream ends,
-whatever the reason, the worker first finishes what was received and then calls `lost`, once, last.
+The client's stream loop (`kvclient.stream_loop`), one thread for all streams, puts messages as unparsed bytes
+into a queue, which is bounded by the stream's share of the process's `budget`. When the queue is full, the
+loop no longer extends the store's HTTP/2 flow-control window, so the store must wait (back-pressure). The
+*worker*, a thread of this stream only, takes all queued messages (at most `BATCH_BYTES`), runs the matcher
+over them in compiled code and passes the results to its owner in the order of arrival. When the stream ends,
+for whatever reason, the worker first processes all received messages and then calls `lost`, once, as its last
+call.
 
-A mark that comes while the worker waits is raised by the loop itself: waking a thread costs more than that,
-and all stores send marks all the time. Nothing can come to the worker meanwhile, so the order stays. Where
-more than raising marks may follow, or the owner would have to wait, the mark goes to the worker
-(`BlockMatcher.feed_marks`, `Owner.may_wait`).
+If a mark arrives while the worker waits for messages, the loop raises it itself, because waking a thread
+costs more, and all stores send marks all the time. The order is preserved, because the worker can receive
+nothing meanwhile. If more than raising marks may follow, or the owner would have to wait, the mark goes to
+the worker (`BlockMatcher.feed_marks`, `Owner.may_wait`).
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ from tidegate.tidb.memcomparable import encode_bytes
 METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"
 FEATURES: Final = (("features", "stream-multiplexing"),)
 VERSION: Final = "8.5.0"
-"""Sent with the first request: below 4.0.8 a store sends resolved ts one by one, below 5.3.0 it does not
-check the cluster id."""
+"""Sent with each request. Below 4.0.8 a store sends resolved ts one by one; below 5.3.0 it does not check the
+cluster id."""
 
 RAW_LAG: Final = compose(3000)
-"""Taken off the resolved ts of raw keys: a deposed leader's may lie above timestamps that the new leader's
-causal provider still hands out (tikv/migration#193, `resolved-ts-safe-interval`)."""
+"""Subtracted from the resolved ts of raw keys: the resolved ts of a deposed leader may be above timestamps
+that the new leader's causal provider still assigns (tikv/migration#193, `resolved-ts-safe-interval`)."""
 BATCH_BYTES: Final = 8 << 20
 QUIET_S: Final = 2.0
-"""After so long without a change a stream is quiet: only marks come, which nobody waits for, and which the
-loop gathers from all streams, unless one of them is not quiet."""
+"""A stream without a change for this long is quiet: it receives only marks, for which no reader waits. While
+all streams are quiet, the loop gathers their messages and wakes up less often."""
 
 
 class Owner(Protocol):
-    """Who listens to a stream. Called in the worker's thread, or in the loop's where it says so."""
+    """The receiver of a stream's results. Called in the worker's thread, or, where noted, in the loop's."""
 
     @property
     def may_wait(self) -> bool:
-        """Whether marks must come by `matched`, as rows do, because streams may have to wait for room."""
+        """Whether marks must go to `matched`, as rows do, because the owner may have to wait for room."""
         ...
 
     def risen(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
@@ -69,40 +70,44 @@ class Owner(Protocol):
         ...
 
     def matched(self, stream: Stream, matched: Matched) -> None:
-        """A batch came. An exception ends the stream; Fatal ends the puller."""
+        """Take the results of a batch. An exception ends the stream; Fatal ends the puller."""
         ...
 
     def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
-        """Open transactions do not fit on the disk, or (None) do again. Waits a little; False: give up."""
+        """Open transactions do not fit on the disk (`error`), or fit again (None).
+
+        Waits a little. Returns whether the stream retries; False if it should stop.
+        """
         ...
 
     def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
-        """The stream is over; the last call. `error` is set when it must not be opened again."""
+        """The stream has ended; the last call. `error` is set if it must not be opened again."""
         ...
 
 
 class MessageQueue:
     """Messages between the loop and a worker, bounded by their bytes.
 
-    An empty queue always has room: so nobody waits for the queue of another stream.
+    An empty queue always accepts messages, so no stream waits for the queue of another stream.
     """
 
     def __init__(self, share: Share, on_room: Callable[[], None]) -> None:
-        """`on_room` is called in the taker's thread when there is room again after `put` found none left."""
+        """`on_room` is called in the taker's thread when there is room again after `put` returned False."""
         self._share, self._size, self._closed = share, 0, False
         self._on_room, self._is_full = on_room, False
         self.emptied = 0
-        """How often its taker came and found nothing: that it keeps up."""
+        """How often the taker found the queue empty, which shows that it keeps up."""
         self.is_awaited = False
-        """Whether its taker waits for a message, and there is none: all that came before is worked off."""
+        """Whether the taker waits and the queue is empty: all earlier messages have been processed."""
         self._messages: deque[bytes] = deque()
         self._changed = threading.Condition()
 
     def put(self, messages: Sequence[bytes]) -> bool:
-        """Add some, whatever their size. False: the queue is over its limit; put no more before `on_room`."""
+        """Add messages, whatever their size. False: the queue is over its limit; wait for `on_room`."""
         with self._changed:
             self._messages.extend(messages)
-            self.is_awaited = False  # now, not when its taker wakes up: a mark must not overtake these
+            # Cleared here and not when the taker wakes up, because a mark must not overtake these messages.
+            self.is_awaited = False
             self._size += sum(map(len, messages))
             self._share.hold(self._size)
             self._is_full = self._size > self._share.limit
@@ -110,7 +115,7 @@ class MessageQueue:
             return not self._is_full
 
     def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
-        """At least one message, up to about `limit` bytes; waits for the first. Empty: closed and drained."""
+        """Take up to about `limit` bytes, at least one message; waits for it. Empty: closed and drained."""
         with self._changed:
             if not self._messages:
                 self.emptied, self.is_awaited = self.emptied + 1, True
@@ -130,7 +135,7 @@ class MessageQueue:
         return taken
 
     def close(self) -> None:
-        """No more will come; what is there may be taken still."""
+        """No more messages will be put; those in the queue can still be taken."""
         with self._changed:
             self._closed = True
             self._share.leave()
@@ -138,7 +143,7 @@ class MessageQueue:
 
 
 class Stream:
-    """All registrations at one store."""
+    """A stream to one store, with all registrations at it."""
 
     def __init__(
         self,
@@ -153,10 +158,10 @@ class Stream:
         memory: StreamMemory | None = None,
         spill_to: Path | None = None,
     ) -> None:
-        """Open the stream to a store's address and start its worker; failures to connect arrive as `lost`.
+        """Open the stream to a store's address and start its worker; `lost` reports a failed connection.
 
-        `raw`: of RawKV; `trust_empty`: see `Matcher`. `memory`: what the process's streams share;
-        `spill_to`: a folder of its own for open transactions beyond that.
+        `raw`: the keys are RawKV's. `trust_empty`: see `Matcher`. `memory`: the memory that the streams of
+        this process share. `spill_to`: this stream's own folder for open transactions that do not fit in it.
         """
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
         self._spill = spill_to
@@ -183,7 +188,7 @@ class Stream:
         *,
         records: bool = False,
     ) -> Registration:
-        """Ask for the changes of `bounds` in a region above `checkpoint`. `records`: of records only."""
+        """Request a region's changes in `bounds` above `checkpoint`. `records`: only of records."""
         registration = self.matcher.register(
             request_id, region.id, span, mark, bounds, checkpoint, records=records
         )
@@ -204,7 +209,7 @@ class Stream:
         return registration
 
     def deregister(self, request_id: int, region_id: int = 0) -> None:
-        """Ask the store to forget one registration, or with region 0 all of a request id."""
+        """Ask the store to end one registration, or, if `region_id` is 0, all with this request id."""
         self._send(
             cdcpb.ChangeDataRequest(
                 header=self._header(),
@@ -215,15 +220,16 @@ class Stream:
         )
 
     def doubt(self, registrations: Collection[Registration]) -> None:
-        """Find out whether anything comes for these from now on (`hears`), and for no others.
+        """From now on record whether messages arrive for these registrations (`receives`), and no others.
 
-        While there are any every message is parsed once more, so let there be some only when in doubt.
+        While there are any, every message is parsed a second time, so pass only registrations that seem
+        silent.
         """
         asked = [(each.request_id, each.region_id) for each in registrations]
         self._doubted = {pair: self._doubted.get(pair, False) for pair in asked}
 
     def receives(self, registration: Registration) -> bool:
-        """Whether anything came for a doubted registration since this was last asked."""
+        """Whether a message arrived for a doubted registration since the last call."""
         pair = registration.request_id, registration.region_id
         received = self._doubted.get(pair, False)
         if received:
@@ -231,19 +237,19 @@ class Stream:
         return received
 
     def keeps_up(self) -> bool:
-        """Whether all that came has been worked off at some time since this was last asked.
+        """Whether at some moment since the last call all received messages had been processed.
 
-        If not, what seems silent may lie in the queue, or in gRPC's window.
+        If not, messages of a registration that seems silent may still be in the queue or in HTTP/2's window.
         """
         before, self._emptied = self._emptied, self._queue.emptied
         return self._queue.is_awaited or self._emptied > before
 
     def spilled(self) -> dict[int, int]:
-        """Bytes on disk of open transactions, by the number of their registration."""
+        """The bytes of open transactions on disk, by the number of their registration."""
         return {} if self._spill is None else spill.bytes_by_registration(self._spill)
 
     def close(self) -> None:
-        """End the stream; `lost` follows from the worker unless it was called before."""
+        """End the stream; the worker then calls `lost`, unless it already has."""
         self._call.cancel()
 
     def join(self, timeout_s: float) -> None:
@@ -259,11 +265,11 @@ class Stream:
     # --- called by the loop, in its thread ---------------------------------------------------------------
 
     def received(self, messages: list[bytes]) -> bool:
-        """Raise marks at once if nothing else came, and the worker has nothing to do; queue the rest."""
+        """Raise marks at once if only marks arrived and the worker is idle; otherwise queue the messages."""
         self.messages += len(messages)
         self.bytes += sum(map(len, messages))
         if self._queue.is_awaited and not self._doubted and not self._owner.may_wait:
-            with suppress(Retryable):  # it is malformed: the worker finds that as well, and ends the stream
+            with suppress(Retryable):  # a malformed message: the worker finds it too, and ends the stream
                 risen = self.matcher.feed_marks(messages)
                 if risen is not None:
                     self._owner.risen(*risen)
@@ -271,10 +277,11 @@ class Stream:
         return self._queue.put(messages)
 
     def ended(self, code: grpc.StatusCode, details: str) -> None:
-        """What has come is worked off, then the stream is lost."""
+        """The call has ended: the worker processes what was received and then reports the stream as lost."""
         why = details
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            # Nothing to end all spans for: it may be another program's address by now, and PD knows.
+            # Not Fatal, which would end all spans: another program may use this address by now, and PD will
+            # name the store's new address.
             why = f"what answers at its address has no {METHOD}, as TiKV has since 7.5: {why}"
         self._why = self._why or ("the store ended the stream" if code is grpc.StatusCode.OK else why)
         self._queue.close()
@@ -311,7 +318,10 @@ class Stream:
                     doubted[event.request_id, event.region_id] = True
 
     def _settle(self) -> None:
-        """Keep to the memory bound and hand on what was spilled; while the disk is full the stream waits."""
+        """Spill open transactions beyond the memory bound, and pass on spilled rows whose commit has arrived.
+
+        While the disk is full, the stream waits here.
+        """
         held_up = False
         while True:
             try:
@@ -330,4 +340,4 @@ class Stream:
 
 
 OpenStream = Callable[[int, Owner], Stream]
-"""Opens a stream to a store; raises Retryable when PD does not know it."""
+"""Opens a stream to a store; raises Retryable if PD does not know the store."""

@@ -1,14 +1,14 @@
 """The smallest resolved ts of each span: one mark per range, in arrays that compiled code works on.
 
-Every registered range of every span holds a *mark*; what is not registered holds one mark per span. Marks
-rise by whole arrays (a tick of a server names thousands of regions). The answer never goes back: a caller
-that replaces marks makes the new one before it releases the old. A mark carries a serial number, so that one
-that was released and is still named by a batch on its way moves nothing, though its place is another's by
-now.
+Every registered range of a span holds a *mark*; all unregistered parts of the span together hold one more.
+Marks are raised in arrays, because one message of a store names thousands of regions. The minimum of a span
+never goes back: a caller that replaces a mark makes the new one before it releases the old. A mark contains a
+serial number. A batch in progress may still name a mark that was released and whose place another mark uses
+now; the serial number then differs, and the batch does not raise the new mark.
 
-Cost: a rise is a few nanoseconds, or a pass over 256 places when it held the least of its chunk; the minimum
-of a span with 100,000 ranges is a pass over 400 chunks (`frontier_kernels`). Not thread-safe: the puller
-guards it with one lock, held for microseconds.
+Cost: raising a mark takes a few nanoseconds, or a pass over 256 places if it was the smallest of its chunk;
+the minimum of a span with 100,000 ranges is a pass over 400 chunks (`frontier_kernels`). Not thread-safe: the
+puller guards it with one lock, held for microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACE: Final = 0xFFFFFFFF
 
 
 class Frontier:
-    """Marks with their span and ts."""
+    """All marks, each with its span and ts."""
 
     def __init__(self) -> None:
         self._ts = np.full(64, k.FREE, dtype=np.uint64)
@@ -36,14 +36,14 @@ class Frontier:
         self._chunks = np.zeros((16, k.CHUNK_WORDS), dtype=np.int64)
         self._chunk_least = np.full(16, k.FREE, dtype=np.uint64)
         self._chunk_count = 0
-        self._idle: dict[int, list[int]] = {}  # chunks nobody uses, by size
-        self._unused: dict[int, list[int]] = {}  # places by span
+        self._idle: dict[int, list[int]] = {}  # chunks that no span uses, by size
+        self._unused: dict[int, list[int]] = {}  # unused places of the spans' chunks, by span
         self._heads = np.full(16, -1, dtype=np.int64)
         self._stale = np.zeros(16, dtype=np.int64)
         self._least = np.full(16, k.FREE, dtype=np.uint64)
 
     def hold(self, span: int, ts: Timestamp) -> int:
-        """A new mark of span number `span` (small numbers from 0 on)."""
+        """Make a new mark for span number `span` (small numbers from 0 on)."""
         while span >= len(self._heads):
             self._heads = _doubled(self._heads, -1)
             self._stale = _doubled(self._stale, 0)
@@ -57,7 +57,7 @@ class Frontier:
         return int(self._serials[place]) << 32 | place
 
     def release(self, mark: int) -> Timestamp:
-        """Give a mark up; its last ts. Its number moves nothing from now on."""
+        """Release a mark and return its last ts. From now on `advance` ignores it."""
         place = self._place(mark)
         ts = int(self._ts[place])
         self._set(place, int(k.FREE))
@@ -71,16 +71,16 @@ class Frontier:
         return ts
 
     def put(self, mark: int, ts: Timestamp | None) -> None:
-        """Set a mark to any ts; None: it holds nothing back."""
+        """Set a mark to any ts; None: the mark no longer limits the span's minimum."""
         self._set(self._place(mark), int(k.FREE) if ts is None else ts)
 
     def at(self, mark: int) -> Timestamp:
-        """A mark's ts; MAX for one that was released."""
+        """The ts of a mark; MAX if it was released."""
         place = mark & _PLACE
         return int(self._ts[place] if self._serials[place] == mark >> 32 else k.FREE)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
-        """Raise marks[i] to resolved[i]; a lower value does nothing, as does a mark that was released."""
+        """Raise marks[i] to resolved[i]. Lower values and released marks are ignored."""
         k.advance(
             marks,
             resolved,
@@ -93,7 +93,7 @@ class Frontier:
         )
 
     def minima(self, spans: int) -> npt.NDArray[np.uint64]:
-        """The least ts of each of the spans 0..spans-1; MAX for one without marks."""
+        """The smallest ts of each of the spans 0..spans-1; MAX for a span without marks."""
         known = min(spans, len(self._heads))
         k.minima(known, self._heads, self._chunks, self._chunk_least, self._stale, self._least)
         if known == spans:
@@ -117,7 +117,7 @@ class Frontier:
         )
 
     def _add_chunk(self, span: int, unused: list[int]) -> None:
-        """Places for a span: few at first, as most spans have few ranges."""
+        """Add a chunk of places to a span: first a small one, because most spans have few ranges."""
         head = int(self._heads[span])
         size = 1 if head < 0 else min(_CHUNK_MAX, 4 * int(self._chunks[head, k.K_SIZE]))
         idle = self._idle.get(size)
@@ -142,7 +142,7 @@ class Frontier:
         return chunk
 
     def _drop_chunk(self, span: int, chunk: int) -> None:
-        """An empty chunk may serve another span, when it is the span's first in line."""
+        """Take an empty chunk from a span for reuse by others, if it is the first of the span's chain."""
         if self._heads[span] != chunk:
             return
         self._heads[span] = self._chunks[chunk, k.K_NEXT]

@@ -1,8 +1,8 @@
-"""Marks that rise, and the least of each span: chunks of marks with their minimum, chained span by span.
+"""Raise marks, and find the smallest mark of each span: chunks of marks with their minimum, chained by span.
 
-A chunk holds marks of one span only, in places of its own. A mark that rises concerns its chunk only when it
-held the chunk's least; then that is one pass over at most 256 places. A span's least is found over its
-chunks, when it is asked for and one of them that held it has risen.
+A chunk holds marks of one span only, in a range of places. When a mark rises, the chunk's minimum is computed
+again only if the mark was that minimum; this is one pass over at most 256 places. The minimum of a span is
+computed over its chunks only when it is requested and the minimum of one of its chunks has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.model import timestamp
 from tidegate.puller.match.table_kernels import I64, U64
 
 FREE = np.uint64(timestamp.MAX)
-"""The ts of a place that holds nothing back."""
+"""The ts of an unused place, which does not limit the minimum."""
 
 CHUNK_WORDS = 5
 K_FIRST, K_SIZE, K_SPAN, K_NEXT, K_USED = range(CHUNK_WORDS)
@@ -27,8 +27,8 @@ def place_ts(
 ) -> None:
     """Set a place to any ts.
 
-    Reads the chunk of the place. Writes `ts`, and its chunk's least and its span's mark in `stale` if the
-    least changed. Bound: the places of one chunk, at most 256. Twin: the dictionary in
+    Reads the chunk of the place. Writes `ts`, and if the chunk's minimum changed, `chunk_least` and the
+    span's flag in `stale`. Bound: the places of one chunk, at most 256. Twin: the dictionary in
     `tests.puller.test_frontier.test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does`.
     """
     ts[place] = value
@@ -45,12 +45,12 @@ def place_ts(
 def advance(
     marks: I64, resolved: U64, serials: I64, ts: U64, chunk_of: I64, chunks: I64, chunk_least: U64, stale: I64
 ) -> None:
-    """Raise places; a mark of an older serial, a free place and a lower ts change nothing.
+    """Raise marks; a mark with an older serial, an unused place or a lower ts changes nothing.
 
-    Reads marks and serials. Writes `ts`, the least of chunks that rose, and `stale` for their spans. Bound:
-    256 places a mark. Twin: the dictionary in
+    Reads marks and serials. Writes `ts`, the minimum of chunks that rose, and `stale` for their spans. Bound:
+    256 places for each mark. Twin: the dictionary in
     `tests.puller.test_frontier.test_any_mix_of_moves_is_answered_as_a_plain_dictionary_does`. Trick: a chunk
-    is looked through only if the mark that rose was its least.
+    is scanned only if the mark that rose was its minimum.
     """
     for n in range(len(marks)):
         place = marks[n] & 0xFFFFFFFF
@@ -72,12 +72,12 @@ def advance(
 
 @kernel
 def minima(spans: int, heads: I64, chunks: I64, chunk_least: U64, stale: I64, least: U64) -> None:
-    """Bring the least of each span up to date.
+    """Bring the minimum of each span up to date.
 
-    Reads the least of chunks. Writes `least`, and clears `stale`. Bound: the chunks of spans that are stale.
+    Reads the minima of chunks. Writes `least`, and clears `stale`. Bound: the chunks of spans that are stale.
     Twin: the dictionary in
     `tests.puller.test_frontier.test_the_minimum_of_each_span_is_that_of_a_plain_dictionary`. Trick: a span
-    whose least chunk has not changed is not looked at.
+    is skipped if no minimum of its chunks has changed.
     """
     for span in range(spans):
         if stale[span] == 0:

@@ -1,4 +1,4 @@
-"""Tasks for one thread, handed in by others or by itself for later."""
+"""Tasks for one thread, from other threads now or from itself for later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Task = Callable[[], None]
 
 
 class Inbox:
-    """`put` from any thread; all else is the owner's. Holds what is put however much it is."""
+    """A queue of tasks. Any thread may `put`; only the owner calls the other methods. It has no bound."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -24,18 +24,18 @@ class Inbox:
         self._is_turn_of_timers = True
 
     def put(self, task: Task | None) -> None:
-        """To be done after what was put before; None: nothing more."""
+        """Add a task behind those put before; None: no more tasks will follow."""
         self._tasks.put(task)
 
     def after(self, seconds: float, task: Task) -> None:
-        """To be done in a while, in turns with what was put."""
+        """Add a task that becomes due in `seconds`; due timers and put tasks alternate."""
         heapq.heappush(self._timers, (self._clock.monotonic() + seconds, next(self._numbers), task))
 
     def take(self) -> Task | None:
-        """The next thing to do, as soon as there is one; None when nothing more is to be done.
+        """Wait for the next task and return it; None when no more will follow.
 
-        Timers that are due and what was put take turns: a slow machine, on which a timer is due again as soon
-        as it was served, would else see nothing but timers.
+        Due timers and put tasks alternate. Otherwise a slow machine, on which a timer is due again as soon as
+        it has run, would never run the put tasks.
         """
         while True:
             wait = None

@@ -1,8 +1,8 @@
-"""Asks PD where ranges are, in a thread of its own, so that a slow PD delays nothing but those ranges.
+"""Asks PD for the regions of ranges, in its own thread, so a slow PD delays only these ranges.
 
-When a store is evicted, tens of thousands of ranges look for a leader within a moment: they are asked for
-together, `TASKS_PER_ROUND` at most, which takes PD a call for every thousand regions. What waits is bounded
-by the number of ranges there are.
+When a store is evicted, tens of thousands of ranges need a new leader at once. The locator asks for them
+together, at most `TASKS_PER_ROUND` in a round, which costs one PD call for every thousand regions. The queue
+is bounded by the number of ranges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ TASKS_PER_ROUND: Final = 4096
 
 
 class Locator:
-    """Calls `tell` from its thread with what it has found of a task; in several calls for a large range."""
+    """Calls `tell` from its thread with the parts of each task's range, in several calls if it is large.
+
+    `fail` is called with an error that ends the thread.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Locator:
         self._tasks.put(None)
 
     def run(self, closing: threading.Event) -> None:
-        """The thread's own: until `close`."""
+        """The body of the locator's thread; returns after `close` or when `closing` is set."""
         while not closing.is_set() and (task := self._tasks.get()) is not None:
             tasks: list[Locate] = [task]
             with suppress(queue.Empty):

@@ -1,9 +1,11 @@
-"""Clears the locks of dead transactions where they hold a resolved ts back.
+"""Clears the locks of dead transactions that hold a resolved ts back.
 
-A client that dies leaves locks; nobody may ever read those keys, and the region's resolved ts stays at their
-start. So ranges that are in step, yet stand still and lag PD's time, have their locks looked at, as a reader
-would: expired ones are resolved, live ones left alone. That a range has a live lock as old as it stands is
-said: its store has not forgotten it (`silence`). (Source: tiflow `cdc/kv/shared_client.go`.)
+A client that dies leaves its locks behind. If no client reads those keys, the locks are never resolved, and
+the region's resolved ts stays at their start ts. Therefore the cleaner checks the locks of ranges that are
+live but have not moved and lag PD's time, as a reader would: it resolves expired locks and leaves live ones
+alone. If a live lock explains why a range does not move, the cleaner reports this through `Behind.alive`;
+the range then does not count as forgotten by its store (`silence`). (Source: tiflow
+`cdc/kv/shared_client.go`.)
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
 STUCK_S: Final = 4.0
-"""A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
+"""The locks of a span are checked if it has not moved for this long and lags PD's time by as much."""
 BUDGET_MS: Final = 5_000
-"""For the locks of one range."""
+"""The time limit for resolving the locks of one range."""
 REST_ROUNDS: Final = 5
-"""A round is half of STUCK_S: a range whose locks are alive is asked for them every 10 s at most."""
+"""A range is checked once in this many rounds. A round is half of STUCK_S, so a range with live locks is
+checked every 10 s at most."""
 
 
 class Behind(NamedTuple):
-    """A range in step that stands at `resolved`; `alive` is called when a live lock holds it there."""
+    """A live range whose resolved ts is `resolved`; `alive` is called if a live lock holds it back."""
 
     bounds: Span
     resolved: Timestamp
@@ -40,26 +43,26 @@ class Behind(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A span that stands still at `resolved`; `behind(target)`: its ranges in step that are below a ts."""
+    """A span that has not moved from `resolved`; `behind(target)` returns its live ranges below `target`."""
 
     resolved: Timestamp
     behind: Callable[[Timestamp], list[Behind]]
 
 
 class Rests:
-    """Which ranges were looked at a short while ago. Holds those of the last rounds only."""
+    """The ranges that were checked in the last REST_ROUNDS rounds."""
 
     def __init__(self) -> None:
         self._round = 0
         self._looked: dict[Span, int] = {}
 
     def next_round(self) -> None:
-        """Time has passed; forget those that have rested."""
+        """Begin a round; forget the ranges that may be checked again."""
         self._round += 1
         self._looked = {each: at for each, at in self._looked.items() if self._round - at < REST_ROUNDS}
 
     def take(self, bounds: Span) -> bool:
-        """Whether it may be looked at now; if so, it rests from now on."""
+        """Whether the range may be checked now; if so, this records the check."""
         if bounds in self._looked:
             return False
         self._looked[bounds] = self._round
@@ -67,9 +70,9 @@ class Rests:
 
 
 def clean(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
-    """Until `closing` is set, clear what holds back the spans that `stuck` names, the oldest first.
+    """Until `closing` is set, clear the locks that hold back the spans from `stuck`, the oldest span first.
 
-    PD is asked for one timestamp a round, however many spans stand still.
+    Each round asks PD for at most one timestamp, whatever the number of spans.
     """
     rests = Rests()
     while not closing.wait(STUCK_S / 2):
@@ -80,7 +83,7 @@ def clean(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Eve
                 now = now or pd.tso()
                 _unstick(pd, span, now, rests, closing)
             except TidegateError:
-                continue  # PD or store away: the next round tries again, and the streams report it
+                continue  # PD or a store is unreachable: the next round retries, and the streams report it
 
 
 def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: threading.Event) -> None:
@@ -97,7 +100,11 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
 
 
 def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> Living:
-    """A keyspace's keys may be plain ones of API V1 that begin alike: the store tells by its refusal."""
+    """Resolve the locks of a range.
+
+    Keys that look like a keyspace's may be plain keys of API V1 with the same first bytes. A store rejects a
+    request with the wrong API version; then the request is repeated without the keyspace.
+    """
     keyspace = keyspace_of(bounds)
     if keyspace >= 0:
         with suppress(Retryable):

@@ -1,19 +1,20 @@
-"""Key spans in, sealed spans in the event store out.
+"""Pulls key spans from TiKV and seals their changes in the event store.
 
-Who does what:
+The threads:
 
-- the *coordinator* thread owns region feeds and pauses. It takes commands and what streams report from its
-  inbox, registers ranges at the stores that lead them (`registrar`), and looks after all of it (`upkeep`);
-- the *locator* thread asks PD which stores these are, for many ranges at a time, unless a store has said so;
-- each store's *stream* (`event_feed`) matches changes, appends them to the span's store, then raises the
-  frontier's marks (`span_table`): so a mark never speaks of rows that are not appended;
-- the *sealer* thread (`sealer`) takes the frontier's minimum of each span, seals the span's store to it, and
-  publishes; woken by each rise, at most every `seal_interval_s`;
-- the *lock cleaner* thread clears locks of dead transactions in spans that stand still.
+- the *coordinator* owns region feeds and pauses. It takes commands and the streams' reports from its inbox,
+  registers ranges at the stores that lead them (`registrar`), and does periodic work (`upkeep`);
+- the *locator* asks PD which stores lead the regions, for many ranges at a time. It is not needed if a store
+  has already named the leader;
+- each TiKV store's *stream* (`event_feed`) matches changes, appends them to the span's event store, and then
+  raises the frontier's marks (`span_table`); a mark therefore never covers rows that are not appended;
+- the *sealer* (`sealer`) takes the frontier's minimum of each span, seals the span to it, and publishes. Each
+  rise of a mark wakes it, at most every `seal_interval_s`;
+- the *lock cleaner* clears locks of dead transactions in spans that do not move.
 
-A span resumes from what its store holds. A commit is published after the store's resolved ts passes it plus
-one seal: a few tens of milliseconds. What Retryable stands for is retried for ever with pauses; Fatal ends
-the puller: `failure` is set and `on_failure` called.
+A span resumes from the ts that its event store holds. A commit is published once TiKV's resolved ts passes
+it, after one more seal: a few tens of milliseconds. Retryable errors are retried for ever, with pauses; Fatal
+ends the puller: `failure` is set and `on_failure` called.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ LOG: Final = logging.getLogger(__name__)
 LEAVE_S: Final = 10.0
 """How long `unwatch` waits for the coordinator."""
 FULL_S: Final = 0.5
-"""Between two attempts to spill on a full disk."""
+"""The pause between two attempts to spill on a full disk."""
 
 
 class Puller:
@@ -80,12 +81,15 @@ class Puller:
         on_refused: OnRefused | None = None,
         on_watch: Callable[[Span, Timestamp], None] | None = None,
     ) -> None:
-        """Start. `memory`: what all streams of the process share, those of other pullers as well. `spill`:
-        a folder, emptied now, for open transactions beyond it. `on_watch` is told from where each span that
-        the store has a part of is wanted; the part is kept then, although it may begin later.
+        """Start the threads.
 
-        Without the folder those are forgotten and scanned again once they are committed. Without `on_watch`
-        a span that is wanted from before its part is pulled again from there, all of it.
+        `memory`: shared by all streams of the process, including those of other pullers. `spill`: a folder,
+        emptied now, for open transactions that do not fit in `memory`. Without it, these transactions are
+        forgotten, and their regions are scanned again once they are committed.
+
+        `on_watch` is called with each span that is watched and the ts from which it is wanted. With it, the
+        part of the span that the store has is kept, although it may begin later: the callee provides what is
+        missing. Without it, such a span is pulled again completely from the wanted ts.
         """
         if spill is not None:
             shutil.rmtree(spill, ignore_errors=True)
@@ -131,12 +135,12 @@ class Puller:
     # --- called by the owner -------------------------------------------------------------------------
 
     def watch(self, span: Span, start_ts: Timestamp, *, guarded: bool = True) -> None:
-        """Pull `span` above start_ts, or above what the store already holds.
+        """Pull the changes of `span` above start_ts, or above the ts up to which the store already has them.
 
-        Watching it again does nothing, unless start_ts lies below what the store is complete from: then what
-        is missing is left to `on_watch`, or all of it is pulled again. A start that the store does not hold
-        and that lies below the safe point is refused, and the span left as it is, unless it is not `guarded`.
-        Raises Fatal when the span's files are corrupt.
+        Watching a span again does nothing, unless start_ts is below the ts from which the store is complete:
+        then `on_watch` provides the missing changes, or the span is pulled again. If `guarded`, a start that
+        the store does not hold and that is below the safe point is refused, and the span stays as it is.
+        Raises Fatal if the span's files are corrupt.
         """
         known = self._spans.find(span)
         if known is not None and known.guarded != guarded:
@@ -156,7 +160,8 @@ class Puller:
             return
         begin = start_ts
         if self._on_watch is not None and start_ts < sink.complete_from < sink.resolved:
-            # The part continues, because others read it: if all of it were pulled again, they would wait.
+            # Continue with the part that the store has, because other feeds read it and would have to wait if
+            # the span were pulled again from the beginning.
             if known is not None:
                 self._on_watch(span, start_ts)
                 return
@@ -165,7 +170,7 @@ class Puller:
         sink = self._store.open_span(span)
         sink.begin(begin)
         if self._on_watch is not None:
-            # Also where nothing is missing: what was wanted when it was watched before is no longer wanted.
+            # Called even if nothing is missing, because it replaces the ts that an earlier `watch` wanted.
             self._on_watch(span, start_ts)
         watched = self._spans.add(
             span,
@@ -180,19 +185,19 @@ class Puller:
         self._inbox.put(lambda: self._registrar.locate(Locate(watched, span, History())))
 
     def keep_above(self, safe_point: Timestamp, keyspace_id: int = -1) -> None:
-        """Register nothing below but what is not guarded: upstream keeps its history from there.
+        """Set the safe point. Upstream may have no history below it, so no guarded range starts there.
 
-        It goes for the spans of one keyspace, or (-1) for those of all that are not named.
+        It applies to the spans of one keyspace, or (-1) to the spans of all keyspaces without their own.
         """
         if self._safe_points.put(safe_point, keyspace_id):
             self._inbox.put(self._registrar.try_refused)
 
     def unwatch(self, span: Span) -> None:
-        """Stop pulling; what was sealed stays in the store. Unknown spans are ignored."""
+        """Stop pulling a span; sealed changes stay in the store. Unknown spans are ignored."""
         watched = self._spans.remove(span)
         if watched is None:
             return
-        # Otherwise the next `watch` of the span would get the store that is about to be closed.
+        # Wait for the coordinator; otherwise the next `watch` could get the span store that is being closed.
         left = threading.Event()
         self._inbox.put(lambda: self._leave(watched, left))
         left.wait(LEAVE_S)
@@ -203,7 +208,7 @@ class Puller:
         left.set()
 
     def status(self) -> list[dict[str, Any]]:
-        """One line a span: id, bounds, resolved, rows, bytes, regions, errors by reason, waiting_for."""
+        """One line for each span: id, bounds, resolved, rows, bytes, regions, errors, waiting_for."""
         return self._spans.lines(self._kv_mode, self._waiting)
 
     def _waiting(self, watched: Watched) -> str:
@@ -230,7 +235,7 @@ class Puller:
 
     @property
     def trouble(self) -> str:
-        """Why nothing is taken in at present, in words; empty when all is well."""
+        """The reason why the puller takes no rows in now; empty if it does."""
         return self._upkeep.backpressure.words or self._held_up
 
     # --- threads ---------------------------------------------------------------------------------------
@@ -246,7 +251,7 @@ class Puller:
         self._registrar.close()
 
     def _open_stream(self, store_id: int, address: str) -> Stream:
-        # A folder of its own for each stream: the one before may not have removed its files yet.
+        # Each stream has its own folder, because the store's last stream may not have removed its files yet.
         spill = self._spill / f"{store_id}-{next(self._opened)}" if self._spill is not None else None
         return Stream(
             store_id,
@@ -273,7 +278,7 @@ class Puller:
 
     @property
     def may_wait(self) -> bool:
-        """While rows are spilled: they come when a mark lets them, and then there must be room for them."""
+        """True while rows are spilled: a mark may emit spilled rows, which then need room in the store."""
         return self._upkeep.spilled > 0
 
     def risen(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
@@ -287,10 +292,10 @@ class Puller:
     def matched(self, stream: Stream, matched: Matched) -> None:
         """Append, then raise the frontier, then report to the coordinator. Waits while the store has no room.
 
-        If a mark rose before its rows are appended, the sealer could publish a resolved ts without them: a
-        reader would take the span for complete, and never read them. Notes come last because a failure gives
-        its range back at the ts that the frontier has; before the rise that ts is lower, and more is scanned
-        again.
+        Rows come before marks: if a mark rose before its rows are appended, the sealer could publish a
+        resolved ts without them, and a reader would assume the span complete and never read them. Notes come
+        last: if a registration fails, its range is unlocked at the frontier's ts, and before the marks rise
+        that ts is lower, so more would be scanned again.
         """
         takes_room = bool(matched.blocks) or self.may_wait
         while (
@@ -299,8 +304,8 @@ class Puller:
             and not self._upkeep.backpressure.shedding
         ):
             if self._closing.wait(0.02):
-                # To go on without these rows would let a later mark rise above them, and the last manifest
-                # would say that they are stored. An error ends the stream, so nothing of it rises any more.
+                # If the stream continued without these rows, a later mark would rise above them, and the last
+                # manifest would claim that they are stored. The error ends the stream, so no mark rises.
                 raise Retryable("the puller closes", why="rows of a stream still waited for room")
         for number, block in matched.blocks:
             watched = self._spans.numbered(number)
@@ -318,7 +323,7 @@ class Puller:
             self._inbox.put(partial(self._registrar.noted, note))
 
     def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
-        """The stream waits, and its store with it."""
+        """Wait while the disk is full; HTTP/2 flow control then makes the TiKV store wait, too."""
         words = f"{error.what}: {error.why}" if error is not None else ""
         if error is not None and not self._held_up:
             event(LOG, logging.WARNING, "puller waits", why=words, where=error.where)
@@ -326,13 +331,13 @@ class Puller:
         return error is None or not self._closing.wait(FULL_S)
 
     def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
-        """The coordinator registers again what was on the stream."""
+        """Let the coordinator register the stream's ranges again."""
         self._inbox.put(lambda: self._registrar.stream_lost(stream, error, why))
 
     # --- for the lock cleaner ------------------------------------------------------------------------------
 
     def _stuck(self) -> list[Stuck]:
-        """Spans that have not moved for STUCK_S; of raw keys none, which have no locks."""
+        """The spans that have not moved for STUCK_S. None in raw mode, because raw keys have no locks."""
         if self._kv_mode == RAW_MODE:
             return []
         spans = self._spans.all()
@@ -344,7 +349,7 @@ class Puller:
         ]
 
     def _behind(self, watched: Watched, target: Timestamp) -> list[Behind]:
-        """The ranges of a span that are in step and below `target`."""
+        """The live ranges of a span whose resolved ts is below `target`."""
         live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
         return [
             Behind(held.feed.bounds, ts, partial(self._lock_lives, held))

@@ -1,12 +1,13 @@
-"""Each byte of a span belongs to at most one live registration; the rest remembers how far it came.
+"""Each key of a span belongs to at most one live registration; free ranges remember their resolved ts.
 
-Across stale region caches, splits and merges two registrations over the same keys would deliver twice and
-report resolved ts of different completeness. So a region's part is locked before it is registered; unlocking
-writes its resolved ts back. After a split the children start from the parent's ts, after a merge the region
-starts from the least of its parts, all of which it takes at once. Invariant: locked and unlocked ranges are
-disjoint and tile the span. A region may hold several ranges, each a registration of its own: waiting for the
-other one, as tiflow does, may take for ever when a merge made one region of two (tiflow#10157). Pure; owned
-by the puller's coordinator. Source: tiflow `cdc/kv/regionlock/region_range_lock.go`.
+With stale region caches, splits and merges, two registrations over the same keys could deliver changes twice
+and report resolved ts of different completeness. Therefore a region's part is locked before it is registered;
+unlocking writes its resolved ts back. After a split the children start from the parent's ts; after a merge
+the region takes all its parts at once and starts from the smallest of their ts. Invariant: locked and
+unlocked ranges are disjoint and tile the span. A region may hold several ranges, each with its own
+registration. Waiting for the other registration, as tiflow does, may take for ever if a merge has joined two
+regions (tiflow#10157). Pure; owned by the puller's coordinator. Source: tiflow
+`cdc/kv/regionlock/region_range_lock.go`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tidegate.model.timestamp import Timestamp
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """The range is the caller's, from this ts on."""
+    """The caller holds the range and registers it from this ts."""
 
     resolved: Timestamp
     bounds: Span
@@ -30,9 +31,10 @@ class Locked:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """A registration of the same or a newer region version holds part of it: locate only `rest` again.
+    """A registration of the same or a newer region version holds part of the range: locate only `rest` again.
 
-    What older ones hold is not in it: they end by their own error, and are located again then.
+    `rest` excludes the parts that older registrations hold, too: these will fail by themselves, and their
+    parts are located again then.
     """
 
     rest: tuple[Span, ...]
@@ -40,7 +42,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Older registrations hold part of it; try again when they have ended."""
+    """Only registrations of older region versions hold part of the range; try again when they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,26 @@ class _Holder:
 
 
 class RangeLock:
-    """The ranges of one span. A step costs a search and a shift of arrays, whatever the number of ranges."""
+    """The ranges of one span. Each operation costs a binary search and a shift of arrays."""
 
     def __init__(self, span: Span, resolved: Timestamp | Sequence[tuple[Span, Timestamp]]) -> None:
-        """`resolved`: what the span starts from; or parts that tile it in key order, each with its ts."""
+        """`resolved`: the ts the span starts from, or parts that tile it in key order with their ts."""
         self.span = span
         self._held: list[_Holder] = []  # by start key, disjoint
         self._held_at: list[bytes] = []  # their start keys
         self._free: dict[bytes, tuple[Span, Timestamp]] = {}  # by start key, disjoint
         self._free_at: list[bytes] = []  # their start keys, ascending
-        self._least: list[tuple[Timestamp, bytes]] = []  # a heap; entries outlive what they stand for
+        self._least: list[tuple[Timestamp, bytes]] = []  # a heap; it also holds entries of former ranges
         for part, ts in [(span, resolved)] if isinstance(resolved, int) else resolved:
             self._give(part, ts)
 
     def lock(
         self, bounds: Span, region_id: int, version: int, limits: Span | None = None
     ) -> Locked | Stale | Wait:
-        """Try to take `bounds`, which lies inside the span, for a region at an epoch version.
+        """Try to lock `bounds`, which must be inside the span, for a region at an epoch version.
 
-        With `limits` also what is free on both sides of it, as far as it is without a gap inside them.
+        With `limits`, adjacent free ranges on both sides are locked as well, as far as they are inside
+        `limits` and without a gap.
         """
         overlapping = self._holders(bounds)
         if not overlapping:
@@ -85,7 +88,7 @@ class RangeLock:
         return Stale(_without(bounds, [h.bounds for h in overlapping]))
 
     def unlock(self, bounds: Span, region_id: int, version: int, resolved: Timestamp) -> None:
-        """Give back exactly what was locked, with the ts it has reached."""
+        """Unlock a range, exactly as it was locked, at the ts that it has reached."""
         at = bisect_left(self._held_at, bounds.start)
         holder = _Holder(bounds, region_id, version)
         assert self._held[at : at + 1] == [holder], f"{holder} is not what is locked"
@@ -94,7 +97,7 @@ class RangeLock:
 
     @property
     def free_resolved(self) -> Timestamp | None:
-        """The least ts of the ranges nobody holds; None when all are held."""
+        """The smallest ts of the unlocked ranges; None if all are locked."""
         least = self._least
         while least:
             resolved, start = least[0]
@@ -106,12 +109,12 @@ class RangeLock:
 
     @property
     def free(self) -> list[tuple[Span, Timestamp]]:
-        """The ranges nobody holds."""
+        """The unlocked ranges with their ts, in key order."""
         return [self._free[start] for start in self._free_at]
 
     @property
     def holes(self) -> int:
-        """How many ranges nobody holds."""
+        """The number of unlocked ranges."""
         return len(self._free_at)
 
     @property
@@ -120,13 +123,13 @@ class RangeLock:
         return [h.bounds for h in self._held]
 
     def _holders(self, bounds: Span) -> list[_Holder]:
-        """Those that overlap `bounds`, in key order."""
+        """The holders of locks that overlap `bounds`, in key order."""
         first = max(bisect_right(self._held_at, bounds.start) - 1, 0)
         last = bisect_left(self._held_at, bounds.end) if bounds.end else len(self._held)
         return [h for h in self._held[first:last] if _overlap(h.bounds, bounds)]
 
     def _widened(self, bounds: Span, limits: Span) -> Span:
-        """Free `bounds` with its free neighbours inside `limits`."""
+        """Extend the free range `bounds` by its adjacent free ranges inside `limits`."""
         low, high = bounds.start, bounds.end
         first = last = max(bisect_right(self._free_at, low) - 1, 0)
         while first >= 0 and low > limits.start:
@@ -153,7 +156,7 @@ class RangeLock:
             heapq.heapify(self._least)
 
     def _take(self, bounds: Span) -> Timestamp:
-        """Cut `bounds` out of the free ranges; the least ts among the pieces."""
+        """Remove `bounds` from the free ranges; returns the smallest ts of the removed pieces."""
         first = max(bisect_right(self._free_at, bounds.start) - 1, 0)
         last = bisect_left(self._free_at, bounds.end) if bounds.end else len(self._free_at)
         touched = [self._free[start] for start in self._free_at[first:last]]

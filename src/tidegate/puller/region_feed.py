@@ -1,4 +1,4 @@
-r"""One range's registration at one region, as a state machine; and what each failure asks for.
+r"""The registration of one range at one region, as a state machine, and the reaction to each failure.
 
 ```
             Initialized             Failed, Violated, StreamLost, Stopped
@@ -6,10 +6,10 @@ r"""One range's registration at one region, as a state machine; and what each fa
      \____________________________________________________________________/
 ```
 
-A registration is used once. When it fails, its range is unlocked with the ts it has reached and located
-again after a pause: at the leader that the error named, else through PD, which knows splits and merges.
-Pauses grow per range, survive region changes, and start
-over at Initialized. Errors by kind: TiKV `components/cdc` and ticdc `logservice/logpuller`. Pure.
+A registration is used once. When it fails, its range is unlocked at the ts that it has reached, and located
+again after a pause: at the leader that the error named, otherwise through PD, which knows about splits and
+merges. Pauses grow for each range, continue to grow across region changes, and start over at Initialized.
+Errors by kind: TiKV `components/cdc` and ticdc `logservice/logpuller`. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.puller.match.matcher import Violation
 
 
 class State(StrEnum):
-    """Where a registration is in its life."""
+    """The state of a registration."""
 
     SCANNING = "scanning"
     LIVE = "live"
@@ -35,7 +35,7 @@ class State(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a range must be registered again."""
+    """The reason why a range must be registered again."""
 
     NOT_LEADER = "not_leader"
     EPOCH = "epoch_not_match"
@@ -75,27 +75,28 @@ PAUSES: Final[dict[Reason, Pause]] = {
 }
 
 BUSY_CAP_MS: Final = 600_000
-"""A store's own wish for a pause is honoured up to this."""
+"""The longest pause that a store's `server_is_busy` error can request."""
 
 VIOLATIONS_MAX: Final = 10
-"""So many broken contracts in a row stop the puller."""
+"""The puller stops when a range breaks the contract more often than this in a row."""
 SETTLED_MS: Final = 60_000
-"""A range that went on for so long (in commit time) after it last broke has a clean record again."""
+"""If a range works for this long (in commit time) after a violation, its count of violations starts over."""
 
 
 PATIENCE_DOUBLINGS: Final = 4
 HINTS_MAX: Final = 3
-"""So often in a row a store is believed who leads a region; then PD is asked: two may name each other."""
+"""The leader that a store names is used at most this often in a row; then PD is asked, because two stores may
+name each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a range has been through since it last was live for good."""
+    """The failed attempts and violations of a range since it last worked."""
 
     attempts: int = 0
     violations: int = 0
     violated_ts: int = 0
-    """commit_ts of the row that broke the contract last."""
+    """The commit_ts of the row that last broke the contract."""
 
 
 # Events
@@ -115,7 +116,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Violated:
-    """The matcher met a row that the contract rules out."""
+    """The matcher found a row that violates the contract."""
 
     violation: Violation
     commit_ts: int
@@ -123,14 +124,14 @@ class Violated:
 
 @dataclass(frozen=True, slots=True)
 class StreamLost:
-    """The stream ended, with everything registered on it."""
+    """The stream ended, and with it all its registrations."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Nothing has come for it for long, on a stream that lives (tiflow#6914, tiflow#10157)."""
+    """Nothing has arrived for this registration for long, on a live stream (tiflow#6914, tiflow#10157)."""
 
 
 Event = Initialized | Failed | Violated | StreamLost | Silent
@@ -141,12 +142,12 @@ Event = Initialized | Failed | Violated | StreamLost | Silent
 
 @dataclass(frozen=True, slots=True)
 class Deregister:
-    """Tell the store; it still sends for this registration."""
+    """Ask the store to end the registration, because it may still send events for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Unlock the range and locate it again after `after_s` seconds; `leader_store` 0: PD is asked."""
+    """Unlock the range and locate it again after `after_s` seconds; `leader_store` 0: through PD."""
 
     reason: Reason
     after_s: float
@@ -156,7 +157,7 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Going on makes no sense: a person must act."""
+    """Stop the puller, because a person must act."""
 
     error: TidegateError
 
@@ -165,7 +166,7 @@ Effect = Deregister | Relocate | Stop
 
 
 def pause_s(reason: Reason, attempts: int, random: Random, at_least_ms: int = 0) -> float:
-    """Seconds to wait before attempt number `attempts` + 1."""
+    """The seconds to wait before attempt number `attempts` + 1."""
     pause = PAUSES[reason]
     flat = min(pause.cap_ms, pause.base_ms << min(attempts, 20))
     return max(min(at_least_ms, BUSY_CAP_MS), flat * (0.5 + 0.5 * random.random())) / 1000
@@ -180,15 +181,16 @@ class RegionFeed:
         self._history, self._random = history, random
 
     def patience_s(self, live_s: float) -> float:
-        """How long it may be silent: `live_s` once it is live, twice as long at each try to get there.
+        """How long the registration may be silent, in seconds.
 
-        A store scans a few regions at a time; those that wait their turn are as silent as forgotten ones.
+        `live_s` once it is live; during a scan it doubles with each attempt. A store scans only a few regions
+        at a time, and a region that waits for its scan is as silent as one that the store has forgotten.
         """
         tries = self._history.attempts if self.state is State.SCANNING else 0
         return live_s * (1 << min(tries, PATIENCE_DOUBLINGS))
 
     def step(self, event: Event) -> list[Effect]:
-        """What to do about an event. After ENDED nothing."""
+        """The effects of an event; none after ENDED."""
         if self.state is State.ENDED:
             return []
         match event:

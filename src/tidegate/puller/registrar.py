@@ -1,13 +1,13 @@
-"""Which range is registered at which store: from a range to be found to a registration, and back.
+"""Registers ranges at the stores that lead them, and locates them again when a registration ends.
 
-A range goes through: located at PD, locked in the span table, admitted (few scans a store at a time),
-registered on its store's stream. `region_feed` decides what an event means for it, and this performs the
-effects. Only the coordinator thread calls it, so it needs no lock; what other threads have for it goes
-through the puller's inbox.
+The steps of a range: it is located at PD, locked in the span table, admitted (few scans at a time for each
+store), and registered on its store's stream. `region_feed` decides how to react to an event, and this module
+performs the effects. Only the coordinator thread calls it, so it needs no lock; other threads go through the
+puller's inbox.
 
-The orders that matter: a range is locked before it is registered, because two registrations of one key would
-bring its changes twice; a registration is stopped in the matcher before its range is freed, because rows that
-come later would be counted to a span that may be sealed beyond them.
+Two orders matter. A range is locked before it is registered, because two registrations of one key would
+deliver its changes twice. A registration is stopped in the matcher before its range is unlocked, because
+later rows would be added to a span that may already be sealed beyond them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LOG: Final = logging.getLogger(__name__)
 
 
 class Registrar:
-    """The streams of a puller, and the ranges that are registered or wait to be."""
+    """The streams of a puller, and the ranges that are registered or wait for it."""
 
     def __init__(
         self,
@@ -55,22 +55,23 @@ class Registrar:
         chance: random.Random,
         on_failure: Callable[[TidegateError], None],
     ) -> None:
-        """`chance`: for pauses. `on_failure`: called when ranges cannot be located any more."""
+        """`chance`: makes pauses random. `on_failure`: called with the error if the locator ends."""
         self._pd, self._spans, self._safe_points, self._inbox = pd, spans, safe_points, inbox
         self._open_stream, self._random = open_stream, chance
         self.locator = Locator(pd, lambda found: inbox.put(lambda: self._located(found)), on_failure)
         self._numbers = itertools.count(1)
         self.streams: dict[int, Stream] = {}
-        """By store."""
+        """The open streams, by store id."""
         self.held: dict[Registration, RegisteredRange] = {}
         self.admission = Admission[RegisteredRange]()
         self._urgency = Urgency()
         self._refused: list[Locate] = []
         self._lost_why: dict[int, str] = {}
-        """By store, since a scan of it last ended."""
+        """Why a store's stream was last lost, by store id: the same reason is logged only once. The entry is
+        removed when a scan of the store ends."""
 
     def new_request_id(self) -> int:
-        """A request id that no registration has had. Any thread may call it."""
+        """A new request id, which no registration has used. Thread-safe."""
         return next(self._numbers)
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class Registrar:
             stream.join(5)
 
     def locate(self, task: Locate) -> None:
-        """Register a range where its store said that its leader is; else ask PD for its regions."""
+        """Register a range at the leader that a store has named; otherwise ask PD for its regions."""
         if task.watched.gone or task.watched.paused:
             return
         region = task.region
@@ -90,7 +91,7 @@ class Registrar:
             self.locator.ask(task)
 
     def _located(self, answers: list[tuple[Locate, list[Found]]]) -> None:
-        """PD has said where ranges are; what it does not cover is asked again later."""
+        """Register the parts that PD has located; locate the uncovered parts again later."""
         for task, parts in answers:
             for found in parts if not (task.watched.gone or task.watched.paused) else ():
                 match found:
@@ -106,7 +107,7 @@ class Registrar:
         self._inbox.after(after, lambda: self.locate(replace(task, history=history, region=None)))
 
     def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
-        """Lock a region's part of the range, with what is free beside it, and ask its store for it."""
+        """Lock a region's part of the range, with adjacent free ranges, and queue it for its store."""
         watched, store_id = task.watched, region.leader_store_id
         stream = self._stream_to(store_id)
         if stream is None:
@@ -131,7 +132,7 @@ class Registrar:
                 self._again(Reason.HELD, replace(task, bounds=bounds))
 
     def _admit(self, store_id: int) -> None:
-        """Send what may be scanned now."""
+        """Send the registrations that the store may scan now."""
         while (held := self.admission.next(store_id)) is not None:
             if held.watched.guarded and held.resolved < self._safe_points.of(held.watched.span):
                 self._refuse(held)
@@ -149,7 +150,9 @@ class Registrar:
             self.held[held.registration] = held
 
     def _refuse(self, held: RegisteredRange) -> None:
-        """Ask nothing for a range whose scan could lack what GC has taken; its span stands still."""
+        """Do not register a range whose scan could lack versions that GC has removed. Its span stops until
+        `try_refused`.
+        """
         self._give_back(held)
         self.admission.done(held.stream.store_id, held)
         self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
@@ -158,7 +161,7 @@ class Registrar:
         self._safe_points.refuse(held.watched.span, held.resolved)
 
     def try_refused(self) -> None:
-        """The safe point is lower than before, or something is guarded no longer."""
+        """Locate the refused ranges again: the safe point is lower, or a span is no longer guarded."""
         refused, self._refused = self._refused, []
         for task in refused:
             task.watched.refused = ""
@@ -166,7 +169,7 @@ class Registrar:
             self.locate(task)
 
     def _stream_to(self, store_id: int) -> Stream | None:
-        """A store's stream; None when its address is not known any more."""
+        """The stream to a store, opened if needed; None if its address is no longer known."""
         stream, address = self.streams.get(store_id), self._pd.known_address(store_id)
         if stream is None and address is not None:
             stream = self._open_stream(store_id, address)
@@ -174,7 +177,7 @@ class Registrar:
         return stream
 
     def noted(self, note: Note) -> None:
-        """Act on what a stream has said of a registration."""
+        """React to a stream's note about a registration."""
         held = self.held.get(note.registration)
         if held is None:
             return
@@ -189,7 +192,7 @@ class Registrar:
                 self.step(held, feed.Violated(note.violation, note.commit_ts))
 
     def step(self, held: RegisteredRange, event: feed.Event) -> None:
-        """Something has happened to a range. Raises what `region_feed` says ends the puller."""
+        """Apply an event to a range's state machine. Raises the error of `Stop`, which ends the puller."""
         fresh = False
         effects = held.feed.step(event)
         if isinstance(event, feed.Initialized):
@@ -214,7 +217,7 @@ class Registrar:
         self._admit(held.stream.store_id)
 
     def release(self, held: RegisteredRange) -> None:
-        """Give the range back with the ts it has reached; another one may be scanned now."""
+        """Unlock the range at the ts that it has reached; another range may be scanned now."""
         self._give_back(held)
         self._ended_scan(held)
 
@@ -232,7 +235,7 @@ class Registrar:
             held.watched.request_ids.discard(held.request_id)
 
     def release_all(self, watched: Watched) -> None:
-        """Give all ranges of a span back, and ask its stores to forget them."""
+        """Unlock all ranges of a span, and ask the stores to end their registrations."""
         for held in list(watched.feeds):
             self.release(held)
         for stream in self.streams.values():
@@ -240,13 +243,13 @@ class Registrar:
                 stream.deregister(request_id)
 
     def leave(self, watched: Watched) -> None:
-        """A span is not watched any more."""
+        """Release everything that belongs to a span that is no longer watched."""
         self.release_all(watched)
         self._spans.forget(watched)
         self._refused = [task for task in self._refused if task.watched is not watched]
 
     def stream_lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
-        """Register again what was on a stream that has ended. Raises `error`."""
+        """Register the ranges of a lost stream again. Raises `error` if it is set."""
         if self.streams.get(stream.store_id) is stream:
             del self.streams[stream.store_id]
         self._pd.forget_store(stream.store_id)

@@ -1,7 +1,7 @@
-"""Below which ts nothing is registered: what upstream keeps of its history for us.
+"""The ts below which no range is registered, because upstream's GC may have removed the history there.
 
-A scan from below the safe point may lack deletes that GC has taken, without any sign of it. So a range that
-would begin there is refused, and its span stands still until the owner of the puller does something.
+A scan from below the safe point may lack deletes that GC has removed, and nothing would show it. Therefore a
+range that would start there is refused, and its span stops until the owner of the puller acts.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tidegate.model.timestamp import Timestamp
 LOG: Final = logging.getLogger(__name__)
 
 OnRefused = Callable[[Span, Timestamp, Timestamp], None]
-"""Called with a span, where it was to begin, and the safe point."""
+"""Called with a span, the ts it was to start from, and the safe point."""
 
 
 class SafePoints:
-    """The safe points by keyspace. Any thread may ask."""
+    """The safe points by keyspace. Any thread may read them."""
 
     def __init__(self, kv_mode: str, on_refused: OnRefused | None) -> None:
         self._kv_mode, self._on_refused = kv_mode, on_refused
         self._known: dict[int, Timestamp] = {}  # by keyspace, -1: all the others
 
     def put(self, safe_point: Timestamp, keyspace_id: int) -> bool:
-        """Take a keyspace's safe point, or (-1) that of all that are not named. Whether it fell."""
+        """Set the safe point of a keyspace, or (-1) of all others. Returns whether it became lower."""
         before = self._known.get(keyspace_id, 0)
         self._known[keyspace_id] = safe_point
         return safe_point < before
 
     def of(self, span: Span) -> Timestamp:
-        """The safe point that counts for a span."""
+        """The safe point that applies to a span."""
         return self._known.get(scope_of(span, self._kv_mode), self._known.get(-1, 0))
 
     def refuse(self, span: Span, start_ts: Timestamp) -> None:

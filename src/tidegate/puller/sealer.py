@@ -1,9 +1,9 @@
-"""Seals spans to the frontier's minima and publishes them, in a thread of its own.
+"""Seals spans to the frontier's minima and publishes them, in its own thread.
 
-Woken by each rise of a mark. After a seal it rests for a while, so that under a flood the segments become
-large enough that few are merged, and sealing takes about a fifth of a core. When no row has come for a
-while, it rests longer: floors that rise with time alone are published four times a second, since each time
-costs all their readers a look. The first row ends that rest, so the mark that completes it never waits.
+Each rise of a mark wakes the sealer. After a seal it rests for a while: under high load the segments then
+become large enough that few must be merged, and sealing takes about a fifth of a core. If no row has arrived
+for a while, it rests longer. Floors of idle spans are published only four times a second, because each time
+all readers must look at them. The first row ends that rest, so the mark that completes the row never waits.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from tidegate.puller.watched_span import Watched
 
 SEAL_REST: Final = 4
 SEAL_REST_S: Final = 0.25
-"""After a seal the sealer rests `SEAL_REST` times as long as it took, at most SEAL_REST_S."""
+"""After a seal the sealer rests `SEAL_REST` times as long as the seal took, at most SEAL_REST_S."""
 QUIET_S: Final = 2.0
-"""After so long without a row, floors rise with time alone."""
+"""Without a row for this long, the sealer counts as quiet: floors rise only because time passes."""
 QUIET_REST_S: Final = 0.25
-"""Then it rests for so long after a seal."""
+"""The rest after a seal while quiet."""
 BACKLOG_BYTES: Final = 64 << 20
-"""While more waits in memory and a seal can take some of it away, streams wait for the seal."""
+"""If more bytes than this wait in memory and marks have risen, streams wait for a seal."""
 BACKLOG_S: Final = 2.0
+"""The longest that a stream waits for it."""
 FULL_S: Final = 0.5
-"""Between two attempts to seal on a full disk."""
+"""The pause between two attempts to seal on a full disk."""
 
 
 class Sealer:
-    """`minima`: the spans with the least ts of each, now. `fail` is told what ends the puller."""
+    """The sealer. `minima`: returns the spans, each with its smallest mark. `fail`: called with an error that
+    ends the puller.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Sealer:
         fail: Callable[[TidegateError], None],
     ) -> None:
         self.passing = threading.Lock()
-        """While minima are taken and sealed, nothing may be shed."""
+        """Held while minima are taken and sealed; rows may be shed only under this lock."""
         self._store, self._minima, self._interval = store, minima, interval_s
         self._clock, self._closing, self._fail = clock, closing, fail
         self._moved = threading.Event()
@@ -56,11 +59,11 @@ class Sealer:
         self._row_at = clock.monotonic()
 
     def moved(self) -> None:
-        """Marks have risen, or spans have come."""
+        """Wake the sealer: marks have risen, or spans were added."""
         self._moved.set()
 
     def stir(self) -> None:
-        """Rows have come, or somebody waits for a span to begin: rise at every mark for a while.
+        """End the quiet state: rows have arrived, or a caller waits for a new span. Each mark is sealed soon.
 
         No wake-up is lost. The time is written before the event is set, and `run` reads it before it rests.
         If it reads the earlier time, the event is set later and ends that rest. If the event is cleared
@@ -71,17 +74,17 @@ class Sealer:
             self._pressed.set()
 
     def hold_back(self) -> None:
-        """Called by a stream after each batch: wait while much waits that a seal can take."""
+        """Called by a stream after each batch: wait for a seal if it can free much memory."""
         if self._store.held_bytes > BACKLOG_BYTES and self._moved.is_set():
             self._await_seal()
 
     def wake(self) -> None:
-        """Look at `closing` now."""
+        """Wake the sealer so that it sees `closing`."""
         self._moved.set()
         self._pressed.set()
 
     def run(self) -> None:
-        """Until `closing` is set."""
+        """The body of the sealer's thread; returns when `closing` is set."""
         try:
             while not self._closing.is_set():
                 self._moved.wait()
@@ -96,7 +99,8 @@ class Sealer:
                 with self._sealed:
                     self._seals += 1
                     self._sealed.notify_all()
-                # Rows that a mark may complete are nobody's to keep, however long ago they came.
+                # Never quiet while rows wait in memory: the next mark may complete them, however old they
+                # are.
                 quiet = self._clock.monotonic() - self._row_at >= QUIET_S and not self._store.held_bytes
                 self._pressed.wait(
                     QUIET_REST_S if quiet else min(max(self._interval, SEAL_REST * took), SEAL_REST_S)
@@ -104,7 +108,7 @@ class Sealer:
                 self._pressed.clear()
         except TidegateError as error:
             self._fail(error)
-        except Exception as error:  # a broken disk, for one: say so and stop, never go on unsealed
+        except Exception as error:  # for example a broken disk: stop with the reason, never continue unsealed
             self._fail(Fatal("the event store cannot be written", why=repr(error), fix="make room, restart"))
 
     def _seal(self) -> None:
@@ -118,7 +122,10 @@ class Sealer:
             self._store.publish()
 
     def _await_seal(self) -> None:
-        """Until the sealer has passed twice, so once from its start; what it cannot take is spilled later."""
+        """Wait until the sealer has made two passes, because the first may have begun too early.
+
+        Rows that they could not seal stay in memory, and are spilled later if necessary.
+        """
         self._pressed.set()
         with self._sealed:
             target = self._seals + 2

@@ -1,7 +1,7 @@
-"""Pulls ranges of commits of spans again: a segment that held them is damaged, or they were let go.
+"""Pulls ranges of commits again, because their segment is damaged or they were dropped.
 
-TiKV scans from any ts its GC has left, so what is pulled again is exactly what was there: a puller of its
-own, on streams of its own, follows the spans from `after` until every commit up to `upto` has come.
+TiKV can scan from any ts above its GC safe point, so the result is exactly what was there before. A separate
+puller with its own streams follows the span until every commit up to `upto` has arrived.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def repull(
     kv_mode: str,
     memory: StreamMemory | None = None,
 ) -> None:
-    """Pull what a fresh `sink` lacks of a span, up to `upto`: it begins at the ts the sink is complete from.
+    """Pull a span's commits up to `upto` into a new `sink`, from the resolved ts that the sink has for it.
 
-    `memory` is what its streams share with others. Raises Retryable when `closing` is set before it is done,
-    and what ends a puller.
+    `memory`: shared by its streams with others. Raises Retryable if `closing` is set before it is done, or
+    the error that ended the puller.
     """
     bounded = Bounded(sink)
     bounded.upto[span] = upto
@@ -54,7 +54,7 @@ def repull(
 
 
 class _UpTo:
-    """A span's sink that takes nothing above a ts."""
+    """A span's sink that ignores rows above a ts."""
 
     def __init__(self, sink: SpanSink, upto: Timestamp) -> None:
         self._sink, self._upto = sink, upto
@@ -86,22 +86,22 @@ class _UpTo:
         self._sink.seal(resolved)
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
-        """Nothing outlives this."""
+        """Do nothing: after a restart the range is pulled from the beginning."""
 
     def shed(self) -> None:
         self._sink.shed()
 
     def close(self) -> None:
-        """The caller reads it afterwards."""
+        """Do nothing: the caller reads the sink afterwards."""
 
 
 class Bounded:
-    """A sink whose spans take nothing above a ts each; the rest is the sink it stands for."""
+    """A sink whose spans ignore rows above a ts each; otherwise it delegates to the given sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.upto: dict[Span, Timestamp] = {}
-        """Filled before a span is watched."""
+        """The largest commit_ts of each span; set before the span is watched."""
 
     @property
     def held_bytes(self) -> int:
@@ -117,12 +117,12 @@ class Bounded:
 
     @property
     def over_quota(self) -> bool:
-        """Nothing is given up for want of room: it would have to be pulled once more."""
+        """Always False: giving a span up to free space would only mean pulling it once more."""
         return False
 
     @property
     def crowded(self) -> str:
-        """As above."""
+        """Always empty, for the same reason."""
         return ""
 
     @property

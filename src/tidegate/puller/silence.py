@@ -1,10 +1,10 @@
-"""Which registrations have been silent for so long that their store may have forgotten them.
+"""Finds registrations that have been silent for so long that their store may have forgotten them.
 
-Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes. A lock
-that lives explains it: a bulk transaction of hours must not make us scan its regions every five minutes, so
-one whose lock was seen (`lock_cleaner`) is not silent until that is as long ago. Where
-the stream's own worker is behind, for instance because the store of events has no room, nobody on it is
-judged: what seems silent may lie in its queue. TiCDC has no such thing (tiflow#6914, tiflow#10157).
+A live registration is silent if its resolved ts does not rise; a scanning one if nothing arrives for it. A
+live lock explains the silence: a bulk transaction of hours must not make the puller scan its regions every
+five minutes. So if a range's lock was seen (`lock_cleaner`), the time of silence counts from that moment. If
+a stream's worker is behind, for example because the event store has no room, none of its registrations is
+checked, because their messages may be in its queue. TiCDC has no such check (tiflow#6914, tiflow#10157).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tidegate.puller.region_feed import State
 from tidegate.puller.watched_span import RegisteredRange
 
 SILENT_S: Final = 300.0
-"""A registration that is silent for so long, and has no live lock, is made anew."""
+"""A registration that is silent for this long, without a live lock, is made again."""
 LOOK_SHARE: Final = 10
-"""It is looked for so many times in that time."""
+"""The number of checks in that time."""
 
 
 def look(
     held: Iterable[tuple[RegisteredRange, Timestamp]], streams: Collection[Stream], now: float
 ) -> list[tuple[RegisteredRange, float]]:
-    """The silent ones among what is registered, each with the seconds it has been.
+    """The silent ones among the registered ranges, each with the seconds of its silence.
 
-    `held`: with the resolved ts of each; `now`: monotonic seconds. Scans that have been silent for half of
-    their patience are listened for from now on (`Stream.doubt`).
+    `held`: the ranges, each with its resolved ts. `now`: monotonic seconds. If a scan has been silent for
+    half of its patience, its stream checks from now on whether messages arrive for it (`Stream.doubt`).
     """
     busy = {stream for stream in streams if not stream.keeps_up()}
     doubted: dict[Stream, list[Registration]] = {stream: [] for stream in streams}

@@ -1,13 +1,13 @@
-"""All watched spans of a puller, how far each of their ranges is, and which ranges are locked.
+"""All watched spans of a puller, the resolved ts of each of their ranges, and which ranges are locked.
 
-Two things here belong together in every step: a range that is locked has a mark of its own in the frontier,
-and the ranges of a span that nobody has share its `free_mark`. The sealer takes the minimum of a span's marks
-and seals to it. If it saw a moment at which a range had neither mark, it would seal beyond what was pulled of
-that range, and readers would miss its rows for good. So lock and marks change under one lock, and a new mark
-counts before the old one rises.
+Range locks and marks must agree at every moment: a locked range has its own mark in the frontier, and the
+unlocked ranges of a span share its `free_mark`. The sealer takes the minimum of a span's marks and seals to
+it. If at any moment a range were covered by neither mark, the sealer could seal beyond the changes pulled for
+that range, and readers would never see its later rows. Therefore range locks and marks change under one
+mutex, and a new mark is in place before the old one rises.
 
 Streams raise marks (`advance`), the sealer reads minima, the puller's owner adds and removes spans, and the
-coordinator does the rest.
+coordinator calls the other methods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.puller.watched_span import RegisteredRange, Watched
 
 
 class SpanTable:
-    """The spans by number and by bounds. Any thread may call it."""
+    """The spans by number and by bounds. Thread-safe."""
 
     def __init__(self) -> None:
         self._state = threading.Lock()  # guards all of it, and the range locks of the spans
@@ -43,18 +43,18 @@ class SpanTable:
             return self._watched.get(span)
 
     def numbered(self, number: int) -> Watched | None:
-        """A span by its number; None: it is not watched any more."""
+        """A span by its number; None if it is no longer watched."""
         return self._spans[number]
 
     def all(self) -> list[Watched]:
-        """Those that are watched now."""
+        """The spans that are watched now."""
         with self._state:
             return list(self._watched.values())
 
     def add(
         self, span: Span, sink: SpanSink, request_id: int, *, records: bool, guarded: bool, now: float
     ) -> Watched:
-        """Watch a span above what its store holds. `now`: monotonic seconds; for the rest see `Watched`."""
+        """Watch a span above its sink's ts. `now`: monotonic seconds; for the rest see `Watched`."""
         with self._state:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
@@ -69,7 +69,7 @@ class SpanTable:
             return watched
 
     def remove(self, span: Span) -> Watched | None:
-        """Watch a span no longer; its marks go with `forget`, once its ranges are given back."""
+        """Stop watching a span. Its marks are released by `forget`, after its ranges were unlocked."""
         with self._state:
             watched = self._watched.pop(span, None)
             if watched is not None:
@@ -90,7 +90,7 @@ class SpanTable:
     def lock(
         self, watched: Watched, bounds: Span, region: RegionInfo, limits: Span
     ) -> tuple[Locked | Stale | Wait, int]:
-        """Lock a region's part of a range, with what is free beside it up to `limits`; and its mark."""
+        """Lock a region's part of a range, with adjacent free ranges in `limits`; also returns its mark."""
         with self._state:
             answer, mark = watched.lock.lock(bounds, region.id, region.epoch_version, limits), -1
             if isinstance(answer, Locked):
@@ -99,9 +99,9 @@ class SpanTable:
             return answer, mark
 
     def unlock(self, held: RegisteredRange) -> None:
-        """Free a range at the ts that it has reached."""
+        """Unlock a range at the ts that it has reached."""
         region = held.feed.region
-        # The mark is released last: until the free ranges' mark covers the range, it holds the minimum down.
+        # The mark is released last: it limits the minimum until the mark of the free ranges covers the range.
         with self._state:
             resolved = self._frontier.at(held.mark)
             held.watched.lock.unlock(held.feed.bounds, region.id, region.epoch_version, resolved)
@@ -110,30 +110,30 @@ class SpanTable:
             self._frontier.release(held.mark)
 
     def restart(self, watched: Watched) -> None:
-        """Begin a span again at its resolved ts. Its ranges have been given back."""
+        """Begin a span again at its resolved ts. All its ranges must have been unlocked."""
         with self._state:
             watched.lock = RangeLock(watched.span, watched.sink.resolved)
             self._frontier.put(watched.free_mark, watched.sink.resolved)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
-        """Raise marks. What lies at or below must have been appended."""
+        """Raise marks. All rows at or below them must have been appended."""
         with self._state:
             self._frontier.advance(marks, resolved)
 
     def minima(self) -> list[tuple[Watched, Timestamp]]:
-        """All spans, each with the least of its marks."""
+        """All spans, each with its smallest mark."""
         with self._state:
             spans = [w for w in self._spans if w is not None]
             minima = self._frontier.minima(len(self._spans)).tolist()
         return [(watched, minima[watched.number]) for watched in spans]
 
     def at(self, ranges: Iterable[RegisteredRange]) -> list[tuple[RegisteredRange, Timestamp]]:
-        """How far locked ranges are."""
+        """The resolved ts of locked ranges."""
         with self._state:
             return [(held, self._frontier.at(held.mark)) for held in ranges]
 
     def ranges(self, watched: Watched) -> list[tuple[Span, Timestamp]]:
-        """How far each part of a span is, in key order."""
+        """The resolved ts of each part of a span, in key order."""
         with self._state:
             held = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched.feeds]
             return sorted([*held, *watched.lock.free])

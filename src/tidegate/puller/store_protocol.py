@@ -1,4 +1,4 @@
-"""What the puller needs of the place that changes go to: the event store, seen from here."""
+"""The interface that the puller needs from the store of its changes, which is the event store."""
 
 from __future__ import annotations
 
@@ -12,103 +12,103 @@ from tidegate.model.timestamp import Timestamp
 
 
 class SpanSink(Protocol):
-    """Where a span's changes go: `eventstore.store.SpanStore`."""
+    """The store of one span's changes: `eventstore.span_store.SpanStore`."""
 
     @property
     def resolved(self) -> Timestamp:
-        """What is sealed."""
+        """The ts up to which every change is sealed."""
         ...
 
     @property
     def ranges(self) -> Sequence[tuple[Span, Timestamp]]:
-        """How far each part of the span is kept, in key order; the least is `resolved`."""
+        """The ts up to which each part of the span is stored, in key order; the smallest is `resolved`."""
         ...
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes on disk."""
+        """The bytes that the span uses on disk."""
         ...
 
     @property
     def complete_from(self) -> Timestamp:
-        """Rows at or below may be missing."""
+        """Rows with commit_ts at or below this ts may be missing."""
         ...
 
     def begin(self, start_ts: Timestamp) -> None:
-        """Be complete from start_ts on."""
+        """Prepare the span for changes above start_ts; from there on it will be complete."""
         ...
 
     def append(self, block: pa.RecordBatch) -> None:
-        """Take changes above the resolved ts."""
+        """Add changes above the resolved ts, in any order."""
         ...
 
     def seal(self, resolved: Timestamp) -> None:
-        """Make what lies at or below durable."""
+        """Make all changes at or below this ts durable."""
         ...
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
-        """Make what was appended durable, also beyond the resolved ts, and remember how far each part is."""
+        """Make all appended changes durable, even above the resolved ts, and store the ts of each part."""
         ...
 
     def shed(self) -> None:
-        """Forget what lies beyond the resolved ts."""
+        """Discard all changes above the resolved ts."""
         ...
 
     def close(self) -> None:
-        """Forget what is not sealed; later calls do nothing."""
+        """Discard the changes that are not sealed; later calls do nothing."""
         ...
 
 
 class Sink(Protocol):
-    """Where all changes go: `eventstore.store.EventStore`."""
+    """The store of all spans' changes: `eventstore.store.EventStore`."""
 
     @property
     def held_bytes(self) -> int:
-        """What waits in memory over all spans."""
+        """The bytes that wait in memory, over all spans."""
         ...
 
     @property
     def pressure(self) -> str:
-        """Why appending should wait, in words; empty when it need not."""
+        """The reason why appending should wait; empty if it need not."""
         ...
 
     @property
     def disk_bytes(self) -> int:
-        """Its share of the disk; 0: what there is."""
+        """The store's quota in bytes; 0: no quota."""
         ...
 
     @property
     def over_quota(self) -> bool:
-        """Whether more than its share of the disk is taken."""
+        """Whether the store uses more than its quota."""
         ...
 
     @property
     def crowded(self) -> str:
-        """Why there will soon be no room, in words; empty while much is free, or without a share."""
+        """A warning that the quota will soon be used up; empty while enough of it is free, or without one."""
         ...
 
     @property
     def used_bytes(self) -> int:
-        """What all spans take on disk, with what was charged."""
+        """The bytes that all spans use on disk, plus the charged bytes."""
         ...
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Count bytes (below 0: no longer) that others keep on the same share of memory or disk."""
+        """Add bytes that others keep in the same budget of memory or disk (negative when they are freed)."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether what was given up may come back."""
+        """Whether there is enough space to pull the spans again that were given up."""
         ...
 
     def recover(self) -> None:
-        """See whether a full disk has room again."""
+        """Check whether a full disk has room again."""
         ...
 
     def open_span(self, span: Span) -> SpanSink:
-        """One span's place."""
+        """The store of one span."""
         ...
 
     def publish(self) -> None:
-        """Tell readers how far each span is sealed."""
+        """Publish the resolved ts of each span to readers."""
         ...

@@ -1,8 +1,7 @@
-"""What the puller looks after a few times a second: room on disk, silent ranges, what outlives a restart.
+"""The puller's periodic work: disk space, silent ranges, and data kept for a restart.
 
-All of it is done by the coordinator thread, from `tend`: nothing is registered or given back meanwhile, so
-the ranges that it looks at stay what they are. `backpressure` decides when to wait and when to give a span
-up; this performs it.
+The coordinator thread does all of it, from `tend`, so no range is registered or unlocked meanwhile.
+`backpressure` decides when to wait and when to give a span up; this module performs it.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ LOG: Final = logging.getLogger(__name__)
 TEND_S: Final = 0.25
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
-"""Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
+"""If a range is this far ahead of another range of its span, its changes are kept for a restart."""
 BEHIND_S: Final = 0.5
-"""How often ranges are looked for that hold back a span of several tables."""
+"""How often the puller looks for slow ranges in spans of several tables."""
 BEHIND_MS: Final = 1_000
 BEHIND_MAX: Final = 64
-"""With more ranges than these so far behind it is not one table's trouble: all wait for them."""
+"""If more ranges than this are BEHIND_MS behind, the cause is not a single table, and all readers wait."""
 
 
 class Upkeep:
-    """Looks after all spans of a puller. Coordinator only, except for what streams read of `backpressure`."""
+    """The periodic work for all spans. Only the coordinator calls it; streams read `backpressure`."""
 
     def __init__(
         self,
@@ -58,16 +57,16 @@ class Upkeep:
         self._sealer, self._inbox, self._clock, self._kv_mode = sealer, inbox, clock, kv_mode
         self.backpressure = Backpressure()
         self.spilled = 0
-        """Bytes of open transactions on disk, as the store was charged."""
+        """The bytes of spilled open transactions that the store was charged with."""
         self._kept_at = self._looked_at = clock.monotonic()
         self._parted_at = float("-inf")
 
     def close(self) -> None:
-        """What was spilled is gone with the streams."""
+        """Remove the charge for spilled transactions, whose files are deleted with the streams."""
         self._store.charge(disk=-self.spilled)
 
     def tend(self) -> None:
-        """Every TEND_S: look whether the store has room; now and then keep what lies far ahead."""
+        """Run every TEND_S: apply backpressure; at longer intervals check silent, slow and torn ranges."""
         store, before = self._store, self.backpressure.words
         if store.pressure:
             store.recover()
@@ -85,7 +84,7 @@ class Upkeep:
         if self.backpressure.waits and not before:
             event(LOG, logging.WARNING, "puller waits", why=self.backpressure.words)
         elif before and not self.backpressure.words:
-            event(LOG, logging.INFO, "puller goes on", after=before)
+            event(LOG, logging.INFO, "puller continues", after=before)
         if deed is Action.SHED:
             most = greediest(taken, store.disk_bytes, len(spans))
             if most is not None:
@@ -110,7 +109,7 @@ class Upkeep:
         self._inbox.after(TEND_S, self.tend)
 
     def _count_spilled(self) -> Counter[Watched]:
-        """What open transactions of each span take on disk; their sum counts towards the store's quota."""
+        """The bytes of spilled open transactions of each span; their sum counts towards the store's quota."""
         by_stream = {stream: stream.spilled() for stream in self._registrar.streams.values()}
         found: Counter[Watched] = Counter()
         if any(by_stream.values()):
@@ -121,7 +120,7 @@ class Upkeep:
         return found
 
     def _wake_silent(self) -> None:
-        """Register anew what has been silent for long on a living stream."""
+        """Register ranges again that have been silent for long on a live stream."""
         seen = self._spans.at(self._registrar.held.values())
         for held, silent_s in silence.look(seen, self._registrar.streams.values(), self._clock.monotonic()):
             self._wake(held, silent_s)
@@ -130,7 +129,7 @@ class Upkeep:
         event(
             LOG,
             logging.WARNING,
-            "silent region is registered anew",
+            "silent region is registered again",
             region=held.feed.region.id,
             store=held.stream.store_id,
             state=str(held.feed.state),
@@ -139,10 +138,10 @@ class Upkeep:
         self._registrar.step(held, feed.Silent())
 
     def _give_up(self, watched: Watched) -> None:
-        """Stop pulling a span, and discard what it holds beyond its resolved ts.
+        """Stop pulling a span, and discard its changes above its resolved ts.
 
-        Under the sealer's lock: a pass that took its minima before could otherwise seal the span to a ts
-        whose rows are discarded here.
+        This holds the sealer's lock. Otherwise a pass that has already taken its minima could seal the span
+        to a ts whose rows are discarded here.
         """
         event(
             LOG,
@@ -157,18 +156,19 @@ class Upkeep:
             try:
                 watched.sink.shed()
             except Retryable as error:
-                event(LOG, logging.WARNING, "nothing was freed", error=error.what)
+                event(LOG, logging.WARNING, "a span's data was not discarded", error=error.what)
 
     def _is_torn(self, watched: Watched) -> bool:
-        """Whether a part of a span is far ahead of another: a crash would cost all of that."""
+        """Whether a part of a span is far ahead of another; after a crash that part would be pulled again."""
         times = [ts for _, ts in self._spans.ranges(watched)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
     def _part_from_those_behind(self, spans: list[Watched]) -> None:
-        """Keep what the other ranges of a stripe have, and record it in the manifest, so that readers who
-        want no table of the slow ranges can go on.
+        """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the
+        manifest, so that readers that want no table of the slow ranges can continue.
 
-        The span of DDL, which every feed of tables follows, shows how far upstream is.
+        The largest resolved ts of all spans shows the current ts of the upstream: usually that of the DDL
+        span, which every changefeed of tables follows.
         """
         limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
         for watched in spans:
@@ -179,11 +179,11 @@ class Upkeep:
             if near and len(ranges) - len(near) <= BEHIND_MAX:
                 least = min(near)
                 self.keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
-                self._sealer.moved()  # the page names the manifest: its readers need not wait for a mark
+                self._sealer.moved()  # publish the new manifest's version now, without waiting for a mark
 
     def keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
-        """Let a restart go on where each range is now, or as given."""
+        """Store the changes and ts of each range (or of `ranges`), so that a restart resumes from there."""
         try:
             watched.sink.keep(ranges or self._spans.ranges(watched))
         except Retryable as error:
-            event(LOG, logging.WARNING, "a restart will pull more than it must", error=error.what)
+            event(LOG, logging.WARNING, "a restart will pull more than necessary", error=error.what)

@@ -1,6 +1,6 @@
-"""The puller's nouns: a span that is watched, a range of it that is registered, a range to be found at PD.
+"""The puller's nouns: a watched span, a registered range of it, and a range to be located at PD.
 
-Owned by the puller's coordinator; other threads read numbers of them.
+Owned by the puller's coordinator; other threads only read some of their numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.puller.store_protocol import SpanSink
 
 @dataclass(eq=False, slots=True)
 class Watched:
-    """One span. `number` indexes the frontier's minima and the blocks of matchers."""
+    """A watched span. `number` identifies it in the frontier's minima and in the matchers' blocks."""
 
     number: int
     request_id: int
@@ -31,24 +31,25 @@ class Watched:
     free_mark: int
     gone: bool = False
     records: bool = False
-    """Whether it holds several tables: then only their records count."""
+    """Whether the span holds several tables; then only keys of records are taken."""
     guarded: bool = True
-    """Whether nothing of it is registered below the safe point."""
+    """Whether ranges of the span are refused below the safe point."""
     paused: bool = False
-    """Given up for want of room; nothing of it is asked for."""
+    """The span was given up because there was no room; nothing of it is pulled."""
     refused: str = ""
-    """What a part waits for that is not registered, as that could miss what GC has taken."""
+    """Why a part of the span is not registered: GC may have removed versions that its scan needs. Otherwise
+    empty."""
     rows: int = 0
     bytes: int = 0
     moved_at: float = 0.0
     feeds: set[RegisteredRange] = field(default_factory=set)
     request_ids: set[int] = field(default_factory=set)
     regions: Counter[int] = field(default_factory=Counter)
-    """Registrations by region id: a second one needs a request id of its own."""
+    """The number of registrations by region id: a second one in a region needs its own request id."""
     errors: Counter[Reason] = field(default_factory=Counter)
 
     def line(self, kv_mode: str, waiting: str) -> dict[str, Any]:
-        """For the status; `waiting`: why nothing is taken in, empty when that is not so."""
+        """The span's line of the status. `waiting`: why the puller takes no rows in; empty if it does."""
         scanning = sum(1 for h in list(self.feeds) if h.feed.state is State.SCANNING)
         holes = self.lock.holes
         waiting = waiting or self.refused
@@ -80,16 +81,16 @@ class RegisteredRange:
     registration: Registration | None = None
     """None while it waits to be admitted."""
     moved_at: float = 0.0
-    """When it was last heard of, as far as `silence.look` has looked."""
+    """When `silence.look` last saw progress, in monotonic seconds; 0: not checked yet."""
     locked_at: float = 0.0
-    """When a live lock was last seen that explains why its resolved ts stands."""
+    """When a live lock that holds back its resolved ts was last seen, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """A range to be found at PD. `region`: where a store said that it is, which PD may not know yet.
+    """A range to be located. `region`: the region and leader that a store named, which PD may not know yet.
 
-    `fresh`: under a request id of its own, because a store may still send for its last registration.
+    `fresh`: register it with a new request id, because a store may still send events for the last one.
     """
 
     watched: Watched

@@ -1,7 +1,7 @@
-"""Which keys a request may name: the store's API version against the request's. Pure.
+"""Checks the keys of a request against the API versions of the store and the request. Pure.
 
-Under API V2 a key says by its first byte what it is: `r` raw, `x` transactional, each followed by three bytes
-of keyspace id; `m` and `t` are TiDB's, which older clients (V1) go on using. A V1 store does not look.
+Under API V2 the first byte of a key is its mode: `r` raw, `x` transactional, each followed by three bytes of
+keyspace id; `m` and `t` are TiDB's, which older clients (V1) still use. A V1 store does not check keys.
 (TiKV: components/api_version, storage/mod.rs `check_api_version`.)
 """
 
@@ -19,7 +19,7 @@ KEYSPACE_ID_MAX: Final = (1 << 24) - 1
 
 
 class KeyMode(StrEnum):
-    """What a key of API V2 belongs to."""
+    """The mode of a key under API V2."""
 
     RAW = "RawKV"
     TXN = "TxnKV"
@@ -36,7 +36,7 @@ def key_mode(raw: bytes) -> KeyMode:
 
 
 def range_mode(start: bytes, end: bytes) -> KeyMode:
-    """The mode of all keys in [start, end); UNKNOWN when they may be of several."""
+    """The mode of all keys in [start, end); UNKNOWN if the range may hold keys of several modes."""
     mode = key_mode(start)
     after = bytes([start[0] + 1]) if start and start[0] < 0xFF else b""
     return mode if key_mode(end) is mode or (end and end == after) else KeyMode.UNKNOWN
@@ -48,9 +48,9 @@ def keyspace_prefix(mode: bytes, keyspace_id: int) -> bytes:
 
 
 def refusal(store: int, context: pb.Context, raw: bool, modes: Iterable[tuple[KeyMode, bytes]]) -> str:
-    """Why a request may not be served by a store of API version `store`; empty when it may.
+    """The reason why a store of API version `store` refuses a request; empty if it serves it.
 
-    `modes`: of each key (or range) with the key itself, for the message.
+    `modes`: the mode of each key or range, with the key for the message.
     """
     asked = context.api_version
     wanted = KeyMode.RAW if raw else KeyMode.TXN

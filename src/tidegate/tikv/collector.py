@@ -1,11 +1,12 @@
-"""Garbage collection: removes versions that nobody may read any more, in the background.
+"""Garbage collection: removes versions that no reader may read any more, in the background.
 
-Below the safepoint of a key stay: the newest Put at or below it (a Delete goes with all that it hides),
-nothing else. Rollback and Lock records at or below it go, long values go with their records. Raw versions
-of API V2 likewise; a tombstone or an expired value at the top goes, too. The collector stops short of the
-oldest lock: whoever moves the safepoint resolves locks first, and what became of a transaction must be
-readable till then. Removals are commands of their own; observers never hear of them. After a kill the walk
-begins anew. (TiKV: server/gc_worker/compaction_filter.rs, gc_worker.rs.)
+Only the newest Put of a key at or below the safepoint stays. If the newest data record is a
+Delete, it is removed with everything that it hides. Rollback and Lock records are removed, and long values
+together with their records. The same holds for raw versions of API V2, where a tombstone or an expired value
+is removed even if it is the newest version. The collector stays below the oldest lock: a lock below the
+safepoint should have been resolved before the safepoint was raised, and until it is, the records that decide
+its transaction must stay. Removals are separate commands, which observers do not see. After a kill the
+collection starts over. (TiKV: server/gc_worker/compaction_filter.rs, gc_worker.rs.)
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from tidegate.tikv.txn import snapshot
 
 POLL_S: Final = 1.0
 BATCH_CHANGES: Final = 4096
-"""Removals in one command; a key with more has them in several, oldest first."""
+"""The most removals in one command. If a key has more, they are in several commands, oldest version first.
+Otherwise, after a kill between two commands, versions that a removed Delete had hidden would be visible."""
 DONE_KEY: Final = b"gc/collected"
 
 _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Follows the cluster's safepoint on a thread of its own."""
+    """Follows the cluster's safepoint in its own thread."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Collector:
 
     @property
     def done(self) -> int:
-        """The safepoint up to which everything is removed."""
+        """The safepoint up to which the collection is complete."""
         return self._done
 
     def start(self) -> None:
@@ -66,7 +68,7 @@ class Collector:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the batch under way."""
+        """Stop after the current batch."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -82,7 +84,7 @@ class Collector:
                     _log.exception("garbage collection failed, trying again")
 
     def collect(self) -> int:
-        """Remove what the present safepoint allows; how many entries went."""
+        """Remove what the current safepoint allows; returns the number of removed entries."""
         allowed = self._safe_points.safe_point
         oldest = min((lock.start_ts for _, lock in snapshot.locks_in(self._engine, b"", b"")), default=0)
         safe_point = min(allowed, oldest - 1) if oldest else allowed

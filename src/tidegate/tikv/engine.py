@@ -1,10 +1,9 @@
 """Ordered keys in column families on disk: snapshots, atomic write batches, a synced log. RocksDB.
 
 Durability: `write` is atomic over all column families and reaches the operating system before it returns,
-so a killed process loses nothing; `sync` puts everything written so far on the disk and lets other
-threads run meanwhile. The raftstore writes a group of commands, syncs once, and only then lets observers
-and clients know (group commit). A plain read may see a write that is not yet synced, which matters only
-when the machine itself fails.
+so a killed process loses nothing; `sync` writes everything to the disk, and other threads run meanwhile. The
+raftstore writes a group of commands, syncs once, and only then informs observers and clients (group commit).
+A plain read may see a write that is not synced yet, which matters only if the machine itself fails.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tidegate.tikv.reader import Cursor
 Range = tuple[int, bytes, bytes]
 """Column family, first key, end (exclusive; empty: no end)."""
 META: Final = 3
-"""The column family of what PD keeps: cluster id, regions, TSO bound, safepoints."""
+"""The column family of PD's data: cluster id, regions, TSO bound, safepoints."""
 _FAMILIES: Final = ("default", "lock", "write", "meta")
 CURSORS_PER_FAMILY: Final = 2
 _DATA_FAMILIES: Final = 3
@@ -46,9 +45,9 @@ def _options() -> Options:
 class EngineSnapshot:
     """All column families of data as they were at one moment, for one thread.
 
-    It is made of cursors, each fixed when it was made: an iterator that this binding makes from a RocksDB
-    snapshot reads the present state instead (rocksdict 0.3.29). `entries` walks the range that was asked for
-    as (key, value), at half the cost of a cursor.
+    It consists of cursors, each fixed when it was made. It does not use a RocksDB snapshot, because this
+    binding's iterator of a snapshot reads the current state instead (rocksdict 0.3.29). `entries` iterates
+    over the range `scan` as (key, value), at half the cost of a cursor.
     """
 
     __slots__ = ("_cursors", "_points", "_upper", "entries")
@@ -57,12 +56,12 @@ class EngineSnapshot:
         self.entries: Iterator[tuple[bytes, bytes]] = iter(())
         if scan is not None:
             cf, start, end = scan
-            self._upper = end  # the iterator reads these very bytes
+            self._upper = end  # kept alive, because the iterator reads these bytes in place
             options = ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
             self.entries = families[cf].items(from_key=start, read_opt=options)
-        data = families[:_DATA_FAMILIES]  # each cursor is paid for, also where nobody will use it
+        data = families[:_DATA_FAMILIES]  # not META: each cursor has a cost even if it is never used
         self._points = [_cursor(family, b"") for family in data]
         self._cursors = [[_cursor(family, b"") for _ in range(CURSORS_PER_FAMILY)] for family in data]
 
@@ -82,7 +81,7 @@ class EngineSnapshot:
 
 
 class Engine:
-    """The store of one data directory; open in one process at a time. Thread-safe."""
+    """The store of one data directory, which one process can open at a time. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -101,7 +100,7 @@ class Engine:
         self._mutex = threading.Lock()
 
     def get(self, cf: int, key: bytes) -> bytes | None:
-        """The present value of a key, or None."""
+        """The current value of a key, or None."""
         value: bytes | None = self._families[cf].get(key)
         return value
 
@@ -115,19 +114,19 @@ class Engine:
         return _cursor(self._families[cf], upper)
 
     def snapshot(self, scan: Range | None = None) -> EngineSnapshot:
-        """All column families at one moment: no write is between them."""
+        """All column families at the same moment: no write falls between them."""
         with self._mutex:
             return EngineSnapshot(self._families, scan)
 
     @property
     def sequence(self) -> int:
-        """A number that every change raises, and that no restart lowers."""
+        """A number that rises with every change, also across restarts."""
         return int(self._db.latest_sequence_number())
 
     def write(self, changes: Iterable[Change], ranges: Iterable[Range] = ()) -> None:
-        """Empty the ranges and apply the changes: all or nothing, in their order.
+        """Empty the ranges and then apply the changes, in order and atomically.
 
-        Survives a kill of the process when it returns.
+        When this returns, the write survives a kill of the process.
         """
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
@@ -153,11 +152,11 @@ class Engine:
             batch.delete_range(start, end, self._handles[cf])
 
     def sync(self) -> None:
-        """Put everything written so far on the disk."""
+        """Sync everything written so far to the disk."""
         self._db.flush_wal(True)
 
     def close(self) -> None:
-        """Close; no call may follow. The directory is free when the last cursor is gone too."""
+        """Close; no call may follow. The directory is free once the last cursor is gone, too."""
         self._handles.clear()
         for family in self._families[1:]:
             family.close()
@@ -166,8 +165,8 @@ class Engine:
 
 
 class _Bounded:
-    """A cursor with the bytes of its upper bound: RocksDB reads them where they are, and this binding does
-    not keep them (rocksdict 0.3.29).
+    """A cursor that keeps the bytes of its upper bound alive: RocksDB reads them in place, and this binding
+    does not hold a reference (rocksdict 0.3.29).
     """
 
     __slots__ = ("_upper", "key", "next", "prev", "seek", "seek_for_prev", "seek_to_last", "valid", "value")

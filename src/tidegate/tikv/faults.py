@@ -1,7 +1,7 @@
-"""What may be made to go wrong, for tests and for `tidegate upstream fault`. Nothing does by itself.
+"""Fault injection, for tests and for `tidegate upstream fault`. All faults are off at the start.
 
-Every knob is a plain member that the part it concerns looks at; each is off at a start. Cuts of streams,
-stops of stores and the like are orders and not knobs: `server`.
+Every knob is a plain attribute, which the affected component reads. One-time actions such as cutting streams
+or stopping stores are methods of `server` and not knobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KV_ERRORS: Final[dict[str, Callable[[], errorpb_pb2.Error]]] = {
         message="injected", max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced()
     ),
 }
-"""Region errors a store may answer requests with."""
+"""The region errors that can be injected into a store's answers."""
 CAPTURE_ERRORS: Final = (
     "not_leader",
     "region_not_found",
@@ -43,11 +43,11 @@ CAPTURE_ERRORS: Final = (
     "server_is_busy",
     "congested",
 )
-"""Errors a registration may end with, all but those that end a client for good."""
+"""The errors that can end a registration, except those that end a client for good."""
 
 
 def capture_error(name: str, region_id: int) -> cdcpb_pb2.Error:
-    """One of CAPTURE_ERRORS."""
+    """The error of a name in CAPTURE_ERRORS, for a region."""
     error = cdcpb_pb2.Error()
     field = getattr(error, name)
     field.SetInParent()
@@ -59,17 +59,17 @@ def capture_error(name: str, region_id: int) -> cdcpb_pb2.Error:
 
 
 class Faults:
-    """The knobs. `set` and the members are thread-safe: each is one value."""
+    """The knobs. Thread-safe: each attribute is a single value."""
 
     def __init__(self, seed: int = 0) -> None:
         self.apply_delay_s = 0.0
-        """Every round of applies waits so long before it begins."""
+        """The delay before each apply round, in seconds."""
         self.scan_delay_s = 0.0
-        """An incremental scan waits so long before each event."""
+        """The delay of an incremental scan before each event, in seconds."""
         self.snapshot_delay_s = 0.0
-        """An incremental scan waits so long before its snapshot is taken."""
+        """The delay of an incremental scan before its snapshot is taken, in seconds."""
         self.duplicate_share = 0.0
-        """The share of requests on streams of changes that arrive twice."""
+        """The share of requests on change streams that are processed twice."""
         self.resolved_frozen = False
         """No store advances a resolved ts."""
         self.kv_errors: tuple[str, float] = ("", 0.0)
@@ -77,19 +77,19 @@ class Faults:
         self.capture_errors: tuple[str, float] = ("", 0.0)
         """The same for registrations of ChangeData."""
         self.quota_bytes = 0
-        """Of unread live events of a stream of changes that begins now; 0: as usual."""
+        """The quota of unread live events for change streams that begin from now on; 0: the default."""
         self.stores: dict[int, metapb_pb2.Store] = {}
-        """What PD says of stores instead of what is so, and of stores that there are not."""
+        """Stores as PD reports them instead of the real ones, including stores that do not exist."""
         self.first_learner = 0
-        """A store, TiFlash's say, that has a learner of every region, which PD names first; 0: none."""
+        """A store (for example TiFlash) with a learner of every region, which PD lists first; 0: none."""
         self.leaderless: frozenset[int] = frozenset()
         """Regions whose leader PD does not know."""
         self.unknown_calls: frozenset[str] = frozenset()
-        """Calls that PD answers like an older one that does not know them: BatchScanRegions."""
+        """Calls that PD answers as an older version without them: BatchScanRegions."""
         self._random = random.Random(seed)
         self._mutex = threading.Lock()
         self.stopping = threading.Event()
-        """Set at the end: nothing is held back any more."""
+        """Set when the upstream stops: delays end at once."""
 
     def before_apply(self) -> None:
         """Called by the apply thread before each round."""
@@ -102,21 +102,21 @@ class Faults:
             self.stopping.wait(self.scan_delay_s)
 
     def before_snapshot(self) -> None:
-        """Called by scans before they ask for their snapshot."""
+        """Called by scans before they request their snapshot."""
         if self.snapshot_delay_s:
             self.stopping.wait(self.snapshot_delay_s)
 
     def duplicates(self) -> bool:
-        """Whether this request on a stream of changes arrives once more."""
+        """Whether this request on a change stream is processed twice."""
         return self.duplicate_share > 0 and self._hits(self.duplicate_share)
 
     def kv_error(self) -> errorpb_pb2.Error | None:
-        """The region error this request gets."""
+        """The region error to return for this request; None: no error."""
         name, share = self.kv_errors
         return KV_ERRORS[name]() if name and self._hits(share) else None
 
     def capture_error(self, region_id: int) -> cdcpb_pb2.Error | None:
-        """The error this registration gets."""
+        """The error to return for this registration; None: no error."""
         name, share = self.capture_errors
         return capture_error(name, region_id) if name and self._hits(share) else None
 
@@ -125,7 +125,7 @@ class Faults:
             return self._random.random() < share
 
     def clear(self) -> None:
-        """All knobs off."""
+        """Turn all knobs off."""
         self.apply_delay_s = self.scan_delay_s = self.snapshot_delay_s = self.duplicate_share = 0.0
         self.resolved_frozen = False
         self.quota_bytes = 0
@@ -134,7 +134,7 @@ class Faults:
         self.unknown_calls = frozenset()
 
     def delay(self, name: str, milliseconds: float) -> None:
-        """Set `apply`, `scan` or `snapshot`; raises InvalidInput for a delay out of range."""
+        """Set the delay `apply`, `scan` or `snapshot`. Raises InvalidInput if it is out of range."""
         seconds = milliseconds / 1000
         if not 0 <= seconds <= DELAY_MAX_S:
             raise InvalidInput(
@@ -143,7 +143,7 @@ class Faults:
         setattr(self, f"{name}_delay_s", seconds)
 
     def errors(self, service: str, name: str, share: float) -> None:
-        """Let a share of requests (`kv`) or registrations (`capture`) fail; an empty name: none."""
+        """Make a share of requests (`kv`) or registrations (`capture`) fail; an empty name: none."""
         known: Any = KV_ERRORS if service == "kv" else CAPTURE_ERRORS
         if name and name not in known:
             raise InvalidInput(
@@ -156,12 +156,12 @@ class Faults:
             self.capture_errors = (name, share)
 
     def duplicate(self, share: float) -> None:
-        """Let a share of requests on streams of changes arrive twice; raises InvalidInput for no share."""
+        """Process this share (0 to 1) of requests on change streams twice. Raises InvalidInput."""
         _check(share)
         self.duplicate_share = share
 
     def lines(self) -> list[tuple[str, str]]:
-        """The knobs that are on: name and value."""
+        """The active knobs as (name, value)."""
         found = []
         for name in ("apply", "scan", "snapshot"):
             if delay_s := getattr(self, f"{name}_delay_s"):

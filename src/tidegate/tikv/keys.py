@@ -1,9 +1,9 @@
 """Key encodings of the store: memcomparable bytes, and the timestamp that follows them.
 
-A user key is split into groups of 8 bytes, the last one padded with zeros; after each group stands
-0xFF minus the pad count, and there is always a last group with at least one pad byte. So encoded keys
-sort as the keys themselves and none is a prefix of another. A versioned key is the encoded key followed
-by the big-endian complement of a timestamp: newest version first. (TiKV: components/codec,
+A user key is split into groups of 8 bytes, the last one padded with zeros; each group is followed by 0xFF
+minus the pad count, and there is always a last group with at least one pad byte. Encoded keys therefore sort
+like the keys themselves, and none is a prefix of another. A versioned key is the encoded key followed by the
+big-endian complement of a timestamp, so the newest version comes first. (TiKV: components/codec,
 txn_types/src/types.rs.)
 """
 
@@ -21,14 +21,14 @@ _STORED: Final = _GROUP + 1
 _ZEROS: Final = tuple(bytes(pad) for pad in range(_GROUP + 1))
 _MARKERS: Final = tuple(bytes([0xFF - pad]) for pad in range(_GROUP + 1))
 _QUICK: Final = 32
-"""Groups of a key for which the splitting is prepared; longer keys take the plain way."""
+"""Keys of fewer groups than this are split by prepared structs; longer keys are split in a loop."""
 _GROUPS: Final = tuple(Struct("8s" * (n + 1)).unpack for n in range(_QUICK))
 _SHAPES: Final = {
     b"\xff" * (n - 1) + bytes([0xFF - pad]): (Struct("8sx" * n).unpack, _STORED * n, _ZEROS[pad], -pad)
     for n in range(1, _QUICK)
     for pad in range(1, _GROUP + 1)
 }
-"""Marker bytes -> how keys with just these markers are taken apart."""
+"""Marker bytes -> how to decode keys with these markers: unpack, length, padding, end."""
 _U64: Final = Struct(">Q")
 _pack = _U64.pack
 _unpack = _U64.unpack
@@ -47,7 +47,7 @@ def encode(key: bytes) -> bytes:
 
 
 def decode(encoded: bytes) -> bytes:
-    """The user key of an encoded key without timestamp; raises `Undecodable` when it is none."""
+    """The user key of an encoded key without timestamp. Raises `Undecodable` if the bytes are not one."""
     shape = _SHAPES.get(encoded[_GROUP::_STORED])
     if shape is not None:
         groups, length, zeros, end = shape
@@ -59,7 +59,7 @@ def decode(encoded: bytes) -> bytes:
 
 
 def _decode(encoded: bytes) -> bytes:
-    """The same for long keys and for what is no key."""
+    """`decode` for long keys and for bytes that are not a key."""
     markers = encoded[_GROUP::_STORED]
     pad = 0xFF - markers[-1] if markers else 0
     if len(encoded) % _STORED or not 1 <= pad <= _GROUP or markers[:-1].strip(b"\xff"):

@@ -1,4 +1,4 @@
-"""Lock and write records, byte for byte as TiKV stores them.
+"""Lock and write records, in exactly TiKV's stored form.
 
 | column family | key | value |
 |---|---|---|
@@ -40,7 +40,7 @@ _U64: Final = Struct(">Q")
 
 
 class Lock(NamedTuple):
-    """A transaction's claim on a key. `ttl` in ms from the physical part of `start_ts`."""
+    """A transaction's lock on a key. `ttl`: milliseconds from the physical part of `start_ts`."""
 
     kind: int
     primary: bytes
@@ -65,7 +65,7 @@ class Lock(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What became of a transaction on a key."""
+    """The record of a transaction's commit or rollback on a key."""
 
     kind: int
     start_ts: int
@@ -87,7 +87,7 @@ class Write(NamedTuple):
 
 _VARINT: Final = re.compile(rb"[\x80-\xff]*[\x00-\x7f]", re.DOTALL)
 CACHED: Final = 4096
-"""Numbers and tails of records that are remembered decoded: a transaction's keys share them all."""
+"""The number of decoded integers and record tails that are cached; the keys of a transaction share them."""
 _TAIL_CACHED_MAX: Final = 64
 
 
@@ -146,7 +146,7 @@ def lock_head(kind: int, primary: bytes, start_ts: int, ttl: int) -> bytes:
 
 
 def lock_tail(lock: Lock) -> bytes:
-    """The optional fields of a lock but its short value, in TiKV's order."""
+    """The optional fields of a lock except its short value, in TiKV's order."""
     out = b""
     if lock.for_update_ts:
         out += b"f" + _U64.pack(lock.for_update_ts)
@@ -263,10 +263,10 @@ _cached_lock_fields = lru_cache(CACHED)(_lock_fields)
 
 
 class LockShapes:
-    """Splits locks that mostly belong to one transaction: those of one kind differ in their short value only.
+    """Decodes locks quickly if most belong to one transaction: such locks differ only in their short value.
 
-    `split` gives the lock without its short value (the same object as long as nothing else changes) and
-    that value. An equal head means equal fields: each of them says where it ends.
+    `split` returns the lock without its short value (the same object as long as nothing else changes) and
+    that value. Equal heads mean equal fields, because every field has a determined end.
     """
 
     __slots__ = ("_known",)
@@ -293,7 +293,7 @@ class LockShapes:
         lock = decode_lock(data)
         short = lock.short_value
         head = lock_head(lock.kind, lock.primary, lock.start_ts, lock.ttl)
-        if data.startswith(head):  # else it was not written in the shortest form
+        if data.startswith(head):  # otherwise its integers were not written in the shortest form
             tail = data[len(head) + (0 if short is None else 2 + len(short)) :]
             bare = lock._replace(short_value=None)
             self._known[lock.kind] = (head, tail, bare)
@@ -309,7 +309,7 @@ def u64_at(data: bytes, at: int) -> int:
 
 
 class WriteShapes:
-    """Splits write records as `LockShapes` splits locks: the record without short value, and that value."""
+    """Decodes write records as `LockShapes` does locks: the record without its value, and the value."""
 
     __slots__ = ("_known",)
 
@@ -348,7 +348,7 @@ def encode_write(write: Write) -> bytes:
 
 
 def write_tail(write: Write) -> bytes:
-    """The optional fields of a write record but its short value, in TiKV's order."""
+    """The optional fields of a write record except its short value, in TiKV's order."""
     out = b""
     if write.overlapped_rollback:
         out += b"R"

@@ -1,8 +1,8 @@
-"""One store of the upstream: what is its own, and its life.
+"""One store of the upstream: its own state, and its start and stop.
 
-All stores share the engine, the apply thread and PD; a store's own are max_ts and the in-memory locks, who
-waits for locks, latches, and the CDC endpoint. They last from a start to the next stop, as a process would
-keep them: after a stop nothing of them is left but what was applied.
+All stores share the engine, the apply thread and PD. Each store has its own max_ts and in-memory locks, its
+own requests that wait for locks, latches, and CDC endpoint. This state lives from a start to the next stop,
+like that of a process: after a stop only the applied commands remain.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 @dataclass(slots=True)
 class Shared:
-    """What the stores of a cluster have in common."""
+    """The parts that all stores of a cluster share."""
 
     cluster_id: int
     regions: RegionTable
@@ -49,11 +49,11 @@ class Shared:
     detector: DeadlockDetector = field(default_factory=DeadlockDetector)
     txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
     nodes: dict[int, StoreNode] = field(default_factory=dict)
-    """The stores that run."""
+    """The running stores."""
 
 
 class StoreNode:
-    """A running store, without its wire. `stop` once."""
+    """A running store, without its network. `stop` may be called once."""
 
     def __init__(self, store_id: int, shared: Shared) -> None:
         self.id = store_id
@@ -101,7 +101,7 @@ class StoreNode:
         )
 
     def start(self) -> None:
-        """Begin to lead and to capture."""
+        """Begin to lead regions and to serve change streams."""
         for region in self._shared.regions.all:
             if region.leader == self.id:
                 self.max_ts.require(region.id)
@@ -110,14 +110,16 @@ class StoreNode:
         self.endpoint.start()
 
     def stop(self) -> None:
-        """Answer those who wait, end all streams of changes."""
+        """Answer all waiting requests, and end all change streams."""
         self._shared.raftstore.members.pop(self.id, None)
         self._shared.nodes.pop(self.id, None)
         self.waiting.stop()
         self.endpoint.stop()
 
     def will_change(self, change: RegionChange) -> None:
-        """Before the table says so: what this store begins to lead needs a timestamp of PD."""
+        """Called before a region change takes effect. If this store becomes the leader, its max_ts must rise
+        to that of the other stores, and the region needs a timestamp from PD before it serves writes.
+        """
         if change.kind not in (Kind.TRANSFER, Kind.COMMIT_MERGE):
             return
         (now,) = change.now
@@ -127,7 +129,9 @@ class StoreNode:
             self.max_ts.require(now.id)
 
     def has_changed(self, change: RegionChange) -> None:
-        """After: whoever waits for a lock in a region that is another now is decided again, and refused."""
+        """Called after a region change. Requests that wait for a lock in a changed region are woken; when
+        they are executed again, they are refused with a region error.
+        """
         if change.kind is not Kind.CHANGE_PEERS:
             for region in change.before:
                 self._wake(region)

@@ -1,6 +1,6 @@
-"""Reads records of one key: its lock, its versions, and what became of a transaction on it.
+"""Reads the records of one key: its lock, its versions, and the record of a transaction on it.
 
-Pure: the engine, or a snapshot of it, is behind `View`. (TiKV: storage/mvcc/reader.)
+Pure: `View` hides the engine or a snapshot of it. (TiKV: storage/mvcc/reader.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.tikv.mvcc import (
 
 
 class Cursor(Protocol):
-    """An ordered iterator of one column family, fixed at the moment it was made."""
+    """An ordered iterator over one column family, fixed at the moment when it was made."""
 
     def seek(self, key: bytes, /) -> None: ...
     def valid(self) -> bool: ...
@@ -36,7 +36,7 @@ class Cursor(Protocol):
 
 
 class View(Protocol):
-    """What the reader needs of an engine or a snapshot of it."""
+    """The methods that the reader needs of an engine or of its snapshot."""
 
     def get(self, cf: int, key: bytes) -> bytes | None: ...
     def getter(self, cf: int) -> Callable[[bytes], bytes | None]: ...
@@ -44,11 +44,11 @@ class View(Protocol):
 
 
 class Record(NamedTuple):
-    """What the write column family says of one transaction on a key.
+    """The state of one transaction on a key, from the write column family.
 
-    `write` is None when it has no record of its own; then `overlap` is the record at commit_ts ==
-    start_ts of another transaction, if there is one. `next_data_ts` is the commit_ts of the Put or Delete
-    next above start_ts (a later gc_fence), 0 when there is none.
+    `write` is None if the transaction has no record of its own; then `overlap` is the record of another
+    transaction whose commit_ts equals this start_ts, if there is one. `next_data_ts` is the commit_ts of the
+    next Put or Delete above start_ts (a later gc_fence); 0 if there is none.
     """
 
     commit_ts: int
@@ -57,13 +57,13 @@ class Record(NamedTuple):
     next_data_ts: int
 
     def is_rolled_back(self) -> bool:
-        """Whether a rollback of this transaction is on record, of its own or flagged on another's."""
+        """Whether the transaction has a rollback record, or another's record is flagged with its rollback."""
         if self.write is not None:
             return self.write.kind == KIND_ROLLBACK
         return self.overlap is not None and self.overlap.overlapped_rollback
 
     def is_committed(self) -> bool:
-        """Whether a commit of this transaction is on record."""
+        """Whether the transaction has a commit record."""
         return self.write is not None and self.write.kind != KIND_ROLLBACK
 
 
@@ -89,7 +89,7 @@ class Reader:
         return None if data is None else decode_lock(data)
 
     def newest_ts(self, key: bytes) -> int:
-        """The commit_ts of the newest record of any kind; 0 when there is none."""
+        """The commit_ts of the newest record of any kind; 0 if there is none."""
         cursor = self._cursor()
         cursor.seek(key)
         if not cursor.valid():
@@ -98,7 +98,7 @@ class Reader:
         return version_of(found) if found.startswith(key) else 0
 
     def newest_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
-        """The newest record with commit_ts <= ts of any kind."""
+        """The newest record of any kind with commit_ts <= ts."""
         cursor = self._cursor()
         cursor.seek(versioned(key, ts))
         if not cursor.valid():
@@ -109,7 +109,7 @@ class Reader:
         return version_of(found), decode_write(cursor.value())
 
     def writes(self, key: bytes, ts: int = TS_MAX) -> Iterator[tuple[int, Write]]:
-        """Records with commit_ts <= ts, newest first. The cursor is shared: do not interleave."""
+        """Records with commit_ts <= ts, newest first. The cursor is shared: do not interleave calls."""
         cursor = self._cursor()
         cursor.seek(versioned(key, ts))
         while cursor.valid():
@@ -133,7 +133,7 @@ class Reader:
         return self._view.get(WRITE, versioned(key, fence)) is not None
 
     def value_of(self, key: bytes, write: Write) -> bytes | None:
-        """The value a Put record stands for; None for a Delete."""
+        """The value of a Put record; None for other records."""
         if write.kind != KIND_PUT:
             return None
         if write.short_value is not None:
@@ -141,16 +141,16 @@ class Reader:
         return self.long_value(key, write.start_ts)
 
     def long_value(self, key: bytes, start_ts: int) -> bytes:
-        """The value in the default column family; empty when a Put of an empty value has none."""
+        """The value in the default column family; empty if there is none, because an empty value was put."""
         return self._view.get(DEFAULT, versioned(key, start_ts)) or b""
 
     def value_at(self, key: bytes, ts: int) -> bytes | None:
-        """The committed value a reader at `ts` sees; locks are not looked at."""
+        """The committed value that a reader at `ts` sees; locks are ignored."""
         found = self.newest_data(key, ts)
         return None if found is None else self.value_of(key, found[1])
 
     def record_of(self, key: bytes, start_ts: int) -> Record:
-        """What became of the transaction `start_ts` on this key."""
+        """The state of the transaction `start_ts` on this key."""
         next_data_ts = 0
         for commit_ts, write in self.writes(key):
             if commit_ts < start_ts:

@@ -1,6 +1,7 @@
-"""The gRPC face of the embedded upstream: PD with Tidegate's own service, and TiKV with ChangeData per store.
+"""The embedded upstream's gRPC servers: PD with Tidegate's own service, and TiKV with ChangeData per store.
 
-`EmbeddedUpstream` puts the rooms of this folder together and owns their life. `rpc/` and this file listen.
+`EmbeddedUpstream` puts the parts of this folder together, and starts and stops them. Only `rpc/` and this
+file listen on the network.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ STOP_GRACE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the upstream listens, and which cluster it is. `store` is the first of `stores`."""
+    """The addresses of the upstream and its cluster id. `store` is the first of `stores`."""
 
     pd: str
     store: str
@@ -79,17 +80,17 @@ class Addresses:
 class EmbeddedUpstream:
     """An embedded PD and its TiKV stores over one data directory.
 
-    `pd_addr` is host:port, port 0 for a free one; it serves PD's gRPC and its HTTP pages. Each store has a
-    server and an address of its own, which it keeps: free ports, or from `store_port` on. `regions` (or
-    explicit encoded `boundaries`) and `stores` count only at the first start of a data directory; later the
-    stored ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and
-    for keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
-    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `rpc.status_pages`.
-    PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
-    served to clients that have a certificate of its CA, and to no others. `watchdog` ends streams of changes
-    that nobody reads; a store's incremental scans send `scan_bytes_s` at most. `start` returns when requests
-    are served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the server
-    ends with the object.
+    `pd_addr` is host:port, port 0 for a free one; it serves PD's gRPC and its HTTP pages. Each store has its
+    own server and address, which stays the same: free ports, or the ports from `store_port` on. `regions` (or
+    explicit encoded `boundaries`), `stores` and `api_version` count only at the first start of a data
+    directory; later the stored ones are used. `api_version` is 1 or 2: 2 is for RawKV with versions (and its
+    change streams) and for the keyspaces in `keyspaces`; both serve TiDB's keys. Regions that grow well
+    beyond `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `rpc.status_pages`. PD has
+    `pd_members` members, the first at `pd_addr`, the others at free ports of its host. With `tls` only
+    clients with a certificate of its CA can use gRPC. `watchdog` ends change streams whose client does not
+    read; the incremental scans of a store send at most `scan_bytes_s`. `start` returns when requests are
+    served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference, because the
+    server ends when the object is freed.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class EmbeddedUpstream:
         self.keyspace_points = {
             number: SafePoints(self._engine, b"/%d" % number) for number in self._keyspaces.collecting()
         }
-        """Of the keyspaces whose GC is their own; what the collector takes does not follow them."""
+        """The safepoints of keyspaces with their own GC; the collector ignores them."""
         self._pool = ThreadPoolExecutor(SCHEDULER_THREADS, thread_name_prefix="scheduler")
         self.cluster_id = load_cluster_id(self._engine)
         self._header = pdpb_pb2.ResponseHeader(cluster_id=self.cluster_id)
@@ -219,7 +220,7 @@ class EmbeddedUpstream:
         return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)
 
     def stop(self) -> None:
-        """Refuse new requests, apply what was accepted, close the store."""
+        """Refuse new requests, apply the accepted commands, close the engine."""
         with self._life:
             if self._stopping.is_set():
                 return
@@ -250,7 +251,7 @@ class EmbeddedUpstream:
 
     @property
     def status_addr(self) -> str:
-        """Where the HTTP port is; empty when there is none."""
+        """The address of the HTTP port; empty if there is none."""
         return "" if self._status is None else self._status.address
 
     @property
@@ -261,7 +262,7 @@ class EmbeddedUpstream:
     # --- stores ---
 
     def start_store(self, store_id: int, elect: bool = True) -> None:
-        """Let a store that is down serve again, at its address; it leads what nobody else does."""
+        """Start a store that is down, at its address. It may become the leader of regions that have none."""
         with self._life:
             info = self._known(store_id)
             if info.is_up or self._stopping.is_set():
@@ -275,7 +276,7 @@ class EmbeddedUpstream:
                 self.operators.resume()
 
     def stop_store(self, store_id: int) -> None:
-        """End a store as if its process were killed; what it led goes to other peers, if most are alive."""
+        """Stop a store as if it were killed. Its regions elect other leaders if most peers are alive."""
         with self._life:
             info = self._known(store_id)
             if len(self.stores) == 1:
@@ -291,7 +292,7 @@ class EmbeddedUpstream:
             self.operators.elect(store_id)
 
     def cut_streams(self, store_id: int = 0) -> None:
-        """End all streams of changes of a store; 0: of all."""
+        """End all change streams of a store; 0: of all stores."""
         if store_id:
             self._known(store_id)
         for node in list(self._shared.nodes.values()):
@@ -299,14 +300,14 @@ class EmbeddedUpstream:
                 node.endpoint.cut()
 
     def congest(self, region_id: int = 0) -> None:
-        """End all registrations of a region with Congested; 0: of all."""
+        """End all registrations of a region with Congested; 0: of all regions."""
         if region_id:
             present(self.regions, region_id)
         for node in list(self._shared.nodes.values()):
             node.endpoint.congest(region_id)
 
     def split_key(self, region_id: int) -> bytes:
-        """The key in the middle of a region. Raises InvalidInput when there is none."""
+        """The key in the middle of a region. Raises InvalidInput if there is none."""
         found = middle(self._engine, present(self.regions, region_id))
         if found is None:
             raise InvalidInput(
@@ -315,7 +316,7 @@ class EmbeddedUpstream:
         return found
 
     def neighbour(self, region_id: int) -> int:
-        """The region after this one, or before the last."""
+        """The next region, or for the last region the one before it."""
         region = present(self.regions, region_id)
         other = self.regions.of_key(region.end) if region.end else self.regions.before(region.start)
         if other is None:
@@ -332,7 +333,7 @@ class EmbeddedUpstream:
         return info
 
     def _listen(self, server: grpc.Server, address: str, fix: str = "choose a free --pd address") -> str:
-        """Bind; the address with its real port. Raises InvalidInput when it cannot be."""
+        """Bind a server; returns the address with its actual port. Raises InvalidInput if it fails."""
         try:
             if self._tls is None:
                 port = server.add_insecure_port(address)
@@ -345,7 +346,7 @@ class EmbeddedUpstream:
         return f"{address.rpartition(':')[0]}:{port}"
 
     def _listen_store(self, server: grpc.Server, info: StoreInfo) -> str:
-        """At the address it had; at its first start, or when that is taken by now, at a new one."""
+        """Bind a store's server to its former address; at a new one if it had none or that is in use."""
         host = self._wanted_addr.rpartition(":")[0]
         port = self._store_port + info.id - STORE_ID if self._store_port else 0
         if port:
@@ -358,7 +359,7 @@ class EmbeddedUpstream:
         return self._listen(server, f"{host}:0", "")
 
     def _open(self, store_id: int, server: grpc.Server, address: str) -> None:
-        """Put a new node behind a server."""
+        """Make a store's node, and serve it through a server."""
         node = StoreNode(store_id, self._shared)
         server.add_generic_rpc_handlers(
             (
@@ -368,7 +369,7 @@ class EmbeddedUpstream:
             )
         )
         node.start()
-        self.stores.started(store_id, address, self.status_addr)  # may be given regions to lead now
+        self.stores.started(store_id, address, self.status_addr)  # from now on it can become a leader
 
     def _beat(self) -> None:
         while not self._stopping.wait(HEARTBEAT_S):

@@ -1,8 +1,8 @@
 """Addresses of the tables that the kernels work on, and sizes of tables that grow.
 
-numpy takes a microsecond to find an array's address, and a small batch asks for dozens. So an address is
-remembered until `forget`. The array is kept with it: otherwise another array could get the same `id`, and
-with it the address of memory that is free.
+numpy takes a microsecond to find an array's address, and a small batch needs dozens. So an address is cached
+until `forget`. The array is kept with it, because otherwise another array could get the same `id`, and the
+cache would return an address of freed memory.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Table = TypeVar("Table", bound=np.ndarray)
 
 
 class Addresses:
-    """The addresses of one matcher's tables. `forget` also lets go of tables that were replaced."""
+    """The addresses of one matcher's tables. `forget` also releases tables that were replaced."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, int]] = {}
 
     def at(self, table: Table, find: Callable[[Table], int] = address) -> int:
-        """The table's address, by `find` if it is not known yet."""
+        """The table's address; computed by `find` if it is not cached."""
         known = self._known.get(id(table))
         if known is None:
             known = self._known[id(table)] = (table, find(table))
         return known[1]
 
     def forget(self) -> None:
-        """Ask for all addresses again."""
+        """Drop all cached addresses."""
         self._known.clear()
 
 
@@ -46,5 +46,5 @@ def longer(table: k.U64, rows: int) -> k.U64:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
+    """The smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

@@ -1,15 +1,15 @@
-"""The matcher of one stream: messages of bytes in, blocks of committed changes out.
+"""The matcher of one stream: turns messages (bytes) into blocks of committed changes.
 
-It decides when: which portions go through the kernels (`pairing`), when memory is short, when a spilled
-registration is played back. It decides nothing about rows. One stream's worker calls `feed`, `relieve` and
-`join`; `register` and `stop` may come from another thread, which is what the lock is for.
+It decides when things happen: which portions go through the kernels (`pairing`), when memory is short, and
+when a spilled registration is played back. The kernels decide about rows. The stream's worker calls `feed`,
+`relieve` and `join`; `register` and `stop` may be called by another thread, so a lock guards the state.
 
-Memory: open prewrites are kept whole until their commit. Beyond the stream's share of the process's `budget`,
-prewrites that a later resolved ts has passed are dropped first. Then `relieve` spills the registrations that
-hold most to disk (`spilling`), and `join` matches them (`playback`) when a resolved ts would pass one of
-their commits. Without a folder for that, their state is dropped. A commit without its prewrite then makes the
-registration restart from its resolved ts, and the scan brings the change whole. So dropping costs time, never
-a change.
+Memory: open prewrites are kept completely until their commit. When they exceed the stream's share of the
+process's `budget`, prewrites that a later resolved ts has passed are dropped first. Then `relieve` spills the
+registrations that hold most to disk (`spilling`), and `join` matches them (`playback`) when a resolved ts
+would pass one of their commits. Without a folder for spilling, their prewrites are dropped. A commit without
+its prewrite then restarts the registration from its resolved ts, and the scan delivers the change completely.
+Dropping therefore costs time, but never loses a change.
 
 A change is not copied when it is matched: it points into a message or an arena until `outcome` gathers it.
 That is why `relieve`, which frees arenas, comes after `feed`, and why `feed` must not reset arenas between
@@ -44,9 +44,9 @@ from tidegate.puller.match.spill import SpillFolder, SpillLog
 from tidegate.puller.match.spilling import Spilling
 
 FLUSH_BYTES: Final = 8 << 20
-"""So much of spilled registrations' rows is gathered before it is written."""
+"""The size of the buffer that gathers rows of spilled registrations before they are written."""
 PASS_BYTES_MIN: Final = 16 << 10
-"""A pass over a log is not worth its while for less."""
+"""The least memory that a pass over a log is planned for."""
 _PORTION_BYTES: Final = 512 << 10
 _RESOLVED: Final = bytes([int(scan_kernels.RESOLVED_TAG)])
 
@@ -62,9 +62,8 @@ class BlockMatcher:
         *,
         trust_empty: bool = False,
     ) -> None:
-        """`lag` is taken off every resolved ts that comes; `spill`: a folder for what is too much.
-
-        `memory`: what it shares with the process's other streams. `trust_empty`: see `Matcher`.
+        """`memory`: shared with the process's other streams. `spill`: a folder for open transactions that do
+        not fit in it. `lag`: subtracted from every resolved ts that arrives. `trust_empty`: see `Matcher`.
         """
         memory = memory or StreamMemory()
         flush = min(FLUSH_BYTES, max(1 << 16, memory.open_rows.total // 8))
@@ -97,15 +96,15 @@ class BlockMatcher:
         *,
         records: bool = False,
     ) -> Registration:
-        """Await rows of (request_id, region_id). Call it before the request is sent.
+        """Expect rows of (request_id, region_id). Call this before the request is sent.
 
-        Events of a pair that is not registered are dropped, so a request that was sent first could lose the
-        beginning of its scan, and with it `INITIALIZED`.
+        Events of a pair that is not registered are dropped. If the request were sent first, the beginning of
+        its scan could be lost, even its `INITIALIZED`.
 
-        `records`: only of keys that are records of tables; `bounds` holds those of several.
+        `records`: take only keys that are records of tables; `bounds` then holds several tables.
 
-        An older registration of the same pair must have been stopped; its late rows are the new one's
-        only after the server's error event, which TiKV guarantees to come between.
+        An older registration of the same pair must have been stopped. TiKV guarantees that the error event of
+        the old registration precedes all rows of the new one, so its late rows are not mistaken for these.
         """
         with self._lock:
             if self._registrations.is_full:
@@ -117,7 +116,7 @@ class BlockMatcher:
             )
 
     def stop(self, registration: Registration) -> Timestamp:
-        """Ignore what still comes for it; returns its resolved ts. Harmless when repeated."""
+        """Ignore events that still arrive for a registration; returns its resolved ts. May be repeated."""
         with self._lock:
             if not self._registrations.stop(registration):
                 return 0
@@ -126,9 +125,9 @@ class BlockMatcher:
             return int(self._registrations.table[registration.number, k.REG_RESOLVED])
 
     def feed(self, messages: Sequence[bytes]) -> Matched:
-        """Apply messages in order. Raises Retryable when one is malformed: the stream must end.
+        """Apply messages in order. Raises Retryable if one is malformed: the stream must end.
 
-        Messages are worked off in portions that fit the processor's cache.
+        Messages are processed in portions that fit the CPU's cache.
         """
         with self._lock:
             pairing = self._pairing
@@ -137,11 +136,11 @@ class BlockMatcher:
             return pairing.take(rows)
 
     def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64] | None:
-        """The marks that rose, and their ts, where nothing else can come of the messages. None: call `feed`.
+        """The marks that rose, with their ts, if the messages can have no other effect. None: call `feed`.
 
-        So it is if each message is a batch of resolved ts, nothing is on disk, and `relieve` would find
-        nothing to do. This one call stands for `feed`, `relieve` and `join`. It does not wait for `register`
-        or `stop`, because all streams wait for its caller.
+        This holds if each message is a batch of resolved ts, nothing is on disk, and `relieve` would have
+        nothing to do. Then this call replaces `feed`, `relieve` and `join`. It does not wait for `register`
+        or `stop`, because its caller is the loop, and all streams would wait.
         """
         if not all(map(is_mark, messages)) or not self._lock.acquire(blocking=False):
             return None
@@ -152,15 +151,15 @@ class BlockMatcher:
 
     @property
     def _is_at_rest(self) -> bool:
-        """Whether `relieve` and `join` would find nothing to do."""
+        """Whether `relieve` and `join` would have nothing to do."""
         is_spilled = self._spilling is not None and self._spilling.is_used
         is_reported = self._share.held == self.open_bytes
         return not is_spilled and is_reported and self._open_rows.is_at_rest(self._share.limit)
 
     def relieve(self) -> None:
-        """Bring what is open under the limit, and what was logged to disk; give back room no longer needed.
+        """Bring open prewrites below the limit, write logged rows to disk, and release unneeded memory.
 
-        Called after `feed`. Raises DiskFull: nothing has changed, call it again.
+        Called after `feed`. Raises DiskFull; then nothing has changed, and the caller retries.
         """
         with self._lock:
             self._share.hold(self.open_bytes)
@@ -171,11 +170,11 @@ class BlockMatcher:
                 self._share.hold(self.open_bytes)
 
     def _relieve(self, limit: int) -> None:
-        """The steps go from cheap to costly, and end as soon as the limit holds.
+        """The steps go from cheap to costly, and end as soon as open prewrites fit the limit.
 
-        First it frees what stopped registrations hold, then what no commit can need any more. Only then does
-        it write to disk, or drop what may still be committed. `feed` has copied its changes, so a replaced
-        arena is freed after each step: memory is short here, and two arenas at once are enough.
+        First it frees the prewrites of stopped registrations, then those that no commit can need any more.
+        Only then does it write to disk, or drop prewrites that may still be committed. `feed` has copied its
+        changes, so a replaced arena is freed after each step, because memory is short here.
         """
         open_rows, spilling = self._open_rows, self._spilling
         if spilling is not None:
@@ -194,10 +193,10 @@ class BlockMatcher:
             spilling.spill_largest(limit)
 
     def join(self) -> Iterator[Matched]:
-        """Match what was spilled and is due; the resolved ts comes with a registration's last part.
+        """Match the spilled registrations that are due; the last result of each has its resolved ts.
 
-        Called after `feed` and `relieve`, by the same thread, until the end. Raises DiskFull: call it again;
-        changes may then come twice.
+        The thread that calls `feed` and `relieve` calls this after them, and takes all results. Raises
+        DiskFull: call it again; changes may then be emitted twice.
         """
         spilling = self._spilling
         if spilling is None:
@@ -211,12 +210,13 @@ class BlockMatcher:
             yield from self._play_back(spilling, *found)
 
     def _play_back(self, spilling: Spilling, owner: Registration, log: SpillLog) -> Iterator[Matched]:
-        """Match a registration's log; what it leaves open goes back to memory, or to a new log.
+        """Match a registration's log; prewrites that stay open go back to memory, or to a new log.
 
-        The lock is not held across a `yield`, so the registration may have been stopped meanwhile; each time
-        it is checked again.
+        The lock is not held across a `yield`, so another thread may stop the registration meanwhile; this is
+        checked after each `yield`.
         """
         line = self._registrations.table[owner.number]
+        # A pass reads its share of the keys, about half of the limit, so even an uneven split should fit.
         passes = 1 + 2 * log.size // max(self._share.limit, PASS_BYTES_MIN)
         self._share.hold(self.open_bytes + log.size // passes)
         rest = spilling.new_log(k.LIVE, int(line[k.REG_DUE]))
@@ -242,7 +242,7 @@ class BlockMatcher:
         yield self._rejoin(spilling, owner, rest, playback.left)
 
     def _rejoin(self, spilling: Spilling, owner: Registration, rest: SpillLog, left: int) -> Matched:
-        """Continue the registration with what is still open, and report its resolved ts."""
+        """Continue the registration with the prewrites that are still open, and report its resolved ts."""
         with self._lock:
             if not self._registrations.is_live(owner):
                 rest.remove()
@@ -259,7 +259,7 @@ class BlockMatcher:
             return Matched([], [], marks, np.array([rest.resolved], dtype=np.uint64), 0, 0)
 
     def close(self) -> None:
-        """Remove what is on disk, and leave the memory to other streams."""
+        """Remove the logs on disk, and release this stream's share of the memory."""
         with self._lock:
             self._share.leave()
             if self._spilling is not None:
@@ -267,11 +267,11 @@ class BlockMatcher:
 
 
 def is_mark(message: bytes) -> bool:
-    """Whether a message has one batch of resolved ts, and nothing else."""
+    """Whether a message consists of one batch of resolved ts."""
     if message[:1] != _RESOLVED:
         return False
     size = at = 0
-    for at, byte in enumerate(message[1:11]):  # a varint: 7 bits a byte, the least first
+    for at, byte in enumerate(message[1:11]):  # a varint: 7 bits in each byte, least significant first
         size |= (byte & 0x7F) << 7 * at
         if byte < 0x80:
             break
@@ -291,7 +291,7 @@ def _portions(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def warm() -> None:
-    """Compile the kernels, or load what was compiled."""
+    """Compile the kernels, or load them if they were compiled before."""
     for kernels in (
         scan_kernels,
         registration_kernels,

@@ -1,12 +1,12 @@
 """The hash table of open prewrites: buckets of one cache line, seven entries each, found by their tags.
 
-A bucket's first word holds a tag (a byte of the hash, 0 where there is no entry) for each of its seven
-entries and, in its highest byte, how many entries that belong here had to go to a later bucket; the other
+A bucket's first word holds a tag for each of its seven entries (a byte of the hash; 0 if there is no entry)
+and, in its highest byte, the number of entries that belong here but had to go to a later bucket. The other
 words are the entries: a row's number with IN_MESSAGE, or a record's offset in the arena. All seven tags are
-compared at once, and what is looked for is nearly always in the first bucket or nowhere, so that there is
-little for the processor to guess. After F14 (Facebook, folly), in words instead of vectors.
+compared at once, and an entry is nearly always in the first bucket or not in the table, so the CPU
+mispredicts few branches. After F14 (Facebook, folly), in words instead of vectors.
 
-The place of an entry is the number of its word, counted from the table's address; it moves only in `rehash`.
+The place of an entry is the number of its word, counted from the table's address; only `rehash` changes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENTRIES = 7
 
 BUCKET = 64
 _WORD = 8
-"""Bytes of a bucket, and of one of its words."""
+"""The sizes in bytes of a bucket and of one of its words."""
 
 _EACH = np.uint64(0x0101010101010101)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -41,7 +41,9 @@ def tag_of(hashed: Any) -> Any:
 
 @inline
 def tag_matches(tags: Any, tag: Any) -> Any:
-    """The highest bit of the byte of each of a bucket's entries with a tag: exactly of these."""
+    """A word with the highest bit set in the byte of each entry whose tag is `tag`, and no other bit."""
+    # A byte of `differ` is 0 if the tags are equal. Adding 0x7F to its low seven bits sets its highest bit
+    # unless they are 0, and carries nothing into the next byte; `| differ` adds the byte's own highest bit.
     differ = tags ^ (tag * _EACH)
     return ~(((differ & _LOW) + _LOW) | differ) & _TAGS
 
@@ -54,13 +56,13 @@ def has_overflow(tags: Any) -> Any:
 
 @inline
 def bucket_of(table: int, hashed: Any) -> Any:
-    """The address of the bucket where a hash belongs."""
+    """The address of the bucket to which a hash belongs."""
     return table + BUCKET * (i64(hashed) & table_mask(table))
 
 
 @inline
 def first_match(table: int, hashed: Any) -> Any:
-    """The first entry in its bucket that may be the one with this hash; 0 when there is none."""
+    """The first entry in the hash's bucket with its tag; 0 if there is none."""
     bucket = bucket_of(table, hashed)
     matches = tag_matches(load_u64(bucket), tag_of(hashed))
     if matches == np.uint64(0):
@@ -70,7 +72,7 @@ def first_match(table: int, hashed: Any) -> Any:
 
 @inline
 def add_entry(table: int, hashed: Any, entry: Any) -> int:
-    """Put an entry where its hash belongs, or after; its place. There is room."""
+    """Add an entry to the bucket of its hash or a later one; returns its place. The table must have room."""
     mask = table_mask(table)
     number = i64(hashed) & mask
     while True:
@@ -106,7 +108,7 @@ def remove_entry(table: int, place: int, hashed: Any) -> None:
 
 
 def hash_table(entries: int) -> U64:
-    """An empty table that may hold `entries` of them (it is then 57 % full). Kernels take `table_address`."""
+    """An empty table for `entries` entries (then at most 57 % full). Kernels take `table_address`."""
     buckets = 1 << max(0, (max(entries, 1) - 1) // 4).bit_length()
     table = np.zeros(8 * (buckets + 2), dtype=np.uint64)
     table[(table_address(table) - address(table)) // 8 - 1] = buckets - 1
@@ -114,10 +116,10 @@ def hash_table(entries: int) -> U64:
 
 
 def table_room(table: U64) -> int:
-    """How many entries it may hold: four of each seven."""
+    """The number of entries that the table may hold: four for each bucket of seven."""
     return 4 * (len(table) // 8 - 2)
 
 
 def table_address(table: U64) -> int:
-    """Where its first bucket is, at the beginning of a cache line; the word before it holds the mask."""
+    """The address of the first bucket, which begins a cache line; the word before it holds the mask."""
     return (address(table) + 8 + BUCKET - 1) & -BUCKET

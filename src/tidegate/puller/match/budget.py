@@ -1,12 +1,12 @@
-"""How many bytes the streams of one process may hold in memory: one budget for all of them.
+"""The bytes that the streams of one process may hold in memory: one budget for all of them.
 
-A stream may hold its equal share of the total, or what the others leave of it, whichever is more. So one
-busy store gets nearly everything, no store can starve another one, and the number of stores does not
-multiply the bound. A stream that holds more than its share when another one begins to fill gives it back
-with its next message, which comes about every second; only until then can the sum exceed the total.
+A stream may hold its equal share of the total, or the part that the others leave, whichever is more. So one
+busy store gets nearly everything, no store can starve another one, and the bound does not depend on the
+number of stores. If a stream holds more than its share when another one begins to fill, it returns the excess
+at its next message, which arrives about every second; only until then can the sum exceed the total.
 
-What happens at the limit is up to the member: open transactions are spilled to disk, or without a folder for
-that forgotten and scanned again (`block_matcher`); a queue makes its reader wait (`event_feed`).
+The member decides what happens at the limit: open transactions are spilled to disk, or without a folder they
+are forgotten and scanned again (`block_matcher`); a full queue stops its sender (`event_feed`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Final
 from tidegate.puller.match.recycler import Recycler
 
 OPEN_BYTES_MAX: Final = 256 << 20
-"""Bytes of open transactions that a process keeps in memory."""
+"""The most bytes of open transactions that a process keeps in memory."""
 QUEUE_BYTES_MAX: Final = 64 << 20
-"""Bytes of received messages that wait to be matched."""
+"""The most bytes of received messages that wait to be matched."""
 
 
 class Budget:
-    """`total` bytes for all who `join`, in any thread."""
+    """`total` bytes, shared by all members that `join`. Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -32,23 +32,23 @@ class Budget:
 
     @property
     def members(self) -> int:
-        """Streams that have a share."""
+        """The number of streams that have a share."""
         return self._members
 
     @property
     def held(self) -> int:
-        """Bytes that all of them hold together, as they said last."""
+        """The bytes that all members hold together, as last reported."""
         return self._held
 
     def join(self) -> Share:
-        """A part of it, until `leave`."""
+        """Add a member; its share is valid until `leave`."""
         with self._lock:
             self._members += 1
         return Share(self)
 
 
 class Share:
-    """What one stream holds of a budget."""
+    """One stream's share of a budget."""
 
     def __init__(self, budget: Budget) -> None:
         """Made by `Budget.join`."""
@@ -58,7 +58,7 @@ class Share:
 
     @property
     def limit(self) -> int:
-        """How many bytes this stream may hold now."""
+        """The bytes that this stream may hold now."""
         budget = self._budget
         with budget._lock:
             others = budget._held - self._held
@@ -66,11 +66,11 @@ class Share:
 
     @property
     def held(self) -> int:
-        """Bytes that this stream holds, as it said last."""
+        """The bytes that this stream holds, as last reported."""
         return self._held
 
     def hold(self, size: int) -> None:
-        """Say how many bytes this stream holds now."""
+        """Report the bytes that this stream holds now."""
         budget = self._budget
         with budget._lock:
             if not self._left:
@@ -78,7 +78,7 @@ class Share:
                 self._held = size
 
     def leave(self) -> None:
-        """The stream ends and holds nothing any more. Harmless when repeated."""
+        """Release the share, because the stream ends. May be repeated."""
         budget = self._budget
         with budget._lock:
             if not self._left:
@@ -88,7 +88,7 @@ class Share:
 
 
 class StreamMemory:
-    """What all streams of one process share; there is one, whatever the number of stores and pullers."""
+    """The memory that all streams of one process share, whatever the number of stores and pullers."""
 
     def __init__(self, open_bytes_max: int = OPEN_BYTES_MAX, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
         """`open_bytes_max`: of open transactions; `queue_bytes_max`: of messages not yet matched."""

@@ -34,7 +34,7 @@ from tidegate.puller.match.table_kernels import (
 )
 
 AHEAD, CALLED = 4, 256
-"""So many changes in advance so many bytes are called for, from the key on: the values follow it."""
+"""Prefetching: CALLED bytes of the change AHEAD changes later, from its key on; values follow it."""
 CACHE_LINE = 64
 """Bytes."""
 
@@ -55,10 +55,10 @@ BLOCK: Final = Layout(
 
 @kernel
 def one_span(out: int, count: int) -> bool:
-    """Whether all changes are of the first one's span.
+    """Whether all changes belong to one span.
 
     Reads the spans of out[:count], up to the first that differs. Writes nothing. Bound: `count` changes.
-    Twin: `tidegate.puller.match.outcome.Outcome.blocks`, which makes one block a span where this is false.
+    Twin: `tidegate.puller.match.outcome.Outcome.blocks`, which makes a block for each span if this is false.
     """
     i = 0
     while i < count and out_word(out, i, O_SPAN) == out_word(out, 0, O_SPAN):
@@ -68,9 +68,9 @@ def one_span(out: int, count: int) -> bool:
 
 @kernel
 def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, sizes: int) -> int:
-    """Changes from out[first] on that fit one block, all of one span: `sizes` becomes three byte sums.
+    """The end of the run of changes from out[first] on that belong to one span and fit in one block.
 
-    Returns the index after the last; at least one change fits.
+    Returns the index after the last; at least one change fits. `sizes` becomes the three sums of bytes.
 
     Reads the sizes of changes from `first` on. Writes three words at `sizes`: bytes of keys, values and old
     values. Bound: `max_rows` changes, `max_bytes` bytes unless the first alone has more. Twin: none, the sums
@@ -97,9 +97,9 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
 def gather(out: int, first: int, end: int, columns: int) -> None:
     """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK.
 
-    Reads changes and the bytes they point to. Writes the block's buffers. Bound: what `measure` has
-    counted. Twin: none, a copy; `tests.puller.match.test_matcher` compares the rows that come out. Trick:
-    what later changes point to is fetched into the cache.
+    Reads changes and the bytes they point to. Writes the block's buffers. Bound: the sizes that `measure` has
+    counted. Twin: none, a copy; `tests.puller.match.test_matcher` compares the emitted rows. Trick: the
+    bytes of later changes are prefetched into the cache.
     """
     commits, starts, ops = get_int(columns, G_COMMIT), get_int(columns, G_START), get_int(columns, G_OP)
     key_ends, keys = get_int(columns, G_KEY_ENDS), get_int(columns, G_KEY)

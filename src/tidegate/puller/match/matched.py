@@ -1,6 +1,6 @@
-"""What goes into a stream's matcher and comes out: registrations, changes, and notes to their owner.
+"""The inputs and outputs of a stream's matcher: registrations, changes, and notes to their owner.
 
-These nouns are all that the puller needs to know of matching, apart from `BlockMatcher` itself.
+Apart from `BlockMatcher` itself, the puller needs only these nouns of the matching code.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Registration:
     mark: int
     bounds: Span
     _held: tuple[pa.Buffer, pa.Buffer]
-    """The bytes of `bounds`: the kernels have their addresses."""
+    """The bytes of `bounds`, kept alive because the kernels use their addresses."""
 
 
 class Happening(StrEnum):
-    """What a registration's owner must know of."""
+    """An event that a registration's owner must react to."""
 
     INITIALIZED = "initialized"
     FAILED = "failed"
@@ -52,10 +52,11 @@ class Note:
 
 @dataclass(slots=True)
 class Matched:
-    """What a batch of messages came to.
+    """The result of matching a batch of messages.
 
-    `blocks` with their span's number. `marks[i]` is the mark of a registration whose resolved ts rose to
-    `resolved[i]`. `rows` of the messages, of which `changes` came out (some of earlier messages' prewrites).
+    `blocks`: each with the number of its span. `marks[i]` is the mark of a registration whose resolved ts
+    rose to `resolved[i]`. `rows`: the number of rows in the messages. `changes`: the number of completed
+    changes, some of which have their prewrite in earlier messages.
     """
 
     blocks: list[tuple[int, pa.RecordBatch]]

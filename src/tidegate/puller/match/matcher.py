@@ -1,11 +1,11 @@
 """Pairs each commit with its prewrite, for one region registration: the plain twin and oracle.
 
-`match_kernels` does the same for all regions of a stream at once. TiKV sends PREWRITE (with values)
-and COMMIT (without) separately, COMMITTED for versions an incremental scan found and for one-phase commits,
-and ROLLBACK. Until INITIALIZED scan rows and live rows interleave, so a COMMIT may come before its
-PREWRITE: it waits. Source: ticdc `logservice/logpuller/region_event_handler.go` and tiflow
-`cdc/kv/matcher.go`; unlike them a commit that waited for INITIALIZED is held against the checkpoint and the
-resolved ts too.
+`match_kernels` does the same for all regions of a stream at once. TiKV sends PREWRITE (with values) and
+COMMIT (without) separately, COMMITTED for versions that an incremental scan found and for one-phase commits,
+and ROLLBACK. Until INITIALIZED, rows of the scan and live rows interleave, so a COMMIT may arrive before its
+PREWRITE; it then waits. Source: ticdc `logservice/logpuller/region_event_handler.go` and tiflow
+`cdc/kv/matcher.go`. Unlike them, this matcher also checks commits that waited for INITIALIZED against the
+checkpoint and the resolved ts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kind(IntEnum):
 
 
 class Violation(IntEnum):
-    """A row that the stream's contract rules out: the registration is given up and made anew."""
+    """The rule of the stream's contract that a row violated; its registration is made again."""
 
     COMMIT_BELOW_RESOLVED = 1
     PREWRITE_MISSING = 2
@@ -41,7 +41,7 @@ class Violation(IntEnum):
 
 
 class Row(NamedTuple):
-    """cdcpb.Event.Row, the fields that matter."""
+    """cdcpb.Event.Row, with the fields that matching needs."""
 
     kind: int
     start_ts: Timestamp = 0
@@ -66,7 +66,10 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class BrokenContractError(Exception):
-    """The registration broke its contract; nothing more may be pushed. `changes` came out before that."""
+    """The registration broke its contract; no more rows may be pushed.
+
+    `changes`: those that were completed before the violation.
+    """
 
     violation: Violation
     commit_ts: Timestamp
@@ -79,10 +82,11 @@ class Matcher:
     def __init__(
         self, span: Span, checkpoint: Timestamp, *, trust_empty: bool = False, records: bool = False
     ) -> None:
-        """`trust_empty`: a repeated prewrite without a value writes the empty value.
+        """`trust_empty`: a repeated prewrite without a value really writes the empty value.
 
-        TiKV 5.0 and later leave out the rewritten locks that look the same. Not for TiDB's rows, which are
-        never empty. `records`: of a range with several tables, only their records count.
+        Otherwise it counts as a rewritten lock, which looks the same, and is ignored. TiKV 5.0 and later do
+        not send rewritten locks. Not for TiDB's rows, which are never empty. `records`: the range holds
+        several tables, and only keys of records are taken.
         """
         self._span, self._checkpoint, self._resolved = span, checkpoint, checkpoint
         self._open: dict[tuple[Timestamp, bytes], Row] = {}
@@ -93,16 +97,16 @@ class Matcher:
 
     @property
     def resolved(self) -> Timestamp:
-        """The largest resolved ts that counted; the checkpoint before the first."""
+        """The largest resolved ts that was applied; before the first, the checkpoint."""
         return self._resolved
 
     def resolve(self, ts: Timestamp) -> None:
-        """A resolved ts arrived. Before INITIALIZED, and when not above the last, it does not count."""
+        """Apply a resolved ts. Ignored before INITIALIZED, and if it is not above the last one."""
         if self.initialized and ts > self._resolved:
             self._resolved = ts
 
     def push(self, row: Row) -> list[Change]:
-        """Take one row; the changes it completes. Raises BrokenContractError."""
+        """Apply one row; returns the changes that it completes. Raises BrokenContractError."""
         if row.kind == Kind.INITIALIZED:
             return self._initialize()
         if not self._span.contains(row.key) or (self._records and not is_record(row.key)):
@@ -132,7 +136,7 @@ class Matcher:
     def _commit(self, row: Row) -> list[Change]:
         known = self._open.get((row.start_ts, row.key))
         if known is not None and not self.initialized and (not known.value or known.generation > 0):
-            known = None  # the scan may still bring the full prewrite
+            known = None  # the scan may still deliver the complete prewrite
         if known is None:
             if self.initialized:
                 raise BrokenContractError(Violation.PREWRITE_MISSING, row.commit_ts)

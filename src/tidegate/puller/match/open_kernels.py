@@ -1,11 +1,11 @@
 """Open prewrites: the hash table that finds them, and the arena in which they wait between batches.
 
-The table (`bucket_kernels`) is of (registration, start_ts, key). During a batch an entry refers to the row
-in the message; `keep` afterwards copies what is still open into the arena, so a transaction that commits
-within the batch is never copied. The room of a record that ended is used again by the next of its size
-class, the latest first: while few are open they stay in the cache. `compact` rewrites the arena with what
-is still open and rebuilds the table. Commits and rollbacks that come before INITIALIZED wait in a second
-arena.
+The key of the table (`bucket_kernels`) is (registration, start_ts, key). During a batch an entry refers to
+the row in the message; afterwards `keep` copies the rows that are still open into the arena, so a transaction
+that commits within the batch is never copied. The space of an ended record is reused by the next record of
+its size class, the most recently freed first: while few records are open, they stay in the CPU's cache.
+`compact` rewrites the arena with the open records and rebuilds the table. Commits and rollbacks that arrive
+before INITIALIZED wait in a second arena.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ from tidegate.puller.match.table_kernels import (
 )
 
 CALLED = 320
-"""So many bytes of a record that comes next are called for."""
+"""The bytes that are prefetched of the next free record of a size class."""
 
 
 @inline
 def row_hash(start: Any, key: int, size: int) -> Any:
-    """A hash of start_ts and key, to which `with_registration` adds."""
+    """A hash of start_ts and key; `with_registration` adds the registration."""
     h = (start ^ (np.uint64(size) * MIXER)) * MULTIPLIER
     if size >= 8:
         i = 0
@@ -116,7 +116,7 @@ def row_hash(start: Any, key: int, size: int) -> Any:
 
 @inline
 def with_registration(hashed: Any, registration: int) -> Any:
-    """The hash by which the table of open prewrites knows (registration, start_ts, key)."""
+    """The hash of (registration, start_ts, key) in the table of open prewrites."""
     hashed = (hashed + np.uint64(registration)) * MULTIPLIER
     return hashed ^ (hashed >> np.uint64(32))
 
@@ -129,7 +129,7 @@ def record_word(arena: int, offset: Any, word: int) -> Any:
 
 @inline
 def _is(entry: Any, registration: int, start: Any, key: int, size: int, rows: int, arena: int) -> bool:
-    """Whether an entry is of (registration, start, key), be it in the message or in the arena."""
+    """Whether an entry, in a message or in the arena, is the prewrite of (registration, start, key)."""
     if entry & IN_MESSAGE:
         row = i64(entry & ~IN_MESSAGE)
         return (
@@ -169,7 +169,7 @@ def find_open(
 
 @inline
 def _class_of(size: int) -> tuple[Any, Any]:
-    """The size class of a record of `size` bytes, and the bytes that records of it take.
+    """The size class of a record of `size` bytes, and the bytes that records of this class use.
 
     Multiples of 64 up to 1024; above, eight steps for each power of two.
     """
@@ -184,7 +184,7 @@ def _class_of(size: int) -> tuple[Any, Any]:
 
 @inline
 def record_bytes(arena: int, ref: Any) -> Any:
-    """Bytes that a record takes, with its header."""
+    """The bytes that a record uses in the arena, including its header."""
     sizes = (
         record_word(arena, ref, R_KEY_SIZE)
         + record_word(arena, ref, R_VALUE_SIZE)
@@ -199,8 +199,8 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
     """Move all entries into a larger, empty table.
 
     Reads the old table and the hashes of its entries. Writes the new table, and PLACE of rows in
-    messages. Bound: the new table is larger. Twin: none, a dictionary grows by itself
-    (`tidegate.puller.match.matcher.Matcher` has one).
+    messages. Bound: the new table is larger. Twin: none, the dictionary of
+    `tidegate.puller.match.matcher.Matcher` grows automatically.
     """
     for number in range(table_mask(old) + 1):
         tags = load_u64(old + BUCKET * number)
@@ -217,14 +217,14 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
 
 @kernel
 def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept: int, counts: int) -> None:
-    """Copy prewrites that are still open from the messages into the arena, which has room for them.
+    """Copy the prewrites that are still open from the messages into the arena, which has room for them.
 
-    They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
+    They reuse the space of records that ended in earlier calls, see `release`, or use new space at the end.
 
     Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
     for all rows, by `OpenRows.make_room`. Twin: none, the plain matcher keeps its rows where they are. Trick:
-    the room of the latest dead record of a size class
-    is used first, which is still in the cache.
+    the space of the most recently freed record of a size class is used first, because it is still in the
+    cache.
     """
     for i in range(get_int(counts, C_KEPT)):
         row = get_int(kept, i)
@@ -269,10 +269,11 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
 
 @inline
 def end_record(arena: int, ref: Any, registrations: int, counts: int) -> None:
-    """A record is dead; its bytes stay until `release`."""
+    """Mark a record as dead; its bytes stay valid until `release`."""
     taken = record_bytes(arena, ref)
     registration = i64(record_word(arena, ref, R_REGISTRATION))
     put_word(arena + i64(ref), R_LIVE, np.uint64(0))
+    # A dead record needs no start_ts, so its word links the chain of ended records.
     put_word(arena + i64(ref), R_START, np.uint64(get_int(counts, C_ENDED)))
     put_int(counts, C_ENDED, i64(ref))
     put_int(counts, C_LIVE, get_int(counts, C_LIVE) - taken)
@@ -286,10 +287,11 @@ def end_record(arena: int, ref: Any, registrations: int, counts: int) -> None:
 
 @kernel
 def release(arena: int, free: int, counts: int) -> None:
-    """Let the room of records that ended be used again: what came out of them has been copied.
+    """Free the space of ended records for reuse. Their changes must have been copied.
 
     Reads the chain of ended records. Writes `free`, the lists by size class, and links in the records. Bound:
-    one step a record that ended since the last call. Twin: none, the plain matcher's rows are Python's.
+    one step for each record that ended since the last call. Twin: none, Python frees the plain matcher's
+    rows.
     """
     at = get_int(counts, C_ENDED)
     while at != 0:
@@ -307,7 +309,7 @@ def release(arena: int, free: int, counts: int) -> None:
 
 
 class Compaction(NamedTuple):
-    """What `compact` works on: addresses, and what it may drop."""
+    """The arguments of `compact`: addresses of tables, and which records to drop."""
 
     old: int
     new: int
@@ -325,16 +327,17 @@ class Compaction(NamedTuple):
 
 @kernel
 def compact(work: Compaction) -> None:
-    """Rewrite the arena with the records of running, not spilled registrations; rebuild `table`, which is
-    empty. Dead records are gone, and with them the `free` lists.
+    """Copy the live records of running, unspilled registrations to a new arena, and fill the empty `table`.
+    Dead records disappear, so the `free` lists become empty.
 
-    With `drop_resolved` records go that started below a resolved ts that the registration received after
-    them (nothing pins them any more, except in pipelined transactions, which have a generation), and those
-    of registration `victim` (-1: none). A prewrite may well come when the resolved ts has passed its
-    start_ts: it then stays. If such a commit comes after all, the region is registered again.
+    The records of registration `victim` (-1: none) are dropped. `drop_resolved` also drops a record if the
+    registration received a resolved ts above its start_ts after it: an open transaction would hold the
+    resolved ts down, so this one has ended (except pipelined transactions, which have a generation and are
+    kept). A prewrite may also arrive after the resolved ts has passed its start_ts; it is kept. If the commit
+    of a dropped record does arrive, the region is registered again, so no change is lost.
 
     Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
-    arena is as large as what is live. Twin: none, it changes no result;
+    arena is as large as the live records. Twin: none, it changes no result;
     `tests.puller.match.match_script` compares both matchers across compactions.
     """
     old, new, registrations, victim, counts = work.old, work.new, work.registrations, work.victim, work.counts
@@ -377,7 +380,7 @@ def compact(work: Compaction) -> None:
 
 @kernel
 def compact_waiting(old: int, new: int, registrations: int, registration_count: int, counts: int) -> None:
-    """Rewrite the waiting arena with the rows of registrations that still scan and are not spilled, in order.
+    """Copy the waiting rows of registrations that still scan and are not spilled, in order, to a new arena.
 
     Reads the old arena from end to end. Writes the new arena and the chains of registrations. Bound: the new
     arena is as large as the old one. Twin: none, it changes no result.

@@ -1,13 +1,13 @@
-"""What is open on a stream: prewrites without their commit, and commits without their prewrite.
+"""The open rows of a stream: prewrites without their commit, and commits without their prewrite.
 
-Open prewrites are records in an *arena*, found through a hash table. During a scan a commit may come before
-its prewrite: it waits in a second arena, `waiting`, until its registration is initialized.
+Open prewrites are records in an *arena*, found through a hash table. During a scan a commit may arrive before
+its prewrite; it then waits in a second arena, `waiting`, until its registration is initialized.
 
-An arena is never grown in place. `compact` copies what is alive to a new one and retires the old one, since
-changes that were matched in the running call still point into it. Retired arenas are kept until `let_go`: if
-they were freed earlier, a change would be gathered from memory that is used for something else. For the same
-reason `reclaim`, which starts an empty arena from its beginning, comes only before the first portion of a
-call.
+An arena never grows in place. `compact` copies the live records to a new arena and retires the old one,
+because changes that were matched in the current call still point into it. Retired arenas are kept until
+`let_go`: if they were freed earlier, a change would be gathered from memory that is used for something else.
+For the same reason `reclaim`, which reuses an empty arena from its beginning, is called only before the first
+portion of a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.puller.match.spill import SpillLog
 
 _TABLE: Final = 2048
 _SPARE_BYTES: Final = 4 << 20
-"""What a few portions need: so much room is left in an arena that gives back what a peak needed."""
+"""The room that an arena keeps when it releases the memory of a peak; enough for a few portions."""
 
 
 class OpenRows:
@@ -43,11 +43,11 @@ class OpenRows:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of prewrites that wait for their commit."""
+        """The bytes of prewrites that wait for their commit."""
         return int(self._counts[k.C_LIVE])
 
     def is_at_rest(self, limit: int) -> bool:
-        """Whether what is open is within `limit` bytes, and `give_back` would return no memory."""
+        """Whether open prewrites take at most `limit` bytes, and `give_back` would release no memory."""
         return self.live_bytes <= limit and not self._is_mostly_empty
 
     @property
@@ -55,7 +55,7 @@ class OpenRows:
         return len(self.arena) > 8 * (_SPARE_BYTES + self.live_bytes)
 
     def reclaim(self) -> None:
-        """Start empty arenas from their beginning."""
+        """Reuse empty arenas from their beginning."""
         counts = self._counts
         if not self._registrations.table[:, k.REG_WAITING].any():
             counts[k.C_WAITING] = 0
@@ -64,30 +64,30 @@ class OpenRows:
             self.dead[:] = 0
 
     def release(self) -> None:
-        """Use the room of matched prewrites again. Their changes must have been gathered."""
+        """Free the space of matched prewrites for reuse. Their changes must have been gathered."""
         open_kernels.release(self._at(self.arena), self._at(self.dead), self._at(self._counts))
 
     def let_go(self) -> None:
-        """Free the arenas that were replaced. All changes must have been gathered from them."""
+        """Free the retired arenas. All changes that point into them must have been gathered."""
         self._retired.clear()
         self._addresses.forget()
 
     def make_room(self, rows: int, size: int) -> None:
-        """Make room for `rows` rows in messages of `size` bytes, whichever of them stay open."""
+        """Make room for `rows` rows in messages of `size` bytes, even if all of them stay open."""
         counts = self._counts
         if (self._registrations.table[:, k.REG_STATE] == k.SCANNING).any():
             need = int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows
             if need > len(self.waiting) - k.RECORD:
                 self.compact_waiting(need)
-        need = size + size // 8 + 2 * k.RECORD * rows  # see `_class_of` for what sizes are rounded up to
+        need = size + size // 8 + 2 * k.RECORD * rows  # sizes are rounded up, see `_class_of`
         if int(counts[k.C_ARENA]) + need > len(self.arena) - k.RECORD:
             self.compact(need)
 
     def compact(self, need: int = 0, *, drop_resolved: bool = False, victim: int = -1) -> None:
-        """Copy what is alive to a new arena, with room for `need` more bytes.
+        """Copy the live records to a new arena with room for `need` more bytes.
 
-        `drop_resolved`: leave out what no commit can need any more. `victim`: the registration whose
-        prewrites are dropped. Records of stopped registrations are always left out.
+        `drop_resolved`: drop prewrites that no commit can need any more. `victim`: the registration whose
+        prewrites are dropped. Records of stopped registrations are always dropped.
         """
         counts, registrations = self._counts, self._registrations.table
         arena = buffer(power_of_two(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
@@ -108,11 +108,11 @@ class OpenRows:
         self.arena, self.table = arena, table
 
     def compact_waiting(self, size: int) -> None:
-        """Copy waiting rows, without those of stopped registrations, to an arena of at least 2 * `size`."""
+        """Copy waiting rows, except those of stopped registrations, to an arena of at least 2 * `size`."""
         self._move_waiting(buffer(power_of_two(2 * size)))
 
     def forget_stopped(self) -> None:
-        """Remove all rows of stopped registrations, so that their numbers are free for others."""
+        """Remove all rows of stopped registrations, so that their numbers can be reused."""
         self.compact()
         self._move_waiting(buffer(len(self.waiting)))
 
@@ -125,18 +125,18 @@ class OpenRows:
         self.waiting = fresh
 
     def give_back(self) -> None:
-        """Return memory that a peak needed and that is mostly empty now."""
+        """Release memory that only a peak needed."""
         if self._is_mostly_empty:
             self.compact(_SPARE_BYTES)
 
     def shed(self, limit: int) -> None:
-        """Forget prewrites, those of the registration that holds most first, until `limit` bytes are left."""
+        """Drop prewrites, first of the registration that holds most, until at most `limit` bytes are left."""
         while self._counts[k.C_LIVE] > limit:
             self.let_go()
             self.compact(drop_resolved=True, victim=int(self._registrations.table[:, k.REG_OPEN].argmax()))
 
     def double_table(self, rows: k.U64) -> None:
-        """Twice the hash table's room. `rows`: those of the running portion, to which it refers too."""
+        """Double the hash table. `rows`: those of the current portion, to which its entries also refer."""
         table = bucket_kernels.hash_table(2 * bucket_kernels.table_room(self.table))
         open_kernels.rehash(
             self._at(self.table, bucket_kernels.table_address),
@@ -147,7 +147,7 @@ class OpenRows:
         self.table = table
 
     def write_open(self, number: int, log: SpillLog) -> int:
-        """Append the registration's open prewrites to a log, the only ones there are; returns their bytes."""
+        """Append the open prewrites of the only registration to a log; returns their bytes."""
         counts = self._counts
         self.compact(drop_resolved=True)
         self._registrations.mark_spilled(number)

@@ -1,7 +1,7 @@
-"""What came out of a call: changes to be gathered into blocks, notes, and resolved ts that rose.
+"""The results of a call: changes to be gathered into blocks, notes, and resolved ts that rose.
 
-A matched change is not copied: a line of `out` points into a message or an arena. `blocks` copies all of them
-at once, column by column, span by span. Until then neither messages nor arenas may go.
+A matched change is not copied: a line of `out` points into a message or an arena. `blocks` copies all changes
+at once, column by column, span by span. Until then neither messages nor arenas may be freed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES: Final = [field.type for field in ENTRY_SCHEMA]
 
 
 class Outcome:
-    """The output tables. `counts`: the kernels' counters; `slabs`: where blocks get their memory."""
+    """The output tables. `counts`: the kernels' counters. `slabs`: allocates the memory of blocks."""
 
     def __init__(self, registrations: Registrations, counts: k.I64, slabs: Recycler) -> None:
         self._registrations, self._counts, self._slabs = registrations, counts, slabs
@@ -36,23 +36,23 @@ class Outcome:
 
     @property
     def changes(self) -> int:
-        """How many changes came out since `clear`."""
+        """The number of changes completed since `clear`."""
         return int(self._counts[k.C_OUT])
 
     def clear(self) -> None:
-        """Begin a call."""
+        """Empty the tables at the beginning of a call."""
         counts = self._counts
         counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
 
     def make_room(self, events: int, rows: int) -> None:
-        """Make room for what a portion may add. Waiting rows count too: INITIALIZED lets them out."""
+        """Make room for the results of a portion. Waiting rows count, too, because INITIALIZED emits them."""
         counts, table = self._counts, self._registrations.table
         waiting = int(table[:, k.REG_WAITING].sum())
         self.out = longer(self.out, int(counts[k.C_OUT]) + rows + waiting)
         self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(table))
 
     def blocks(self) -> list[tuple[int, pa.RecordBatch]]:
-        """The changes, span by span, in the order in which they came out; each block with its span."""
+        """The changes as blocks, each with its span's number; in a span, in the order they were completed."""
         count = self.changes
         blocks: list[tuple[int, pa.RecordBatch]] = []
         if count == 0:
@@ -82,7 +82,7 @@ class Outcome:
         return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
     def read_notes(self) -> list[Note]:
-        """The notes, in the order of arrival. Those of errors copy the message's bytes."""
+        """The notes in the order of arrival. Notes of errors copy the message's bytes."""
         notes = []
         for kind, number, a, b in self.notes[: self._counts[k.C_NOTES]].tolist():
             owner = self._registrations.owner(number)
@@ -96,7 +96,7 @@ class Outcome:
         return notes
 
     def read_moved(self) -> tuple[k.I64, k.U64]:
-        """Marks and ts of registrations whose resolved ts rose; of all live ones if the list is full."""
+        """Marks and ts of registrations whose resolved ts rose; if the list overflowed, of all live ones."""
         count = int(self._counts[k.C_MOVED])
         table = self._registrations.table
         if count > k.MOVED_ROOM:

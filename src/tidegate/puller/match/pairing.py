@@ -1,11 +1,11 @@
 """Runs the kernels over one set of tables: pairs the commits of a portion with their prewrites.
 
 `BlockMatcher` has one for its stream. `playback` makes another one for each pass over a spilled log. Both go
-through `apply`, so a row is matched the same way wherever it was meanwhile.
+through `_apply`, so spilled rows are matched in the same way as live rows.
 
 The order of a call is `begin`, any number of portions, `take`. In each portion `locate` finds the
 registration of each event, `match` pairs and emits, and `keep` copies the prewrites that are still open.
-`keep` comes last because most prewrites meet their commit in the same portion, and need no copy.
+`keep` is last because most prewrites have their commit in the same portion and need no copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_TS: k.U64 = np.zeros(0, dtype=np.uint64)
 
 
 class Pairing:
-    """All tables of the kernels. It takes no lock: one thread at a time."""
+    """All tables of the kernels. Not thread-safe."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Pairing:
         rows: int = 1024,
         key_share: tuple[int, int] = (0, 0),
     ) -> None:
-        """`spill`: where the kernels log rows of spilled registrations. `lag`: see `Portion`.
+        """`spill`: receives the rows of spilled registrations. `lag`: see `Portion`.
 
-        `trust_empty`: see `Matcher`. `events`, `rows`: the room to begin with. `key_share`: (number, of)
-        matches only the keys of one of `of` equal shares.
+        `trust_empty`: see `Matcher`. `events`, `rows`: the initial sizes of the tables. `key_share`: (number,
+        of) matches only the keys of share `number` of `of` equal shares.
         """
         self.counts = np.zeros(k.COUNT_WORDS, dtype=np.int64)
         self.counts[k.C_TRUST_EMPTY] = int(trust_empty)
@@ -62,25 +62,26 @@ class Pairing:
 
     @property
     def trust_empty(self) -> bool:
-        """As it was made."""
+        """The constructor's `trust_empty`."""
         return bool(self.counts[k.C_TRUST_EMPTY])
 
     def begin(self) -> None:
-        """Begin a call; what the last one gave has been taken."""
+        """Begin a call. The results of the last call must have been taken."""
         self.outcome.clear()
         self.open_rows.let_go()
         self.open_rows.reclaim()
 
     def feed(self, messages: Sequence[bytes]) -> int:
-        """Match a portion of messages; the number of rows. Raises Retryable when one is malformed."""
+        """Match a portion of messages; returns the number of rows. Raises Retryable if one is malformed."""
         events, rows = self._portion.scan(messages)
         self._apply(events, rows, sum(map(len, messages)))
         return rows
 
     def feed_marks(self, messages: Sequence[bytes]) -> tuple[k.I64, k.U64]:
-        """Match messages without rows, of which no registration is spilled; what `take` would give for marks.
+        """Match messages without rows while no registration is spilled; returns the marks as `take` does.
 
-        Batches of resolved ts need neither room nor `locate` nor `keep`: they take a third of the time so.
+        Batches of resolved ts need neither room in tables nor `locate` nor `keep`. Without these steps they
+        take a third of the time.
         """
         self.outcome.clear()
         events, rows = self._portion.scan(messages)
@@ -96,12 +97,12 @@ class Pairing:
             self._apply(events, rows, size)
 
     def take(self, rows: int) -> Matched:
-        """What came out since `begin`, of so many rows. Matched prewrites' room is free then."""
+        """The results since `begin`; `rows`: the number of rows fed. Frees the space of matched prewrites."""
         marks, resolved = self.outcome.read_moved()
         return self._taken(marks, resolved, rows)
 
     def take_changes(self) -> Matched:
-        """`take` without marks: a resolved ts in a log was passed on, or is held back, by the caller."""
+        """`take` without marks: the caller has already passed on a log's resolved ts, or holds it back."""
         return self._taken(NO_MARKS, NO_TS, 0)
 
     def _taken(self, marks: k.I64, resolved: k.U64, rows: int) -> Matched:
@@ -110,15 +111,15 @@ class Pairing:
         return Matched(blocks, self.outcome.read_notes(), marks, resolved, rows, changes)
 
     def take_back(self) -> list[int]:
-        """Free the numbers of stopped registrations, after their rows are gone; returns these numbers."""
+        """Remove the rows of stopped registrations, and then free their numbers; returns these numbers."""
         self.open_rows.forget_stopped()
         return self.registrations.take_back()
 
     def _apply(self, events: int, rows: int, size: int) -> None:
-        """Match what is in the portion's tables, of `size` bytes.
+        """Match the events and rows in the portion's tables, which come from `size` bytes.
 
-        `match` stops at a row for which a table or the log has no room, and continues there when it is called
-        again.
+        If a table or the log has no room for a row, `match` stops there, and continues at this row when it is
+        called again.
         """
         counts, portion, open_rows = self.counts, self._portion, self.open_rows
         self.outcome.make_room(events, rows)

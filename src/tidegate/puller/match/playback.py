@@ -1,10 +1,9 @@
-"""Matches the log of a spilled registration, in as many passes as the memory bound asks for.
+"""Matches the log of a spilled registration, in as many passes as the memory bound requires.
 
-Each pass reads the whole log with a `Pairing` of its own, and matches one share of the keys, so that what is
-open at once fits the bound. It does not touch the stream's tables. What a pass leaves open goes to a new log,
-`rest`, because the stream may have no room for it either. No mark comes out of a pass: the resolved ts may
-rise only after the last one, since until then a change at or below it may still come, and after resolved ts R
-no such change may.
+Each pass reads the whole log with its own `Pairing` and matches one share of the keys, so the prewrites that
+are open at once fit the bound. It does not touch the stream's tables. The prewrites that a pass leaves open
+go to a new log, `rest`, because the stream may have no room for them either. A pass emits no mark: until the
+last pass a change at or below the resolved ts may still be emitted, and after the mark no such change may.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from tidegate.puller.match.recycler import Recycler
 from tidegate.puller.match.spill import DamagedLogError, SpillLog
 
 PLAYED: Final = 4096
-"""Rows of a log that are played back at once."""
+"""The number of a log's rows that are matched at once."""
 
 
 class Playback:
-    """One registration's log. Take `matched` to its end; then `left` bytes are in `rest`."""
+    """The playback of one registration's log. After all of `matched`, `rest` has `left` bytes."""
 
     def __init__(
         self,
@@ -38,17 +37,18 @@ class Playback:
         slabs: Recycler,
         trust_empty: bool,
     ) -> None:
-        """`checkpoint`: what `owner` was registered with. `slabs`, `trust_empty`: as for its stream."""
+        """`checkpoint`: the one `owner` was registered with. `slabs`, `trust_empty`: those of its stream."""
         self._owner, self._log, self._rest = owner, log, rest
         self._checkpoint, self._passes = checkpoint, passes
         self._slabs, self._trust_empty = slabs, trust_empty
         self.left = 0
 
     def matched(self) -> Iterator[Matched]:
-        """Changes, chunk by chunk. A note (VIOLATED) comes last: then the registration is to be ended.
+        """Changes, chunk by chunk. After a result with a note (VIOLATED) the caller ends the registration.
 
         A damaged log counts as a commit without its prewrite: the registration is made again, and its scan
-        brings every change. Raises DiskFull: then all is to be played back again, and changes come twice.
+        delivers every change. Raises DiskFull: then the caller plays the log back again, and changes are
+        emitted twice.
         """
         try:
             for number in range(self._passes):

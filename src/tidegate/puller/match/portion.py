@@ -1,8 +1,8 @@
-"""The events and rows of one portion: what is scanned from messages, or loaded from a spilled log.
+"""The events and rows of one portion: scanned from messages, or loaded from a spilled log.
 
-Rows are not copied: they point into the messages, or the chunk, which must stay until `open_kernels.keep` has
-copied what is still open. Both sources fill the same tables, so that what was spilled goes through the very
-kernels that match live rows, and cannot be matched differently.
+Rows are not copied: they point into the messages, or the log's chunk, which must stay valid until
+`open_kernels.keep` has copied the prewrites that are still open. Both sources fill the same tables, so the
+same kernels match spilled rows and live rows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tidegate.puller.match.matched import Registration
 
 
 class Portion:
-    """The input tables. They grow to the largest portion that came."""
+    """The input tables. They grow to the size of the largest portion."""
 
     def __init__(self, addresses: Addresses, *, events: int, rows: int, lag: Timestamp = 0) -> None:
-        """Room for so many events and rows. `lag` is taken off every resolved ts that is scanned."""
+        """Make room for this many events and rows. `lag`: subtracted from every resolved ts in a message."""
         self._at = addresses.at
         self._lag = np.uint64(lag)
         self.events = np.zeros((events, k.EVENT_WORDS), dtype=np.uint64)
         self.rows = np.zeros((rows, k.ROW_WORDS), dtype=np.uint64)
         self.kept = np.zeros(rows, dtype=np.int64)
-        """Rows that stay open: the kernels' list, as long as `rows`."""
+        """The kernels' list of rows that stay open; as long as `rows`."""
 
     def scan(self, messages: Sequence[bytes]) -> tuple[int, int]:
-        """Read messages; the numbers of events and rows. Raises Retryable when one is malformed."""
+        """Read messages; returns the numbers of events and rows. Raises Retryable if one is malformed."""
         events, rows = self._scan(messages)
         if self._lag:
             times = self.events[:events, k.E_TS]
@@ -73,9 +73,9 @@ class Portion:
         self.kept = np.zeros(len(self.rows), dtype=np.int64)
 
     def load(self, chunk: k.U8, owner: Registration) -> Iterator[tuple[int, int, int]]:
-        """Read a log's chunk as rows of `owner`, as many at a time as there is room for.
+        """Read a log's chunk as rows of `owner`, at a time as many as fit in the tables.
 
-        Yields the numbers of events and rows, and the bytes that they took in the log.
+        Yields the numbers of events and rows, and the bytes that they use in the log.
         """
         at, found = 0, np.zeros(2, dtype=np.int64)
         while at < len(chunk):

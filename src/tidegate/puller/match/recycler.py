@@ -1,8 +1,8 @@
-"""Memory for blocks that comes back when the last reference to a block is gone.
+"""Memory for blocks that is reused after the last reference to a block is gone.
 
-Arrow's allocator returns freed memory to the system within milliseconds, and getting a page anew costs more
-than filling it (on virtual machines several times more). A block's columns are cut from one slab; slabs
-have sizes of a power of two, so that a returned one fits the next block.
+Arrow's allocator returns freed memory to the system within milliseconds, and getting a new page costs more
+than filling it (on virtual machines several times more). A block's columns are cut from one slab; the sizes
+of slabs are powers of two, so a returned slab fits the next block.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 IDLE_BYTES_MAX: Final = 128 << 20
-"""Slabs beyond this are let go when they return."""
+"""Bytes. A returned slab that would exceed this total is freed."""
 SMALL: Final = 64 << 10
-"""Below this the allocator does well by itself."""
+"""Bytes. Smaller blocks use Arrow's allocator, which is good enough for them."""
 
 
 class Recycler:

@@ -1,7 +1,7 @@
-"""The registrations of a stream in compiled code: found by their ids, distinguished by their ranges.
+"""A stream's registrations in compiled code: finding them by ids, and checking keys against ranges.
 
-What their owners must know of is noted here, and their resolved ts rises here. A registration is its number,
-the index of its line in the table `registrations`.
+These kernels also raise their resolved ts and write the notes for their owners. A registration is given by
+its number, the index of its line in the table `registrations`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tidegate.puller.match.table_kernels import (
 )
 
 _MARK_AT = 9
-"""Where a key of a table says of what: behind `t` and the id."""
+"""The offset in a table's key, behind `t` and the id, of the mark that says what the key is of."""
 _RECORD_MARK = int.from_bytes(b"_r", "little")
 
 
@@ -68,7 +68,7 @@ def _id_hash(region: Any, request: Any) -> Any:
 
 @inline
 def find_registration(index: int, registrations: int, region: Any, request: Any) -> int:
-    """The registration registered last for (request, region), or -1."""
+    """The latest registration of (request, region), or -1."""
     mask = table_mask(index)
     at = i64(_id_hash(region, request) & np.uint64(mask))
     while get_int(index, at) >= 0:
@@ -84,7 +84,7 @@ def find_registration(index: int, registrations: int, region: Any, request: Any)
 
 @kernel
 def index_registration(index: int, registrations: int, registration: int) -> None:
-    """Let lookups of the registration's (request, region) find it, and not an older one of the same ids.
+    """Add a registration to the index; it replaces an older one with the same (request, region).
 
     Reads the registration's line. Writes one word of the index. Bound: the index is larger than the number of
     registrations (`Registrations.take_back` doubles it). Twin: none, the plain matcher has one registration.
@@ -119,8 +119,9 @@ def note(notes: int, counts: int, kind: int, registration: int, first: Any, seco
 
 @inline
 def violate(registrations: int, registration: int, reason: int, commit: Any, notes: int, counts: int) -> None:
-    """The store broke the contract: the registration ends, its further rows do not count. `reason`: a
-    `Violation`.
+    """End a registration because the store broke the contract; its later rows are ignored.
+
+    `reason`: a `Violation`.
     """
     put_registration_word(registrations, registration, REG_STATE, np.uint64(STOPPED))
     note(notes, counts, NOTE_VIOLATED, registration, np.uint64(reason), commit)
@@ -128,13 +129,13 @@ def violate(registrations: int, registration: int, reason: int, commit: Any, not
 
 @inline
 def _is_record(key: int, size: int) -> bool:
-    """As `keys.is_record`, of a key that lies between those of two tables."""
+    """As `keys.is_record`, for a key inside a range of tables."""
     return size > _MARK_AT + 2 and load_u16(key + _MARK_AT) == _RECORD_MARK
 
 
 @inline
 def inside(registrations: int, registration: int, key: int, size: int) -> bool:
-    """Whether a key lies in the registration's range, and is one that counts there."""
+    """Whether a key is in the registration's range and, if only records are wanted, a record's."""
     if registration_word(registrations, registration, REG_RECORDS) != np.uint64(0) and not _is_record(
         key, size
     ):
@@ -156,7 +157,11 @@ def inside(registrations: int, registration: int, key: int, size: int) -> bool:
 def resolve(
     registrations: int, registration: int, ts: Any, moved: int, log: int, log_size: int, counts: int
 ) -> bool:
-    """Raise a registration's resolved ts; False: the log is full, nothing was done."""
+    """Raise a registration's resolved ts. Returns False if the log is full; then nothing was changed.
+
+    For a spilled registration the ts goes to its log. If it would pass a logged commit, the ts is not
+    reported yet, and the registration becomes due: its log must be matched first.
+    """
     if (
         registration < 0
         or registration_word(registrations, registration, REG_STATE) != np.uint64(LIVE)
@@ -182,7 +187,9 @@ def resolve(
 def resolve_many(
     events: int, event: int, index: int, registrations: int, moved: int, log: int, log_size: int, counts: int
 ) -> bool:
-    """The same for each region of an event; what was done before it returned False changes nothing again."""
+    """Call `resolve` for each region of an event. If this returns False it can be repeated: regions that were
+    already raised ignore the same ts.
+    """
     at = i64(event_word(events, event, E_FIRST))
     end = at + i64(event_word(events, event, E_SIZE))
     ts, request = event_word(events, event, E_TS), event_word(events, event, E_REQUEST)

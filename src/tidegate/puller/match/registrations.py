@@ -1,9 +1,9 @@
 """The registrations of a stream: a number in the kernels' table for each, and the index that finds it.
 
-A number of a stopped registration is not free at once, because records and waiting rows of earlier messages
-name their number. If the number were used again before those are removed, they would count as rows of the
-next registration. So numbers are taken back all together, by `take_back`, after the caller has compacted
-the open rows (`pairing`).
+The number of a stopped registration is not free at once, because records and waiting rows of earlier messages
+still contain it. If it were reused before these are removed, they would count as rows of the next
+registration. Therefore `take_back` frees all stopped numbers together, after the caller has compacted the
+open rows (`pairing`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.puller.match.matched import Registration
 
 
 class Registrations:
-    """Who is registered. `table` is the table of the kernels, which also write to it."""
+    """All registrations of a stream. `table` is the kernels' table, which they also write."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._at = addresses.at
@@ -32,7 +32,7 @@ class Registrations:
 
     @property
     def is_full(self) -> bool:
-        """Whether `take_back` comes before the next `add`."""
+        """Whether `take_back` must be called before the next `add`."""
         return not self._free
 
     def add(
@@ -46,7 +46,7 @@ class Registrations:
         *,
         records: bool = False,
     ) -> Registration:
-        """Take a free number; for the arguments see `BlockMatcher.register`."""
+        """Add a registration under a free number; for the arguments see `BlockMatcher.register`."""
         number = self._free.pop()
         held = (pa.py_buffer(bounds.start), pa.py_buffer(bounds.end))
         line = self.table[number]
@@ -64,16 +64,16 @@ class Registrations:
         return registration
 
     def owner(self, number: int) -> Registration | None:
-        """The registration that has a number, stopped or not."""
+        """The registration with a number, even if it is stopped; None if there is none."""
         return self._owners.get(number)
 
     def is_live(self, registration: Registration) -> bool:
-        """Whether it is initialized and has not ended."""
+        """Whether the registration is initialized and has not ended."""
         number = registration.number
         return bool(self.table[number, k.REG_STATE] == k.LIVE) and self._owners.get(number) is registration
 
     def stop(self, registration: Registration) -> bool:
-        """Drop rows that still come for it; False: its number has been taken back already."""
+        """Ignore rows that still arrive for it. False: its number has already been freed."""
         if self._owners.get(registration.number) is not registration:
             return False
         self.table[registration.number, k.REG_STATE] = k.STOPPED
@@ -81,25 +81,25 @@ class Registrations:
         return True
 
     def restore(self, registration: Registration, state: int, resolved: Timestamp) -> None:
-        """Continue it where another matcher had it when its log began."""
+        """Set the state and resolved ts that the registration had when its log began."""
         number = registration.number
         self.table[number, k.REG_STATE], self.table[number, k.REG_RESOLVED] = state, resolved
 
     def mark_spilled(self, number: int) -> None:
-        """From now on the kernels log what comes for it, instead of matching it."""
+        """From now on the kernels log its rows and resolved ts instead of matching them."""
         self.table[number, k.REG_SPILLED] = 1
         self.table[number, k.REG_DUE] = self.table[number, k.REG_LEAST] = 0
 
     def unmark_spilled(self, number: int) -> None:
-        """From now on the kernels match what comes for it."""
+        """From now on the kernels match its rows and resolved ts."""
         self.table[number, k.REG_SPILLED] = self.table[number, k.REG_DUE] = self.table[
             number, k.REG_LEAST
         ] = 0
 
     def take_back(self) -> list[int]:
-        """Free the numbers that are stopped, and double the table if they are few; returns the freed numbers.
+        """Free and return the numbers of stopped registrations; double the table if these are few.
 
-        No record or waiting row may name one of them any more.
+        No record or waiting row may contain one of them any more.
         """
         stopped: list[int] = np.flatnonzero(self.table[:, k.REG_STATE] == k.STOPPED).tolist()
         for number in stopped:

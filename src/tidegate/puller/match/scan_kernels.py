@@ -1,8 +1,7 @@
-"""Compiled wire scan of ChangeDataEvent messages, which stay where gRPC put them.
+"""Compiled scan of ChangeDataEvent messages in protobuf's wire format; the messages are not copied.
 
-`scan` walks the protobuf wire format into `events` and `rows` (tables of u64 words that point into the
-messages). It reads nothing outside a message; what is not well-formed, and groups, which cdcpb never has,
-make the message bad.
+`scan` fills `events` and `rows`, tables of u64 words that point into the messages. It reads no byte outside a
+message. A message that is not well-formed, or that has groups, which cdcpb never uses, is bad.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ from tidegate.puller.match.table_kernels import (
 )
 
 SLACK = 32
-"""Bytes that may be read after a row's end, for the quick way through it."""
+"""The bytes that must be readable after a row's end for the fast scan of a row."""
 
 CALLED = 1024
-"""So far in advance of a row a message's bytes are called for."""
+"""The message's bytes are prefetched this far ahead of a row."""
 
 
 # Fields of cdcpb, as messages hold them: number and wire type.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf, but for groups, which cdcpb never has."""
+"""The wire types of protobuf, except groups, which cdcpb never uses."""
 
 
 def _field(message: Any, name: str) -> int:
@@ -74,7 +73,7 @@ def _field(message: Any, name: str) -> int:
 
 
 def _tag(message: Any, name: str, wire: int) -> Any:
-    """The number and wire type of a field, as they stand before its value."""
+    """The tag of a field: its number and wire type, as encoded before its value."""
     return np.uint64(_field(message, name) << 3 | wire)
 
 
@@ -82,7 +81,7 @@ _MALFORMED, _NO_ROOM = -1, -2
 """Results of the scans below, instead of a number of rows."""
 LEAST_TAG = np.uint64(8)
 MOST_TAG = np.uint64(0xFFFFFFFF)
-"""Field 1 as a varint, and what 32 bits hold: other tags are malformed."""
+"""The smallest tag (field 1, a varint) and the largest (32 bits); other tags are malformed."""
 EVENTS_TAG = _tag(ChangeDataEvent, "events", BYTES)
 RESOLVED_TAG = _tag(ChangeDataEvent, "resolved_ts", BYTES)
 ENTRIES_TAG = _tag(Event.Entries, "entries", BYTES)
@@ -104,7 +103,7 @@ _TS, _RESOLVED_REQUEST, _REGIONS = (_field(ResolvedTs, name) for name in ("ts", 
 
 @inline
 def read_varint(at: int, end: int) -> tuple[Any, Any]:
-    """The varint at `at` and the address after it; address 0 when it is cut or longer than 10 bytes."""
+    """The varint at `at` and the address after it; address 0 if it is cut off or longer than 10 bytes."""
     if at < end and load_u8(at) < 0x80:
         return np.uint64(load_u8(at)), at + 1
     if end - at >= 10:
@@ -122,13 +121,14 @@ def read_varint(at: int, end: int) -> tuple[Any, Any]:
 
 @inline
 def _wide_varint(at: int) -> tuple[Any, Any]:
-    """As `read_varint`, where ten bytes may be read: eight groups of seven bits are joined at once."""
+    """As `read_varint`, if ten bytes are readable: eight groups of seven bits are joined at once."""
     word: Any = load_u64(at)
     stops = ~word & np.uint64(0x8080808080808080)
     size = 8
     if stops != np.uint64(0):
         size = i64(cttz64(stops) >> np.uint64(3)) + 1
         word &= np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * size)
+    # Drop the continuation bits, then join neighbours: 8 groups of 7 bits to 4 of 14, 2 of 28, 1 of 56.
     word &= np.uint64(0x7F7F7F7F7F7F7F7F)
     word = (word & np.uint64(0x007F007F007F007F)) | (word & np.uint64(0x7F007F007F007F00)) >> np.uint64(1)
     word = (word & np.uint64(0x00003FFF00003FFF)) | (word & np.uint64(0x3FFF00003FFF0000)) >> np.uint64(2)
@@ -146,7 +146,7 @@ def _wide_varint(at: int) -> tuple[Any, Any]:
 
 @inline
 def skip_field(wire: int, at: int, end: int) -> Any:
-    """The address after an unknown field's value; 0 when it is malformed or a group."""
+    """The address after an unknown field's value; 0 if it is malformed or a group."""
     if wire == VARINT:
         _, after = read_varint(at, end)
         return after
@@ -163,7 +163,7 @@ def skip_field(wire: int, at: int, end: int) -> Any:
 
 @inline
 def _size(at: int) -> tuple[Any, Any]:
-    """The length at `at` and the address after it, where ten bytes may be read."""
+    """The length at `at` and the address after it; ten bytes must be readable."""
     if load_u8(at) < 0x80:
         return np.uint64(load_u8(at)), at + 1
     return _wide_varint(at)
@@ -171,9 +171,10 @@ def _size(at: int) -> tuple[Any, Any]:
 
 @inline
 def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
-    """Event.Row as protobuf writes it, in order, nothing unknown; SLACK bytes after its end may be read.
+    """Scan an Event.Row whose fields are in protobuf's order, without unknown fields.
 
-    False: it is something else, or malformed; nothing counts of what was written.
+    SLACK bytes after its end must be readable. Returns False if the row has another form or is malformed;
+    then the row's words are invalid.
     """
     zero = np.uint64(0)
     start, commit, kind, op = zero, zero, zero, zero
@@ -225,9 +226,9 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
 
 @inline
 def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
-    """Event.Row: scalars at their fields' numbers, bytes as address and size.
+    """Scan any Event.Row: scalars as values, bytes as address and size. Returns False if it is malformed.
 
-    The expiry of a raw row, which has no old value, takes that one's place, as the varint's bytes.
+    A raw row has no old value; the bytes of its expiry (a varint) take the place of the old value.
     """
     for word in range(ROW_WORDS):
         put_row_word(rows, row, word, np.uint64(0))
@@ -273,9 +274,9 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
 
 @inline
 def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: int) -> int:
-    """Event.Entries into rows from `row` on. Returns the next row, _MALFORMED or _NO_ROOM.
+    """Scan Event.Entries into rows from `row` on. Returns the next row, _MALFORMED or _NO_ROOM.
 
-    `last`: the message's end.
+    `last`: the end of the message.
     """
     while at < end:
         tag, at = read_varint(at, end)
@@ -306,7 +307,10 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: i
 def _scan_event(
     at: int, end: int, last: int, events: int, event: int, rows: int, row_room: int, row: int
 ) -> int:
-    """One Event into events[event] and its rows. The last member of the oneof wins. Returns as above."""
+    """Scan one Event into events[event] and `rows`. The last member of the oneof wins, as in protobuf.
+
+    Returns the next row, _MALFORMED or _NO_ROOM.
+    """
     first, start = row, at
     for word in range(EVENT_WORDS):
         put_event_word(events, event, word, np.uint64(0))
@@ -360,7 +364,7 @@ def _scan_event(
 
 @inline
 def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
-    """A ResolvedTs message; its region list is walked again by `match`."""
+    """Scan a ResolvedTs into events[event]; `match` reads its list of regions. False: it is malformed."""
     for word in range(EVENT_WORDS):
         put_event_word(events, event, word, np.uint64(0))
     put_event_word(events, event, E_KIND, np.uint64(RESOLVED_MANY))
@@ -399,12 +403,11 @@ def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
 def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, counts: int) -> int:
     """Scan ChangeDataEvent messages; `messages` holds an address and a size for each.
 
-    `counts` becomes a SCANNED. Returns GOOD, BAD or FULL; after
-    BAD or FULL the tables mean nothing.
+    `counts` gets the layout SCANNED. Returns GOOD, BAD or FULL; after BAD or FULL the tables are invalid.
 
-    Reads the messages, and 10 bytes at most at a time inside each. Writes `events`, `rows`, `counts`.
-    Bound: the two tables; with FULL the caller doubles them and calls again. Twin: none of ours, protobuf's
-    parser is it (tests/puller/match/test_scan.py). Trick: a row in protobuf's own order is read without a
+    Reads the messages, and never a byte outside them. Writes `events`, `rows`, `counts`. Bound: the two
+    tables; after FULL the caller doubles them and calls again. Twin: none of ours, but protobuf's parser
+    (tests/puller/match/test_scan.py). Trick: a row whose fields are in protobuf's order is scanned without a
     loop over its fields.
     """
     e, n = 0, 0

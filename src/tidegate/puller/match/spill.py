@@ -1,15 +1,15 @@
 """Open transactions on disk: the logs of registrations whose rows do not fit in memory.
 
 A registration that holds too much is *spilled*: its open prewrites, and from then on every row and resolved
-ts that comes for it, go to a log in the order of arrival, unmatched. They are matched when a resolved ts
-would tell of one of its commits: the log is played back, in as many passes over parts of its keys as it takes
-to keep to the memory bound, through the very kernels that match live rows. What is still open afterwards is
-kept in memory again, or is the beginning of a new log. A lock pins the resolved ts, so a large transaction is
-played back once, at its end.
+ts that arrives for it, go to a log in the order of arrival, unmatched. They are matched when a resolved ts
+would pass one of its commits. Then the log is played back through the same kernels that match live rows, in
+as many passes over parts of its keys as the memory bound requires. Prewrites that are still open afterwards
+go back to memory, or begin a new log. An open transaction's lock holds the resolved ts down, so a large
+transaction is played back once, at its end.
 
 File: chunks of a header (magic, CRC32C, length; u32, u32, u64 LE) and whole records (`spill_kernels`). A
-damaged file costs a scan: its registration is made anew. Files do not outlive their stream; the folder is
-emptied when a puller starts.
+damaged file costs a scan, because its registration is made again. Files do not outlive their stream; the
+folder is emptied when a puller starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tidegate.puller.match import table_kernels as k
 HEADER: Final = struct.Struct("<IIQ")
 MAGIC: Final = 0x54475350
 CHUNK_BYTES: Final = 4 << 20
-"""Chunks are cut at about this size, so that playing back holds little at once."""
+"""Chunks are cut at about this size (bytes), so a playback needs little memory."""
 
 
 class DamagedLogError(Exception):
@@ -43,7 +43,7 @@ class DamagedLogError(Exception):
 
 @dataclass(eq=False, slots=True)
 class SpillLog:
-    """The log of one registration, which began in `state` with `resolved`."""
+    """The log of one registration. `state`, `resolved`: those of the registration when the log began."""
 
     path: Path
     state: int
@@ -51,7 +51,7 @@ class SpillLog:
     size: int = 0
 
     def append(self, records: k.U8) -> None:
-        """Add whole records. Raises DiskFull; then the log is as it was."""
+        """Add whole records. Raises DiskFull; then the log is unchanged."""
         before = self.size
         try:
             with writing(self.path, keep=True), self.path.open("ab") as file:
@@ -64,14 +64,14 @@ class SpillLog:
             raise
 
     def take_back(self, size: int) -> None:
-        """Cut the log to a former size."""
+        """Truncate the log to an earlier size."""
         self.size = size
         if self.path.exists():
             with self.path.open("r+b") as file:
                 file.truncate(size)
 
     def chunks(self) -> Iterator[k.U8]:
-        """What was appended, checked, piece by piece. Raises DamagedLogError."""
+        """The appended records, verified, chunk by chunk. Raises DamagedLogError."""
         if self.size == 0:
             return
         try:
@@ -98,12 +98,12 @@ class SpillLog:
         return np.frombuffer(data, dtype=np.uint8)
 
     def remove(self) -> None:
-        """Nobody needs it any more."""
+        """Delete the log's file."""
         self.path.unlink(missing_ok=True)
 
 
 def _cut(records: k.U8) -> Iterator[k.U8]:
-    """Whole records in pieces of about CHUNK_BYTES."""
+    """Cut records into pieces of about CHUNK_BYTES, each of whole records."""
     at = 0
     while at < len(records):
         end = spill_kernels.cut(address(records), at, len(records), CHUNK_BYTES)
@@ -113,7 +113,7 @@ def _cut(records: k.U8) -> Iterator[k.U8]:
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class SpillFolder:
-    """The logs of one stream, by number; and the memory in which records wait to be written to them."""
+    """The logs of one stream, by registration number, and the memory where records wait to be written."""
 
     folder: Path
     flush_bytes: int
@@ -128,16 +128,16 @@ class SpillFolder:
 
     @property
     def room(self) -> int:
-        """Bytes that fit in memory."""
+        """The bytes of records that fit in memory."""
         return len(self.memory) - PAD
 
     @property
     def disk_bytes(self) -> int:
-        """What all logs take."""
+        """The bytes of all logs."""
         return sum(log.size for log in self.logs.values())
 
     def new_log(self, state: int, resolved: int) -> SpillLog:
-        """An empty log; it becomes a registration's by being put in `logs`."""
+        """An empty log. The caller puts it in `logs` to assign it to a registration."""
         self._number += 1
         return SpillLog(self.folder / f"{self._number:06d}.spill", state, resolved)
 
@@ -164,9 +164,10 @@ class SpillFolder:
         counts[k.C_LOG] = 0
 
     def make_room(self, counts: k.I64, registrations: int) -> None:
-        """Write the records in memory out; on a full disk, or for a record that is larger, let memory grow.
+        """Flush the records in memory. If the disk is full, or empty memory is too small, double it.
 
-        It never raises DiskFull: it is called in the middle of a portion, which must be matched to its end.
+        This never raises DiskFull, because it is called in the middle of a portion, which must be matched to
+        its end.
         """
         used = int(counts[k.C_LOG])
         if used:
@@ -176,13 +177,13 @@ class SpillFolder:
         self.grow(used)
 
     def grow(self, used: int) -> None:
-        """Twice the room, with what is there."""
+        """Double the memory and keep its `used` bytes."""
         longer = buffer(2 * self.room)
         longer[:used] = self.memory[:used]
         self.memory = longer
 
     def forget(self, number: int) -> None:
-        """A registration needs no log any more."""
+        """Remove the log of a registration that no longer needs one."""
         log = self.logs.pop(number, None)
         if log is not None:
             log.remove()
@@ -197,6 +198,6 @@ _OPEN: Final[weakref.WeakValueDictionary[Path, SpillFolder]] = weakref.WeakValue
 
 
 def bytes_by_registration(folder: Path) -> dict[int, int]:
-    """What the logs of the stream that spills to `folder` take on disk; any thread may ask."""
+    """The bytes of each log of the stream that spills to `folder`, by registration number. Thread-safe."""
     found = _OPEN.get(folder)
     return {} if found is None else {number: log.size for number, log in list(found.logs.items())}

@@ -1,7 +1,7 @@
-"""Rows on their way to disk and back: records of a log, written from the matcher's tables and read into them.
+"""The records of a log of spilled rows: written from the matcher's tables, and loaded into them again.
 
-A record is LOG_WORDS words, then key, value and old value, padded to words. Kinds are those of cdcpb, and two
-more: FORCED + kind for a commit or rollback that already waited for INITIALIZED, TICK for a resolved ts.
+A record has LOG_WORDS words, then key, value and old value, padded to words. Its kind is one of cdcpb's, or
+FORCED + kind for a commit or rollback that already waited for INITIALIZED, or TICK for a resolved ts.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _FORCED_COMMIT = np.uint64(FORCED) + COMMIT_ROW
 
 
 class Head(NamedTuple):
-    """What stands before a record's bytes, see LOGGED; its size follows from the others."""
+    """The header of a record, see LOGGED, except for the size, which follows from the others."""
 
     registration: Any
     kind: Any
@@ -100,7 +100,7 @@ class Head(NamedTuple):
 
 @inline
 def _put_head(at: int, head: Head) -> int:
-    """Write a record's words; its size."""
+    """Write a record's header; returns the record's size in bytes."""
     data = i64(head.key_size) + i64(head.value_size) + i64(head.old_size)
     size: int = (LOG_RECORD + data + 7) & ~7
     put_word(at, L_SIZE, np.uint64(size))
@@ -120,7 +120,7 @@ def _put_head(at: int, head: Head) -> int:
 def log_row(
     rows: int, row: int, registrations: int, registration: int, log: int, log_size: int, counts: int
 ) -> bool:
-    """Append a row to the log; False: no room, nothing was done."""
+    """Append a row to the log. Returns False if there is no room; then nothing was changed."""
     kind = row_word(rows, row, KIND)
     k = row_word(rows, row, KEY_SIZE)
     v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, OLD_SIZE)
@@ -154,7 +154,7 @@ def log_row(
 
 @inline
 def log_tick(registration: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
-    """Append a resolved ts to the log; False: no room, nothing was done."""
+    """Append a resolved ts to the log. Returns False if there is no room; then nothing was changed."""
     used = get_int(counts, C_LOG)
     if used + LOG_RECORD > log_size:
         return False
@@ -166,9 +166,9 @@ def log_tick(registration: int, ts: Any, log: int, log_size: int, counts: int) -
 
 @kernel
 def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_size: int, counts: int) -> int:
-    """Append the open prewrites of spilled registrations in arena[at:end] to the log, as far as it has room.
+    """Append the open prewrites of spilled registrations in arena[at:end] to the log, until it is full.
 
-    Returns where to go on; `end` when it is done.
+    Returns the offset to continue at; `end` if all are appended.
 
     Reads the arena's records. Writes the log and C_LOG. Bound: `log_size`; the caller empties the log to disk
     and calls again. Twin: none, the plain matcher never spills; scripts run both and compare
@@ -204,8 +204,8 @@ def log_waiting(
 ) -> int:
     """Append the commits and rollbacks of spilled registrations that wait for INITIALIZED to the log.
 
-    Reads the waiting arena's records. Writes the log, C_LOG and the least waiting commit of a registration.
-    Bound: `log_size`, as `log_open`. Twin: none, as of `log_open`.
+    Reads the waiting arena's records. Writes the log, C_LOG and REG_LEAST, the smallest waiting commit of a
+    registration. Bound: `log_size`, as `log_open`. Twin: none, as for `log_open`.
     """
     while at < end:
         record = waiting + at
@@ -233,8 +233,8 @@ def log_waiting(
 def sizes_by_registration(log: int, size: int, sizes: int) -> None:
     """Add each record's size to the word of its registration.
 
-    Reads the heads of the log's records. Writes `sizes`, a word a registration. Bound: `size` bytes of log.
-    Twin: none, a sum over records.
+    Reads the headers of the log's records. Writes `sizes`, a word for each registration. Bound: `size` bytes
+    of log. Twin: none, a sum over records.
     """
     at = 0
     while at < size:
@@ -245,7 +245,7 @@ def sizes_by_registration(log: int, size: int, sizes: int) -> None:
 
 @kernel
 def group_by_registration(log: int, size: int, places: int, out: int) -> None:
-    """Copy records to out, those of a registration together; `places`: where each one's begin, moved on.
+    """Copy records to `out`, grouped by registration; `places`: the offset of each group, which is advanced.
 
     Reads the log's records. Writes `out` and `places`. Bound: `out` is as large as the log, `places` come
     from `sizes_by_registration`. Twin: none, a stable sort of records by registration.
@@ -260,7 +260,7 @@ def group_by_registration(log: int, size: int, places: int, out: int) -> None:
 
 @kernel
 def cut(log: int, at: int, end: int, most: int) -> int:
-    """The end of the whole records from `at` on that make up at least `most` bytes, or `end`.
+    """The end of the shortest run of whole records from `at` on that has at least `most` bytes, or `end`.
 
     Reads the sizes of records. Writes nothing. Bound: `end`. Twin: none, a walk over sizes.
     """
@@ -271,22 +271,22 @@ def cut(log: int, at: int, end: int, most: int) -> int:
 
 
 class Played(NamedTuple):
-    """Where `load` puts what it reads from a log."""
+    """The output tables of `load`."""
 
     region: int
     request: int
-    """What the events are of."""
+    """The region id and request id of the events."""
     events: int
     rows: int
     room: int
-    """Of each of these tables, in records."""
+    """The room in each of these two tables, in records."""
     found: int
-    """int64[2]: the numbers of events and of rows."""
+    """The address of int64[2], which becomes the numbers of events and of rows."""
 
 
 @kernel
 def load(log: int, at: int, end: int, to: Played) -> int:
-    """Make events and rows of the records in log[at:end], as far as there is room; where to continue.
+    """Turn records of log[at:end] into events and rows, as many as fit; returns where to continue.
 
     Reads the log's records. Writes the events and rows of `to`, and their numbers. Bound: `to.room` of each.
     Twin: none, it undoes `log_open` and `log_waiting`; what `match` then emits is compared

@@ -1,8 +1,8 @@
-"""Which registrations of a stream go to disk, and the steps that bring them there.
+"""Chooses which registrations of a stream are spilled to disk, and performs the steps.
 
-The kernels log the records of marked registrations, so registrations are marked first. Records leave the
-arena only after all of them are on disk. If the disk is full before that, the marks are taken back, and
-nothing has changed: no row is ever in neither place.
+The kernels log only the records of marked registrations, so registrations are marked first. Records are
+removed from the arena only after all of them are on disk. If the disk becomes full before that, the marks are
+removed and nothing has changed. At every moment each row is in the arena, in the log, or in both.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Spilling:
         return bool(self._folder.logs)
 
     def due_registrations(self) -> list[int]:
-        """Numbers of registrations whose resolved ts would pass one of their logged commits."""
+        """The numbers of registrations with a resolved ts that would pass one of their logged commits."""
         numbers: list[int] = np.flatnonzero(self._registrations.table[:, k.REG_DUE]).tolist()
         return numbers
 
     def due(self, number: int) -> tuple[Registration, SpillLog] | None:
-        """The due registration of this number, and its log; None, and due no longer, if it has ended."""
+        """The due registration with this number, and its log. If it has ended: None, and it is not due."""
         owner, log = self._registrations.owner(number), self._folder.logs.get(number)
         if owner is None or log is None or not self._registrations.is_live(owner):
             self._registrations.table[number, k.REG_DUE] = 0
@@ -47,11 +47,11 @@ class Spilling:
         return owner, log
 
     def flush(self) -> None:
-        """Write what was logged in memory to disk. Raises DiskFull; then nothing has changed."""
+        """Write the log records in memory to disk. Raises DiskFull; then nothing has changed."""
         self._folder.flush(self._counts, len(self._registrations.table))
 
     def tend(self) -> None:
-        """Remove logs of registrations that have ended, and write what was logged once it is much."""
+        """Remove logs of ended registrations, and flush once half of the log's memory is used."""
         table = self._registrations.table
         for number in list(self._folder.logs):
             if table[number, k.REG_STATE] == k.STOPPED:
@@ -60,27 +60,28 @@ class Spilling:
             self.flush()
 
     def forget(self, number: int) -> None:
-        """A registration is not spilled any more, whatever its log has."""
+        """Unmark a spilled registration and delete its log."""
         self._registrations.unmark_spilled(number)
         self._folder.forget(number)
 
     def new_log(self, state: int, resolved: int) -> SpillLog:
-        """An empty log, of no registration yet."""
+        """An empty log that does not belong to a registration yet."""
         return self._folder.new_log(state, resolved)
 
     def put(self, number: int, log: SpillLog) -> None:
-        """Spill a registration of which nothing is in memory to a log."""
+        """Spill a registration without rows in memory: assign the log to it, and mark it."""
         self._folder.logs[number] = log
         self._registrations.mark_spilled(number)
 
     def close(self) -> None:
-        """Remove what is on disk."""
+        """Remove all logs."""
         self._folder.close()
 
     def spill_largest(self, limit: int) -> None:
-        """Spill registrations, those that hold most, until half of the limit is free.
+        """Spill the registrations that hold most, until half of the limit is free.
 
-        Half, so that the next messages do not make it spill again at once. Raises DiskFull.
+        Half, because otherwise the next messages would cause another spill at once. Raises DiskFull; then no
+        registration was spilled.
         """
         table, counts, open_rows = self._registrations.table, self._counts, self._pairing.open_rows
         self.flush()
@@ -110,7 +111,7 @@ class Spilling:
         open_rows.compact_waiting(int(counts[k.C_WAITING]))
 
     def _log_all(self, log: LogKernel, arena: k.U8, at: int, end: int) -> None:
-        """Run one of the kernels that log an arena's records of spilled registrations, to its end."""
+        """Run `log_open` or `log_waiting` over a whole arena; flush the log's memory when it is full."""
         folder, table = self._folder, self._registrations.table
         while at < end:
             memory = address(folder.memory), folder.room

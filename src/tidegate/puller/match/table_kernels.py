@@ -1,8 +1,8 @@
 """The tables that the compiled scan and matcher of a stream share: their words, by name.
 
-Each is a block of u64 words: the `events` and `rows` of a batch of messages, the `registrations`, the
-changes that go `out`, `notes` for the caller, the arenas of rows that wait, and the index of registrations.
-The table of open prewrites is in `bucket_kernels`.
+Each is an array of u64 words: the `events` and `rows` of a batch of messages, the `registrations`, the
+completed changes (`out`), the `notes` for the caller, the arenas of open and waiting rows, and the index of
+registrations. The table of open prewrites is in `bucket_kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.kernel_layout import Layout, pointer, signed, word
 from tidegate.proto.cdcpb_pb2 import Event
 
 i64: Any = np.int64
-"""Untyped for mypy, whose numpy integers are no `int`; inside a kernel it is numba's int64."""
+"""Untyped, because for mypy numpy's integers are not `int`; inside a kernel it is numba's int64."""
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ INITIALIZED_ROW: Final = np.uint64(Event.LogType.INITIALIZED)
 """Kinds of rows, as cdcpb numbers them."""
 
 MOVED_ROOM: Final = 1 << 16
-"""Places in `moved`; the rest overwrites them, see `match`."""
+"""The length of `moved`; later entries overwrite earlier ones, see `match`."""
 
 REGISTRATION: Final = Layout(
     "registration",
@@ -133,7 +133,7 @@ REGISTRATION_WORDS: Final = len(REGISTRATION.fields)
 ) = REGISTRATION.words()
 
 FREE, SCANNING, LIVE, STOPPED = range(4)
-"""States of a registration: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""
+"""States of a registration: unused; until INITIALIZED; after it; ended: its rows are ignored."""
 
 CHANGE: Final = Layout(
     "change", "O_", "A completed change that goes out; key and values are in a message or an arena.",
@@ -223,7 +223,7 @@ RECORD: Final = PREWRITE.size
 R_START, R_REGISTRATION, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = PREWRITE.words()
 
 FREE_LISTS: Final = 256
-"""Lists of dead records whose room may be used again, one for each size class."""
+"""The number of lists of dead records whose space can be reused, one for each size class."""
 
 WAITING: Final = Layout(
     "waiting row", "W_", "A commit or rollback before INITIALIZED: this header, then its key, padded.",
@@ -268,13 +268,14 @@ LOG_RECORD: Final = LOGGED.size
 """Bytes of a log record's header."""
 FORCED: Final = 16
 TICK: Final = 255
-"""Kinds of log records beside those of rows: see `spill_kernels`."""
+"""Additional kinds of log records: see `spill_kernels`."""
 
 DONE, TABLE_FULL, LOG_FULL = range(3)
-"""Results of `match`: all applied; the table is as full as it may be; the log is full."""
+"""Results of `match`: all events were applied; the table of open prewrites is full; the log is full."""
 
 GOOD, BAD, FULL = range(3)
-"""Results of `scan`: all scanned; message `counts[SCANNED_MESSAGE]` is bad; the tables are too small."""
+"""Results of `scan`: all messages were scanned; message `counts[SCANNED_MESSAGE]` is malformed; the tables
+are too small."""
 
 IN_MESSAGE: Final = np.uint64(1 << 63)
 """Marks an entry of the table of open prewrites whose row is still in its message."""
@@ -285,31 +286,31 @@ MIXER: Final = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Tables(NamedTuple):
-    """What `match` works on: addresses of tables, and the size of the log.
+    """The arguments of `match`: addresses of tables, and the size of the log.
 
-    numba takes a named tuple apart when it compiles: one argument costs what its parts cost.
+    numba unpacks a named tuple when it compiles, so the tuple costs no more than its parts.
     """
 
     events: int
     rows: int
     registrations: int
     registration_index: int
-    """Of registrations, see `index_address`."""
+    """The index of registrations, see `index_address`."""
     table: int
-    """Of open prewrites, see `bucket_kernels.table_address`."""
+    """The table of open prewrites, see `bucket_kernels.table_address`."""
     arena: int
-    """Open prewrites of earlier batches, as PREWRITE says."""
+    """Open prewrites of earlier batches, in the layout PREWRITE."""
     waiting: int
-    """Commits and rollbacks that came before INITIALIZED, as WAITING says."""
+    """Commits and rollbacks that arrived before INITIALIZED, in the layout WAITING."""
     out: int
     notes: int
     moved: int
     """Registrations whose resolved ts rose."""
     kept: int
-    """Rows that were prewrites."""
+    """The portion's prewrites; `keep` copies those that are still open."""
     log: int
     log_size: int
-    """Bytes."""
+    """The size of the log in bytes."""
     counts: int
 
 
@@ -351,7 +352,7 @@ def put_int(base: int, at: int, value: Any) -> None:
 
 @inline
 def table_mask(base: int) -> Any:
-    """A table's number of places or buckets, a power of two, less one: the word before its first."""
+    """The word before a table's first place: its number of places or buckets, a power of two, minus one."""
     return load_i64(base - 8)
 
 
@@ -363,5 +364,5 @@ def registration_index(places: int) -> I64:
 
 
 def index_address(index: I64) -> int:
-    """Where an index's first place is; the word before it holds the mask."""
+    """The address of an index's first place; the word before it holds the mask."""
     return address(index) + 8

@@ -1,16 +1,16 @@
 """The queue of one connection: memory quota, order, batching. Events are in their wire form (`wire`).
 
-Events of a connection leave in the order they were put. Scanned events wait for room, so a slow client
-slows its own scans; observed ones cannot wait (they would hold up everybody), so a subscription whose
-event does not fit the quota fails with `Congested` and its client asks again later. Resolved marks that
-do not fit are left out: the next tick repeats them. After a subscription's error nothing of it follows:
-putting and failing look at the same flag under the same mutex.
+Events of a connection are sent in the order they were put. Scanned events wait for room, so a slow client
+slows down only its own scans. Observed events cannot wait, because they would delay all regions; if an event
+does not fit the quota, its subscription fails with `Congested`, and the client registers again later.
+Resolved marks that do not fit are dropped, because the next tick repeats them. No event of a subscription
+follows its error, because putting and failing check the same flag under the same mutex.
 
-All channels of a store share a `Budget`: when it is used up, live events are refused as if the channel's
-own quota were, and a scan has one event waiting at a time.
+All channels of a store share a `Budget`. When it is used up, live events are refused as if the channel's own
+quota were used up, and each channel with scans has at most one event waiting.
 
-A client that reads nothing pins what waits for it, and its scans hold threads that others wait for:
-`is_stuck` tells of it, and `cancel` ends the connection (TiKV's watchdog of a stream, cdc/src/service.rs).
+If a client reads nothing, its events keep their memory, and its scans hold threads that other scans need.
+`is_stuck` detects this, and `cancel` ends the connection (TiKV's watchdog of a stream, cdc/src/service.rs).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from typing import Final, NamedTuple
 from tidegate.tikv.budget import Budget
 
 QUOTA_BYTES: Final = 256 << 20
-"""Observed events of one connection that may wait to be sent."""
+"""The most bytes of events of one connection that wait to be sent; observed events beyond it are refused."""
 SCAN_BYTES_MAX: Final = 4 << 20
-"""Scans put no more while this much waits."""
+"""Scans put no events while more bytes than this wait."""
 MESSAGE_BYTES_MAX: Final = 6 << 20
 DRAIN_MAX: Final = 64
 REQUESTS_MAX: Final = 1024
-"""Requests of one connection that may wait for the endpoint."""
+"""The most requests of one connection that wait for the endpoint."""
 ERRORS_MAX: Final = 4096
-"""Refusals that may wait to be sent: of a client that does not read them no more requests are read."""
+"""The most refusals that wait to be sent; beyond it the client's requests are not read."""
 UNREAD_BYTES_MAX: Final = 1 << 30
-"""What may wait to be sent on all connections of a store together."""
+"""The most bytes that wait to be sent on all connections of a store together."""
 FULL: Final = 0.999
-"""The share of the quota from which on a channel is full."""
+"""From this share of its quota on, a channel counts as full."""
 EVENT_OVERHEAD: Final = 64
-"""Charged for each item beside its rows."""
+"""The bytes charged for each item in addition to its rows."""
 
 
 class Subscription:
-    """What the channel knows of a downstream: whether it may still send."""
+    """The channel's view of a downstream: whether it may still send."""
 
     __slots__ = ("stopped",)
 
@@ -51,7 +51,7 @@ class Subscription:
 
 
 class _Item(NamedTuple):
-    """An event in its wire form (`wire.event`), or a message that goes alone."""
+    """An event in its wire form (`wire.event`), or a message that must be sent alone."""
 
     data: bytes
     size: int
@@ -60,7 +60,7 @@ class _Item(NamedTuple):
 
 
 class Channel:
-    """Thread-safe: put from the endpoint and the scan threads, taken by the stream's own thread."""
+    """A connection's queue: the endpoint and scans put, the stream's thread takes. Thread-safe."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Channel:
         self._scans_waiting = 0
         self._is_refusing = False
         self.failure = ""
-        """Why it was cancelled."""
+        """Why the channel was cancelled."""
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._closed = False
@@ -84,11 +84,11 @@ class Channel:
 
     @property
     def queued_bytes(self) -> int:
-        """What waits to be sent."""
+        """The bytes that wait to be sent."""
         return self._bytes
 
     def put_observed(self, of: Subscription, event: bytes) -> bool:
-        """Queue a live event; False when it does not fit the quota."""
+        """Queue a live event; False if it does not fit the quota."""
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
             if of.stopped or self._closed:
@@ -100,7 +100,7 @@ class Channel:
             return True
 
     def put_scanned(self, of: Subscription, event: bytes) -> bool:
-        """Queue an event of a scan when there is room; False when the subscription ended meanwhile."""
+        """Queue an event of a scan, waiting for room; False if the subscription ended meanwhile."""
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
             self._scans_waiting += 1
@@ -113,19 +113,20 @@ class Channel:
             return True
 
     def _holds_up_scans(self) -> bool:
-        # Without room in the budget it waits for this channel's own client, whose reading wakes it up.
+        # If the budget has no room, the scan waits until this channel is empty: only its own client's reading
+        # wakes it up.
         return self._bytes > SCAN_BYTES_MAX or (self._bytes > 0 and not self._budget.has_room())
 
     def put_resolved(self, mark: bytes, alone: bool = True) -> None:
-        """Queue a resolved mark unless the quota is used up; `alone`: it is a message of its own."""
+        """Queue a resolved mark, unless the quota is used up; `alone`: it is a whole message."""
         with self._changed:
             size = len(mark) + EVENT_OVERHEAD
             if not self._closed and self._bytes + size <= self._quota and self._budget.has_room(size):
                 self._push(mark, size, alone)
 
     def begin_request(self) -> bool:
-        """A request came. Waits while too many of the client are in hand, or it does not read the errors it
-        gets; False when the channel is closed.
+        """Count a request that arrived. Waits while too many requests of the client are being processed, or
+        while it does not read its errors. False if the channel is closed.
         """
         with self._changed:
             while (self._requests >= REQUESTS_MAX or self._errors >= ERRORS_MAX) and not self._closed:
@@ -134,7 +135,7 @@ class Channel:
             return not self._closed
 
     def end_request(self) -> None:
-        """It was dealt with."""
+        """A request has been processed."""
         with self._changed:
             self._requests -= 1
             self._changed.notify_all()
@@ -156,7 +157,7 @@ class Channel:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop what waits; `take` ends, later puts do nothing."""
+        """Drop the waiting events; `take` returns None, later puts do nothing."""
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -165,14 +166,15 @@ class Channel:
             self._changed.notify_all()
 
     def sent(self) -> None:
-        """A message has gone to the client."""
+        """A message was sent to the client."""
         self._sent_at = self._monotonic()
         self._is_refusing = False
 
     def is_stuck(self, idle_s: float) -> bool:
-        """Whether nothing was sent for so long, and no more can be put: live events, or a scan's.
+        """Whether nothing was sent for `idle_s` seconds, and live or scanned events have no room.
 
-        Without room in the budget whoever leaves anything unread is stuck: others wait for it.
+        If the store's budget has no room, every channel with unread events counts as stuck, because other
+        channels wait for its memory.
         """
         if self._monotonic() - self._sent_at < idle_s:
             return False
@@ -183,12 +185,12 @@ class Channel:
             return is_full or (self._scans_waiting > 0 and self._bytes > SCAN_BYTES_MAX)
 
     def cancel(self, why: str) -> None:
-        """Close, and let the client know why once it reads again."""
+        """Close the channel; the client gets the reason when it reads again."""
         self.failure = why
         self.close()
 
     def take(self) -> list[bytes] | None:
-        """The next messages for the client, serialized; waits for one; None when the channel is closed."""
+        """Wait for messages to the client, and return them serialized; None if the channel is closed."""
         with self._changed:
             while not self._items and not self._closed:
                 self._changed.wait()
@@ -211,7 +213,7 @@ class Channel:
 
 
 def _pack(items: list[_Item]) -> list[bytes]:
-    """Events together up to 6 MiB, a resolved mark always alone."""
+    """Combine events into messages of up to 6 MiB; a resolved mark is always alone."""
     messages: list[bytes] = []
     together: list[bytes] = []
     room = 0

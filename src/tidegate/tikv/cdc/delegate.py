@@ -1,6 +1,6 @@
 """One observed region: turns applied commands into change events for its downstreams.
 
-Pure but for the reading of old values.
+Pure, except that it reads old values.
 
 | change in a command | row |
 |---|---|
@@ -8,15 +8,15 @@ Pure but for the reading of old values.
 | put write, type Put or Delete | COMMIT |
 | the same in a one-phase commit | COMMITTED with value and old value |
 | put write, type Rollback | ROLLBACK |
-| put write with a gc_fence (a rollback at another's commit_ts) | ROLLBACK of who started at that ts |
+| put write with a gc_fence (a rollback at another's commit_ts) | ROLLBACK with that ts as its start_ts |
 | delete lock, no write for the key | ROLLBACK of the lock that was tracked: a silent rollback |
 | put of a raw key (API V2) | COMMITTED for downstreams of RawKV, with the expiry and the command's index |
 | anything else | none |
 
-A Put lock whose long value is not in the same command is an old lock rewritten (heartbeat, pushed
-min_commit_ts): its value went out with the first row. A command's rows for one downstream make one event,
-whole. Downstreams see the rows of their own range and of their own kind of keys. A range that is emptied
-loses its locks without a row.
+If the long value of a Put lock is not in the same command, an old lock was rewritten (heartbeat, pushed
+min_commit_ts), and its value was sent with the first row. The rows of a command for one downstream are sent
+as one event. A downstream gets only rows of its range and its kind of keys. If a command empties a range, the
+locks there are forgotten without rows.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raw.rawkv import decode_value
 
 CDC_WRITE_SOURCE: Final = 0xFF
-"""Bits of txn_source that a CDC writer sets; dropped when the downstream filters loops."""
+"""Bits of txn_source that a CDC writer sets; such rows are dropped if the downstream filters loops."""
 NEVER_SENT: Final = ~0xFF
-"""Bits of txn_source (lossy DDL reorganisation, physical import) whose rows nobody gets."""
+"""Bits of txn_source (lossy DDL reorganisation, physical import) whose rows are never sent."""
 OPS: Final = {mvcc.KIND_PUT: wire.OP_PUT, mvcc.KIND_DELETE: wire.OP_DELETE}
 _RAW: Final = RAW_PREFIX[0]
 
 
 class State(Enum):
-    """A downstream's life. Rows from INITIALIZING on, resolved ts in NORMAL only."""
+    """The state of a downstream. It gets rows from INITIALIZING on, and resolved ts only in NORMAL."""
 
     UNINITIALIZED = "uninitialized"
     INITIALIZING = "initializing"
@@ -98,34 +98,34 @@ class Downstream(Subscription):
         self.home: dict[tuple[int, int], Downstream] = {}
         """All registrations of its connection, by request id and region id."""
         self.sent_ts = 0
-        """The resolved ts its client was told last, and when."""
+        """The resolved ts last sent to its client, and the time of that (`sent_at`)."""
         self.sent_at = 0.0
 
     def event(self, rows: Sequence[bytes], index: int = 0) -> bytes:
-        """An event of this downstream with the given rows."""
+        """An event for this downstream with the given rows."""
         return wire.event(self.region.id, self.request_id, rows, index)
 
     def error(self, error: pb.Error) -> bytes:
-        """An event of this downstream that ends it."""
+        """An event with an error, which ends this downstream."""
         return wire.framed(pb.Event(region_id=self.region.id, request_id=self.request_id, error=error))
 
     def wants(self, txn_source: int) -> bool:
-        """Whether rows of a transaction with this source are for the downstream."""
+        """Whether the downstream gets rows of a transaction with this source."""
         return not txn_source or not (
             txn_source & NEVER_SENT or (self.filter_loop and txn_source & CDC_WRITE_SOURCE)
         )
 
 
 Seen = tuple[bytes, bytes | None, int | None, int, bool, bool]
-"""What a command did to one key: the key, a row for it or none, the data lock it has afterwards (its
-start_ts; 0: none; None: not touched), the row's txn_source, whether it is a raw key, and whether the lock is
-of a large transaction."""
+"""The effect of a command on one key: the key, its row or None, the start_ts of the data lock it has
+afterwards (0: no lock; None: not changed), the row's txn_source, whether the key is raw, and whether the
+lock belongs to a large transaction."""
 
 
 class Announced:
-    """The highest resolved ts that downstreams of transactional keys may have been told, by key.
+    """The highest resolved ts that may have been sent to downstreams of transactional keys, by key.
 
-    Any thread may ask; what is answered only rises. Captures of raw keys do not count: no lock holds them.
+    Thread-safe; the answers only rise. Downstreams of raw keys do not count, because no lock holds them back.
     """
 
     __slots__ = ("_all", "_bounds", "_segments")
@@ -137,11 +137,11 @@ class Announced:
 
     @property
     def highest(self) -> int:
-        """Over all keys."""
+        """The maximum over all keys."""
         return max([each.resolved_ts for each in self._all], default=0)
 
     def __call__(self, key: bytes) -> int:
-        """For an encoded key; 0 when nobody was told anything."""
+        """The answer for an encoded key; 0 if nothing was sent."""
         found = self._segments[bisect.bisect_right(self._bounds, key) - 1]
         return max([each.resolved_ts for each in found], default=0)
 
@@ -154,28 +154,29 @@ class Delegate:
         self.has_raw = has_raw
         """Whether keys that begin with `r` are raw ones (API V2)."""
         self.downstreams: dict[Downstream, None] = {}
-        """In the order they came."""
+        """In the order of registration."""
         self._is_cut = True
         self.flashback = 0
-        """The start_ts of a flashback: no resolved ts goes beyond it meanwhile."""
+        """The start_ts of a flashback in progress, which limits the resolved ts; 0: none."""
         self._bounds: list[bytes] = [b""]
         self._segments: list[list[Downstream]] = [[]]
         self.announced = Announced(self._bounds, self._segments)
 
     def add(self, downstream: Downstream) -> None:
-        """Begin to serve a downstream (it gets rows when it is initialized)."""
+        """Add a downstream; it gets rows once it is initializing."""
         self.downstreams[downstream] = None
         self._is_cut = False
 
     def remove(self, downstream: Downstream) -> None:
-        """Serve it no more."""
+        """Remove a downstream."""
         del self.downstreams[downstream]
         self._is_cut = False
 
     def _cut(self) -> None:
-        """Cut the key space at all range bounds; a key's downstreams are those of its segment.
+        """Cut the key space at all range bounds; the downstreams of a key are those of its segment.
 
-        Put off until somebody is served: many may come and go at once, and nobody has been told anything yet.
+        This is delayed until rows or resolved ts are sent, because many downstreams may be added and removed
+        at once, and before that nothing was sent to a new one.
         """
         if self._is_cut:
             return
@@ -191,7 +192,7 @@ class Delegate:
         self.announced = Announced(self._bounds, self._segments)
 
     def resolve(self, min_ts: int) -> None:
-        """Advance every downstream that is in step."""
+        """Advance the resolved ts of every downstream in NORMAL."""
         self._cut()
         if self.flashback:
             min_ts = min(min_ts, self.flashback)
@@ -200,8 +201,9 @@ class Delegate:
                 each.resolver.resolve(min_ts)
 
     def on_command(self, command: Command, old_values: OldValues) -> list[Downstream]:
-        """Send an applied command's rows to the downstreams; those that are congested are returned: whose
-        client reads too slowly, or which have too many locks.
+        """Send an applied command's rows to the downstreams.
+
+        Returns the congested ones: their client reads too slowly, or they have too many locks.
         """
         rows: dict[Downstream, list[bytes]] = {}
         congested: dict[Downstream, None] = {}
@@ -341,7 +343,7 @@ def _silent_rollback(key: bytes, start_ts: int) -> bytes | None:
 
 
 def committed_row(key: bytes, commit_ts: int, write: mvcc.Write, value: bytes, old_value: bytes) -> bytes:
-    """The row of a version that is known at once as a whole."""
+    """The row of a version whose commit_ts and value are known together."""
     return wire.row(
         wire.COMMITTED,
         OPS[write.kind],

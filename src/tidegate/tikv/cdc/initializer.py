@@ -1,10 +1,10 @@
 """The incremental scan that brings a new downstream up to date from a snapshot.
 
-First the data locks of the range, each a PREWRITE (whatever its start_ts: it may commit above the
-checkpoint); then per key every Put and Delete with commit_ts > checkpoint_ts, newest first, each COMMITTED
-with the value before it (of each raw key only the newest version); last the empty INITIALIZED row, always.
-Live rows run beside: what was committed before the snapshot comes only from here, what was committed after it
-only live. Rows go out in events of about 32 KiB.
+It first sends the data locks of the range, each as PREWRITE (whatever its start_ts, because it may commit
+above the checkpoint). Then it sends for each key every Put and Delete with commit_ts > checkpoint_ts, newest
+first, each as COMMITTED with the value before it (of a raw key only the newest version). The empty
+INITIALIZED row is always last. Live rows are sent at the same time: changes committed before the snapshot
+come only from the scan, later ones only as live rows. Rows are sent in events of about 32 KiB.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tidegate.tikv.txn import snapshot
 
 EVENT_BYTES: Final = 32 << 10
 LOOK_S: Final = 0.2
-"""How often a scan that is too fast looks whether it is still wanted."""
+"""The interval at which a scan that pauses checks whether it was stopped."""
 _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
 
 
 class CongestedError(Exception):
-    """There are more locks than may be remembered."""
+    """The range has more locks than a downstream may track."""
 
 
 class StoppedError(Exception):
-    """The downstream ended while it was scanned; nobody is left to tell."""
+    """The downstream ended during its scan, so there is no receiver for an error."""
 
 
 def scan_locks(
     downstream: Downstream, view: EngineSnapshot, faults: Faults, limiter: Limiter
 ) -> tuple[dict[bytes, int], set[int]]:
-    """Send the open locks; returns all data locks of the range (key -> start_ts), and which of these start_ts
-    are of large transactions. Raises `StoppedError`, `CongestedError`.
+    """Send the open locks. Returns all data locks of the range (key -> start_ts), and the start_ts of large
+    transactions among them. Raises `StoppedError`, `CongestedError`.
     """
     found: dict[bytes, int] = {}
     large: set[int] = set()
@@ -107,7 +107,7 @@ def _put(downstream: Downstream, rows: list[bytes], faults: Faults, limiter: Lim
 
 
 def scanned(downstream: Downstream) -> Range:
-    """What a snapshot for a downstream must walk."""
+    """The column family and range that the scan of a downstream reads."""
     if not downstream.raw:
         return mvcc.WRITE, downstream.start, downstream.end
     start = max(downstream.start, RAW_PREFIX)
@@ -115,7 +115,9 @@ def scanned(downstream: Downstream) -> Range:
 
 
 def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
-    """One walk over the write column family: a version's row waits for the next older one, its old value."""
+    """The rows from one pass over the write column family. A version's row waits for the next older version,
+    which is its old value.
+    """
     checkpoint = downstream.checkpoint_ts
     reader = Reader(view)
     split = mvcc.WriteShapes().split
@@ -131,7 +133,7 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             now, done = key, False
         elif done:
             continue
-        if stored[-keys.TS_BYTES :] != stamp:  # the keys of a transaction share it
+        if stored[-keys.TS_BYTES :] != stamp:  # decoded once, because the keys of a transaction share it
             stamp, commit_ts = stored[-keys.TS_BYTES :], keys.version_of(stored)
         if waiting is None and commit_ts <= checkpoint:
             done = True
@@ -155,10 +157,9 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
 
 
 def _raw(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
-    """Each raw key's newest version, where that is above the checkpoint.
+    """The newest version of each raw key, if it is above the checkpoint; older versions are not sent.
 
-    What it has overwritten does not come (TiKV: do_scan in cdc/src/initializer.rs walks a RawMvccIterator; it
-    does so beyond the range, too).
+    (TiKV: do_scan in cdc/src/initializer.rs walks a RawMvccIterator; it even does so beyond the range.)
     """
     now = b""
     for versioned, stored in view.entries:
@@ -172,6 +173,6 @@ def _raw(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
 
 
 def _is_visible(view: EngineSnapshot, key: bytes, write: Write, ts: int) -> bool:
-    """Whether a reader at `ts` sees an older version: not when it is a leftover of GC (its fence gone)."""
+    """Whether a reader at `ts` sees an older version. It does not if the version at its gc_fence is gone."""
     fence = write.gc_fence
     return not fence or fence > ts or view.get(mvcc.WRITE, keys.versioned(key, fence)) is not None

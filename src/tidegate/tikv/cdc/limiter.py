@@ -1,7 +1,7 @@
-"""How many bytes a second all incremental scans of a store may send together.
+"""Limits the bytes per second that all incremental scans of a store send together.
 
-(TiKV: `incremental-fetch-speed-limit`. Its other limit is of bytes read from the disk, which RocksDB does not
-tell us of.)
+(TiKV: `incremental-fetch-speed-limit`. Its other limit, on bytes read from disk, is missing, because our
+binding of RocksDB does not report them.)
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 SCAN_BYTES_S: Final = float(512 << 20)
 """TiKV's default."""
 BURST_S: Final = 0.1
-"""What was not used lasts for so long."""
+"""Unused capacity can be saved up for this long."""
 
 
 class Limiter:
-    """Thread-safe; waits for nobody itself."""
+    """Computes pauses for senders; it never waits itself. Thread-safe."""
 
     def __init__(
         self, bytes_s: float = SCAN_BYTES_S, monotonic: Callable[[], float] = time.monotonic
@@ -30,7 +30,7 @@ class Limiter:
         self._paid_until = 0.0
 
     def charge(self, size: int) -> float:
-        """Take note of `size` bytes that were sent; how many seconds their sender shall pause."""
+        """Count `size` bytes that were sent; returns the seconds that their sender must pause."""
         with self._mutex:
             now = self._monotonic()
             self._paid_until = max(self._paid_until, now - BURST_S) + size / self._bytes_s

@@ -1,4 +1,4 @@
-"""Sees every applied command of the subscribed regions, and hands them to the endpoint in order."""
+"""Passes every applied command of the subscribed regions to the endpoint, in order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from tidegate.tikv.raft.raftstore import Command
 
 
 class CdcObserver:
-    """One store's observer. Regions are switched on and off by its endpoint."""
+    """The observer of one store. Its endpoint chooses the regions."""
 
     def __init__(self, deliver: Callable[[Sequence[Command]], None]) -> None:
         self._deliver = deliver
         self._regions: set[int] = set()
 
     def observe(self, region_id: int) -> None:
-        """From now on deliver the region's commands."""
+        """Deliver the region's commands from now on."""
         self._regions.add(region_id)
 
     def ignore(self, region_id: int) -> None:
-        """Deliver them no more."""
+        """Stop delivering the region's commands."""
         self._regions.discard(region_id)
 
     def is_observing(self, region_id: int) -> bool:
@@ -27,7 +27,7 @@ class CdcObserver:
         return region_id in self._regions
 
     def on_applied(self, commands: Sequence[Command]) -> None:
-        """Called on the apply thread, before the clients know."""
+        """Called by the apply thread, before the clients get their answers."""
         if not self._regions:
             return
         seen = [command for command in commands if self._concerns(command)]

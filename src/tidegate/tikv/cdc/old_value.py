@@ -1,9 +1,9 @@
-"""The value a key had before a change: carried by the command when it knew, else read.
+"""The value that a key had before a change: carried by the command if it had read it, otherwise read here.
 
-Reading later is as good as reading at once: while the prewrite's lock is there nobody else commits on the
-key, and a commit of its own transaction is above the ts asked for. What a command carries is TiKV's old value
-cache, without a memory of its own: it comes with the change and goes with it, and a command carries nothing
-when nobody observes its region.
+Reading it later gives the same result: while the prewrite's lock exists, no other transaction commits on the
+key, and a commit of its own transaction is above the requested ts. The carried values correspond to TiKV's
+old value cache, but use no separate memory: they live as long as the command. A command carries nothing if no
+downstream observes its region.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tidegate.tikv.reader import Cursor, Reader, View
 
 @dataclass(slots=True)
 class Counts:
-    """Old values that were carried (`hits`), and read (`misses`)."""
+    """The numbers of old values that were carried (`hits`) and read (`misses`)."""
 
     hits: int = 0
     misses: int = 0
 
 
 class OldValues:
-    """Old values of one command's keys."""
+    """The old values of one command's keys."""
 
     __slots__ = ("_carried", "_counts", "_reader", "_view")
 
@@ -37,7 +37,7 @@ class OldValues:
         self._reader: Reader | None = None
 
     def before(self, key: bytes, ts: int) -> bytes:
-        """What a reader at `ts` sees in the encoded key; empty for nothing."""
+        """The value that a reader at `ts` sees for the encoded key; empty if there is none."""
         if key in self._carried:
             self._counts.hits += 1
             return self._carried[key] or b""
@@ -48,9 +48,9 @@ class OldValues:
 
 
 class ScannedOldValues:
-    """Old values of the locks of a scan, asked for in ascending order of keys.
+    """The old values of a scan's locks, requested in ascending order of keys.
 
-    Where a key has no record it is known how far there is none, so that a run of inserts costs one look.
+    It remembers the next key that has a record, so a run of inserts, which have none, costs one look.
     (TiKV: old_value.rs, the missing range cache.)
     """
 
@@ -60,10 +60,10 @@ class ScannedOldValues:
         self._next: bytes | None = b""
         """The next key with a record; None: there is none."""
         self.looks = 0
-        """How often records were looked for."""
+        """The number of look-ups of records."""
 
     def before(self, key: bytes, ts: int) -> bytes:
-        """What a reader at `ts` sees in the encoded key; empty for nothing."""
+        """The value that a reader at `ts` sees for the encoded key; empty if there is none."""
         if self._next is None or key < self._next:
             return b""
         self.looks += 1

@@ -1,13 +1,13 @@
-"""Open locks of one downstream's range, and the resolved ts they allow. Pure.
+"""The open locks of one downstream's range, and the resolved ts that they allow. Pure.
 
-While the scan of the lock column family runs, live changes are kept in order and replayed over its result.
-From then on `locks` mirrors the data locks (Put, Delete) of the range exactly: a lock is tracked when it is
-put and forgotten when it is deleted, with or without a write record. (TiKV's CDC delegate ignores lock
-deletes, which pins the resolved ts at a lock that was rolled back silently: tikv#18498, #19083.)
+While the lock column family is scanned, live changes are kept in order; afterwards they are replayed over the
+scan's result. From then on the resolver has exactly the data locks (Put, Delete) of the range: a lock is
+added when it is put and removed when it is deleted, with or without a write record. (TiKV's CDC delegate
+ignores lock deletes, so a lock that was rolled back silently holds the resolved ts back: tikv#18498, #19083.)
 
-A lock holds the resolved ts at its start_ts; those of a large transaction, written by generations, only below
-the min_commit_ts that its primary is known to have (`txn_status`), as in TiKV's resolver of stale reads. Each
-key counts until it is unlocked, for its commit is still to be told.
+A lock limits the resolved ts to its start_ts. Locks of a large transaction, which is written in generations,
+limit it only to below the known min_commit_ts of its primary (`txn_status`), as in TiKV's resolver of stale
+reads. Each key counts until it is unlocked, because its commit has not been sent yet.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 LOCKS_BYTES_MAX: Final = 256 << 20
-"""Of the tracked locks of one downstream; one with more fails with Congested."""
+"""The most bytes of tracked locks of one downstream; beyond it, the downstream fails with Congested."""
 LOCK_OVERHEAD: Final = 128
-"""Charged for each lock beside its key."""
+"""The bytes charged for each lock in addition to its key."""
 
 
 class Resolver:
-    """Not thread-safe: its owner is the endpoint's thread."""
+    """The locks and resolved ts of one downstream. Not thread-safe; owned by the endpoint's thread."""
 
     def __init__(self, min_commit_ts: Callable[[int], int] = int) -> None:
-        """`min_commit_ts`: start_ts of a large transaction -> the least ts it may commit at."""
+        """`min_commit_ts`: start_ts of a large transaction -> the smallest ts at which it may commit."""
         self.resolved_ts = 0
-        """Never goes back."""
+        """It only rises."""
         self._min_commit_ts = min_commit_ts
         self._large: set[int] = set()
         self._bytes = 0
@@ -39,21 +39,21 @@ class Resolver:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the locks that were there at the start are known."""
+        """Whether the locks that existed at the start are known."""
         return self._replay is None
 
     @property
     def is_congested(self) -> bool:
-        """Whether it remembers more than it may."""
+        """Whether the tracked locks exceed LOCKS_BYTES_MAX."""
         return self._bytes > LOCKS_BYTES_MAX
 
     def __len__(self) -> int:
         return len(self._locks)
 
     def track(self, key: bytes, start_ts: int, is_large: bool = False) -> bool:
-        """The key has a data lock of `start_ts` now; 0: it has none. `is_large`: it has a generation.
+        """Set the data lock of a key to `start_ts`; 0: none. `is_large`: the lock has a generation.
 
-        False when more is remembered than may be.
+        Returns False if the tracked locks exceed LOCKS_BYTES_MAX.
         """
         if self._replay is not None:
             self._replay.append((key, start_ts, is_large))
@@ -63,11 +63,11 @@ class Resolver:
         return self._bytes <= LOCKS_BYTES_MAX
 
     def locked_by(self, key: bytes) -> int:
-        """The start_ts of the data lock on a key; 0 when there is none or it is not known yet."""
+        """The start_ts of the data lock on a key; 0 if there is none or it is not known yet."""
         return self._locks.get(key, 0)
 
     def forget(self, start: bytes, end: bytes) -> None:
-        """All locks of [start, end) are gone; an empty `end` is infinity."""
+        """Remove all locks of [start, end); an empty `end` is infinity."""
         if self._replay is not None:
             self._replay.append((start, end, False))
             return
@@ -76,8 +76,10 @@ class Resolver:
             self._set(key, 0)
 
     def finish_scan(self, scanned: dict[bytes, int], large: Collection[int] = ()) -> None:
-        """`scanned`: the data locks at the snapshot, key -> start_ts; `large`: those that are of large
-        transactions. Called once.
+        """Add the result of the scan, then replay live changes. Called once.
+
+        `scanned`: the data locks at the snapshot, key -> start_ts. `large`: the start_ts of large
+        transactions.
         """
         replay, self._replay = self._replay, None
         self._bytes = 0
@@ -91,7 +93,10 @@ class Resolver:
                 self._set(key, after, is_large)
 
     def resolve(self, min_ts: int) -> int:
-        """Every commit from now on is above the returned ts, if those of new locks are above `min_ts`."""
+        """Raise the resolved ts as far as the locks allow, at most to `min_ts`, and return it.
+
+        Every later commit is above the returned ts if the commits of new locks are above `min_ts`.
+        """
         if self._replay is None:
             if self._heap or self._large:
                 min_ts = min(min_ts, self._oldest(min_ts))

@@ -1,7 +1,7 @@
-"""A ChangeData connection as the client sees it: its features, its registrations, its channel. Pure.
+"""The state of a ChangeData connection: its features, its registrations, its channel. Pure.
 
-A connection is one RPC stream. What it can do is decided by the call (V2 metadata `features`) and by
-`ticdc_version` of its first request, as TiKV decides it.
+A connection is one RPC stream. As in TiKV, its features depend on the call (V2 metadata `features`) and on
+`ticdc_version` in its first request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def parse_features(header: str) -> bool:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """major, minor, patch; (0, 0, 0) for anything that is no semantic version."""
+    """(major, minor, patch); (0, 0, 0) if the text is not a semantic version."""
     numbers = text.removeprefix("v").split("+")[0].split("-")[0].split(".")
     if len(numbers) != 3 or not all(part.isdecimal() for part in numbers):
         return (0, 0, 0)
@@ -38,7 +38,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 class Connection:
-    """Owned by the endpoint's thread, but for the channel, which has its own lock."""
+    """A connection. Owned by the endpoint's thread, except for the channel, which has its own lock."""
 
     def __init__(self, multiplexing: bool, channel: Channel | None = None) -> None:
         self.id = next(_ids)
@@ -50,13 +50,13 @@ class Connection:
         self.is_open = True
 
     def greet(self, version: str) -> None:
-        """Take note of the version in a request's header; only the first counts."""
+        """Set the version from a request's header; only the first one counts."""
         if self.version is None:
             self.version = parse_version(version)
 
     @property
     def batches_resolved_ts(self) -> bool:
-        """Whether resolved ts come with a list of regions, else one event per region."""
+        """Whether a resolved ts is sent once with a list of regions; otherwise as one event per region."""
         return self.version is not None and self.version >= _BATCH_RESOLVED_FROM
 
     @property

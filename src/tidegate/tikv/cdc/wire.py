@@ -1,8 +1,8 @@
-"""The bytes of change events, put together by hand: a row is joined once and copied no more.
+"""Encodes change events by hand, so the bytes of a row are built once and not converted again.
 
 A *row* here is an entry of `Event.Entries` with its tag and length, an *event* an entry of
-`ChangeDataEvent.events`, so that both only need to be concatenated. Field numbers are cdcpb's; fields that
-are zero or empty are left out, as protobuf does it. Protobuf's own encoder is the oracle of the tests.
+`ChangeDataEvent.events`, so both only need to be concatenated. Field numbers are cdcpb's; fields that are
+zero or empty are omitted, as in protobuf. Protobuf's own encoder is the oracle of the tests.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _KINDS: Final = tuple(
 _SIZES_END: Final = 1024
 _SIZES: Final = tuple(var_u64(size) for size in range(_SIZES_END))
 INITIALIZED: Final = b"\x0a\x02\x18%c" % int(pb.Event.INITIALIZED)
-"""The row that ends a scan."""
+"""The row that marks the end of a scan."""
 
 
 @lru_cache(CACHED)
 def _head(kind: int, op: int, start_ts: int, commit_ts: int) -> bytes:
-    """The fields that a transaction's rows share."""
+    """The fields that the rows of a transaction have in common."""
     start = b"\x08" + var_u64(start_ts) if start_ts else b""
     commit = b"\x10" + var_u64(commit_ts) if commit_ts else b""
     return start + commit + _KINDS[kind][op]
@@ -52,7 +52,7 @@ def row(
 ) -> bytes:
     """One row; `key` is raw, `expires` in unix seconds."""
     parts = [_head(kind, op, start_ts, commit_ts)]
-    if 0 < len(key) < _SIZES_END and 0 < len(value) < _SIZES_END:  # what mostly is
+    if 0 < len(key) < _SIZES_END and 0 < len(value) < _SIZES_END:  # the usual case
         parts += (b"\x2a", _SIZES[len(key)], key, b"\x32", _SIZES[len(value)], value)
     else:
         if key:
@@ -76,7 +76,7 @@ def _size(length: int) -> bytes:
 
 
 def event(region_id: int, request_id: int, rows: Sequence[bytes], index: int = 0) -> bytes:
-    """One event with rows; `index` is the raft index, of raw writes only."""
+    """One event with rows; `index` is the raft index, set only for raw writes."""
     entries = b"".join(rows)
     body = b"".join(
         (
@@ -91,7 +91,7 @@ def event(region_id: int, request_id: int, rows: Sequence[bytes], index: int = 0
 
 
 def framed(message: pb.Event) -> bytes:
-    """An event that protobuf encodes: errors, and resolved ts in the old form."""
+    """An event encoded by protobuf: errors, and resolved ts in the old form."""
     body: bytes = message.SerializeToString()
     return b"\x0a" + var_u64(len(body)) + body
 

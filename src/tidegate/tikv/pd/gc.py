@@ -1,9 +1,9 @@
-"""GC safepoints: who still needs old versions, down to which timestamp. Durable.
+"""GC safepoints: which services need old versions, and from which timestamp on. Durable.
 
-A service (a changefeed's capture, a backup) holds a safepoint for a time to live, taken against PD's time.
-`gc_worker` is the service of the collector itself: it is always there and never expires, from 0. The least
-safepoint of all is the bound for collection; a service may not ask for less than that. (PD:
-server/grpc_service.go `UpdateServiceGCSafePoint`.)
+A service (a changefeed's capture, a backup) holds a safepoint for a time to live, measured in PD's time.
+`gc_worker` is the service of the collector itself: it always exists, never expires, and begins at 0. The
+smallest safepoint limits the collection; a service cannot set a smaller one. (PD: server/grpc_service.go
+`UpdateServiceGCSafePoint`.)
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _FOREVER_MS: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ServiceSafePoint:
-    """What one service holds. `expires_ms` is a physical time of PD's."""
+    """The safepoint of one service. `expires_ms`: a physical time of PD's."""
 
     service_id: str
     safe_point: int
     expires_ms: int
 
     def ttl_s(self, now_ts: int) -> int:
-        """Seconds left at PD's time `now_ts`."""
+        """The seconds left at PD's time `now_ts`."""
         return max(0, self.expires_ms - timestamp.physical_ms(now_ts)) // 1000
 
 
@@ -39,7 +39,7 @@ class SafePoints:
     """The table of service safepoints and the cluster's own. Thread-safe."""
 
     def __init__(self, engine: Engine, scope: bytes = b"") -> None:
-        """`scope`: that of a keyspace which collects by itself; empty for all the others."""
+        """`scope`: identifies a keyspace with its own GC; empty for the rest of the cluster."""
         self._engine = engine
         self._mutex = threading.Lock()
         self._services_key, self._point_key = SERVICES_KEY + scope, SAFE_POINT_KEY + scope
@@ -50,23 +50,23 @@ class SafePoints:
 
     @property
     def safe_point(self) -> int:
-        """Versions hidden at this ts may be gone."""
+        """Versions that are not visible at this ts may have been removed."""
         return self._safe_point
 
     @property
     def txn_safe_point(self) -> int:
-        """No transaction may read below: the collector has announced it."""
+        """No transaction may read below this ts, because the collector has announced it."""
         return max(self._safe_point, self._services[GC_WORKER].safe_point)
 
     def services(self, now_ts: int) -> list[ServiceSafePoint]:
-        """The services that still hold one, least first."""
+        """The services that have not expired, the smallest safepoint first."""
         with self._mutex:
             return self._alive(now_ts)
 
     def update_service(self, service_id: str, ttl_s: int, safe_point: int, now_ts: int) -> ServiceSafePoint:
-        """Hold, renew or (ttl_s <= 0) give up a safepoint; the least one afterwards.
+        """Set, renew or (ttl_s <= 0) remove a service's safepoint; returns the smallest one afterwards.
 
-        A request below the least present safepoint changes nothing: the caller sees it in the answer.
+        A request below the current smallest safepoint changes nothing; the caller sees this in the answer.
         """
         with self._mutex:
             alive = self._alive(now_ts)
@@ -81,9 +81,9 @@ class SafePoints:
             return self._alive(now_ts)[0]
 
     def set_barrier(self, barrier_id: str, ttl_s: int, ts: int, now_ts: int) -> ServiceSafePoint | None:
-        """Hold or renew a safepoint of a name (newer clients' GC barrier); None when it is too late for it.
+        """Set or renew a named safepoint (a GC barrier of newer clients); None if `ts` is too old.
 
-        It may be below other services', but not below `txn_safe_point`.
+        It may be below the safepoints of other services, but not below `txn_safe_point`.
         """
         with self._mutex:
             self._alive(now_ts)
@@ -95,7 +95,7 @@ class SafePoints:
             return held
 
     def delete_barrier(self, barrier_id: str, now_ts: int) -> ServiceSafePoint | None:
-        """Give up a safepoint; what it was, None when it was not held."""
+        """Remove a safepoint and return it; None if there was none."""
         with self._mutex:
             self._alive(now_ts)
             held = None if barrier_id == GC_WORKER else self._services.pop(barrier_id, None)
@@ -104,7 +104,7 @@ class SafePoints:
             return held
 
     def update(self, safe_point: int, now_ts: int) -> int:
-        """Raise the cluster's safepoint towards `safe_point`, as far as every service allows; the new one."""
+        """Raise the cluster's safepoint as far as `safe_point` and services allow; returns the new one."""
         with self._mutex:
             others = [each.safe_point for each in self._alive(now_ts) if each.service_id != GC_WORKER]
             allowed = min([safe_point, *others])

@@ -1,6 +1,6 @@
 """Keyspaces of API V2: names for the three bytes after the mode byte of every key. Durable.
 
-`DEFAULT` with id 0 is always there. Others are named when the upstream starts and keep their ids for ever.
+`DEFAULT` with id 0 always exists. Others are created when the upstream starts, and keep their ids for ever.
 (PD: pkg/keyspace.)
 """
 
@@ -23,7 +23,7 @@ GC_OF_KEYSPACE: Final = "keyspace_level"
 
 
 class Keyspaces:
-    """The keyspaces of a cluster. Fixed after the start, so any thread may ask."""
+    """The keyspaces of a cluster. They do not change after the start, so any thread may read them."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class Keyspaces:
         return self._all
 
     def collecting(self) -> list[int]:
-        """The ids of those whose GC is their own, with barriers and a safepoint in their own scope."""
+        """The ids of keyspaces with their own GC, which have their own barriers and safepoint."""
         return [each.id for each in self._all if each.config.get(GC_TYPE) == GC_OF_KEYSPACE]
 
     def by_name(self, name: str) -> KeyspaceMeta | None:
-        """The keyspace of a name."""
+        """The keyspace with a name."""
         return next((each for each in self._all if each.name == name), None)

@@ -1,7 +1,8 @@
-"""Orders to regions, as PD's schedulers and a person give them: split, merge, transfer, move, change peers.
+"""Operators on regions, as PD has them: split, merge, transfer, move, change peers.
 
-Each is an admin command, or some in a row, waited for. What cannot be done raises InvalidInput and changes
-nothing; a merge that a stop or a kill cuts in two is carried on at the next start.
+Each consists of one or more admin commands, and waits until they are applied. An impossible operator raises
+InvalidInput and changes nothing. If a stop or a kill interrupts a merge between its two halves, the next
+start completes it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from tidegate.tikv.raft.region_change import NewId, RegionChange
 from tidegate.tikv.raft.region_table import RegionTable
 
 WAIT_S: Final = 30.0
-"""For one admin command; it waits behind what is queued."""
+"""The timeout of one admin command, which waits behind the queued commands."""
 
 
 class Operators:
-    """Thread-safe; calls return when the order is carried out."""
+    """The operators. Thread-safe; each call returns when its operator is complete."""
 
     def __init__(self, raftstore: Raftstore, stores: Stores, new_id: NewId) -> None:
         self._raftstore = raftstore
@@ -33,11 +34,11 @@ class Operators:
         self._new_id = new_id
 
     def split(self, region_id: int, at: Sequence[bytes]) -> tuple[Region, ...]:
-        """Split a region at encoded keys; its parts from left to right."""
+        """Split a region at encoded keys; returns its parts from left to right."""
         return self._run(lambda table: region_change.split(self._led(table, region_id), at, self._new_id)).now
 
     def split_at(self, at: Sequence[bytes]) -> list[Region]:
-        """Split whatever regions hold these encoded keys; those that begin at them afterwards."""
+        """Split the regions that hold these encoded keys; returns the regions that then begin at the keys."""
         for key in sorted(set(at)):
             region = self._regions.of_key(key)
             if key and region.start != key:
@@ -45,10 +46,10 @@ class Operators:
         return [self._regions.of_key(key) for key in sorted(set(at))]
 
     def merge(self, source_id: int, target_id: int, between: Callable[[], None] | None = None) -> Region:
-        """Merge a region into its neighbour; the target as it is then.
+        """Merge a region into its neighbour; returns the target after the merge.
 
-        Peers of the source that are elsewhere are moved first. `between` is called while the source takes no
-        writes.
+        The source's peers are first moved to the target's stores. `between` is called while the source
+        accepts no writes.
         """
         source, target = (self._led(self._regions, each) for each in (source_id, target_id))
         if set(source.stores) != set(target.stores):
@@ -64,7 +65,7 @@ class Operators:
         return self.commit_merge(source_id)
 
     def prepare_merge(self, source_id: int, target_id: int) -> Region:
-        """Only the first half of a merge; the source as it is then."""
+        """The first half of a merge; returns the source after it."""
         return self._run(
             lambda table: region_change.prepare_merge(
                 self._led(table, source_id), self._led(table, target_id)
@@ -72,7 +73,7 @@ class Operators:
         ).now[0]
 
     def commit_merge(self, source_id: int) -> Region:
-        """The second half; the target as it is then."""
+        """The second half of a merge; returns the target after it."""
 
         def decide(table: RegionTable) -> RegionChange:
             source = region_change.present(table, source_id)
@@ -81,13 +82,13 @@ class Operators:
         return self._run(decide).now[0]
 
     def rollback_merge(self, source_id: int) -> Region:
-        """Give up a merge that was prepared; the source as it is then."""
+        """Undo a prepared merge; returns the source after it."""
         return self._run(
             lambda table: region_change.rollback_merge(region_change.present(table, source_id))
         ).now[0]
 
     def transfer(self, region_id: int, store_id: int) -> Region:
-        """Let another store lead; nothing happens when it does already."""
+        """Transfer the leadership of a region to another store; does nothing if it already leads."""
         region = region_change.present(self._regions, region_id)
         if self._stores.get(store_id) is None:
             known = ", ".join(str(each.id) for each in self._stores.all())
@@ -103,7 +104,7 @@ class Operators:
         return self._run(decide).now[0]
 
     def move(self, region_id: int, source: int, target: int) -> Region:
-        """Move a peer from one store to another; a leader is transferred to another peer first, or along."""
+        """Move a peer from one store to another. If it is the leader, the new peer becomes the leader."""
         if self._stores.get(target) is None:
             known = ", ".join(str(each.id) for each in self._stores.all())
             raise InvalidInput(f"there is no store {target}", fix=f"name one of these: {known}")
@@ -122,9 +123,9 @@ class Operators:
         return self._change(region_id, [go])
 
     def change_peers(self, region_id: int, changes: Sequence[PeerChange], stay: bool = False) -> Region:
-        """Make stores voters, learners or nothing of a region; several by way of a joint state.
+        """Make stores voters or learners of a region, or remove their peers; several through a joint state.
 
-        `stay`: remain in it until `leave_joint`.
+        `stay`: remain in the joint state until `leave_joint`.
         """
         for each in changes:
             if each.wish is not Wish.REMOVE and self._stores.get(each.store_id) is None:
@@ -138,9 +139,10 @@ class Operators:
         return self._run(lambda table: conf_change.leave_joint(self._led(table, region_id))).now[0]
 
     def elect(self, store_id: int) -> list[Region]:
-        """A store is gone: regions that it led, or that lost their quorum, get another leader, or none.
+        """After a store stopped: regions that it led, or that lost their quorum, get another leader or none.
 
-        Regions may split and merge meanwhile: it ends when there is none of these. Those regions.
+        Regions may split and merge meanwhile, so this repeats until no such region is left. Returns the
+        changed regions.
         """
         changed: list[Region] = []
         up = self._stores.up()
@@ -154,7 +156,7 @@ class Operators:
         return changed
 
     def resume(self) -> None:
-        """At a start: carry on merges, and let regions without a leader have one."""
+        """At a start: complete interrupted merges, and elect leaders for regions without one."""
         for region in self._regions.all:
             if region.merging:
                 self._carry_on(region.id)
@@ -166,7 +168,7 @@ class Operators:
     # --- parts ---
 
     def _carry_on(self, source_id: int) -> None:
-        """End a merge that was prepared, unless somebody else has ended it."""
+        """Complete a prepared merge, unless another thread has already ended it."""
         try:
             self.commit_merge(source_id)
         except InvalidInput:
@@ -175,7 +177,7 @@ class Operators:
                 raise
 
     def _elect(self, region_id: int) -> tuple[Region, ...]:
-        """Another leader for a region, if it is still there."""
+        """Elect another leader for a region, if the region still exists."""
         try:
             return self._run(lambda table: self._election(table, region_id)).now
         except InvalidInput:

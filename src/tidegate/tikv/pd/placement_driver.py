@@ -1,7 +1,7 @@
-"""What PD knows: the cluster's id, its stores, time and safepoints; answers to `pdpb.PD`.
+"""The service `pdpb.PD`: the cluster's id, its stores, time and safepoints.
 
-Called by the gRPC edge (`rpc.services`), one method per call; regions are in `regions`. What PD must keep is
-in the engine's meta column family, so that a restarted upstream is the same cluster.
+Called by the gRPC edge (`rpc.services`), one method per call; the calls about regions are in `regions`. PD's
+durable state is in the engine's meta column family, so a restarted upstream is the same cluster.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tidegate.tikv.raft.region_meta import has_regions
 API_VERSION_KEY: Final = b"pd/api_version"
 CLUSTER_KEY: Final = b"pd/cluster_id"
 NO_KEYSPACE: Final = 0xFFFFFFFF
-"""The keyspace id of what belongs to none."""
+"""The keyspace id that stands for no keyspace."""
 
 
 def load_cluster_id(engine: Engine) -> int:
-    """The cluster's id, drawn once per data directory."""
+    """The cluster's id; chosen at random once per data directory."""
     stored = engine.get(META, CLUSTER_KEY)
     if stored is not None:
         return int.from_bytes(stored, "big")
@@ -41,9 +41,9 @@ def load_cluster_id(engine: Engine) -> int:
 
 
 def load_api_version(engine: Engine, wanted: int | None) -> int:
-    """The API version of the data directory; at its first start `wanted`, else 1.
+    """The API version of the data directory; at its first start `wanted`, or 1 if that is None.
 
-    Raises InvalidInput when another one is wanted than it has: the same bytes would mean something else.
+    Raises InvalidInput if `wanted` differs from it, because the same bytes would get another meaning.
     """
     stored = engine.get(META, API_VERSION_KEY)
     if stored is None:
@@ -61,16 +61,16 @@ def load_api_version(engine: Engine, wanted: int | None) -> int:
 
 
 class Members(Protocol):
-    """The members of PD, as it answers for them; `rpc.members` has the servers."""
+    """The members of PD, as its answers describe them; `rpc.members` has their servers."""
 
     addresses: list[str]
-    """`host:port` by member, the first at 0."""
+    """`host:port` of each member, in the order of their numbers."""
     leader: int
-    """The number of the member that leads, from 1."""
+    """The number of the leading member, from 1."""
 
 
 class PlacementDriver:
-    """The service `pdpb.PD` without its wire. Thread-safe."""
+    """The service `pdpb.PD` without its network. Thread-safe."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class PlacementDriver:
         self._header = header
 
     def members(self) -> pb.GetMembersResponse:
-        """All members, and which leads."""
+        """All members, and which of them is the leader."""
         members = [
             pb.Member(
                 name="pd-embedded" if number == 1 else f"pd-embedded-{number}",
@@ -111,25 +111,25 @@ class PlacementDriver:
         return pb.GetMembersResponse(header=self._header, members=members, leader=leader, etcd_leader=leader)
 
     def cluster_info(self) -> pb.GetClusterInfoResponse:
-        """Timestamps come from PD itself, not from a service of their own."""
+        """The service mode: timestamps come from PD itself, not from a separate TSO service."""
         return pb.GetClusterInfoResponse(header=self._header, serviceModes=[pb.PD_SVC_MODE])
 
     def is_bootstrapped(self) -> pb.IsBootstrappedResponse:
-        """Always."""
+        """Always true."""
         return pb.IsBootstrappedResponse(header=self._header, bootstrapped=True)
 
     def timestamps(self, count: int) -> pb.TsoResponse:
-        """`count` timestamps; the answer holds the last."""
+        """Allocate `count` timestamps; the answer holds the last one."""
         return pb.TsoResponse(
             header=self._header, count=count, timestamp=self._timestamp(self.tso.get(count))
         )
 
     def min_ts(self) -> pb.GetMinTSResponse:
-        """A ts that no later one will be below."""
+        """A new timestamp: no later one is below it."""
         return pb.GetMinTSResponse(header=self._header, timestamp=self._timestamp(self.tso.get(1)))
 
     def knows(self, call: str) -> bool:
-        """Whether PD is not told to be one that is too old for a call."""
+        """Whether PD supports a call; False if a fault makes it behave as an older version."""
         return call not in self._faults.unknown_calls
 
     def store(self, store_id: int) -> pb.GetStoreResponse:
@@ -145,7 +145,7 @@ class PlacementDriver:
         return pb.GetStoreResponse(header=self._header, store=found.message())
 
     def all_stores(self, removed: bool = True) -> pb.GetAllStoresResponse:
-        """All stores; those that are removed only if they are asked for."""
+        """All stores; removed ones only if `removed`."""
         known = {each.id: each.message() for each in self.stores.all()} | self._faults.stores
         return pb.GetAllStoresResponse(
             header=self._header,
@@ -153,7 +153,7 @@ class PlacementDriver:
         )
 
     def store_heartbeat(self, store_id: int) -> pb.StoreHeartbeatResponse:
-        """A store reports that it is alive."""
+        """Record the heartbeat of a store."""
         if not self.stores.heartbeat(store_id):
             return pb.StoreHeartbeatResponse(
                 header=self._failure(pb.UNKNOWN, f"invalid store ID {store_id}, not found")
@@ -167,7 +167,7 @@ class PlacementDriver:
         )
 
     def split_and_scatter(self, at: Sequence[bytes]) -> pb.SplitAndScatterRegionsResponse:
-        """Split at encoded keys and spread the leaders of what came out."""
+        """Split at encoded keys, and spread the leaders of the new regions over the stores."""
         ids = self.regions.split(at)
         return pb.SplitAndScatterRegionsResponse(
             header=self._header,
@@ -177,13 +177,13 @@ class PlacementDriver:
         )
 
     def scatter(self, region_ids: Sequence[int]) -> pb.ScatterRegionResponse:
-        """Spread the leaders of regions."""
+        """Spread the leaders of regions over the stores."""
         return pb.ScatterRegionResponse(
             header=self._header, finished_percentage=self.regions.scatter(region_ids)
         )
 
     def operator(self, region_id: int) -> pb.GetOperatorResponse:
-        """What PD is doing to a region: nothing, all orders are carried out when they are answered."""
+        """The operator that runs on a region: always a finished one, because calls wait for completion."""
         return pb.GetOperatorResponse(
             header=self._header, region_id=region_id, desc=b"scatter-region", status=pb.SUCCESS
         )
@@ -193,14 +193,14 @@ class PlacementDriver:
         return pb.GetGCSafePointResponse(header=self._header, safe_point=self.safe_points.safe_point)
 
     def update_gc_safe_point(self, safe_point: int) -> pb.UpdateGCSafePointResponse:
-        """Raise the cluster's safepoint as far as services allow."""
+        """Raise the cluster's safepoint as far as the services allow."""
         new = self.safe_points.update(safe_point, self.tso.present())
         return pb.UpdateGCSafePointResponse(header=self._header, new_safe_point=new)
 
     def update_service_gc_safe_point(
         self, service_id: bytes, ttl_s: int, safe_point: int
     ) -> pb.UpdateServiceGCSafePointResponse:
-        """Hold, renew or give up a service's safepoint; answers with the least one."""
+        """Set, renew or remove a service's safepoint; answers with the smallest one."""
         now_ts = self.tso.get(1)
         least = self.safe_points.update_service(
             service_id.decode(errors="replace"), ttl_s, safe_point, now_ts
@@ -213,11 +213,11 @@ class PlacementDriver:
         )
 
     def points_of(self, keyspace_id: int) -> SafePoints:
-        """The safepoints of a keyspace that collects by itself, else those of the cluster."""
+        """The safepoints of a keyspace with its own GC, otherwise those of the cluster."""
         return self._own_points.get(keyspace_id, self.safe_points)
 
     def gc_state(self, barriers: bool = True, keyspace_id: int = NO_KEYSPACE) -> pb.GetGCStateResponse:
-        """The safepoint, and the services' as `barriers`, in the form newer clients ask for."""
+        """The safepoints in the form for newer clients; the services' safepoints are GC barriers."""
         points = self.points_of(keyspace_id)
         own = points is not self.safe_points
         state = pb.GCState(
@@ -237,7 +237,7 @@ class PlacementDriver:
     def set_gc_barrier(
         self, barrier_id: str, ts: int, ttl_s: int, keyspace_id: int = NO_KEYSPACE
     ) -> pb.SetGCBarrierResponse:
-        """Hold a service's safepoint, as newer clients ask for it: refused below what may be gone."""
+        """Set a service's safepoint for newer clients; refused if versions at `ts` may have been removed."""
         if not barrier_id or barrier_id == GC_WORKER or ttl_s <= 0 or ts <= 0:
             text = f"a barrier needs a name of its own, a ts and a ttl, not '{barrier_id}', {ts}, {ttl_s}"
             return pb.SetGCBarrierResponse(header=self._failure(pb.INVALID_VALUE, text))
@@ -253,7 +253,7 @@ class PlacementDriver:
     def delete_gc_barrier(
         self, barrier_id: str, keyspace_id: int = NO_KEYSPACE
     ) -> pb.DeleteGCBarrierResponse:
-        """Give it up; answers with what there was."""
+        """Remove a service's safepoint; answers with the removed one."""
         now_ts = self.tso.get(1)
         held = self.points_of(keyspace_id).delete_barrier(barrier_id, now_ts)
         gone = None if held is None else _barrier(held, now_ts)
@@ -268,7 +268,7 @@ class PlacementDriver:
         return keyspacepb_pb2.LoadKeyspaceResponse(header=self._header, keyspace=found)
 
     def all_keyspaces(self, start_id: int, limit: int) -> keyspacepb_pb2.GetAllKeyspacesResponse:
-        """Keyspaces from `start_id` on, by id; at most `limit` of them when it is positive."""
+        """Keyspaces from `start_id` on, by id; at most `limit` of them if it is positive."""
         found = [each for each in self._keyspaces.all() if each.id >= start_id]
         return keyspacepb_pb2.GetAllKeyspacesResponse(
             header=self._header, keyspaces=found[: limit if limit > 0 else None]

@@ -1,7 +1,7 @@
-"""Regions as PD answers for them; `pdpb.PD`'s questions about regions and what it may be told to do to them.
+"""The calls of `pdpb.PD` about regions: queries, splits and scattering.
 
-PD learns of changes at once here, unless its view is held (a fault): then it answers with the regions as they
-were, as a PD does whose heartbeats are late.
+This PD sees region changes at once, unless its view is held (a fault). Then it answers with the old regions,
+like a PD whose heartbeats are late.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidegate.tikv.raft.region_table import RegionState, RegionTable
 
 NO_LEADER = metapb_pb2.Peer()
 FAR_PEER = 1 << 40
-"""Ids of learners that there are not begin here."""
+"""The ids of invented learner peers begin here."""
 
 
 class PdRegions:
-    """Thread-safe."""
+    """PD's view of the regions. Thread-safe."""
 
     def __init__(
         self, table: RegionTable, operators: Operators, header: pb.ResponseHeader, faults: Faults
@@ -34,20 +34,20 @@ class PdRegions:
 
     @property
     def view(self) -> RegionState:
-        """What PD believes."""
+        """The regions as PD reports them."""
         return self._held or self._table.state
 
     @property
     def is_held(self) -> bool:
-        """Whether it believes what was."""
+        """Whether PD reports an old view."""
         return self._held is not None
 
     def hold(self) -> None:
-        """Learn nothing new."""
+        """Keep reporting the current view."""
         self._held = self._table.state
 
     def let_go(self) -> None:
-        """Learn everything again."""
+        """Report the actual regions again."""
         self._held = None
 
     def at(self, key: bytes) -> pb.GetRegionResponse:
@@ -59,7 +59,7 @@ class PdRegions:
         return self._response(self.view.before(key))
 
     def by_id(self, region_id: int) -> pb.GetRegionResponse:
-        """A region by its id; without a region when there is none."""
+        """A region by its id; an answer without a region if there is none."""
         return self._response(self.view.by_id.get(region_id))
 
     def scan(self, start: bytes, end: bytes, limit: int) -> pb.ScanRegionsResponse:
@@ -84,7 +84,7 @@ class PdRegions:
         )
 
     def query(self, request: pb.QueryRegionRequest) -> pb.QueryRegionResponse:
-        """Many keys and ids at once; ids that are unknown are left out, keys answered in their order."""
+        """The regions of many keys and ids; unknown ids are left out, keys are answered in order."""
         view = self.view
         of_keys = [view.of_key(key) for key in request.keys]
         before = [view.before(key) for key in request.prev_keys]
@@ -103,11 +103,11 @@ class PdRegions:
         return response
 
     def split(self, at: Sequence[bytes]) -> list[int]:
-        """Split whatever regions hold these encoded keys; the ids of those that begin there."""
+        """Split the regions that hold these encoded keys; returns the ids of the regions that begin there."""
         return [region.id for region in self._operators.split_at(at)]
 
     def scatter(self, region_ids: Sequence[int]) -> int:
-        """Spread the leaders of regions over the stores; how many percent were there to be spread."""
+        """Spread the leaders of regions over the stores; returns the percentage of regions that exist."""
         found = [self._table.by_id[number] for number in region_ids if number in self._table.by_id]
         for i, region in enumerate(sorted(found, key=lambda each: each.start)):
             stores = sorted(region.voters)

@@ -1,7 +1,7 @@
-"""Where to split a region: in its middle, or by size; and the thread that splits what has grown too large.
+"""Finds the keys to split a region at, in its middle or by size; a thread splits regions that grew too large.
 
-Sizes are those of the records of its committed versions and long values, walked once; split keys are encoded
-user keys, so that versions of a key stay together. (TiKV: raftstore/src/coprocessor/split_check.)
+The size of a region is that of its write records and long values, which are read once. Split keys are encoded
+user keys, so all versions of a key stay in one region. (TiKV: raftstore/src/coprocessor/split_check.)
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tidegate.tikv.raft.region import Region
 CHECK_S: Final = 1.0
 SAMPLES: Final = 1024
 SPLIT_BYTES: Final = 256 << 20
-"""A region half as large again is cut into parts of this size (TiKV's region-split-size)."""
+"""A region of at least 1.5 times this size is split into parts of this size (TiKV's region-split-size)."""
 
 _log = logging.getLogger(__name__)
 
 
 def middle(engine: Engine, region: Region) -> bytes | None:
-    """The key with about half of the region's bytes below it; None when it has fewer than two keys."""
+    """The key with about half of the region's bytes below it; None if it has fewer than two keys."""
     samples: list[tuple[bytes, int]] = []
     every, total = 1, 0
     for seen, (key, size) in enumerate(_sizes(engine, region)):
@@ -42,7 +42,7 @@ def middle(engine: Engine, region: Region) -> bytes | None:
 
 
 def by_size(engine: Engine, region: Region, split_bytes: int) -> list[bytes]:
-    """Keys that cut the region into parts of about `split_bytes`; none when it has less than 1.5 of them."""
+    """Keys that cut the region into parts of about `split_bytes`; none if it has less than 1.5 parts."""
     found, size, total = [], 0, 0
     for key, more in _sizes(engine, region):
         if size >= split_bytes:
@@ -56,7 +56,7 @@ def by_size(engine: Engine, region: Region, split_bytes: int) -> list[bytes]:
 
 
 def _sizes(engine: Engine, region: Region) -> Iterator[tuple[bytes, int]]:
-    """The region's keys in order with the bytes of their records; each once."""
+    """The region's keys in order, each once, with the bytes of its records."""
     now, size = b"", 0
     walks = [_records(engine, cf, region) for cf in (mvcc.DEFAULT, mvcc.WRITE)]
     for key, more in heapq.merge(*walks):
@@ -84,7 +84,7 @@ def _records(engine: Engine, cf: int, region: Region) -> Iterator[tuple[bytes, i
 
 
 def _is_encoded(key: bytes) -> bool:
-    """Whether it is a key of a transaction or of raw V2, and not one of raw V1, which has no version."""
+    """Whether it is an encoded key (transactional or raw V2), and not a raw V1 key, which has no version."""
     try:
         keys.decode(key)
     except Undecodable:
@@ -93,7 +93,7 @@ def _is_encoded(key: bytes) -> bool:
 
 
 class Splitter:
-    """Watches what is written to regions. `split_bytes` 0: does nothing."""
+    """Splits regions after enough was written to them. `split_bytes` 0: never."""
 
     def __init__(self, raftstore: Raftstore, operators: Operators, split_bytes: int) -> None:
         self._raftstore = raftstore
@@ -103,12 +103,12 @@ class Splitter:
         self._thread = threading.Thread(target=self._run, name="splitter", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         if self._split_bytes:
             self._thread.start()
 
     def stop(self) -> None:
-        """End."""
+        """Stop the thread."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -120,7 +120,7 @@ class Splitter:
                     self.check(region_id)
 
     def check(self, region_id: int) -> int:
-        """Split a region when it is too large; how many parts there are then."""
+        """Split a region if it is too large; returns the number of its parts (0: the region is gone)."""
         self._raftstore.written.pop(region_id, None)
         region = self._raftstore.regions.by_id.get(region_id)
         if region is None:

@@ -1,7 +1,7 @@
 """The stores of a cluster as PD knows them: ids, addresses, heartbeats.
 
-Ids and addresses are durable, so that a store comes back as the same one at the same address. Heartbeats are
-kept in memory, as PD keeps them.
+Ids and addresses are durable, so after a restart a store has the same id and address. Heartbeats are kept in
+memory, as in PD.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STORES_MAX: Final = 64
 HEARTBEAT_S: Final = 3.0
 """How often a store reports (TiKV: 10 s)."""
 VERSION: Final = "8.5.0"
-"""The TiKV version this upstream claims to be; clients gate features by it."""
+"""The TiKV version that this upstream reports; clients enable features by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class StoreInfo:
     is_up: bool = False
 
     def message(self) -> metapb_pb2.Store:
-        """As clients see it. A store that is down is Up to PD for long, as TiKV's are."""
+        """The store in PD's answers. A store that is down stays Up for a long time, as in PD."""
         return metapb_pb2.Store(
             id=self.id,
             address=self.address,
@@ -52,9 +52,9 @@ class Stores:
     """All stores. Thread-safe."""
 
     def __init__(self, engine: Engine, clock: Clock, count: int | None) -> None:
-        """`count`: how many a new cluster has; None: as it has, 1 for a new one.
+        """`count`: the number of stores of a new cluster; None: as stored, or 1 for a new cluster.
 
-        Raises InvalidInput when the data directory has another number.
+        Raises InvalidInput if the data directory has another number.
         """
         self._engine = engine
         self._clock = clock
@@ -86,11 +86,11 @@ class Stores:
         return list(self._stores.values())
 
     def up(self) -> list[int]:
-        """The ids of those that serve."""
+        """The ids of the stores that are up."""
         return [each.id for each in self.all() if each.is_up]
 
     def started(self, store_id: int, address: str, status_address: str = "") -> None:
-        """A store serves at an address; durable."""
+        """Record that a store is up, and its address, durably."""
         now_s = self._clock.now_ms() // 1000
         with self._mutex:
             info = replace(
@@ -107,12 +107,12 @@ class Stores:
         self.heartbeat(store_id)
 
     def stopped(self, store_id: int) -> None:
-        """A store serves no more."""
+        """Record that a store is down."""
         with self._mutex:
             self._stores[store_id] = replace(self._stores[store_id], is_up=False)
 
     def heartbeat(self, store_id: int) -> bool:
-        """A store is alive; False for one that is not known."""
+        """Record a heartbeat of a store; False if the store is unknown."""
         now_ns = self._clock.now_ms() * 1_000_000
         with self._mutex:
             known = self._stores.get(store_id)

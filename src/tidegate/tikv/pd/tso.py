@@ -1,10 +1,10 @@
 """The timestamp oracle: strictly increasing timestamps, also across restarts.
 
-Mode `system`: physical time, never behind the machine's clock nor behind what was handed out before; an
-upper bound is stored ahead of use, so that a restart begins above everything the last run gave out.
-Mode `manual`: the present ts stands still until `advance` moves it; every request is answered with it.
-For logs recorded in the past, whose transactions bring their own timestamps.
-While it is frozen (a fault) nobody gets any.
+Mode `system`: physical time, never behind the machine's clock or an earlier timestamp. An upper bound is
+stored before use, so a restart begins above all timestamps of the last run.
+Mode `manual`: the current ts changes only by `advance`, and every request gets it. This is for logs recorded
+in the past, whose transactions bring their own timestamps.
+While the TSO is frozen (a fault), requests fail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOGICAL_END: Final = 1 << timestamp.LOGICAL_BITS
 
 
 class TsoMode(StrEnum):
-    """Where timestamps come from."""
+    """The source of timestamps."""
 
     SYSTEM = "system"
     MANUAL = "manual"
@@ -42,15 +42,15 @@ class Tso:
         self._thawed = threading.Event()
         self._thawed.set()
         self._last = self._bound
-        """Manual: the present ts. System: the last one given out; the bound itself is never given out."""
+        """Manual: the current ts. System: the last allocated ts; the bound itself is never allocated."""
 
     def present(self) -> int:
-        """The newest ts given out (system) or the ts the clock stands at (manual); allocates nothing."""
+        """The last allocated ts (system) or the current ts (manual); allocates nothing."""
         with self._mutex:
             return self._last
 
     def get(self, count: int = 1) -> int:
-        """Allocate `count` consecutive timestamps and return the last; manual: the present ts, always.
+        """Allocate `count` consecutive timestamps and return the last; manual: always the current ts.
 
         Raises Retryable while the TSO is frozen.
         """
@@ -68,6 +68,7 @@ class Tso:
     def _allocate(self, count: int) -> int:
         floor = timestamp.compose(self._clock.now_ms())
         last = max(self._last, floor) + count
+        # All of them must be in one millisecond, because clients subtract from the logical part of the last.
         if timestamp.physical_ms(last) != timestamp.physical_ms(last - count + 1):
             last = timestamp.compose(timestamp.physical_ms(last)) + count
         if last >= self._bound:
@@ -77,24 +78,24 @@ class Tso:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether nobody gets timestamps."""
+        """Whether requests for timestamps fail."""
         return not self._thawed.is_set()
 
     def freeze(self) -> None:
-        """Give out no more timestamps."""
+        """Stop allocating timestamps."""
         with self._mutex:
             self._thawed.clear()
 
     def thaw(self) -> None:
-        """Go on."""
+        """Allocate timestamps again."""
         self._thawed.set()
 
     def wait_thawed(self, timeout_s: float) -> bool:
-        """Wait until it is not frozen; False when it still is."""
+        """Wait until the TSO is not frozen; False if it still is after `timeout_s`."""
         return self._thawed.wait(timeout_s)
 
     def advance(self, ts: int) -> int:
-        """Move a manual clock to `ts`, durably, never back; the present ts."""
+        """Move a manual clock to `ts`, durably and never back; returns the current ts."""
         with self._mutex:
             if self.mode is not TsoMode.MANUAL:
                 raise InvalidInput(

@@ -1,8 +1,8 @@
-"""Percolator transactions: a request and a reader in, a response and a write batch out. Pure.
+"""Percolator transactions: functions from a request and a reader to a response and a write batch. Pure.
 
-The caller holds latches on all keys of a writing command from before the read until its batch is applied,
-so that what was read still holds when the batch lands. Each function returns an `Outcome`; an outcome
-with errors has no changes. Rules and names are TiKV's (storage/txn/actions, storage/txn/commands).
+The caller holds latches on all keys of a writing command from before the read until its batch is applied, so
+the records that were read cannot change in between. Each function returns an `Outcome`; an outcome with
+errors has no changes. Rules and names are TiKV's (storage/txn/actions, storage/txn/commands).
 """
 
 from tidegate.tikv.percolator.commit import batch_rollback, cleanup, commit, is_expired, resolve_locks

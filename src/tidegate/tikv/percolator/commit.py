@@ -1,4 +1,4 @@
-"""Commit, rollback, and the resolution of locks whose transaction's fate is known.
+"""Commit, rollback, and the resolution of locks of transactions whose result is known.
 
 (TiKV: storage/txn/actions/{commit,cleanup,check_txn_status}.rs, storage/mvcc/txn.rs.)
 """
@@ -17,7 +17,7 @@ from tidegate.tikv.reader import Reader, Record
 
 
 class _Silence:
-    """Nobody was told anything."""
+    """No resolved ts was announced."""
 
     highest = 0
 
@@ -36,9 +36,9 @@ def commit(
 ) -> Outcome[pb.CommitResponse]:
     """Turn the transaction's locks into write records at commit_ts.
 
-    A commit_ts must be above what is `announced` for the key. A right client's commit_ts on a data
-    lock is always above it, since it took the ts after its locks were there and these hold the resolved ts
-    down; a wrong one is refused, never sent too late. Other locks are none of CDC's business.
+    The commit_ts must be above the resolved ts `announced` for the key. For a data lock this always holds for
+    a correct client: it gets its commit_ts after its locks were written, and the locks limit the resolved ts.
+    A wrong commit_ts is refused, because its change would be sent too late. Other locks do not matter to CDC.
     """
     if encoded is None:
         encoded = [keys.encode(raw) for raw in request.keys]
@@ -57,14 +57,14 @@ def commit(
 
 
 def _check_committed(reader: Reader, raw: bytes, key: bytes, start_ts: int) -> None:
-    """The lock is gone; that is right only if it was committed."""
+    """Check that a key without its lock was committed by the transaction; otherwise raise RefusedError."""
     if not reader.record_of(key, start_ts).is_committed():
         text = f"the lock of {start_ts} on {raw.hex()} is gone: rolled back, or never there"
         raise RefusedError(pb.KeyError(txn_lock_not_found=pb.TxnLockNotFound(key=raw), retryable=text))
 
 
 class _Committer:
-    """Turns locks into write records at one commit_ts. What the locks of a transaction share is done once."""
+    """Turns locks into write records at one commit_ts. The parts that the locks share are encoded once."""
 
     def __init__(self, commit_ts: int, announced: Announced, changes: list[Change]) -> None:
         self._commit_ts = commit_ts
@@ -76,7 +76,9 @@ class _Committer:
         self._head = self._tail = b""
 
     def commit(self, key: bytes, stored: bytes, start_ts: int) -> bool:
-        """Commit the lock if it is the transaction's; a pessimistic one is dropped: it was not prewritten."""
+        """Commit a lock, and return whether it belongs to the transaction. A pessimistic lock is only
+        removed, because its key was not prewritten.
+        """
         lock, short = self._shapes.split(stored)
         if lock.start_ts != start_ts:
             return False
@@ -93,7 +95,7 @@ class _Committer:
         return True
 
     def _begin(self, key: bytes, lock: Lock) -> None:
-        """Prepare for locks like this one."""
+        """Check and encode the parts that locks like this one share."""
         floor = max(lock.min_commit_ts, lock.start_ts + 1)
         if self._commit_ts < floor:
             raise _expired(keys.decode(key), lock.start_ts, self._commit_ts, floor)
@@ -123,7 +125,7 @@ def _expired(raw: bytes, start_ts: int, commit_ts: int, floor: int) -> RefusedEr
 def batch_rollback(
     reader: Reader, request: pb.BatchRollbackRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.BatchRollbackResponse]:
-    """Roll the transaction back on these keys, so that a late prewrite of it fails."""
+    """Roll the transaction back on these keys, so that its late prewrites fail."""
     changes: list[Change] = []
     try:
         for raw in request.keys:
@@ -136,7 +138,7 @@ def batch_rollback(
 def cleanup(
     reader: Reader, request: pb.CleanupRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.CleanupResponse]:
-    """Roll one key back unless its lock is still alive at current_ts (0: whatever its age)."""
+    """Roll one key back, unless its lock has not expired at current_ts (0: in any case)."""
     changes: list[Change] = []
     try:
         _rollback_key(reader, request.key, request.start_version, changes, request.current_ts)
@@ -148,7 +150,7 @@ def cleanup(
 
 
 class CommittedError(RefusedError):
-    """A rollback met the commit record of its transaction."""
+    """A rollback found the commit record of its transaction."""
 
     def __init__(self, commit_ts: int) -> None:
         super().__init__(pb.KeyError(abort=f"committed already at {commit_ts}"))
@@ -173,7 +175,7 @@ def _rollback_key(
 
 
 def rollback_lock(reader: Reader, key: bytes, lock: Lock, changes: list[Change], protect: bool) -> None:
-    """Remove a lock with its value and leave the mark of its rollback."""
+    """Remove a lock and its value, and write the rollback."""
     if lock.kind == mvcc.KIND_PUT and lock.short_value is None:
         changes.append((mvcc.DEFAULT, keys.versioned(key, lock.start_ts), None))
     changes.append((mvcc.LOCK, key, None))
@@ -189,10 +191,11 @@ def make_rollback(
     changes: list[Change],
     protect: bool,
 ) -> None:
-    """Leave a mark that `start_ts` is rolled back, where it must be left.
+    """Record that `start_ts` is rolled back, if that is necessary.
 
-    Another transaction's commit may sit at exactly start_ts: then a protected rollback flags that record, an
-    unprotected one writes nothing. An async-commit lock that could still commit at start_ts takes the mark.
+    If another transaction's commit record has exactly this ts, a protected rollback sets a flag in that
+    record, and an unprotected one writes nothing. If another transaction's async-commit lock could still
+    commit at start_ts, a protected rollback is noted in the lock. Otherwise a rollback record is written.
     """
     if other is not None and other.secondaries is not None and other.min_commit_ts <= start_ts:
         if protect and start_ts not in other.rollback_ts:
@@ -211,7 +214,7 @@ def make_rollback(
 
 
 def _collapse(reader: Reader, key: bytes, start_ts: int, changes: list[Change]) -> None:
-    """An unprotected rollback right below a newer one says nothing more: drop it."""
+    """Remove an unprotected rollback record directly below the new one, because it is redundant."""
     if not start_ts:
         return
     below = reader.newest_write(key, start_ts - 1)
@@ -230,9 +233,9 @@ def resolve_locks(
     fates: dict[int, int],
     announced: Announced = _SILENCE,
 ) -> Outcome[pb.ResolveLockResponse]:
-    """Commit or roll back (fate 0) the locks on these encoded keys by their transaction's fate.
+    """Commit or roll back the locks on these encoded keys. `fates`: start_ts -> commit_ts; 0: rolled back.
 
-    Keys whose lock went away meanwhile, or belongs to another transaction, are left alone.
+    Keys without a lock, or with a lock of another transaction, stay as they are.
     """
     changes: list[Change] = []
     committers = {ts: _Committer(ts, announced, changes) for ts in set(fates.values()) if ts}

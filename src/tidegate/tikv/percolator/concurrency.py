@@ -1,13 +1,15 @@
-"""What keeps one-phase and async commits in step with readers and with CDC: max_ts and the in-memory locks.
+"""Keeps one-phase and async commits consistent with readers and with CDC: max_ts and the in-memory locks.
 
-Such a commit chooses its own ts, above `max_ts`: above everything a reader has read at and every resolved ts
-that was announced. From that choice until its write is applied, its keys are locked in memory only:
+Such a commit chooses its own ts above `max_ts`, which is at least the ts of every read and every announced
+resolved ts. From that choice until its write is applied, its keys are locked only in memory:
 
     publish (lock in memory, ts chosen) -> propose -> apply -> observers -> release -> client
 
-A reader raises max_ts first and looks at the locks then; a tick of the resolved ts raises max_ts to its
-timestamp first and takes the least start_ts of the locks then. So whoever comes before the choice is below
-the chosen ts, and whoever comes after it sees the lock. (TiKV: components/concurrency_manager.)
+A reader first raises max_ts and then checks the locks. A tick of the resolved ts first raises max_ts to its
+timestamp and then takes the smallest start_ts of the locks. So if a read or tick comes before the choice, the
+chosen ts is above it; if it comes after the choice, it sees the lock. In the opposite order a commit could
+choose a ts below the read's between the two steps, and the read would miss it. (TiKV:
+components/concurrency_manager.)
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidegate.tikv.mvcc import Lock
 
 
 class Choice(NamedTuple):
-    """The ts that was chosen for some keys, and what to release."""
+    """The chosen ts, and the keys to release."""
 
     ts: int
     keys: Collection[bytes]
@@ -39,11 +41,11 @@ class ConcurrencyManager:
 
     @property
     def max_ts(self) -> int:
-        """The highest ts anybody has read at, or that was announced."""
+        """The highest ts of any read, or of an announced resolved ts."""
         return self._max_ts
 
     def update_max_ts(self, ts: int) -> None:
-        """Nothing that is published from now on commits at or below `ts`. TS_MAX is no point in time."""
+        """Raise max_ts: writes published later commit above `ts`. TS_MAX is no time and is ignored."""
         if self._max_ts < ts != TS_MAX:
             with self._mutex:
                 self._max_ts = max(self._max_ts, ts)
@@ -51,8 +53,8 @@ class ConcurrencyManager:
     def publish(self, locks: Iterable[tuple[bytes, Lock]], floor: int, ceiling: int) -> Choice | None:
         """Choose a ts >= floor above max_ts and lock the encoded keys in memory with it as min_commit_ts.
 
-        None, and no lock, when it would be above `ceiling` (0: no ceiling). The caller holds the latches of
-        the keys and calls `release` when the write is applied or given up.
+        Returns None, without locks, if the ts would be above `ceiling` (0: no ceiling). The caller holds the
+        latches of the keys, and calls `release` when the write is applied or has failed.
         """
         with self._mutex:
             ts = max(self._max_ts + 1, floor)
@@ -60,7 +62,7 @@ class ConcurrencyManager:
                 return None
             stamped: dict[int, Lock] = {}
             mine = {}
-            for key, lock in locks:  # few different ones, each for many keys
+            for key, lock in locks:  # few different lock objects, each for many keys
                 found = stamped.get(id(lock))
                 if found is None:
                     found = stamped[id(lock)] = lock._replace(min_commit_ts=ts)
@@ -70,14 +72,15 @@ class ConcurrencyManager:
             return Choice(ts, mine.keys())
 
     def release(self, keys: Iterable[bytes]) -> None:
-        """Forget published locks."""
+        """Remove published locks."""
         with self._mutex:
             for key in keys:
                 del self._locks[key]
 
     def hold(self, ts: int) -> int:
-        """Hold the resolved ts at or below `ts` (a raw write under way) until `let_go` of what is
-        returned.
+        """Keep the resolved ts at or below `ts`, for a raw write in progress, until `let_go`.
+
+        Returns the id for `let_go`.
         """
         with self._mutex:
             self._next_hold += 1
@@ -90,7 +93,7 @@ class ConcurrencyManager:
             del self._held[hold]
 
     def min_lock_ts(self, otherwise: int) -> int:
-        """The least start_ts of what is under way; `otherwise` when nothing is."""
+        """The smallest start_ts of the writes in progress; `otherwise` if it is smaller or there are none."""
         if not self._locks and not self._held:
             return otherwise
         with self._mutex:

@@ -1,9 +1,9 @@
-"""A range becomes what it was at a version: which records that takes. Pure.
+"""Flashback: the records that restore a range to its state at a version. Pure.
 
-First the locks of the range go, and its first key is locked by the flashback; then every other key whose
-value differs from what a reader at `version` saw gets that value, or a Delete, as one record at `commit_ts`;
-last the first key is committed. So the lock holds the resolved ts until all is there, and a second run finds
-what the first has done. (TiKV: storage/txn/actions/flashback_to_version.rs.)
+First the locks of the range are removed, and the flashback locks the first key. Then every other key whose
+value differs from the one at `version` gets that value, or a Delete, as one record at `commit_ts`. Last the
+first key is committed. Its lock therefore holds the resolved ts back until all records are written, and a
+repeated run detects what the first one did. (TiKV: storage/txn/actions/flashback_to_version.rs.)
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.reader import Reader, View
 
 BATCH_KEYS: Final = 256
-"""Keys of one command."""
+"""The most keys of one command."""
 
 
 def after(key: bytes) -> bytes:
-    """Where the records of the keys above an encoded key begin."""
+    """The key where the records of all keys above an encoded key begin."""
     return keys.versioned(key, 0) + b"\0"
 
 
 def written_keys(view: View, start: bytes, end: bytes) -> Iterator[bytes]:
-    """The encoded keys of [start, end) with any record, ascending."""
+    """The encoded keys of [start, end) with any write record, ascending."""
     cursor = view.cursor(mvcc.WRITE)
     cursor.seek(start)
     while cursor.valid():
@@ -37,7 +37,7 @@ def written_keys(view: View, start: bytes, end: bytes) -> Iterator[bytes]:
 
 
 def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[Change]:
-    """The lock on the first key, with its value of then."""
+    """The lock on the first key, with its value at `version`."""
     value = reader.value_at(key, version)
     raw = keys.decode(key)
     if value is None:
@@ -53,7 +53,7 @@ def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[
 
 
 def rewrite(reader: Reader, key: bytes, version: int, start_ts: int, commit_ts: int) -> list[Change]:
-    """The record that makes a key what it was; none when it is."""
+    """The record that restores a key's value at `version`; none if the value has not changed."""
     newest = reader.newest_data(key, keys.TS_MAX)
     if newest is None or newest[0] <= version or newest[1].start_ts == start_ts:
         return []

@@ -1,4 +1,4 @@
-"""What a command decides, and how it refuses."""
+"""The result of a command, and the errors with which it refuses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Response = TypeVar("Response")
 
 
 class Announced(Protocol):
-    """What CDC has announced in a region."""
+    """The resolved ts that CDC has announced in a region."""
 
     @property
     def highest(self) -> int:
-        """The highest resolved ts anybody was told."""
+        """The highest resolved ts sent to any downstream."""
         ...
 
     def __call__(self, key: bytes, /) -> int:
-        """The highest that was told to anybody who observes the encoded key."""
+        """The highest resolved ts sent to downstreams that observe the encoded key."""
         ...
 
 
@@ -35,7 +35,7 @@ _OPS: Final = {
 
 
 class Blocked(NamedTuple):
-    """The lock of another transaction that a command could wait for; `key` is encoded, `raw` is not."""
+    """Another transaction's lock, which a command may wait for; `key` is encoded, `raw` is not."""
 
     key: bytes
     raw: bytes
@@ -43,11 +43,11 @@ class Blocked(NamedTuple):
 
 
 class Outcome(NamedTuple, Generic[Response]):
-    """What a command answers and what it writes.
+    """The response and the changes of a command.
 
-    `old_values` (encoded key -> value, None when there was none) is filled by a prewrite that was asked to.
-    `one_pc`: the changes are a whole transaction (raft's header flag ONE_PC). `blocked`: the answer is
-    that of a command that will not wait. `published`: keys locked in memory until the changes are applied.
+    `old_values`: encoded key -> value (None: none), filled by a prewrite if requested. `one_pc`: the changes
+    are a whole transaction (raft's header flag ONE_PC). `blocked`: the lock to wait for; `response` is the
+    answer if the command does not wait. `published`: keys locked in memory until the changes are applied.
     """
 
     response: Response
@@ -59,7 +59,7 @@ class Outcome(NamedTuple, Generic[Response]):
 
 
 class RefusedError(Exception):
-    """A rule of the protocol stops the command; carries the error for the client."""
+    """A rule of the protocol forbids the command; carries the error for the client."""
 
     def __init__(self, error: pb.KeyError) -> None:
         super().__init__(error)
@@ -67,12 +67,12 @@ class RefusedError(Exception):
 
 
 def op_of(kind: int) -> pb.Op:
-    """A record's kind as clients see it."""
+    """The kvrpcpb operation of a record's kind."""
     return _OPS[kind]
 
 
 def lock_info(key: bytes, lock: Lock) -> pb.LockInfo:
-    """A lock as clients see it; `key` is raw."""
+    """A lock as kvrpcpb's LockInfo; `key` is raw."""
     return pb.LockInfo(
         primary_lock=lock.primary,
         lock_version=lock.start_ts,
@@ -88,7 +88,7 @@ def lock_info(key: bytes, lock: Lock) -> pb.LockInfo:
 
 
 def locked(key: bytes, lock: Lock) -> RefusedError:
-    """The raw key is locked by somebody else."""
+    """The error if another transaction has locked the raw key."""
     return RefusedError(pb.KeyError(locked=lock_info(key, lock)))
 
 
@@ -99,7 +99,7 @@ def conflict(
     write: Write,
     reason: pb.WriteConflict.Reason,
 ) -> RefusedError:
-    """A record of the raw key is newer than the transaction may see."""
+    """The error if the raw key has a record that is too new for the transaction."""
     found = pb.WriteConflict(
         start_ts=request.start_version,
         conflict_ts=write.start_ts,
@@ -112,5 +112,5 @@ def conflict(
 
 
 def abort(text: str) -> RefusedError:
-    """The transaction cannot go on."""
+    """The error if the transaction cannot continue."""
     return RefusedError(pb.KeyError(abort=text))

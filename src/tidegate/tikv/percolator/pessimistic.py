@@ -1,8 +1,8 @@
-"""Pessimistic locks: claims on keys before anything is prewritten. Readers and CDC do not see them.
+"""Pessimistic locks: claims on keys before they are prewritten. Readers and CDC do not see them.
 
-A lock of another transaction blocks the request: the outcome is the refusal and says which lock to wait for.
-With WakeUpModeForceLock (one key) a newer commit is no conflict: the key is locked at that commit's ts and
-the client is told. (TiKV: storage/txn/actions/acquire_pessimistic_lock.rs.)
+If a lock of another transaction blocks the request, the outcome is a refusal with the lock to wait for. With
+WakeUpModeForceLock (one key) a newer commit is not a conflict: the key is locked at that commit's ts, and the
+response says so. (TiKV: storage/txn/actions/acquire_pessimistic_lock.rs.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.tikv.reader import Reader
 
 
 class _Held(NamedTuple):
-    """A key that is locked now: its value if wanted, and the commit that was stepped over (0: none)."""
+    """A locked key: its value if requested, and the ts of the newer commit that was accepted (0: none)."""
 
     value: bytes | None
     conflict_ts: int = 0
@@ -122,7 +122,7 @@ def _lock(
 def _check_newer(
     reader: Reader, request: pb.PessimisticLockRequest, raw: bytes, key: bytes, force: bool
 ) -> int:
-    """The ts of a commit above for_update_ts that is stepped over; 0 when there is none."""
+    """The ts of a commit above for_update_ts that `force` accepts; 0 if there is none."""
     newest = reader.newest_write(key)
     if newest is None:
         return 0
@@ -147,7 +147,7 @@ def _retry(request: pb.PessimisticLockRequest, raw: bytes, commit_ts: int, write
 def pessimistic_rollback(
     reader: Reader, request: pb.PessimisticRollbackRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.PessimisticRollbackResponse]:
-    """Drop the transaction's pessimistic locks up to for_update_ts; other locks stay. Leaves no record."""
+    """Remove the transaction's pessimistic locks up to for_update_ts, without a record. Other locks stay."""
     changes: list[Change] = []
     for key in encoded if encoded is not None else map(keys.encode, request.keys):
         lock = reader.lock(key)

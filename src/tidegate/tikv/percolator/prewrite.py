@@ -1,10 +1,10 @@
 """Prewrite: locks for all keys of a request, or for none; with async commit, one-phase commit, and flush.
 
-Async commit: the locks carry a min_commit_ts chosen under in-memory locks (`concurrency`), and the primary's
-lock names all other keys; the transaction is committed as soon as all locks are there. One-phase commit: the
-same choice is the commit ts itself, and write records are written instead of locks. Where the choice would be
-above the client's max_commit_ts, both fall back to two-phase commit, which the answer's zeros say. Flush
-(pipelined DML) is a prewrite of a part; the later generation of a key replaces the earlier one.
+Async commit: the locks have a min_commit_ts chosen under in-memory locks (`concurrency`), and the primary's
+lock names all other keys; the transaction is committed as soon as all locks exist. One-phase commit: the
+chosen ts is the commit ts itself, and write records are written instead of locks. If the chosen ts would be
+above the client's max_commit_ts, both fall back to two-phase commit, and the ts in the response is 0. Flush
+(pipelined DML) is a prewrite of a part; a later generation of a key replaces an earlier one.
 (TiKV: storage/txn/actions/prewrite.rs, storage/txn/commands/{prewrite,flush}.rs.)
 """
 
@@ -46,11 +46,11 @@ def prewrite(
     encoded: Sequence[bytes] | None = None,
     generation: int = 0,
 ) -> Outcome[pb.PrewriteResponse]:
-    """Lock all keys of the request, or none and say which stand in the way.
+    """Lock all keys of the request; if that is not possible, lock none and return the blocking locks.
 
-    `want_old_values`: somebody observes the region; tell what a reader at max(start_ts, for_update_ts)
-    saw in each key, which the check has mostly read anyway. Without `concurrency` every transaction is
-    two-phase. `encoded`: the mutations' keys, when the caller has them encoded.
+    `want_old_values`: a downstream observes the region; return the value that a reader at max(start_ts,
+    for_update_ts) sees for each key, which the check usually reads anyway. Without `concurrency` every
+    transaction is two-phase. `encoded`: the mutations' keys, if the caller has already encoded them.
     """
     if encoded is None:
         encoded = [keys.encode(mutation.key) for mutation in request.mutations]
@@ -96,7 +96,7 @@ def flush(
 
 
 class CommittedBeforeError(Exception):
-    """A repeated async or one-phase prewrite met its own commit record."""
+    """A repeated async-commit or one-phase prewrite found its own commit record."""
 
     def __init__(self, response: pb.PrewriteResponse) -> None:
         super().__init__(response)
@@ -104,11 +104,11 @@ class CommittedBeforeError(Exception):
 
 
 _Entry = tuple[bytes, bytes, int, bytes, Lock | None]
-"""A key that passed the checks: encoded and raw, what will be written, the pessimistic lock it replaces."""
+"""A key that passed the checks: encoded key, raw key, kind and value to write, and the lock it replaces."""
 
 
 class _Prewriter:
-    """One prewrite request. Heads and tails of its locks are the same for all keys: built once."""
+    """One prewrite request. Heads and tails of its locks are the same for all keys, and encoded once."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Prewriter:
             and not mutation.assertion
             and (newest := self._reader.newest_ts(key)) < self._start_ts
             and not (newest and self._want_old_values)
-        ):  # what mostly is
+        ):  # the usual case
             if self._want_old_values:
                 self._old_values[key] = None
             self._entries.append((key, mutation.key, _KINDS_PLAIN[mutation.op], mutation.value, None))
@@ -185,7 +185,7 @@ class _Prewriter:
             self._concurrency.update_max_ts(self._start_ts)
 
     def _replaces(self, raw: bytes, held: Lock) -> bool:
-        """Whether a flush writes over this transaction's own lock."""
+        """Whether a flush overwrites this transaction's own lock."""
         if held.generation > self._generation > 0:
             raise abort(
                 f"generation out of order: {raw.hex()} has {held.generation}, flushed {self._generation}"
@@ -193,7 +193,7 @@ class _Prewriter:
         return self._generation > held.generation > 0
 
     def _amend(self, raw: bytes, key: bytes) -> None:
-        """A pessimistic lock that got lost may be replaced while nobody has written the key since."""
+        """Check that a lost pessimistic lock can be replaced: no transaction has written the key since."""
         newest = self._reader.newest_write(key)
         if newest is None or newest[0] < self._start_ts:
             return
@@ -204,7 +204,7 @@ class _Prewriter:
     def _check_versions(
         self, raw: bytes, key: bytes, mutation: pb.Mutation, action: Action, checked: bool, asserted: bool
     ) -> None:
-        """Conflicts, constraints and assertions; a key that was locked pessimistically has passed them."""
+        """Check conflicts, constraints and assertions; pessimistically locked keys have passed them."""
         newest = self._reader.newest_write(key)
         if checked and newest is not None and newest[0] >= self._start_ts:
             self._check_newer(raw, key, newest, action)
@@ -221,7 +221,7 @@ class _Prewriter:
             self._old_values[key] = None if found is None else self._reader.value_of(key, found[1])
 
     def _seen(self, key: bytes, newest: Newest | None) -> Newest | None:
-        """The version this transaction saw, mostly the newest record itself."""
+        """The version that this transaction sees, usually the newest record."""
         at = keys.TS_MAX if self._one_pc else max(self._start_ts, self._for_update_ts)
         if newest is None or (newest[0] <= at and newest[1].is_data() and not newest[1].gc_fence):
             return newest
@@ -251,7 +251,9 @@ class _Prewriter:
             raise conflict(self._request, raw, commit_ts, write, reason)
 
     def _check_committed_before(self, key: bytes) -> None:
-        """The conflict may be this very transaction, committed by an earlier try of the same request."""
+        """Raise CommittedBeforeError if the conflicting record is this transaction's own commit, made by an
+        earlier attempt of the same request.
+        """
         record = self._reader.record_of(key, self._start_ts)
         if record.is_committed():
             if self._one_pc:
@@ -271,7 +273,7 @@ class _Prewriter:
     # --- what is written ---
 
     def outcome(self) -> Outcome[pb.PrewriteResponse]:
-        """The changes for all keys that passed; in-memory locks are published where a ts is chosen."""
+        """The changes for all checked keys. If a commit ts is chosen here, in-memory locks are published."""
         request = self._request
         choice = self._choose() if self._one_pc or self._async else None
         common = Lock(
@@ -298,9 +300,9 @@ class _Prewriter:
         return Outcome(response, self._changes, self._old_values, published=choice.keys)
 
     def _choose(self) -> Choice | None:
-        """A ts of our own choice; None: two-phase after all."""
+        """Choose the ts of an async or one-phase commit; None: fall back to two-phase commit."""
         if any(lock.secondaries is None for lock in self._repeated) or (self._one_pc and self._repeated):
-            return None  # an earlier try of this request has fallen back
+            return None  # an earlier attempt of this request has fallen back
         request = self._request
         assert self._concurrency is not None
         floor = max(self._start_ts + 1, self._for_update_ts + 1, request.min_commit_ts)
@@ -349,8 +351,8 @@ class _Prewriter:
             changes.append((mvcc.LOCK, key, head + own))
 
     def _merged(self, common: Lock, raw: bytes, held: Lock | None) -> Lock:
-        """The lock of one key: the primary of an async commit names the others; held locks are not
-        lowered.
+        """The lock of one key. The primary of an async commit names the other keys; the timestamps of a
+        replaced lock are never lowered.
         """
         if common.secondaries is not None and raw == common.primary:
             common = common._replace(secondaries=tuple(self._request.secondaries))
@@ -377,8 +379,8 @@ class _Prewriter:
 
 
 def buffer_batch_get(reader: Reader, request: pb.BufferBatchGetRequest) -> pb.BufferBatchGetResponse:
-    """What the transaction has flushed to these keys: pairs; an empty value is a deletion, no pair
-    nothing.
+    """The values that the transaction has flushed to these keys. An empty value is a deletion; keys without a
+    flushed value have no pair.
     """
     response = pb.BufferBatchGetResponse()
     for raw in request.keys:

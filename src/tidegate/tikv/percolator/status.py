@@ -1,7 +1,7 @@
-"""What became of a transaction: asked at its primary, or at all keys of an async commit; and its heartbeat.
+"""The state of a transaction, from its primary or from all keys of an async commit; and its heartbeat.
 
-Whoever asks must not be contradicted later: the asker's timestamps raise max_ts first, so that no commit that
-is still to choose its ts lands below them. (TiKV: storage/txn/commands/{check_txn_status,
+A later commit must not contradict the answer. Therefore the request's timestamps raise max_ts first, and a
+commit that chooses its ts later is above them. (TiKV: storage/txn/commands/{check_txn_status,
 check_secondary_locks,txn_heart_beat}.rs.)
 """
 
@@ -24,7 +24,7 @@ def check_txn_status(
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
 ) -> Outcome[pb.CheckTxnStatusResponse]:
-    """The state of a transaction by its primary key; rolls it back when its time has passed."""
+    """The state of a transaction, from its primary key; rolls it back if it has expired."""
     if concurrency is not None:
         for ts in (request.lock_ts, request.caller_start_ts, request.current_ts):
             concurrency.update_max_ts(ts)
@@ -89,7 +89,9 @@ def check_secondary_locks(
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
 ) -> Outcome[pb.CheckSecondaryLocksResponse]:
-    """Whether all secondaries of an async-commit transaction are locked; a missing one decides its fate."""
+    """Whether all secondaries of an async-commit transaction are locked. If one is not, its record decides
+    the transaction; if it has no record, it is rolled back.
+    """
     if concurrency is not None:
         concurrency.update_max_ts(request.start_version)
     changes: list[Change] = []
@@ -115,8 +117,8 @@ def check_secondary_locks(
 def heart_beat(
     reader: Reader, request: pb.TxnHeartBeatRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.TxnHeartBeatResponse]:
-    """Prolong the primary lock to advise_lock_ttl; never shorten it. A pipelined one may raise
-    min_commit_ts.
+    """Extend the TTL of the primary lock to advise_lock_ttl; never shorten it. A heartbeat may also raise the
+    min_commit_ts of a lock that has one, or of a pipelined transaction.
     """
     key = keys.encode(request.primary_lock)
     lock = reader.lock(key)

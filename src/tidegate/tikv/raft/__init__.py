@@ -1,5 +1,5 @@
-"""Regions, and the order in which commands are applied to them. One copy, so there is no log of its own.
+"""Regions, and the ordered apply of commands to them. There is one copy of the data, so no separate raft log.
 
-Reading order: `region`, `region_table` (regions by id and key; why a request is refused), `region_change`
-and `conf_change` (how they change; pure), `region_meta` (on disk), `raftstore` (ordered apply, observers).
+Reading order: `region`, `region_table` (regions by id and key; refusal of requests), `region_change` and
+`conf_change` (changes of regions; pure), `region_meta` (on disk), `raftstore` (ordered apply, observers).
 """

@@ -1,17 +1,18 @@
-"""Who is a peer of a region, and with what part: `ChangePeerV2` of TiKV, simple and joint. Pure.
+"""Changes of a region's peers and their roles: `ChangePeerV2` of TiKV, simple and joint. Pure.
 
-One change is simple, and done at once. Several at once make the region *joint*: a voter that comes is
-Incoming, one that becomes a learner is Demoting, and whatever the region decides needs a majority of the
-voters before and of those after. Leaving the joint state makes voters of the ones, learners of the others.
+A single change is simple and takes effect at once. Several changes at once make the region *joint*: a new
+voter is Incoming, a voter that becomes a learner is Demoting, and every decision of the region needs a
+majority of the old voters and a majority of the new ones. Leaving the joint state turns Incoming peers into
+voters and Demoting peers into learners.
 
-| wish | is no peer | is a learner | is a voter |
+| wish | is not a peer | is a learner | is a voter |
 |---|---|---|---|
 | voter | Voter; joint: Incoming | Voter; joint: Incoming | refused |
 | learner | Learner | refused | Learner; joint: Demoting |
 | remove | refused | gone | gone; joint: refused, it must be demoted first |
 
-`conf_ver` grows by one for each change, and in leaving by one for each peer that leaves it. (TiKV:
-raftstore/src/store/fsm/apply.rs exec_change_peer_v2, peer.rs check_conf_change.)
+`conf_ver` rises by one for each change, and when the joint state is left, by one for each Incoming or
+Demoting peer. (TiKV: raftstore/src/store/fsm/apply.rs exec_change_peer_v2, peer.rs check_conf_change.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tidegate.tikv.raft.region_change import Kind, NewId, RegionChange, listed, 
 
 
 class Wish(StrEnum):
-    """What a store's peer shall be."""
+    """The wanted role of a store's peer."""
 
     VOTER = "voter"
     LEARNER = "learner"
@@ -35,7 +36,7 @@ class Wish(StrEnum):
 
 
 class PeerChange(NamedTuple):
-    """One change."""
+    """The change of one store's peer."""
 
     wish: Wish
     store_id: int
@@ -45,7 +46,7 @@ _LEFT: Final = {Role.INCOMING_VOTER: Role.VOTER, Role.DEMOTING_VOTER: Role.LEARN
 
 
 def change_peers(region: Region, changes: Sequence[PeerChange], new_id: NewId) -> RegionChange:
-    """One change, or several that make the region joint; raises InvalidInput for what TiKV refuses."""
+    """One change, or several, which make the region joint. Raises InvalidInput if TiKV refuses it."""
     settled(region, "change peers of")
     if region.is_joint:
         raise InvalidInput(
@@ -86,7 +87,7 @@ def leave_joint(region: Region) -> RegionChange:
 
 
 def described(region: Region) -> str:
-    """The peers in words: `1, 2, 3 (learner)`."""
+    """The peers as text: `1, 2, 3 (learner)`."""
     found = sorted(region.peers, key=lambda peer: peer.store_id)
     return ", ".join(
         f"{peer.store_id}" + ("" if peer.role is Role.VOTER else f" ({peer.role.words})") for peer in found
@@ -99,7 +100,7 @@ def _now(region: Region, peers: Iterable[Peer], changes: int) -> RegionChange:
 
 
 def _changed(region: Region, change: PeerChange, joint: bool, new_id: NewId) -> Peer | None:
-    """The store's peer afterwards."""
+    """The store's peer after a change; None: it is removed."""
     peer = region.peer_on(change.store_id)
     match change.wish:
         case Wish.VOTER:

@@ -1,14 +1,15 @@
-"""Applies commands in order, in groups, and tells observers. One copy, so the log is the engine's own.
+"""Applies commands in order and in groups, and notifies observers. The only log is that of the engine.
 
-One thread applies for all regions of all stores. A round: take what was proposed (bounded), write it as one
-batch, sync the log once, tell the observers, then answer the proposers. So a command is never known to
-anybody before it is durable; observers see commands of a region in apply order and before the client can act
-on them; and `capture` runs between two rounds: its snapshot holds exactly the commands observed before it.
+One thread applies the commands of all regions and stores. A round takes the proposed commands (bounded),
+writes them as one batch, syncs the log once, notifies the observers, and then answers the proposers. So no
+command is visible to observers or clients before it is durable, and observers see a region's commands in
+apply order and before the client can act on them. `capture` runs between two rounds, so its snapshot holds
+exactly the commands observed before it.
 
-A write is applied only when its region is still what it was when the write was accepted: same version, same
-term, not merging; else it is refused with a region error and has never been. An admin command is a round of
-its own: durable -> observers -> the table of regions changes -> `Member.has_changed` -> the answer. So
-whoever finds a new region in the table finds all observers told of the old one's end.
+A write is applied only if its region has not changed since the write was accepted: same version, same term,
+not merging. Otherwise it is refused with a region error and has no effect. An admin command has its own
+round: durable -> observers -> the table of regions changes -> `Member.has_changed` -> the answer. So when a
+new region appears in the table, all observers already know that the old one has ended.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tidegate.tikv.raft.region_meta import rows
 from tidegate.tikv.raft.region_table import RegionError, RegionTable
 
 Decide = Callable[[RegionTable], RegionChange]
-"""An admin command: what becomes of the present regions. Raises InvalidInput for what cannot be."""
+"""An admin command: computes the change from the current regions. Raises InvalidInput if it is impossible."""
 
 ROUND_CHANGES_MAX: Final = 65536
-"""A round takes commands until they hold this many changes; one larger command is still taken whole."""
+"""A round takes commands until they hold this many changes; a larger command is still taken as a whole."""
 Install = Callable[[EngineSnapshot | Exception], None]
-"""Takes a snapshot, or why there is none."""
+"""Receives a snapshot, or the error if there is none."""
 
 QUEUE_CHANGES_MAX: Final = 1 << 20
 """Proposers wait while more changes than this are queued."""
@@ -41,12 +42,12 @@ QUEUE_CHANGES_MAX: Final = 1 << 20
 
 @dataclass(slots=True)
 class Command:
-    """A write batch for one region, and what happens when it is applied.
+    """A write batch for one region, with a callback for when it is applied.
 
-    `region` is the region as the write was accepted for it; None: whatever it is by now (collection of
-    garbage). `one_pc`: the changes are a whole transaction. `ranges` are emptied before the changes. `index`
-    is given at apply: it grows from command to command, also across restarts. An admin command has `admin`
-    and no changes, and `change` when it is applied.
+    `region`: the region for which the write was accepted; None: apply it whatever the region is now (garbage
+    collection). `one_pc`: the changes are a whole transaction. `ranges` are emptied before the changes.
+    `index` is set at apply; it rises from command to command, also across restarts. An admin command has
+    `admin` and no changes; `change` is set when it is applied.
     """
 
     region_id: int
@@ -65,24 +66,24 @@ class Observer(Protocol):
     """Sees every applied command."""
 
     def on_applied(self, commands: Sequence[Command]) -> None:
-        """Commands just applied, in order; called on the apply thread: it must be quick and never raise."""
+        """Commands were applied, in order. On the apply thread: it must be quick and never raise."""
         ...
 
 
 class Member(Protocol):
-    """A store, which must know when it begins to lead a region. Called on the apply thread."""
+    """A store, which is notified when it begins to lead a region. Called on the apply thread."""
 
     def will_change(self, change: RegionChange) -> None:
-        """The table will say so next; nobody has served the new regions yet."""
+        """The table will change next; no store has served the new regions yet."""
         ...
 
     def has_changed(self, change: RegionChange) -> None:
-        """The table says so."""
+        """The table has changed."""
         ...
 
 
 class Gate(Protocol):
-    """What may hold an apply back (`faults`)."""
+    """Can delay an apply round (`faults`)."""
 
     def before_apply(self) -> None:
         """Called before each round."""
@@ -92,7 +93,7 @@ class Gate(Protocol):
 class Raftstore:
     """Ordered apply over an engine. `propose` and `capture` are thread-safe.
 
-    `observers` and `members` by store are put and taken away by whoever starts and stops a store.
+    `observers` and `members`, by store id, are added and removed when a store starts and stops.
     """
 
     def __init__(self, engine: Engine, regions: RegionTable, gate: Gate | None = None) -> None:
@@ -101,9 +102,9 @@ class Raftstore:
         self.observers: dict[int, Observer] = {}
         self.members: dict[int, Member] = {}
         self.stirred_at = time.monotonic()
-        """When a command was last applied, or somebody began to follow what is."""
+        """When a command was last applied or a registration was added, in monotonic seconds."""
         self.written: dict[int, int] = {}
-        """About how many bytes were written to a region since somebody took the entry out."""
+        """Approximate bytes written to each region since the splitter last removed its entry."""
         self._gate = gate
         self._queue: list[Command] = []
         self._captures: list[tuple[Install, Range | None]] = []
@@ -131,18 +132,16 @@ class Raftstore:
             command.on_applied(refusal)
 
     def capture(self, install: Install, scan: Range | None = None) -> None:
-        """Call `install` between two rounds with a snapshot of all that is applied.
+        """Call `install` between two rounds with a snapshot of all applied commands.
 
-        It must neither block nor raise.
-
-        `scan`: the range whose entries the snapshot shall walk.
+        `install` must neither block nor raise. `scan`: the range for the snapshot's `entries`.
         """
         with self._changed:
             self._captures.append((install, scan))
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Apply what is queued, then end; later proposals are refused."""
+        """Apply the queued commands, then stop; later proposals are refused."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -178,7 +177,7 @@ class Raftstore:
         for install, scan in captures:
             try:
                 found: EngineSnapshot | Exception = self.engine.snapshot(scan)
-            except Exception as failure:  # it is the taker's: all others go on
+            except Exception as failure:  # passed to this `install`; the other captures continue
                 found = failure
             install(found)
 
@@ -202,7 +201,7 @@ class Raftstore:
         self.engine.write([change for command in commands for change in command.changes], ranges)
 
     def _admitted(self, commands: list[Command]) -> list[Command]:
-        """Those whose region is still the same; the others are answered."""
+        """The commands whose region has not changed; the others are answered with a region error."""
         by_id = self.regions.by_id
         found = []
         for command in commands:
@@ -233,12 +232,14 @@ class Raftstore:
                 if len(commands) == 1 or not any(command.ranges for command in commands):
                     self._write(commands)
                 else:
+                    # One by one, because a batch empties all its ranges before any of its changes.
                     for command in commands:
                         self._write([command])
                 self.engine.sync()
                 self._observe(commands)
             except Exception as failure:
-                # The engine may hold a part that nobody was told of: nothing may be applied on top of it.
+                # The engine may hold a part of the batch that observers have not seen. Nothing may be applied
+                # on top of it.
                 error = self._failure = failure
         for command in commands:
             _answer(command, error)

@@ -1,8 +1,8 @@
-"""A region: an id, a key range, an epoch, its peers and who leads them; and the regions of a new cluster.
+"""A region: an id, a key range, an epoch, its peers and their leader; and the regions of a new cluster.
 
-The bytes are in one engine for all stores of an upstream, so a peer is a right to serve and not a copy. What
-clients see of it is TiKV's: `conf_ver` grows with changes of peers, `version` with changes of the range,
-`term` with changes of the leader (`region_change`). Voters decide who leads; learners only follow.
+All stores of an upstream share one engine, so a peer is only a right to serve and not a copy of the data.
+Clients see the same as from TiKV: `conf_ver` rises with changes of peers, `version` with changes of the
+range, `term` with changes of the leader (`region_change`). Voters elect the leader; learners only follow.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tidegate.proto import metapb_pb2
 from tidegate.tikv import keys
 
 STORE_ID: Final = 1
-"""The first store."""
+"""The id of the first store."""
 FIRST_REGION_ID: Final = 2
 FIRST_TERM: Final = 6
-"""TiKV's RAFT_INIT_LOG_TERM and one election."""
+"""TiKV's RAFT_INIT_LOG_TERM plus one election."""
 REPLICAS: Final = 3
-"""Peers of a region where there are as many stores; with fewer stores one."""
+"""The peers of a region if there are that many stores; with fewer stores a region has one peer."""
 PEER_IDS: Final = 1 << 32
-"""Peers of a cluster's first regions have ids from here on, so that they never meet a region's."""
+"""The peers of a cluster's first regions have ids above this, so they differ from all region ids."""
 _SIGN: Final = 1 << 63
 _FIRST_SPLIT_TABLE: Final = 118
 _SPLIT_HANDLE: Final = 100
 
 
 class Role(IntEnum):
-    """What a peer has to say, with metapb's numbers. The last two are of a joint state (`conf_change`)."""
+    """The role of a peer, with metapb's numbers. The last two exist only in a joint state (`conf_change`)."""
 
     VOTER = 0
     LEARNER = 1
@@ -41,7 +41,7 @@ class Role(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The role as text for messages."""
         return self.name.lower().replace("_", " ")
 
 
@@ -49,14 +49,14 @@ JOINT: Final = (Role.INCOMING_VOTER, Role.DEMOTING_VOTER)
 
 
 class Peer(NamedTuple):
-    """A store's part in a region."""
+    """A store's membership in a region."""
 
     id: int
     store_id: int
     role: Role = Role.VOTER
 
     def message(self) -> metapb_pb2.Peer:
-        """As clients see it."""
+        """The peer as metapb's message."""
         return metapb_pb2.Peer(id=self.id, store_id=self.store_id, role=metapb_pb2.PeerRole.Name(self.role))
 
 
@@ -64,9 +64,9 @@ class Peer(NamedTuple):
 class Region:
     """A range of encoded keys [start, end); empty bounds are infinity.
 
-    `leader` is the leader's store, 0 when there is none (most voters are down). `merging` is the region it is
-    about to become a part of, 0 otherwise; `flashback` the start_ts of the flashback that alone it serves, 0
-    otherwise.
+    `leader`: the leader's store; 0 if there is none, because most voters are down. `merging`: the region that
+    this one is being merged into; 0 otherwise. `flashback`: the start_ts of a flashback in progress, during
+    which the region serves nothing else; 0 otherwise.
     """
 
     id: int
@@ -111,7 +111,7 @@ class Region:
 
     @property
     def voters(self) -> tuple[int, ...]:
-        """The stores that may lead: those with a voter, in joint state before those with a demoting one."""
+        """The stores that may lead: those with a voter; in a joint state demoting voters come last."""
         found = [peer for peer in self.peers if peer.role is not Role.LEARNER]
         return tuple(
             peer.store_id for peer in sorted(found, key=lambda peer: peer.role is Role.DEMOTING_VOTER)
@@ -119,11 +119,11 @@ class Region:
 
     @property
     def is_joint(self) -> bool:
-        """Whether its voters are changing."""
+        """Whether the region is in a joint state."""
         return any(peer.role in JOINT for peer in self.peers)
 
     def has_quorum(self, up: Collection[int]) -> bool:
-        """Whether most voters are on stores that are up; in joint state of those before and those after."""
+        """Whether most voters are on stores that are up; in a joint state most old and most new voters."""
 
         def most(roles: Collection[Role]) -> bool:
             stores = [peer.store_id for peer in self.peers if peer.role in roles]
@@ -132,20 +132,20 @@ class Region:
         return most((Role.VOTER, Role.DEMOTING_VOTER)) and most((Role.VOTER, Role.INCOMING_VOTER))
 
     def contains(self, key: bytes) -> bool:
-        """Whether an encoded key lies in the range."""
+        """Whether an encoded key is in the range."""
         return self.start <= key and (not self.end or key < self.end)
 
     def overlaps(self, start: bytes, end: bytes) -> bool:
-        """Whether it has keys of [start, end)."""
+        """Whether the region overlaps [start, end)."""
         return (not end or self.start < end) and (not self.end or start < self.end)
 
 
 def split_keys(count: int) -> list[bytes]:
-    """`count` - 1 encoded keys where tables of a TiDB cluster are likely to have rows.
+    """`count` - 1 encoded split keys where tables of a TiDB cluster are likely to have rows.
 
-    The first user tables of a new cluster have ids from 118 on, mostly every second one. Split points go
-    from table to table, alternately inside the rows and at the table's start, so that tables of several
-    regions and regions of several tables occur.
+    The first user tables of a new cluster have ids from 118 on, usually every second one. The split keys go
+    from table to table, alternately inside the rows and at the table's start. So there are tables with
+    several regions, and regions with several tables.
     """
     found = []
     for i in range(count - 1):
@@ -158,9 +158,9 @@ def split_keys(count: int) -> list[bytes]:
 
 
 def split(boundaries: Sequence[bytes], stores: int = 1) -> list[Region]:
-    """The regions that ascending encoded boundaries make; n boundaries make n + 1 regions.
+    """The regions between ascending encoded boundaries; n boundaries make n + 1 regions.
 
-    Leaders go round the `stores`, so that each leads about as many; the other peers are on the next ones.
+    The leaders are distributed over the `stores` in turn; the other peers are on the following stores.
     """
     if any(left >= right for left, right in pairwise(boundaries)) or b"" in boundaries:
         raise InvalidInput("region split keys must ascend and not be empty")

@@ -1,6 +1,6 @@
-"""What changes regions: split, merge, leader transfer; epochs exactly as TiKV's. Pure.
+"""The changes of regions: split, merge, leader transfer, flashback; with exactly TiKV's epochs. Pure.
 
-Changes of peers are `conf_change`'s.
+Changes of peers are in `conf_change`.
 
 | change | version | conf_ver | term |
 |---|---|---|---|
@@ -26,11 +26,11 @@ from tidegate.tikv.raft.region import FIRST_TERM, Peer, Region, Role
 from tidegate.tikv.raft.region_table import RegionTable
 
 NewId = Callable[[], int]
-"""A number that nothing has had before."""
+"""A function that returns a number that was never used before."""
 
 
 class Kind(StrEnum):
-    """What an admin command does."""
+    """The kind of an admin command."""
 
     SPLIT = "split"
     PREPARE_MERGE = "prepare merge"
@@ -52,13 +52,13 @@ class RegionChange:
 
     @property
     def gone(self) -> tuple[Region, ...]:
-        """Regions that are no more."""
+        """The regions that no longer exist afterwards."""
         left = {region.id for region in self.now}
         return tuple(region for region in self.before if region.id not in left)
 
 
 def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
-    """Split at encoded keys: those outside, or at its start, are passed over; at least one must be left."""
+    """Split at encoded keys. Keys outside or at the region's start are ignored; one must remain."""
     settled(region, "split")
     cuts = sorted({key for key in at if region.contains(key) and key != region.start})
     if not cuts:
@@ -77,7 +77,7 @@ def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
 
 
 def prepare_merge(source: Region, target: Region) -> RegionChange:
-    """The source takes no writes from now on; its fate is the target's decision."""
+    """The first half of a merge: the source accepts no writes until the merge is committed or rolled back."""
     settled(source, "merge")
     settled(target, "merge into")
     neighbours(source, target)
@@ -116,7 +116,7 @@ def neighbours(source: Region, target: Region) -> None:
 
 
 def commit_merge(source: Region, target: Region) -> RegionChange:
-    """The target takes the source's keys in; the source is no more."""
+    """The second half of a merge: the target gets the source's keys, and the source ceases to exist."""
     assert source.merging == target.id
     low, high = (source, target) if source.start < target.start else (target, source)
     version = max(source.version, target.version) + 1
@@ -125,7 +125,7 @@ def commit_merge(source: Region, target: Region) -> RegionChange:
 
 
 def rollback_merge(source: Region) -> RegionChange:
-    """The source goes on by itself."""
+    """Undo a prepared merge: the source accepts writes again."""
     if not source.merging:
         raise InvalidInput(f"region {source.id} is not being merged")
     return RegionChange(
@@ -134,7 +134,7 @@ def rollback_merge(source: Region) -> RegionChange:
 
 
 def transfer(region: Region, store_id: int) -> RegionChange:
-    """Another store leads; 0: none can."""
+    """Make another store the leader; 0: no store can lead."""
     if store_id and region.peer_on(store_id) is None:
         raise InvalidInput(
             f"region {region.id} has no peer on store {store_id}",
@@ -151,7 +151,7 @@ def transfer(region: Region, store_id: int) -> RegionChange:
 
 
 def flashback(region: Region, start_ts: int) -> RegionChange:
-    """The region serves nothing but the flashback `start_ts` from now on; 0: everything again."""
+    """From now on the region serves only the flashback `start_ts`; 0: it serves everything again."""
     if start_ts:
         settled(region, "flash back")
     kind = Kind.PREPARE_FLASHBACK if start_ts else Kind.FINISH_FLASHBACK
@@ -159,7 +159,7 @@ def flashback(region: Region, start_ts: int) -> RegionChange:
 
 
 def present(table: RegionTable, region_id: int) -> Region:
-    """A region by its id; raises InvalidInput when there is none."""
+    """A region by its id. Raises InvalidInput if there is none."""
     region = table.by_id.get(region_id)
     if region is None:
         raise InvalidInput(f"there is no region {region_id}", fix="see `tidegate upstream region list`")
@@ -185,5 +185,5 @@ def _role_on(region: Region, store_id: int) -> Role | None:
 
 
 def listed(stores: Sequence[int]) -> str:
-    """Store ids, for a message."""
+    """Store ids as text for a message."""
     return ", ".join(str(each) for each in sorted(stores))

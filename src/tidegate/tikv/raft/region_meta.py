@@ -1,8 +1,8 @@
-"""Regions on disk: one row each in the meta column family, and the ids that were given out.
+"""Regions on disk: one row each in the meta column family, and the ids that were allocated.
 
 Row: key `region/` + id (8 bytes) -> JSON [start, end, version, conf_ver, [[peer, store, role], ...], leader,
-term, merging, flashback]. A change's rows are one batch with nothing else, so after a kill the regions tile
-the key space.
+term, merging, flashback]. All rows of a change are written in one batch, so the regions still tile the key
+space after a kill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.tikv.raft.region_table import RegionTable
 
 PREFIX: Final = b"region/"
 OLD_KEY: Final = b"pd/regions"
-"""All regions in one row, as they were stored when they could not change."""
+"""The row of all regions in the old format, from versions in which regions could not change."""
 IDS_KEY: Final = b"pd/ids"
 IDS_STEP: Final = 1000
 
@@ -43,12 +43,12 @@ def row(region: Region) -> Change:
 
 
 def rows(change: RegionChange) -> list[Change]:
-    """What a change does to the rows."""
+    """The changes of rows for a region change."""
     return [*((META, _key(region.id), None) for region in change.gone), *(row(each) for each in change.now)]
 
 
 def load(engine: Engine, boundaries: Sequence[bytes], stores: int = 1) -> RegionTable:
-    """The regions of a data directory; at its first start those that `boundaries` make over the stores."""
+    """The regions of a data directory; at its first start those between `boundaries`."""
     found = _stored(engine)
     if not found:
         old = engine.get(META, OLD_KEY)
@@ -96,7 +96,7 @@ def _key(region_id: int) -> bytes:
 
 
 class Ids:
-    """Numbers for regions and peers, none twice in a cluster's life. Thread-safe."""
+    """Allocates ids for regions and peers; no id is ever used twice in a cluster. Thread-safe."""
 
     def __init__(self, engine: Engine, regions: RegionTable) -> None:
         self._engine = engine
@@ -105,7 +105,7 @@ class Ids:
         self._last = self._bound = max(stored, *regions.by_id)
 
     def new(self) -> int:
-        """The next one."""
+        """Allocate the next id."""
         with self._mutex:
             if self._last >= self._bound:
                 self._bound = self._last + IDS_STEP

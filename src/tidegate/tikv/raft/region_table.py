@@ -1,8 +1,8 @@
-"""The regions that tile the key space, by id and by key; and why a request for one is refused.
+"""The regions that tile the key space, by id and by key; and the refusal of requests for wrong regions.
 
-Read by every thread without a lock: a change makes a new state and puts it in place in one step. Only the
-apply thread changes it, when the change is durable and observers know of it. Refusals are TiKV's, in TiKV's
-order (raftstore/src/store/peer.rs, util.rs): store, region, leader, peer, term, epoch.
+Threads read the table without a lock, because a change makes a new state and replaces the old one in one
+step. Only the apply thread changes it, after the change is durable and observers were notified. Refusals are
+TiKV's, in TiKV's order (raftstore/src/store/peer.rs, util.rs): store, region, leader, peer, term, epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.tikv.raft.region import Region
 
 
 class RegionError(Exception):
-    """A request that met a region that is another by now; `error` goes to the client."""
+    """A request's region has changed; `error` is for the client."""
 
     def __init__(self, error: errorpb_pb2.Error) -> None:
         super().__init__(error.message)
@@ -36,12 +36,12 @@ class RegionState(NamedTuple):
         return self.regions[bisect.bisect_right(self.starts, key) - 1]
 
     def before(self, key: bytes) -> Region | None:
-        """The region before the one of `key`."""
+        """The region before the region of `key`; None if there is none."""
         at = bisect.bisect_right(self.starts, key) - 1
         return self.regions[at - 1] if at else None
 
     def scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
-        """Regions that overlap [start, end) in order; at most `limit` of them when it is positive."""
+        """Regions that overlap [start, end) in order; at most `limit` of them if it is positive."""
         first = bisect.bisect_right(self.starts, start) - 1
         last = bisect.bisect_left(self.starts, end) if end else len(self.regions)
         found = self.regions[first : max(last, first)]
@@ -58,11 +58,11 @@ def _state(regions: Sequence[Region]) -> RegionState:
 
 
 class RegionTable:
-    """The present regions."""
+    """The current regions."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.state = _state(regions)
-        """What is so now; it never changes itself."""
+        """The current state. The object itself never changes."""
 
     @property
     def all(self) -> tuple[Region, ...]:
@@ -83,11 +83,11 @@ class RegionTable:
         return self.state.before(key)
 
     def scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
-        """Regions that overlap [start, end) in order; at most `limit` of them when it is positive."""
+        """Regions that overlap [start, end) in order; at most `limit` of them if it is positive."""
         return self.state.scan(start, end, limit)
 
     def replace(self, before: Iterable[Region], now: Iterable[Region]) -> None:
-        """Put `now` where `before` was: neighbours that cover the same keys. One thread only."""
+        """Replace neighbours by `now`, which covers the same keys. Only the apply thread calls it."""
         old, new = {region.id for region in before}, sorted(now, key=lambda region: region.start)
         regions, starts, by_id = self.state
         first = bisect.bisect_left(starts, new[0].start)
@@ -106,7 +106,10 @@ class RegionTable:
     def check(
         self, context: kvrpcpb_pb2.Context, store_id: int, flashback: bool = False
     ) -> Region | errorpb_pb2.Error:
-        """The region a request to a store is for, or why it cannot be served; `flashback`: of one."""
+        """The region of a request to a store, or the error why it cannot be served.
+
+        `flashback`: the request belongs to a flashback.
+        """
         peer = context.peer
         if peer.store_id not in (store_id, 0):
             other = errorpb_pb2.StoreNotMatch(request_store_id=peer.store_id, actual_store_id=store_id)
@@ -126,7 +129,7 @@ class RegionTable:
         return region
 
     def check_capture(self, region_id: int, version: int, store_id: int) -> Region | errorpb_pb2.Error:
-        """The region whose changes a store is asked for, or why it cannot send them."""
+        """The region of a registration at a store, or the error why the store cannot send its changes."""
         region = self.state.by_id.get(region_id)
         if region is None or region.leader != store_id:
             return self._elsewhere(region_id, region, store_id)
@@ -137,7 +140,7 @@ class RegionTable:
         return region
 
     def refusal(self, was: Region) -> errorpb_pb2.Error | None:
-        """Why a write that was accepted for a region as it was cannot go on; None when it can."""
+        """The error if a write accepted for the region `was` can no longer be applied; otherwise None."""
         now = self.state.by_id.get(was.id)
         if now is was and not was.merging:
             return None
@@ -157,7 +160,7 @@ class RegionTable:
         return None
 
     def epoch_not_match(self, region: Region, version: int) -> errorpb_pb2.Error:
-        """With the region as it is now, and those that were split off it since `version`, on its left."""
+        """The error, with the current region and those on its left split off since `version`."""
         found = [region.message]
         state = self.state
         at = bisect.bisect_right(state.starts, region.start) - 1
@@ -178,24 +181,24 @@ class RegionTable:
 
 
 def region_not_found(region_id: int) -> errorpb_pb2.Error:
-    """No peer of the region is here."""
+    """The store has no peer of the region."""
     missing = errorpb_pb2.RegionNotFound(region_id=region_id)
     return errorpb_pb2.Error(message=f"region {region_id} not found", region_not_found=missing)
 
 
 def not_leader(region: Region) -> errorpb_pb2.Error:
-    """Another peer leads the region, or none."""
+    """Another peer leads the region, or no peer."""
     other = errorpb_pb2.NotLeader(region_id=region.id, leader=region.leader_peer)
     return errorpb_pb2.Error(message=f"peer is not leader for region {region.id}", not_leader=other)
 
 
 def stale_command() -> errorpb_pb2.Error:
-    """The leader changed while the request was under way."""
+    """The leader changed during the request."""
     return errorpb_pb2.Error(message="stale command", stale_command=errorpb_pb2.StaleCommand())
 
 
 def max_ts_not_synced(region: Region) -> errorpb_pb2.Error:
-    """The leader is new and has no timestamp of PD yet."""
+    """The leader is new and has no timestamp from PD yet."""
     return errorpb_pb2.Error(
         message=f"max timestamp of region {region.id} is not synced with PD",
         max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced(),
@@ -203,7 +206,7 @@ def max_ts_not_synced(region: Region) -> errorpb_pb2.Error:
 
 
 def flashback_in_progress(region: Region) -> errorpb_pb2.Error:
-    """The region serves a flashback alone."""
+    """The region serves only a flashback."""
     held = errorpb_pb2.FlashbackInProgress(region_id=region.id, flashback_start_ts=region.flashback)
     return errorpb_pb2.Error(
         message=f"region {region.id} is in flashback progress", flashback_in_progress=held
@@ -211,7 +214,7 @@ def flashback_in_progress(region: Region) -> errorpb_pb2.Error:
 
 
 def flashback_not_prepared(region: Region) -> errorpb_pb2.Error:
-    """The second phase of a flashback without its first."""
+    """The second phase of a flashback was requested without the first."""
     missing = errorpb_pb2.FlashbackNotPrepared(region_id=region.id)
     return errorpb_pb2.Error(
         message=f"region {region.id} is not prepared for the flashback", flashback_not_prepared=missing
@@ -219,7 +222,7 @@ def flashback_not_prepared(region: Region) -> errorpb_pb2.Error:
 
 
 def server_is_busy(reason: str) -> errorpb_pb2.Error:
-    """Ask again later."""
+    """The client should retry later."""
     return errorpb_pb2.Error(message=reason, server_is_busy=errorpb_pb2.ServerIsBusy(reason=reason))
 
 

@@ -1,4 +1,4 @@
-"""CRC-64 as RawChecksum has it: the sums of all pairs, each over key and value, combined by exclusive or.
+"""The CRC-64 of RawChecksum: one sum for each pair, over key and value; the sums are combined by XOR.
 
 The polynomial is ECMA-182's in the form of xz (reflected, all bits set before and inverted after), as TiKV's
 crc64fast computes it.
@@ -22,7 +22,7 @@ _TABLE: Final = tuple(_entry(byte) for byte in range(256))
 
 
 def crc64(data: bytes) -> int:
-    """The sum of some bytes."""
+    """The CRC-64 of some bytes."""
     found = _ALL
     for byte in data:
         found = _TABLE[(found ^ byte) & 0xFF] ^ found >> 8

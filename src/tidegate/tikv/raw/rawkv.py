@@ -4,10 +4,10 @@ API V2: user keys begin with `r` and a keyspace. A write makes a new version und
 
     default CF: memcomparable(key) ++ BE(~ts) -> value ++ [BE expire, unix seconds, if flag 01] ++ flags
 
-flag 01: has an expiry; 02: deleted (a tombstone). A write holds the resolved ts at a first timestamp before
-it takes the second one, which is the version's; so a resolved ts is below every write under way, and
-versions of one key ascend in the order of their writes (latches). API V1: the key itself -> the value
-itself, as older clients expect it; no expiry, no versions, not captured.
+flag 01: has an expiry; 02: deleted (a tombstone). A write first holds the resolved ts at one timestamp, and
+then gets a second one for its version. So the resolved ts is below every write in progress, and latches
+ensure that versions of one key rise in the order of their writes. API V1: the key itself -> the value itself,
+as older clients expect; without expiry, versions and change data capture.
 (TiKV: storage/mod.rs raw_*, components/api_version/src/api_v2.rs, components/causal_ts.)
 """
 
@@ -36,7 +36,7 @@ from tidegate.tikv.txn.scheduler import Answer, Scheduler, Task
 
 SCAN_BYTES_MAX: Final = 32 << 20
 SCAN_LIMIT_MAX: Final = 10240
-"""TiKV's MAX_RAW_KV_SCAN_LIMIT of its clients."""
+"""The MAX_RAW_KV_SCAN_LIMIT of TiKV's clients."""
 HAS_EXPIRY: Final = 0x01
 DELETED: Final = 0x02
 _DELETE: Final = bytes([DELETED])
@@ -44,14 +44,14 @@ _PLAIN: Final = b"\0"
 
 
 class RawValue(NamedTuple):
-    """A stored value of API V2. `expires` in unix seconds, 0 for never."""
+    """A stored value of API V2. `expires`: unix seconds; 0: never."""
 
     value: bytes
     expires: int = 0
     deleted: bool = False
 
     def is_seen(self, now_s: int) -> bool:
-        """Whether a reader at this time finds it."""
+        """Whether a reader at this time sees the value."""
         return not self.deleted and (not self.expires or self.expires > now_s)
 
 
@@ -63,7 +63,7 @@ def encode_value(value: bytes, expires: int = 0) -> bytes:
 
 
 def decode_value(stored: bytes) -> RawValue:
-    """A value from its stored form; raises `Undecodable`."""
+    """A value from its stored form. Raises `Undecodable`."""
     flags = stored[-1] if stored else 0xFF
     if flags > HAS_EXPIRY | DELETED or (flags & HAS_EXPIRY and len(stored) < 9):
         raise Undecodable("not a raw value of API V2", where=stored.hex())
@@ -73,7 +73,7 @@ def decode_value(stored: bytes) -> RawValue:
 
 
 class RawKv:
-    """The raw interface of one store. Thread-safe; the store checks region and API version before."""
+    """The raw requests of one store. Thread-safe; the store has already checked region and API version."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RawKv:
         self._clock = clock
 
     def physical(self, raw: bytes) -> bytes:
-        """The form of a key that region bounds are compared with."""
+        """The form of a key that is compared with region bounds."""
         return raw if self.api_version == 1 else keys.encode(raw)
 
     # --- reads ---
@@ -102,7 +102,7 @@ class RawKv:
         return self._clock.now_ms() // 1000
 
     def _find(self, view: View, key: bytes) -> RawValue | None:
-        """What a stored key has now; None for nothing, a tombstone, or an expired value."""
+        """The current value of a stored key; None if there is none, or a tombstone or an expired value."""
         if self.api_version == 1:
             stored = view.get(mvcc.DEFAULT, key)
             return None if stored is None else RawValue(stored)
@@ -206,7 +206,7 @@ class RawKv:
             cursor.next()
 
     def _descending(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """From the last key below `end` down; a key's newest version is the last one met."""
+        """The pairs from the last key below `end` downwards; the last version seen of a key is its newest."""
         now_s = self._now_s()
         cursor = self._engine.cursor(mvcc.DEFAULT)
         if end:
@@ -239,7 +239,7 @@ class RawKv:
         done: Any,
         answer: Answer,
     ) -> None:
-        """Write what `make(ts)` says under the keys' latches; answer `done` when it is applied."""
+        """Write the changes of `make(ts)` under the keys' latches; answer `done` when they are applied."""
         self._schedule(region, stored, lambda view, ts: Outcome(done, make(ts)), answer)
 
     def _schedule(
@@ -354,7 +354,7 @@ class RawKv:
     def _delete_range(
         self, region: Region, request: pb.RawDeleteRangeRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        """All versions of the range, without tombstones and unseen by CDC, as TiKV does it."""
+        """Remove all versions in the range, as in TiKV without tombstones, so CDC does not see it."""
         start = max(region.start, self.physical(request.start_key))
         end = self.physical(request.end_key) if request.end_key else region.end
         if region.end and (not end or end > region.end):

@@ -1,9 +1,9 @@
 """PD's port: gRPC and HTTP behind one address, as a real PD serves them.
 
-gRPC's servers cannot share a port with another protocol. So the port is ours, and a process of its own
-(`relay`) hands each connection to the gRPC server or to the HTTP pages, both at Unix sockets in the abstract
-namespace. The listening socket is held here: a client that comes while the relay starts, or after it was
-killed and is started again, waits instead of being refused.
+A gRPC server cannot share its port with another protocol. Therefore a separate process (`relay`) accepts the
+connections and passes each to the gRPC server or to the HTTP pages, which listen at Unix sockets in the
+abstract namespace. This process holds the listening socket, so a client that connects while the relay starts,
+or restarts after a kill, waits instead of being refused.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tidegate.errors import InvalidInput
 
 BACKLOG: Final = 512
 AGAIN_S: Final = 0.2
-"""Pause before a relay that ended by itself is started again."""
+"""The pause before a relay that ended unexpectedly is restarted."""
 RELAY: Final = Path(__file__).with_name("relay.py")
 
 
 class Front:
-    """A port whose connections go to `grpc` or `http`, two Unix sockets. `stop` once."""
+    """A port whose connections go to `grpc` or `http`, two Unix sockets. `stop` may be called once."""
 
     def __init__(self, address: str) -> None:
-        """Listen at host:port, port 0 for a free one; raises InvalidInput when that cannot be."""
+        """Listen at host:port, port 0 for a free one. Raises InvalidInput if that is not possible."""
         host, _, port = address.rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -51,12 +51,12 @@ class Front:
         self._keeper = threading.Thread(target=self._keep, name="pd front", daemon=True)
 
     def start(self) -> None:
-        """Begin to hand over connections."""
+        """Start the relay."""
         self._child = self._spawn()
         self._keeper.start()
 
     def stop(self) -> None:
-        """Refuse new connections and end those there are."""
+        """Refuse new connections and end the open ones."""
         self._stopping.set()
         os.close(self._end)
         if self._keeper.is_alive():
@@ -77,5 +77,5 @@ class Front:
             [sys.executable, "-I", "-S", str(RELAY), *map(str, fds), self.grpc, self.http],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
-            start_new_session=True,  # Ctrl+C is the upstream's to answer
+            start_new_session=True,  # Ctrl+C must reach only the upstream, which then stops the relay
         )

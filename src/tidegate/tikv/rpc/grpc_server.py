@@ -1,10 +1,10 @@
-"""A gRPC server with room for many streams, and a clear refusal beyond it.
+"""A gRPC server with room for many streams, which refuses further ones with an error.
 
-gRPC's handlers are threads, and a stream holds one from its beginning to its end. Were streams to take them
-all, every later call would wait in silence until one of them ends. So there are `STREAMS_MAX` threads for
-streams, as many as TiKV allows on a connection (`server.grpc-concurrent-stream`), and `CALLS_MAX` more that
-no stream can take; threads are started when needed. A stream beyond the first number, and any call beyond
-both, ends at once with RESOURCE_EXHAUSTED: its client asks again later.
+gRPC's handlers are threads, and a stream occupies one from its beginning to its end. If streams occupied all
+threads, every later call would wait without an error until a stream ends. Therefore there are `STREAMS_MAX`
+threads for streams, as many as TiKV allows on a connection (`server.grpc-concurrent-stream`), and `CALLS_MAX`
+more that streams cannot use; threads are started when needed. A stream beyond STREAMS_MAX, and any call
+beyond both, ends at once with RESOURCE_EXHAUSTED, and the client retries later.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def new_server(
 
 
 class _StreamLimit(grpc.ServerInterceptor):
-    """Refuses streams when as many are open as may be."""
+    """Refuses streams beyond the limit."""
 
     def __init__(self, streams_max: int) -> None:
         self._max = streams_max

@@ -1,4 +1,4 @@
-"""HTTP servers of the embedded upstream's pages (`status_pages`): at a port, and behind PD's. GET only."""
+"""HTTP servers for the upstream's pages (`status_pages`): at a port, and behind PD's. GET only."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tidegate.errors import InvalidInput
 from tidegate.tls import Tls
 
 Page = Callable[[str], Any]
-"""The content at a path: str for text, else to be JSON; None when there is no such page."""
+"""A function from a path to its content: str for text, otherwise encoded as JSON; None: no such page."""
 REQUEST_S: Final = 30.0
-"""A client that says nothing for so long is let go."""
+"""The connection of a client that sends nothing for this long is closed."""
 REQUESTS_MAX: Final = 64
-"""Connections that are answered at once, each by a thread; one more is closed unanswered."""
+"""The most connections served at once, each by a thread; further ones are closed without an answer."""
 
 
 class _Pages(ThreadingHTTPServer):
-    """An HTTP server with so many threads and no more."""
+    """An HTTP server with at most REQUESTS_MAX threads."""
 
     daemon_threads = True
 
@@ -45,10 +45,10 @@ class _Pages(ThreadingHTTPServer):
 
 
 class StatusServer:
-    """Serves the pages at host:port, port 0 for a free one. `stop` once."""
+    """Serves the pages at host:port, port 0 for a free one. `stop` may be called once."""
 
     def __init__(self, address: str) -> None:
-        """Bind; raises InvalidInput when the address is taken."""
+        """Bind. Raises InvalidInput if the address is in use."""
         host, _, port = address.rpartition(":")
         self._page: Page | None = None
         try:
@@ -64,12 +64,12 @@ class StatusServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
 
     def start(self, page: Page) -> None:
-        """Begin to answer."""
+        """Begin to serve."""
         self._page = page
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -80,16 +80,16 @@ class StatusServer:
 
 
 class PageServer:
-    """Serves the pages at a Unix socket of the abstract namespace, under TLS if `tls`. `stop` once."""
+    """Serves the pages at an abstract Unix socket, with TLS if `tls`. `stop` may be called once."""
 
     def __init__(self, name: str, page: Page, tls: Tls | None) -> None:
-        self._server = _UnixServer("\0" + name, _handler(page))  # it takes any address
+        self._server = _UnixServer("\0" + name, _handler(page))  # abstract: begins with a zero byte
         self._server.tls = None if tls is None else tls.http()
         self._thread = threading.Thread(target=self._server.serve_forever, name="pd pages", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -100,17 +100,17 @@ class _UnixServer(_Pages):
     tls: ssl.SSLContext | None = None
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer's own looks up the name of a host
+        socketserver.TCPServer.server_bind(self)  # HTTPServer's version would look up a host name
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, peer = super().get_request()
         if self.tls is not None:
-            # The handshake is made by the request's thread: a slow client holds up nobody else.
+            # The request's thread does the handshake, so a slow client does not delay others.
             sock = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         return sock, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away, or proves nothing, is its own affair."""
+        """Ignore errors of clients that disconnect or fail the TLS handshake."""
 
 
 def _handler(page: Page) -> type[BaseHTTPRequestHandler]:

@@ -1,7 +1,7 @@
-"""The members of the embedded PD: a gRPC server each behind a port of its own (`front`); the leader's serves.
+"""The members of the embedded PD: a gRPC server each, behind its own port (`front`). The leader serves.
 
-A follower answers GetMembers, and refuses the rest as PD does (`ErrNotLeader`: UNAVAILABLE, "not leader").
-All members are this process and one state: what can be tried with them is how a client finds a new leader.
+A follower answers GetMembers and refuses other calls as PD does (`ErrNotLeader`: UNAVAILABLE, "not leader").
+All members are in this process and share one state; they exist to test how a client finds a new leader.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Listen = Callable[[grpc.Server, str], object]
 
 
 class PdMembers:
-    """Members 1 to n; member 1 leads at first. Thread-safe."""
+    """Members 1 to n; at first member 1 is the leader. Thread-safe."""
 
     def __init__(self, new_server: NewServer, listen: Listen, tls: Tls | None = None) -> None:
         self._new_server, self._listen, self._tls = new_server, listen, tls
@@ -34,12 +34,12 @@ class PdMembers:
         self._pages: list[PageServer] = []
         self._handlers: Sequence[grpc.GenericRpcHandler] = ()
         self.addresses: list[str] = []
-        """`host:port` by member, the first at 0."""
+        """`host:port` of each member, in the order of their numbers."""
         self.leader = 1
-        """Its number."""
+        """The number of the leader."""
 
     def bind(self, addresses: Sequence[str]) -> None:
-        """Take the addresses, of port 0 a free one. Raises InvalidInput when one is taken."""
+        """Listen at the addresses; port 0 means a free port. Raises InvalidInput if one is in use."""
         for address in addresses:
             front = Front(address)
             self._fronts.append(front)
@@ -49,7 +49,7 @@ class PdMembers:
             self._servers.append(server)
 
     def serve(self, handlers: Sequence[grpc.GenericRpcHandler], page: Page) -> None:
-        """Begin."""
+        """Begin to serve."""
         self._handlers = handlers
         for server, front in zip(self._servers, self._fronts, strict=True):
             server.add_generic_rpc_handlers(tuple(handlers))
@@ -62,7 +62,7 @@ class PdMembers:
         return self._servers[member - 1]
 
     def transfer(self, to: int) -> None:
-        """Let another member lead. The old leader's connections are cut, as if it had been started anew."""
+        """Make another member the leader. The old leader's connections are cut, as after a restart of it."""
         with self._lock:
             if not 1 <= to <= len(self._servers):
                 raise InvalidInput(f"PD has no member {to}", fix=f"name one of 1 to {len(self._servers)}")
@@ -77,11 +77,11 @@ class PdMembers:
             self._servers[old - 1] = server
 
     def stop(self, grace_s: float) -> list[threading.Event]:
-        """End all; an event each is set when its calls have ended."""
+        """Stop all members. Returns an event for each, which is set when its calls have ended."""
         with self._lock:
             ended = [server.stop(grace_s) for server in self._servers]
             for event in ended:
-                event.wait()  # before the ports: what is answered within the grace still arrives
+                event.wait()  # before the ports are closed, so answers within the grace period still arrive
             for front in self._fronts:
                 front.stop()
             for pages in self._pages:
@@ -90,7 +90,7 @@ class PdMembers:
 
 
 class _LeaderOnly(grpc.ServerInterceptor):
-    """Refuses what a follower does not answer."""
+    """Refuses the calls that a follower does not serve."""
 
     def __init__(self, members: PdMembers, member: int) -> None:
         self._members, self._member = members, member

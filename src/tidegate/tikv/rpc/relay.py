@@ -1,13 +1,14 @@
-"""A process of its own: one port for gRPC and HTTP, as PD has. Knows the standard library only.
+"""A separate process: one port for gRPC and HTTP, as PD has. Uses only the standard library.
 
     python -I -S relay.py LISTENER_FD LIFE_FD GRPC_SOCKET HTTP_SOCKET
 
-The first bytes of a connection say which of the two it is; all bytes then go to that server's Unix socket
-(abstract names) and back, unread. It is a process because every timestamp passes through here: as a thread
-it would wait for the interpreter lock of a busy upstream at each message. It ends when LIFE_FD, a pipe, does.
+The first bytes of a connection show its protocol; then all bytes are passed to that server's Unix socket
+(abstract names) and back, without interpretation. It is a process because every timestamp passes through it:
+a thread would wait for the interpreter lock of a busy upstream at each message. It ends when the other end of
+the pipe LIFE_FD is closed.
 
-Bounds: `CONNECTIONS_MAX` open at once, others wait in the listener's queue; `HELD_MAX` bytes held a
-direction, then the sender is not read; a connection that has not said within `DECIDE_S` what it is is closed.
+Bounds: `CONNECTIONS_MAX` open connections, others wait in the listener's queue; `HELD_MAX` bytes held in each
+direction, then the sender is not read; a connection is closed if its protocol is unknown after `DECIDE_S`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import time
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""How every HTTP/2 connection without TLS begins (RFC 9113, section 3.4)."""
+"""The first bytes of every HTTP/2 connection without TLS (RFC 9113, section 3.4)."""
 TLS_HANDSHAKE: Final = 0x16
 CLIENT_HELLO: Final = 1
 ALPN: Final = 16
 HELLO_MAX: Final = 17 << 10
-"""A TLS record, the largest first message that is looked at."""
+"""The most bytes of a first message that are examined: more than a TLS record."""
 READ_BYTES: Final = 256 << 10
 HELD_MAX: Final = 1 << 20
 CONNECTIONS_MAX: Final = 4096
@@ -34,10 +35,10 @@ DECIDE_S: Final = 10.0
 
 
 def is_grpc(first: bytes) -> bool | None:
-    """Whether a connection that begins so speaks gRPC; None: more bytes are needed.
+    """Whether a connection that begins with these bytes is gRPC; None: more bytes are needed.
 
-    Under TLS a gRPC client offers HTTP/2 alone (ALPN, RFC 7301); a client of PD's HTTP API offers HTTP/1.1,
-    too, or nothing.
+    With TLS a gRPC client offers only HTTP/2 (ALPN, RFC 7301); a client of PD's HTTP API also offers
+    HTTP/1.1, or nothing.
     """
     if not first:
         return None
@@ -50,7 +51,7 @@ def is_grpc(first: bytes) -> bool | None:
 
 
 def protocols(record: bytes) -> list[bytes] | None:
-    """The application protocols a TLS ClientHello offers, [] if none or damaged; None: more is to come."""
+    """The application protocols that a TLS ClientHello offers; [] if none or malformed; None: incomplete."""
     if len(record) < 5:
         return None
     size = int.from_bytes(record[3:5], "big")
@@ -88,18 +89,18 @@ def _names(data: bytes) -> list[bytes]:
 
 
 class Half:
-    """One of a connection's two sockets, and what waits to be sent to it."""
+    """One of a connection's two sockets, and the bytes that wait to be sent to it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.waiting = bytearray()
         self.said_all = False
-        """Nothing more will be read from it."""
+        """Whether its peer has sent everything."""
         self.mask = 0
 
 
 class Connection:
-    """A client and, once its first bytes have told which, its server."""
+    """A client and, once its first bytes have shown the protocol, its server."""
 
     def __init__(self, relay: Relay, client: socket.socket) -> None:
         self._relay = relay
@@ -109,7 +110,7 @@ class Connection:
         self.open = True
 
     def ready(self, half: Half, mask: int) -> None:
-        """A socket may be read or written."""
+        """A socket is ready to be read or written."""
         try:
             if mask & selectors.EVENT_READ:
                 self._read(half)
@@ -135,7 +136,7 @@ class Connection:
         self._write(other)
 
     def _first(self, data: bytes) -> None:
-        """Bytes of a client that has no server yet."""
+        """Handle the first bytes of a client, which has no server yet."""
         held = self.client.waiting
         held += data
         grpc = is_grpc(bytes(held))
@@ -163,7 +164,7 @@ class Connection:
         return self.server if half is self.client else self.client
 
     def wanted(self, half: Half) -> int:
-        """What to wait for."""
+        """The selector events to wait for."""
         other = None if self.server is None else self._other(half)
         reads = not half.said_all and (other is None or len(other.waiting) < HELD_MAX)
         writes = other is not None and bool(half.waiting)
@@ -174,14 +175,14 @@ class Connection:
         return [self.client] if self.server is None else [self.client, self.server]
 
     def close(self) -> None:
-        """End both sides."""
+        """Close both sockets."""
         if self.open:
             self.open = False
             self._relay.forget(self)
 
 
 class Relay:
-    """Accepts, and moves bytes. One thread."""
+    """Accepts connections and moves their bytes, in one thread."""
 
     def __init__(self, listener: socket.socket, life: int, grpc: str, http: str) -> None:
         self._listener, self._life = listener, life
@@ -194,7 +195,7 @@ class Relay:
         self._accept_more()
 
     def run(self) -> None:
-        """Until the pipe ends."""
+        """Serve until the other end of the pipe is closed."""
         while True:
             for key, mask in self._selector.select(1.0):
                 if key.fd == self._life:
@@ -208,7 +209,7 @@ class Relay:
                 each.close()
 
     def dial(self, grpc: bool) -> socket.socket:
-        """A connection to one of the servers."""
+        """Connect to one of the servers."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(self._servers[grpc])
@@ -219,7 +220,7 @@ class Relay:
         return sock
 
     def watch(self, connection: Connection) -> None:
-        """Wait for what a connection wants now."""
+        """Register the events that a connection waits for now."""
         for half in connection.halves:
             mask = connection.wanted(half)
             if mask == half.mask:
@@ -233,7 +234,7 @@ class Relay:
             half.mask = mask
 
     def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Remove a connection that has ended."""
         for half in connection.halves:
             if half.mask:
                 self._selector.unregister(half.sock)
@@ -262,7 +263,7 @@ class Relay:
 
 
 def main(listener: int, life: int, grpc: str, http: str) -> None:
-    """Serve until `life` ends."""
+    """Serve until the other end of the pipe `life` is closed."""
     with socket.socket(fileno=listener) as sock:
         Relay(sock, life, grpc, http).run()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""What PD and a store answer over HTTP: PD's API for looking, a store's `/status`, `/metrics`, `/region/ID`.
+"""The HTTP pages of PD and the stores: PD's read-only API, and a store's `/status`, `/metrics`, `/region/ID`.
 
-Tools beside the gRPC clients ask it (pd-ctl, TiUP, Prometheus, TiCDC's version check). PD serves the pages on
-the port of its gRPC (`front`); the status port serves the same ones and is every store's status address.
+They serve tools that do not use gRPC (pd-ctl, TiUP, Prometheus, TiCDC's version check). PD serves the pages
+on its gRPC port (`front`); the status port serves the same pages and is every store's status address.
 (PD: server/api/router.go; TiKV: server/status_server.)
 """
 
@@ -16,18 +16,18 @@ from tidegate.tikv.pd.stores import VERSION, StoreInfo
 from tidegate.tikv.raft.region import Peer, Region, Role
 
 LISTED_MAX: Final = 10_000
-"""Regions in one answer."""
+"""The most regions in one answer."""
 _PD: Final = "/pd/api/v1/"
 
 
 class StatusPages:
-    """The pages by path. Thread-safe; holds nothing of its own."""
+    """The pages by path. Thread-safe; it has no state."""
 
     def __init__(self, pd: PlacementDriver) -> None:
         self._pd = pd
 
     def get(self, path: str) -> Any:
-        """A page's content: str for text, else to be JSON; None when there is no such page."""
+        """The content of a page: str for text, otherwise encoded as JSON; None if there is no such page."""
         path = unquote(path.partition("?")[0])
         plain: dict[str, Callable[[], Any]] = {
             "/status": lambda: {"version": VERSION, "git_hash": ""},
@@ -107,7 +107,7 @@ _ROLES: Final = {
     Role.INCOMING_VOTER: "IncomingVoter",
     Role.DEMOTING_VOTER: "DemotingVoter",
 }
-"""As PD writes them."""
+"""PD's names of roles."""
 
 
 def _region(region: Region) -> dict[str, Any]:

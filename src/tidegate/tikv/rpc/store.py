@@ -1,8 +1,8 @@
-"""Answers to `tikvpb.Tikv`: checks, reads at once, writes through the scheduler.
+"""The service `tikvpb.Tikv`: checks requests, serves reads at once and writes through the scheduler.
 
-Called by the gRPC edge (`services`); `submit` never blocks on an apply, so that one BatchCommands stream can
-have many commands under way. A request passes, in this order: region and epoch, API version, range of the
-region; a read raises max_ts and meets the in-memory locks, a write takes its latches.
+Called by the gRPC edge (`services`). `submit` never waits for an apply, so one BatchCommands stream can have
+many commands in progress. The checks of a request, in order: region and epoch, API version, range of the
+region. Then a read raises max_ts and checks the in-memory locks, and a write takes its latches.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from tidegate.tikv.txn.scheduler import Answer, Patience, Scheduler, Task
 from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 MAX_TS_DRIFT_MS: Final = 60_000
-"""A request may not name a ts further ahead of PD than this (TiKV's storage.max-ts.max-drift)."""
+"""The furthest that a ts in a request may be ahead of PD's time (TiKV's storage.max-ts.max-drift)."""
 REQUESTS_BYTES_MAX: Final = 1 << 30
-"""Requests that wait for their answers hold no more together; TiKV has a bound for writes alone
+"""The most bytes of all requests that wait for their answers; TiKV limits only writes
 (storage.scheduler-pending-write-threshold)."""
 RESOLVE_LOCKS_MAX: Final = 4096
-"""Locks that one round of a ResolveLock over a whole region takes; rounds follow until none is left."""
+"""The most locks in one round of a ResolveLock over a whole region; rounds follow until none is left."""
 
 _VERSION: Final = ("version",)
 _PREWRITTEN: Final = ("start_version", "for_update_ts", "min_commit_ts")
@@ -68,12 +68,12 @@ _FLUSHED: Final = ("start_ts", "min_commit_ts")
 _CHOSEN: Final = frozenset((*_PREWRITTEN, *_FLUSHED, "commit_ts"))
 
 Announcements = Callable[[int], Announced]
-"""Region id -> what CDC has announced for its keys."""
+"""Region id -> the resolved ts that CDC has announced for its keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a store works with."""
+    """The components that a store uses."""
 
     regions: RegionTable
     raftstore: Raftstore
@@ -82,19 +82,19 @@ class Parts:
     waiting: LockWaiting
     announced: Announcements
     is_observed: Callable[[int], bool]
-    """Region id -> whether CDC wants its old values."""
+    """Region id -> whether CDC observes the region and needs old values."""
     raw: RawKv
     max_ts: MaxTsSync
     new_id: NewId
     pd_ts: Callable[[], int] | None = None
-    """PD's present ts; None when its time stands still, and any ts may be named."""
+    """Returns PD's current ts; None in manual mode, where requests may use any ts."""
     store_id: int = STORE_ID
     faults: Faults = field(default_factory=Faults)
     txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
 
 
 class Store:
-    """The key-value interfaces of one store. Thread-safe."""
+    """The key-value requests of one store. Thread-safe."""
 
     def __init__(self, parts: Parts) -> None:
         self._regions = parts.regions
@@ -119,7 +119,7 @@ class Store:
         self._calls = self._table()
 
     def submit(self, request: Any, answer: Answer) -> None:
-        """Serve one request of any type; `answer` is called once, perhaps on another thread."""
+        """Serve one request of any type; `answer` is called once, possibly on another thread."""
         call = self._calls[type(request)]
         region = self._regions.check(request.context, self._id, isinstance(request, _FLASHBACKS))
         if self._faults.kv_errors[0]:
@@ -142,7 +142,7 @@ class Store:
         self._serve(call, region, request, served)
 
     def refuse(self, request: Any, error: errorpb_pb2.Error, answer: Answer) -> None:
-        """Answer a request with a region error, whatever it is."""
+        """Answer a request of any type with a region error."""
         answer(self._calls[type(request)].response(region_error=error), None)
 
     def _serve(self, call: Call, region: Region, request: Any, answer: Answer) -> None:
@@ -180,8 +180,10 @@ class Store:
         return api_version.refusal(self._api_version, request.context, call.raw, modes)
 
     def _is_ahead(self, ts: int, chosen: bool) -> bool:
-        """Whether a ts would move max_ts where PD's timestamps come only much later: it would hide what is
-        committed with a ts of its own until then. `chosen`: it is to be a point in time, which TS_MAX is not.
+        """Whether a ts is too far ahead of PD's time to raise max_ts to it.
+
+        Otherwise one-phase and async commits would choose a ts above it, and readers at PD's timestamps would
+        not see them for a long time. `chosen`: the field must be a real time, so TS_MAX is not allowed.
         """
         if ts == keys.TS_MAX:
             return chosen
@@ -189,7 +191,7 @@ class Store:
             return False
         try:
             self._ts_limit = self._pd_ts() + timestamp.compose(MAX_TS_DRIFT_MS)
-        except Retryable:  # nobody else gets a ts of PD now either
+        except Retryable:  # the TSO is frozen, so the ts cannot be checked
             return False
         return ts > self._ts_limit
 
@@ -207,7 +209,9 @@ class Store:
         return serve
 
     def _tells(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
-        """Of a primary: what its lock promises is told to `txn_status` when it is durable."""
+        """Handlers of requests for a primary: when a changed primary lock of a large transaction is durable,
+        its min_commit_ts goes to `txn_status`.
+        """
 
         def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
             promised: list[tuple[int, int]] = []
@@ -295,7 +299,7 @@ class Store:
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _resolve_region(self, region: Region, fates: dict[int, int], answer: Answer) -> None:
-        """Resolve all locks of the named transactions in the region, a bounded number at a time."""
+        """Resolve all locks of the given transactions in the region, in rounds of RESOLVE_LOCKS_MAX."""
         found = []
         for key, lock in snapshot.locks_in(self._engine, region.start, region.end):
             if lock.start_ts in fates:
@@ -347,7 +351,7 @@ class Store:
     def _delete_range(
         self, region: Region, request: pb.DeleteRangeRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        """Drop all versions and locks of a range, without history and unseen by CDC but for its locks."""
+        """Remove all versions and locks of a range without records. CDC only sees that the locks are gone."""
         if request.notify_only:
             answer(pb.DeleteRangeResponse(), None)
             return
@@ -355,7 +359,7 @@ class Store:
         self._empty(region, start, end, lambda error: answer(pb.DeleteRangeResponse(), error))
 
     def unsafe_destroy_range(self, request: pb.UnsafeDestroyRangeRequest, answer: Answer) -> None:
-        """Drop everything of a range on this store, whatever the regions; no observer hears of it."""
+        """Remove all data of a range on this store, whatever its regions; observers do not see it."""
         start, end = keys.encode(request.start_key), keys.encode(request.end_key) if request.end_key else b""
         self._empty(None, start, end, lambda error: answer(pb.UnsafeDestroyRangeResponse(), error))
 
@@ -374,7 +378,7 @@ class Store:
     def _split(
         self, region: Region, request: pb.SplitRegionRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        """Split where a client wishes; answered with the parts from left to right."""
+        """Split a region at a client's keys; the answer has the parts from left to right."""
         encode = self._raw.physical if request.is_raw_kv else keys.encode
         at = [encode(key) for key in (*request.split_keys, request.split_key) if key]
 
@@ -398,7 +402,7 @@ class Store:
         self._raftstore.propose(command)
 
     def lock_wait_info(self) -> pb.GetLockWaitInfoResponse:
-        """Who waits for whose locks."""
+        """The transactions that wait for locks, and the holders of these locks."""
         return pb.GetLockWaitInfoResponse(entries=self._waiting.detector.entries())
 
     def _table(self) -> dict[type[Message], Call]:

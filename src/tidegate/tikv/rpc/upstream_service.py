@@ -1,4 +1,4 @@
-"""`tidegate.Upstream` over gRPC: what only this upstream offers, beside PD on PD's address."""
+"""The gRPC service `tidegate.Upstream`: commands that only this upstream has, served at PD's address."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WISHES: Final = {
 
 
 class Control(Protocol):
-    """What may be done to the stores: `server.EmbeddedUpstream`."""
+    """The commands on stores that the service calls: `server.EmbeddedUpstream`."""
 
     faults: Faults
     operators: Operators

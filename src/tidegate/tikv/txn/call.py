@@ -1,4 +1,4 @@
-"""How one request type is served: what it names, what checks it needs, its response, its handler. Pure."""
+"""How a request type is served: its keys, the checks that it needs, its response, its handler. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from tidegate.tikv.raft.region import Region
 from tidegate.tikv.txn.scheduler import Answer
 
 Serve = Callable[[Region, Any, list[bytes], Answer], None]
-"""Serves a checked request: its region, itself, the stored form of the keys it names, who wants the
-answer."""
+"""Serves a checked request. Arguments: region, request, the stored form of its keys, `answer`."""
 
 
 class Call(NamedTuple):
-    """One request type. `keys` or `range` give what it names, as the client spells it; `stamps` are its
-    fields that raise max_ts.
+    """One request type. `keys` or `range` return its keys in the client's form; `stamps` are the fields with
+    timestamps that raise max_ts.
     """
 
     response: Callable[..., Any]
@@ -28,11 +27,11 @@ class Call(NamedTuple):
 
 
 class RefusalError(Exception):
-    """A request that cannot be served as it is; its text goes into the response."""
+    """The request is invalid; the text of this error goes into the response."""
 
 
 def refused(response: Any, text: str) -> Any:
-    """The empty response with an error in the form its type has for one."""
+    """The empty response, with an error in the form that its type has."""
     fields = response.DESCRIPTOR.fields_by_name
     error = pb.KeyError(abort=text)
     if "errors" in fields:
@@ -49,27 +48,27 @@ def refused(response: Any, text: str) -> Any:
 
 
 def the_key(request: Any) -> Sequence[bytes]:
-    """Of a request for one key."""
+    """The key of a request for one key."""
     return (request.key,)
 
 
 def the_keys(request: Any) -> Sequence[bytes]:
-    """Of a request for a list of keys."""
+    """The keys of a request for several keys."""
     found: Sequence[bytes] = request.keys
     return found
 
 
 def mutated(request: Any) -> Sequence[bytes]:
-    """Of a request with mutations."""
+    """The keys of a request with mutations."""
     return [mutation.key for mutation in request.mutations]
 
 
 def the_range(request: Any) -> tuple[bytes, bytes]:
-    """Of a request for one range."""
+    """The range of a request for one range."""
     return request.start_key, request.end_key
 
 
 def scan_range(request: Any) -> tuple[bytes, bytes]:
-    """Of a scan: a descending one names its upper bound first."""
+    """The range of a scan as (low, high); a descending scan has its upper bound first."""
     low, high = request.start_key, request.end_key
     return (high, low) if request.reverse else (low, high)

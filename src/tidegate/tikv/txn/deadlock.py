@@ -1,8 +1,8 @@
-"""Who waits for whom: a graph of transactions, and the cycle that one more edge would close. Thread-safe.
+"""Deadlock detection: a graph of waiting transactions; finds cycles that a new edge closes. Thread-safe.
 
-One detector serves all stores of an upstream (TiKV has one leader for the cluster). An edge is "`txn` waits
-for `holder` at a key"; it is removed when the waiting ends, however it ends. The transaction whose edge
-would close a cycle is the victim. (TiKV: server/lock_manager/deadlock.rs.)
+One detector serves all stores of an upstream (in TiKV the leader of one region detects for the cluster). An
+edge means that `txn` waits for `holder` at a key; it is removed when the wait ends for any reason. The
+transaction whose edge would close a cycle is the victim. (TiKV: server/lock_manager/deadlock.rs.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`txn` waits for `holder` to let go of the raw key."""
+    """`txn` waits until `holder` releases the lock on the raw key."""
 
     txn: int
     holder: int
@@ -25,7 +25,7 @@ class Edge:
     since: float
 
     def entry(self) -> pb.WaitForEntry:
-        """As clients see it."""
+        """The edge as kvrpcpb's WaitForEntry."""
         waited = int((time.monotonic() - self.since) * 1000)
         return pb.WaitForEntry(
             txn=self.txn,
@@ -37,7 +37,7 @@ class Edge:
 
 
 def key_hash(raw: bytes) -> int:
-    """64 bits that stand for a key in a deadlock report. Not TiKV's farmhash: compare only with our own."""
+    """A key's 64-bit hash in a deadlock report. Not TiKV's farmhash: compare it only with our own."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
 
@@ -49,7 +49,7 @@ class DeadlockDetector:
         self._edges: dict[int, list[Edge]] = {}
 
     def wait(self, edge: Edge) -> pb.Deadlock | None:
-        """Add an edge; or, when it would close a cycle, leave it out and say which."""
+        """Add an edge. If it would close a cycle, do not add it, and return the cycle."""
         with self._mutex:
             chain = self._path(edge.holder, edge.txn)
             if chain is None:
@@ -65,7 +65,7 @@ class DeadlockDetector:
         )
 
     def _path(self, origin: int, target: int) -> list[Edge] | None:
-        """Edges from `origin` to `target`; None when there is no way."""
+        """The edges from `origin` to `target`; None if there is no path."""
         came: dict[int, Edge | None] = {origin: None}
         ahead = [origin]
         while ahead:
@@ -86,7 +86,7 @@ class DeadlockDetector:
         return path[::-1]
 
     def done(self, edge: Edge) -> None:
-        """The waiting is over."""
+        """Remove an edge, because its wait has ended."""
         with self._mutex:
             left = [each for each in self._edges.get(edge.txn, ()) if each is not edge]
             if left:
@@ -95,6 +95,6 @@ class DeadlockDetector:
                 self._edges.pop(edge.txn, None)
 
     def entries(self) -> list[pb.WaitForEntry]:
-        """Everybody who waits."""
+        """All edges."""
         with self._mutex:
             return [edge.entry() for edges in self._edges.values() for edge in edges]

@@ -1,9 +1,9 @@
 """Flashback of a region in two requests, as TiKV serves them; `percolator.flashback` decides the records.
 
-prepare: admin command (nothing else is served from here on, no resolved ts goes beyond start_ts) -> the locks
+prepare: admin command (from now on nothing else is served, and no resolved ts exceeds start_ts) -> the locks
 of the range are rolled back -> its first key is locked. flash back: every other key that differs from
-`version`, in commands that are whole transactions -> the first key is committed -> admin command (all is
-served again). Each step may be repeated: a request that was cut off is sent again by its client.
+`version` is rewritten, in commands that are whole transactions -> the first key is committed -> admin command
+(everything is served again). Each step may be repeated, because a client repeats an interrupted request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Step = Callable[[], None]
 
 
 class Range(NamedTuple):
-    """What is flashed back, in encoded keys."""
+    """The range of a flashback, in encoded keys."""
 
     region: Region
     start: bytes
@@ -44,7 +44,7 @@ class Range(NamedTuple):
 
 
 class Flashback:
-    """Both requests of one store. Thread-safe; a request's steps run one after the other on the pool."""
+    """The flashback requests of one store. Thread-safe; a request's steps run in turn on the pool."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Flashback:
         self._later = later
 
     def prepare(self, what: Range, request: pb.PrepareFlashbackToVersionRequest, answer: Answer) -> None:
-        """The first phase."""
+        """Serve the first phase, `prepare`."""
         region, start_ts = what.region, request.start_ts
         if start_ts <= request.version:
             raise RefusalError(f"invalid flashback version {request.version}: not below start_ts {start_ts}")
@@ -106,7 +106,7 @@ class Flashback:
         self._write(what.region, changes, done, answer)
 
     def flash_back(self, what: Range, request: pb.FlashbackToVersionRequest, answer: Answer) -> None:
-        """The second phase."""
+        """Serve the second phase, `flash back`."""
         region, commit_ts = what.region, request.commit_ts
         first = self._first(what, request.start_ts)
         if region.flashback != request.start_ts:
@@ -123,7 +123,7 @@ class Flashback:
             self._go_on(lambda: self._rewrite(what, request, first, what.start, answer), answer)
 
     def _first(self, what: Range, start_ts: int) -> bytes | None:
-        """The key that is locked, or to be locked, for the whole range."""
+        """The key that is or will be locked for the whole range; None if the range is empty."""
         for key, lock in snapshot.locks_in(self._engine, what.start, what.end):
             if lock.start_ts == start_ts:
                 return key
@@ -197,7 +197,7 @@ class Flashback:
         answer: Answer,
         whole: bool = False,
     ) -> None:
-        """Apply changes, then go on; `whole`: they are a whole transaction each."""
+        """Apply changes, then call `then`. `whole`: the changes of this command are whole transactions."""
 
         def applied(error: Exception | None) -> None:
             if error is not None:

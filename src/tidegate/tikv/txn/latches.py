@@ -1,7 +1,7 @@
-"""Which keys are being written, and who waits for them, in order of arrival. Thread-safe.
+"""Latches: the keys that are being written, and the commands that wait for them in order. Thread-safe.
 
-One `Latches` a store: a key may go from one region to another while commands for it wait.
-(TiKV: storage/txn/latch.rs.)
+There is one `Latches` for each store and not for each region, because a key may move to another region while
+commands for it wait. (TiKV: storage/txn/latch.rs.)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Holder(Protocol):
-    """A command, as far as latches know it."""
+    """The part of a command that latches need."""
 
     @property
     def keys(self) -> Collection[bytes]: ...
@@ -22,7 +22,7 @@ T = TypeVar("T", bound=Holder)
 
 
 class Latches(Generic[T]):
-    """`acquire` and `release`; a command whose keys are not free waits without a thread."""
+    """The latches of a store. A command whose keys are not free waits without a thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -30,7 +30,7 @@ class Latches(Generic[T]):
         self._waiting: list[T] = []
 
     def acquire(self, task: T) -> bool:
-        """Whether the task may run now; if not, `release` will return it when it may."""
+        """Whether the task may run now; otherwise a later `release` returns it when it may."""
         keys = task.keys
         with self._mutex:
             if self._held.isdisjoint(keys) and (
@@ -42,7 +42,7 @@ class Latches(Generic[T]):
             return False
 
     def release(self, task: T) -> list[T]:
-        """Free the task's keys; the tasks that may run now (their keys are taken already)."""
+        """Free the task's keys; returns the tasks that may run now, with their keys already acquired."""
         with self._mutex:
             self._held.difference_update(task.keys)
             if not self._waiting:

@@ -1,13 +1,14 @@
 """Pessimistic lock requests that wait for another transaction's lock: queues by key, time-outs, deadlocks.
 
-    decided: blocked -> park (edge in the detector) -> lock gone: woken, decided again -> answer
-                             |                      -> time is up: answered with the lock
-                             |-> would close a cycle: answered with the deadlock
+    blocked -> park (edge in the detector) -> lock released: woken, executed again -> answer
+                    |                      -> timeout: answered with the lock
+                    |-> would close a cycle: answered with the deadlock
 
-A lock that goes away wakes the oldest transaction of its key's queue. If that one does not take the lock (it
-met a newer commit), the next is woken; if it does, the others wait for it from then on. Parking happens under
-the latch of the key and waking after an apply that held it, so no wake-up is lost. At most `WAITERS_MAX`
-requests wait; further ones are answered at once. (TiKV: storage/lock_manager/lock_waiting_queue.rs.)
+When a lock is released, the oldest transaction in the queue of its key is woken. If it does not take the lock
+(because it found a newer commit), the next one is woken; if it does, the others wait for it from then on.
+Requests are parked under the latch of the key and woken after an apply that held this latch, so no wake-up is
+lost. At most `WAITERS_MAX` requests wait; further ones are answered at once. (TiKV:
+storage/lock_manager/lock_waiting_queue.rs.)
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tidegate.tikv.percolator import Blocked
 from tidegate.tikv.txn.deadlock import DeadlockDetector, Edge
 
 DEFAULT_WAIT_MS: Final = 1000
-"""TiKV's pessimistic-txn.wait-for-lock-timeout, for requests that name none."""
+"""TiKV's pessimistic-txn.wait-for-lock-timeout, for requests without a timeout."""
 WAITERS_MAX: Final = 10_000
 
 
 class Waiter:
-    """One parked request. `resume` runs it again; `give_up` answers it with an error."""
+    """One parked request. `resume` executes it again; `give_up` answers it with an error."""
 
     __slots__ = ("blocked", "deadline", "edge", "give_up", "gone", "resume", "start_ts")
 
@@ -65,17 +66,17 @@ class LockWaiting:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anybody waits."""
+        """Whether any request waits."""
         return bool(self._queues)
 
     def deadline(self, request: pb.PessimisticLockRequest) -> float | None:
-        """Until when a request may wait, by time.monotonic; None when it will not."""
+        """The time.monotonic() until which a request may wait; None if it does not wait."""
         if request.wait_timeout < 0:
             return None
         return time.monotonic() + (request.wait_timeout or DEFAULT_WAIT_MS) / 1000
 
     def park(self, waiter: Waiter) -> bool:
-        """Take a request in. False when it must be answered at once; deadlocks are answered here."""
+        """Park a request. False if the caller must answer it at once; a deadlock is answered here."""
         if waiter.deadline <= time.monotonic():
             return False
         edge = _edge(waiter, waiter.blocked.lock.start_ts)
@@ -101,7 +102,7 @@ class LockWaiting:
         return True
 
     def released(self, keys: Iterable[bytes]) -> None:
-        """These encoded keys are not locked any more: wake the oldest waiter of each."""
+        """Wake the oldest waiter of each of these encoded keys, because their locks were released."""
         if not self._queues:
             return
         for key in keys:
@@ -114,7 +115,7 @@ class LockWaiting:
             oldest.resume()
 
     def taken(self, key: bytes, holder: int) -> None:
-        """The key has a new holder: whoever waits for the key waits for that transaction now."""
+        """The key has a new holder: from now on its waiters wait for that transaction."""
         if not self._queues:
             return
         victims = []
@@ -131,7 +132,7 @@ class LockWaiting:
             waiter.give_up(deadlock)
 
     def leave(self, start: bytes, end: bytes) -> None:
-        """The region of the encoded keys [start, end) is another: whoever waits there is decided again."""
+        """The region of the encoded keys [start, end) has changed: its waiters are executed again."""
         if not self._queues:
             return
         with self._changed:
@@ -147,7 +148,7 @@ class LockWaiting:
             waiter.resume()
 
     def stop(self) -> None:
-        """Answer everybody who waits; nobody may wait from now on."""
+        """Answer all waiting requests; from now on none is parked."""
         with self._changed:
             self._stopped = True
             waiters = [each for queue in self._queues.values() for each in queue]
@@ -160,7 +161,7 @@ class LockWaiting:
             self._thread.join()
 
     def _remove(self, waiter: Waiter) -> None:
-        """Under the mutex."""
+        """Remove a waiter. The caller holds the mutex."""
         waiter.gone = True
         self._waiting -= 1
         queue = self._queues[waiter.blocked.key]
@@ -184,7 +185,7 @@ class LockWaiting:
                 waiter.give_up(None)
 
     def _late(self) -> list[Waiter]:
-        """Those whose time is up, taken out."""
+        """Remove and return the waiters that timed out. The caller holds the mutex."""
         late, now = [], time.monotonic()
         while self._deadlines and (self._deadlines[0][2].gone or self._deadlines[0][0] <= now):
             _, _, waiter = heapq.heappop(self._deadlines)

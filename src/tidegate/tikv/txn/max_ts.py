@@ -1,8 +1,9 @@
-"""A new leader asks PD for a timestamp before it lets a transaction choose its own.
+"""A new leader gets a timestamp from PD before a transaction may choose its own commit ts.
 
-Readers of the former leader raised that one's max_ts, which this store never saw; all of them read at a
-timestamp of PD's that is below the next one. Until then async and one-phase commits get
-MaxTimestampNotSynced. (TiKV: raftstore/src/store/txn_ext.rs, server/raftkv `max_ts_sync_status`.)
+Readers at the former leader raised the max_ts of that store, which this store does not know. They all read at
+timestamps from PD, which are below the next one, so this store raises its max_ts to a new timestamp. Until
+then async and one-phase commits get MaxTimestampNotSynced. (TiKV: raftstore/src/store/txn_ext.rs,
+server/raftkv `max_ts_sync_status`.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 
 
 class MaxTsSync:
-    """Which regions of a store still wait for it. Thread-safe."""
+    """The regions of a store that still need a timestamp from PD. Thread-safe."""
 
     def __init__(self, concurrency: ConcurrencyManager, pd_ts: Callable[[], int]) -> None:
         self._concurrency = concurrency
@@ -24,12 +25,12 @@ class MaxTsSync:
         self._waiting: dict[int, object] = {}
 
     def require(self, region_id: int) -> None:
-        """The store begins to lead keys that another led."""
+        """Record that the store begins to lead a region whose keys another store led."""
         with self._mutex:
             self._waiting[region_id] = object()
 
     def is_synced(self, region_id: int) -> bool:
-        """Whether it is so; asks PD when it is not, and PD may be away."""
+        """Whether max_ts is valid for a region. If not yet, this asks PD; False if PD does not answer."""
         mark = self._waiting.get(region_id)
         if mark is None:
             return True

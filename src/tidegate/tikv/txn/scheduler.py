@@ -1,10 +1,9 @@
-"""Runs writing commands: latches on their keys from read to apply, then the answer.
+"""Runs writing commands: holds latches on their keys from read to apply, then answers.
 
-A command whose keys are free runs at once on the caller's thread; otherwise it waits in line, without a
-thread, and runs on the pool when all commands before it that share a key have been applied. Order among
-commands that share a key is order of arrival. A pessimistic lock request that meets a lock may wait for it
-(`lock_waiting`), without latches, and is decided again when it is woken.
-(TiKV: storage/txn/scheduler.rs.)
+A command whose keys are free runs at once on the caller's thread. Otherwise it waits without a thread, and
+runs on the pool when all earlier commands that share a key have been applied. Commands that share a key run
+in the order of arrival. If a lock blocks a pessimistic lock request, the request may wait for it without
+latches (`lock_waiting`), and is executed again when it is woken. (TiKV: storage/txn/scheduler.rs.)
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from tidegate.tikv.txn.latches import Latches
 from tidegate.tikv.txn.lock_waiting import LockWaiting, Waiter
 
 Answer = Callable[[Any, Exception | None], None]
-"""Called once with the response, or with the error that prevented one."""
+"""Called once, with the response or with the error that prevented it."""
 Decide = Callable[[Reader], Outcome[Any]]
 
 
 class Patience(NamedTuple):
-    """A command that waits for locks: whose, until when, and its answer when it ends in a deadlock."""
+    """How a command waits for locks: its transaction, its deadline, and its answer to a deadlock."""
 
     start_ts: int
     deadline: float
@@ -39,8 +38,8 @@ class Patience(NamedTuple):
 
 
 class Task:
-    """One command: the region it was accepted for, the encoded keys it may write, what decides, and who wants
-    the answer.
+    """One command: the region it was accepted for, the encoded keys it may write, the function that computes
+    its outcome, and the callback for its answer.
     """
 
     __slots__ = ("answer", "decide", "keys", "patience", "region", "woken_by")
@@ -62,7 +61,7 @@ class Task:
 
 
 class Scheduler:
-    """Latches, decisions and proposals in one place."""
+    """Runs the writing commands of one store."""
 
     def __init__(
         self, raftstore: Raftstore, pool: Executor, concurrency: ConcurrencyManager, waiting: LockWaiting
@@ -77,8 +76,7 @@ class Scheduler:
     def submit(self, task: Task) -> None:
         """Run the task now or when its keys are free; its `answer` is called exactly once.
 
-        A task whose region is another by then, or by the time its write is applied, is answered with
-        `RegionError`.
+        If its region has changed when it runs, or when its write is applied, the answer is `RegionError`.
         """
         if self._latches.acquire(task):
             self._run(task)
@@ -145,7 +143,7 @@ class Scheduler:
         return self._waiting.park(Waiter(patience.start_ts, blocked, patience.deadline, resume, give_up))
 
     def _pass_on(self, task: Task, outcome: Outcome[Any]) -> None:
-        """A woken task that neither takes the lock nor meets another leaves it to the next in line."""
+        """Wake the next waiter if a woken task neither takes the lock nor is blocked by another one."""
         key, task.woken_by = task.woken_by, None
         if key is None or (outcome.blocked is not None and outcome.blocked.key == key):
             return

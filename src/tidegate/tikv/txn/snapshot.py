@@ -1,10 +1,10 @@
 """Reads at a timestamp: get, batch get, scan, scan of locks. Pure.
 
-A reader meets the lock of a transaction that may commit at or below its ts and must not guess: it
-answers with the lock, and the client finds out what became of the transaction. Locks are read before
-versions, so that a commit between the two reads is seen as lock or as version; and before both, the reader
-raises max_ts and meets the locks in memory, so that no one-phase or async commit lands below its ts
-afterwards. (TiKV: storage/txn/store.rs, storage/mod.rs, txn_types/src/lock.rs `check_ts_conflict`.)
+If a read finds a lock whose transaction may commit at or below its ts, the result is not known yet: the
+answer is the lock, and the client checks the transaction's state. Locks are read before versions, so a commit
+between the two reads is seen either as a lock or as a version. Before both, the reader raises max_ts and
+checks the in-memory locks, so no one-phase or async commit can get a ts at or below the read's ts afterwards.
+(TiKV: storage/txn/store.rs, storage/mod.rs, txn_types/src/lock.rs `check_ts_conflict`.)
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.reader import Cursor, Reader, View
 
 SCAN_BYTES_MAX: Final = 32 << 20
-"""A scan answers with fewer pairs than asked for when they would be larger; clients page on."""
+"""A scan returns fewer pairs than requested if they would exceed this size; clients request the next page."""
 _STEPS_BEFORE_SEEK: Final = 8
 
 
 class Found(NamedTuple):
-    """A value (None: no such key), or the lock that stands in the way."""
+    """A value (None: no such key), or the lock that blocks the read."""
 
     value: bytes | None
     lock: Lock | None
 
 
 class SnapshotReader:
-    """A view read at `ts` under the options of a request's context; from when it is made, `ts` is read at."""
+    """Reads a view at `ts` with the options of a request's context. Making it raises max_ts to `ts`."""
 
     def __init__(
         self, view: View, ts: int, context: pb.Context, concurrency: ConcurrencyManager | None = None
@@ -48,7 +48,7 @@ class SnapshotReader:
         self._ignore_locks = context.isolation_level == pb.RC
 
     def get(self, raw: bytes) -> Found:
-        """One key."""
+        """Read one raw key."""
         key = keys.encode(raw)
         held = None if self._concurrency is None else self._concurrency.lock(key)
         if held is not None and self._meets(raw, held):
@@ -66,7 +66,7 @@ class SnapshotReader:
         return Found(self._reader.value_at(key, self._ts), None)
 
     def in_memory(self, start: bytes, end: bytes) -> tuple[bytes, Lock] | None:
-        """The first lock in memory (raw key) that a read of encoded [start, end) must not ignore."""
+        """The first in-memory lock, with its raw key, that blocks a read of encoded [start, end)."""
         if self._concurrency is not None:
             for key, held in self._concurrency.locks_in(start, end):
                 raw = keys.decode(key)
@@ -75,18 +75,18 @@ class SnapshotReader:
         return None
 
     def _meets(self, raw: bytes, held: Lock) -> bool:
-        """Whether a lock in memory stands in the way."""
+        """Whether an in-memory lock blocks the read."""
         stands = not self._ignore_locks and held.start_ts <= self._ts and held.is_data()
         return stands and not self._passes(raw, held)
 
     def _passes(self, raw: bytes, lock: Lock) -> bool:
-        """Whether the lock cannot matter: it will commit above ts, or the client knows its fate."""
+        """Whether the read may ignore the lock: it commits above ts, or the client knows its state."""
         if lock.min_commit_ts > self._ts or lock.start_ts in self._bypass:
             return True
         return self._ts == keys.TS_MAX and lock.primary == raw and lock.secondaries is None
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, Found]]:
-        """Raw keys in encoded [start, end) that have a value or a lock in the way, ascending."""
+        """The raw keys in encoded [start, end) that have a value or a blocking lock, ascending."""
         locks = self._view.cursor(mvcc.LOCK)
         locks.seek(start)
         versions = self._view.cursor(mvcc.WRITE)
@@ -141,7 +141,7 @@ def _next_key(cursor: Cursor, key: bytes) -> None:
 
 
 def _seek_before(cursor: Cursor, bound: bytes) -> None:
-    """To the last entry below `bound`; an empty bound is infinity."""
+    """Move the cursor to the last entry below `bound`; an empty bound is infinity."""
     if bound:
         cursor.seek_for_prev(bound)
         if cursor.valid() and cursor.key() == bound:
@@ -169,7 +169,7 @@ def get(view: View, request: pb.GetRequest, concurrency: ConcurrencyManager | No
 def batch_get(
     view: View, request: pb.BatchGetRequest, concurrency: ConcurrencyManager | None = None
 ) -> pb.BatchGetResponse:
-    """The keys that have a value, in the order asked; locked ones carry an error."""
+    """The keys that have a value, in the requested order; locked keys have an error."""
     reader = SnapshotReader(view, request.version, request.context, concurrency)
     found = ((raw, reader.get(raw)) for raw in request.keys)
     pairs = [_pair(raw, each) for raw, each in found if each.value is not None or each.lock is not None]
@@ -183,7 +183,7 @@ def scan(
     end: bytes,
     concurrency: ConcurrencyManager | None = None,
 ) -> pb.ScanResponse:
-    """Up to `limit` pairs of encoded [start, end) in key order, descending when asked."""
+    """Up to `limit` pairs of encoded [start, end) in key order, descending if requested."""
     reader = SnapshotReader(view, request.version, request.context, concurrency)
     if (held := reader.in_memory(start, end)) is not None:
         return pb.ScanResponse(error=pb.KeyError(locked=lock_info(*held)))
@@ -234,7 +234,7 @@ def scan_locks(
 
 
 def mvcc_info(view: View, raw: bytes) -> pb.MvccInfo:
-    """Everything that is stored of a key: its lock, write records and long values, newest first."""
+    """All records of a key: its lock, write records and long values, newest first."""
     key = keys.encode(raw)
     reader = Reader(view)
     info = pb.MvccInfo()
