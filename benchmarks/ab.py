@@ -1,10 +1,10 @@
-"""Two ways of running the pipeline, in turns A B A B ... in one run: what tells a setting's worth from drift.
+"""Compares two ways of running the pipeline in turns A B A B ..., so that drift of the machine cancels out.
 
     python -m benchmarks.ab unix-sockets --rounds 4 --seconds 30
     python -m benchmarks.ab --set spark.python.unix.domain.socket.enabled=false
 
-Measures (c), the lag at a rate, on a rig without the control process. A is what the product does, B is the
-change. Adopt a change only when the runs of B lie beyond those of A, and by 15 % or more.
+Measures (c), the lag at a rate, on a rig without the control process. A is the product, B is the product with
+the change. Adopt a change only if all runs of B are better than those of A, by 15 % or more.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.show import Ticker, machine, table
 CHANGES: Final[dict[str, tuple[str, ...]]] = {
     "unix-sockets": ("--set", "spark.python.unix.domain.socket.enabled=false"),
 }
-"""What B has: no Unix sockets between the JVM and its workers."""
+"""The settings of B: no Unix sockets between the JVM and its workers."""
 PROBE: Final = ("-m", "benchmarks.pipeline_probe")
 
 
 def measure(
     name: str, change: tuple[str, ...], rounds: int, rate: int, seconds: float, ticker: Ticker
 ) -> list[dict[str, Any]]:
-    """The runs of one comparison, in the order they were made."""
+    """The runs of one comparison, in the order in which they were made."""
     found = []
     with broker.running_broker() as bootstrap:
         for number in range(2 * rounds):

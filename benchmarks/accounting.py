@@ -2,8 +2,8 @@
 
 A `Ledger` follows process trees from their roots. CPU is user plus system time of every live process plus
 that of the children it has reaped, so nothing is lost when a worker ends. Memory is the peak of anonymous
-resident memory (what a process itself allocated): mapped files of the event store are the page cache's and
-come and go with the load on the machine.
+resident memory, which a process itself allocated. Mapped files of the event store do not count: they are in
+the page cache and depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tools.processes import descendants
 TICK: Final = os.sysconf("SC_CLK_TCK")
 SAMPLE_S: Final = 0.2
 ROLES: Final = (
-    ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line names the others' modules
+    ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line contains the others
     ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
     ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon", "tidegate.verify.daemon")),
@@ -34,17 +34,17 @@ ROLES: Final = (
     ("player", ("benchmarks.player",)),
     ("control", ("tidegate server", "benchmarks.control_probe")),
 )
-"""Role of a process and what its command line contains; the first that fits."""
+"""The role of a process, and what its command line contains. The first match counts."""
 UNKNOWN: Final = "other"
 
 
 def role_of(command: str) -> str:
-    """The role of a process, UNKNOWN when it has none of ours."""
+    """The role of a process. UNKNOWN if it has none of ours."""
     return next((role for role, marks in ROLES if any(mark in command for mark in marks)), UNKNOWN)
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """User and system time of a process and its reaped children; None when it is gone."""
+    """User and system time of a process and its reaped children. None if it does not exist any more."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +60,7 @@ def busy_seconds() -> float:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Anonymous resident memory of a process; 0 when it is gone."""
+    """Anonymous resident memory of a process. 0 if it does not exist any more."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -78,7 +78,7 @@ class _Account:
 
 
 class Ledger:
-    """Follows the trees below `roots` (the roots too) until `close`."""
+    """Follows the process trees of `roots`, including the roots, until `close`."""
 
     def __init__(self, roots: Iterable[int]) -> None:
         self._roots = list(roots)
@@ -90,7 +90,7 @@ class Ledger:
         self._sampler.start()
 
     def sample(self) -> None:
-        """Bring all accounts up to now."""
+        """Update the accounts of all processes."""
         live = [(root, _command(root)) for root in self._roots]
         for root in self._roots:
             live += descendants(root)
@@ -100,11 +100,11 @@ class Ledger:
                 if cpu is None:
                     continue
                 account = self._accounts.setdefault(pid, _Account(UNKNOWN, 0.0, 0.0))
-                if account.role == UNKNOWN:  # a process that has only just begun shows no command yet
+                if account.role == UNKNOWN:  # a process that has just begun has no command line yet
                     account.role = role_of(command)
                 account.cpu_s, account.peak_mb = cpu, max(account.peak_mb, anonymous_mb(pid))
             gone = self._accounts.keys() - {pid for pid, _ in live}
-            for pid in gone:  # its parent has it in its own time now
+            for pid in gone:  # the parent's own time includes it now
                 self._accounts[pid].cpu_s = 0.0
 
     def cpu(self) -> dict[str, float]:
@@ -123,7 +123,7 @@ class Ledger:
                 account.peak_mb = 0.0
 
     def peaks(self) -> dict[str, float]:
-        """Peak anonymous memory in MB by role: of the largest process where a role has several."""
+        """Peak anonymous memory in MB by role. If several processes have a role, that of the largest."""
         self.sample()
         found: dict[str, float] = {}
         with self._lock:

@@ -1,8 +1,8 @@
-"""A real Kafka broker for the benchmarks, and what it takes from Kafka's own performance tool.
+"""A real Kafka broker for the benchmarks, and its throughput with Kafka's own performance tool.
 
-The broker is `tools/services`' one with its optimising compiler left on. The tool is
-`org.apache.kafka.tools.ProducerPerformance` of the same release: one jar beside the broker's own, fetched by
-its coordinates and checked against the digest here.
+The broker is that of `tools/services`, with the optimising compiler of its JVM on. The tool is
+`org.apache.kafka.tools.ProducerPerformance` of the same release: one more jar, fetched by its coordinates and
+checked against the digest here.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ KAFKA_LIBS: Final = ROOT / ".cache" / f"kafka-{TOOLS_VERSION}"
 PARTITIONS: Final = 3
 DELIMITER: Final = "%%next-message%%"
 SAMPLE: Final = 20_000
-"""Messages kept for the performance tool, which draws from them."""
+"""How many messages are kept for the performance tool, which draws from them at random."""
 TOPIC_SETTINGS: Final = {"max.message.bytes": "10485888"}
 
 
 @contextmanager
 def running_broker() -> Iterator[str]:
-    """The bootstrap address of a fresh broker, ended on leaving."""
+    """The bootstrap address of a new broker, which ends with the `with` block."""
     with broker_with_pid() as (bootstrap, _):
         yield bootstrap
 
 
 @contextmanager
 def broker_with_pid() -> Iterator[tuple[str, int]]:
-    """The same, and its process."""
+    """The same, with the process id of the broker."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-kafka-") as folder:
         environment = {**os.environ, "TIDEGATE_KAFKA_TIERED": "1"}
         command = [str(ROOT / "tools/services"), "start", "kafka", "--dir", folder, "--json"]
@@ -58,16 +58,16 @@ def broker_with_pid() -> Iterator[tuple[str, int]]:
 
 
 def new_topic(bootstrap: str, partitions: int = PARTITIONS) -> str:
-    """A fresh topic's name."""
+    """Create a topic. Returns its name."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     topic = NewTopic(name, partitions, 1, config=TOPIC_SETTINGS)
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})  # held: its futures end with it
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})  # kept: its futures end with it
     admin.create_topics([topic])[name].result(30)
     return name
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
-    """Give its disk space back."""
+    """Delete a topic, to free its disk space."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     admin.delete_topics([name])[name].result(30)
 
@@ -90,7 +90,7 @@ def committed_values(bootstrap: str, topic: str, count: int = SAMPLE) -> list[by
 
 
 def fetch_tool() -> Path:
-    """The performance tool's jar; one that is damaged is fetched anew."""
+    """The performance tool's jar. A damaged one is fetched again."""
     jar = ROOT / ".cache" / f"kafka-tools-{TOOLS_VERSION}.jar"
     if not jar.exists() or _digest(jar) != TOOLS_SHA256:
         _fetch(jar)
@@ -105,7 +105,7 @@ def _digest(jar: Path) -> str:
 
 
 def _fetch(jar: Path) -> None:
-    """By coordinates, through the Ivy inside pyspark, as the broker's jars."""
+    """Fetch a jar by its coordinates, with the Ivy inside pyspark, as for the broker's jars."""
     dependency = f'org="org.apache.kafka" name="kafka-tools" rev="{TOOLS_VERSION}"'
     with tempfile.TemporaryDirectory(prefix="tidegate-ivy-") as name:
         work = Path(name)
@@ -127,13 +127,14 @@ def _fetch(jar: Path) -> None:
 
 
 def perf_tool(bootstrap: str, values: list[bytes], messages: int) -> dict[str, Any]:
-    """What the broker takes of messages like `values` (drawn at random) from Kafka's own tool, one producer.
+    """The broker's throughput with Kafka's own tool: one producer, and messages drawn at random from
+    `values`.
 
     acks=all, idempotent, no compression, batches as large as ours; no transactions.
     """
     topic = new_topic(bootstrap)
     with tempfile.NamedTemporaryFile("wb", suffix=".payload") as file:
-        # The tool reads text: bytes that are not UTF-8 (a length's) become one character each.
+        # The tool reads text, so bytes that are not UTF-8 (those of a length) become one character each.
         texts = (value.decode("utf-8", "replace").replace("\ufffd", "?") for value in values)
         file.write(DELIMITER.join(texts).encode())
         file.flush()

@@ -1,11 +1,11 @@
-"""Capture alone: feed server -> gRPC -> scan -> match -> sort -> segments -> read.
+"""The capture without a pipeline: feed server -> gRPC -> scan -> match -> sort -> segments -> read.
 
     python -m benchmarks.capture LOG [--rows N] [--json FILE]
 
-The feed server is a process of its own and is not counted. CPU seconds are taken per thread from /proc, so
-the next bottleneck is named: `receive` is gRPC's threads and the reader, `match` the stream's worker (scan,
-match, gather, append), `seal` the sealer (sort, gather, CRC, write), `read` this program reading the
-segments back, as the pipeline does, and dropping what it has read.
+The feed server is a separate process and is not counted. CPU seconds are taken for each thread from /proc, so
+that the bottleneck is visible: `receive` is gRPC's threads and the reader, `match` the stream's worker (scan,
+match, gather, append), `seal` the sealer (sort, gather, CRC, write). `read` is this program, which reads the
+segments like the pipeline does and drops the rows.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _run(ready: dict[str, Any], rows: int, folder: Path) -> dict[str, Any]:
         if upto == after:
             time.sleep(0.005)
         after = upto
-        # What is consumed goes at once: on a virtual machine pages never used before cost more than all else.
+        # Drop what was read at once: on a virtual machine fresh pages would cost more than everything else.
         store.open_span(span).drop_below(after)
     wall, now = time.monotonic() - began, cpu_by_thread()
     puller.close()

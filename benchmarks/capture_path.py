@@ -1,9 +1,9 @@
-"""(a) Capture to encoded records with the broker left out, and (b) the same into a real broker.
+"""(a) From the capture to encoded records without a broker, and (b) the same into a real broker.
 
     feed server -> puller process -> event store -> the feed's Spark query -> encoded messages [-> Kafka]
 
-The clock runs from the moment the table is watched, the query being warm, to the report of its last row. The
-feed server is a process of its own: it shares the two cores, but its CPU is not counted.
+The clock runs from the moment when the table is watched, with a warm query, to the report of its last row.
+The feed server is a separate process: it uses the same two cores, but its CPU is not counted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.stage_clock import read_stages
 from tidegate.codec import registry
 
 SLOWEST_ROWS_S = 10_000
-"""A run that is slower than this is given up."""
+"""A slower run is aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Which rows, to which protocol."""
+    """The rows and the protocol of a run."""
 
     log: str
     rows: int
@@ -41,7 +41,9 @@ class Case:
 
 
 def measure(case: Case, sink: str, task: str, progress: Progress) -> dict[str, Any]:
-    """One run into `sink` (`kafka://host:port/topic`); figures by name. `task`: see `pipeline_probe`."""
+    """One run into `sink` (`kafka://host:port/topic`). Returns figures by name. `task`: see
+    `pipeline_probe`.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder,
         Rig(Path(folder), case.log, case.rows, sink + case.uri_options) as rig,
@@ -62,7 +64,7 @@ def _run(rig: Rig, case: Case, progress: Progress) -> dict[str, Any]:
     )
     wall = time.monotonic() - began
     roles = spent(before, rig.ledger.cpu())
-    time.sleep(0.5)  # the probes tell their seconds five times a second
+    time.sleep(0.5)  # the probes write their seconds five times a second
     cpu = sum(roles.values())
     stages = _stages(stages_before, _stage_seconds(rig), roles)
     return {
@@ -89,12 +91,12 @@ PULLER: Final = ("receive", "scan", "match", "gather", "sort", "write")
 
 
 def _stage_seconds(rig: Rig) -> dict[str, float]:
-    """What the probes have told so far."""
+    """The seconds that the probes have written so far."""
     return read_stages([*rig.feed_dir.glob("stages-*.json"), *rig.folder.glob("stages-puller.json")])
 
 
 def _stages(before: dict[str, float], after: dict[str, float], roles: dict[str, float]) -> dict[str, float]:
-    """CPU seconds by stage; what a process used beyond its stages is a line of its own."""
+    """CPU seconds by stage. The rest of a process's CPU is a separate line."""
     reported = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
     puller = sum(reported.get(stage, 0.0) for stage in PULLER)
     found = reported | {

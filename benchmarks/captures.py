@@ -1,21 +1,21 @@
-"""What sharing a changefeed among captures costs, and how soon others go on when one ends.
+"""The cost of sharing a changefeed among captures, and the time until others take over when one ends.
 
     python -m benchmarks.captures [--tables 1000] [--active 100] [--captures 3] [--ttl 3]
                                   [--moves 3] [--kills 2] [--json FILE]
 
-Some `tidegate server` over a real etcd share one changefeed of all tables (copies of the narrow one, as in
-`benchmarks.tables`) into a real Kafka broker; all of it is on this machine. `--active` tables get a row a
-second each.
+Several `tidegate server` with a real etcd share one changefeed of all tables (copies of the narrow one, as in
+`benchmarks.tables`) into a real Kafka broker, all on this machine. `--active` tables get one row per second
+each.
 
-- scheduled: seconds from `changefeed create` until all captures deliver and the checkpoint has passed that
-  call;
-- undisturbed, moved: the longest time for which the checkpoint did not change, in milliseconds. Undisturbed,
-  over 10 s. Moved, over a drain of a capture until the others have its tables, and over its way back;
+- scheduled: seconds from `changefeed create` until all captures deliver and the checkpoint has passed the
+  time of that call;
+- undisturbed, moved: the longest time for which the checkpoint did not change, in milliseconds. Undisturbed:
+  over 10 s. Moved: during the drain of a capture until the others have its tables, and during its return;
 - owner, other: seconds from SIGKILL of the owner, or of another capture, until the checkpoint has passed the
-  time of the kill. The session in etcd lasts `--ttl` seconds.
+  time of the kill. The TTL of the session in etcd is `--ttl` seconds.
 
-The checkpoint is asked for every 20 ms over HTTP, at a capture that lives. A killed capture is started again
-before the next one is killed. With fewer cores than captures, what is measured is the cores.
+The checkpoint is read every 20 ms over HTTP from a capture that lives. A killed capture is started again
+before the next one is killed. With fewer cores than captures, the number of cores limits the figures.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ LOOK_S: Final = 0.02
 QUIET_S: Final = 10.0
 PATIENCE_S: Final = 300.0
 SETTLE_S: Final = 8.0
-"""A capture is given ranges 5 s after it has answered, and pulls them before."""
+"""The owner gives ranges to a capture 5 s after its first answer, and lets it pull them before."""
 
 
 @contextmanager
 def running_etcd() -> Iterator[str]:
-    """The endpoints of a fresh etcd, ended on leaving."""
+    """The endpoints of a new etcd, which ends with the `with` block."""
     services = ROOT / "tools" / "services"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-etcd-", ignore_cleanup_errors=True) as folder:
         command: list[str | Path] = [
@@ -72,7 +72,7 @@ def running_etcd() -> Iterator[str]:
 
 
 class Captures(Many):
-    """The product as several captures."""
+    """The product with several captures."""
 
     def __init__(
         self, folder: Path, upstream: Upstream, sink_uri: str, etcd: str, names: str, ttl: int
@@ -89,7 +89,7 @@ class Captures(Many):
         self.address = self.addresses[self._names[0]]
 
     def start_capture(self, name: str) -> None:
-        """One, with a data folder of its own; the same port after a restart."""
+        """Start one capture with its own data folder. After a restart it has the same port."""
         command = tidegate("server", "--pd", self.pd, "--data-dir", self.folder / name, "--json")
         command += ["--etcd", self._etcd, "--session-ttl", str(self._ttl), "--log-level", "warn"]
         command += ["--spark-master", "local[1]", "--addr", self.addresses.get(name, "127.0.0.1:0")]
@@ -97,7 +97,7 @@ class Captures(Many):
         self.addresses[name] = child.wait_line(lambda line: "addr" in line, READY_S)["addr"]
 
     def owner(self) -> str:
-        """Who says that it is the owner, as soon as one does."""
+        """Wait for an owner. Returns its name."""
 
         def one() -> str:
             found = [name for name in self._names if self._get(name, "/status").get("is_owner")]
@@ -107,21 +107,21 @@ class Captures(Many):
         return name
 
     def kill(self, name: str) -> None:
-        """With everything it started; others are asked from then on."""
+        """Kill a capture with all its processes. Later calls use another capture's API."""
         child = self.children.pop(name)
         self.address = next(self.addresses[one] for one in self._names if one != name)
         os.killpg(child.pid, signal.SIGKILL)
         child.wait(30)
 
     def checkpoint(self) -> int:
-        """0: nobody can say it."""
+        """The checkpoint. 0 if no capture can answer."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
             answer = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}")
             return int(answer.json()["checkpoint_ts"])
         return 0
 
     def id_of(self, name: str) -> str:
-        """As `tidegate capture list` shows it."""
+        """The id of a capture in `tidegate capture list`."""
         items = self._client.get(f"http://{self.address}/api/v2/captures").json()["items"]
         return str(next(one["id"] for one in items if one["address"] == self.addresses[name]))
 
@@ -141,7 +141,7 @@ class Captures(Many):
         eventually(f"{names} deliver", same, PATIENCE_S, LOOK_S)
 
     def longest_stop_ms(self, until: Callable[[], bool]) -> float:
-        """For how long the checkpoint did not change at most, until something is true."""
+        """The longest time for which the checkpoint did not change, until `until` is true."""
         last, moved_at, longest = 0, time.monotonic(), 0.0
         looked_at = 0.0
         while True:
@@ -161,7 +161,7 @@ class Captures(Many):
         return round(time.monotonic() - since, 2)
 
     def delivers(self, name: str, wanted: bool) -> bool:
-        """Whether a capture runs ranges, or runs none, as is `wanted`."""
+        """Whether a capture runs ranges (`wanted`), or runs none (not `wanted`)."""
         reported = self._client.get(f"http://{self.address}/api/v2/changefeeds/{FEED}").json()
         found = reported.get("tidegate", {}).get("captures", [])
         return any(one["address"] == self.addresses[name] and one["running"] for one in found) is wanted
@@ -174,7 +174,7 @@ class Captures(Many):
 
 
 def moves(captures: Captures, names: str, count: int, progress: Callable[[str], None]) -> list[float]:
-    """The longest stop of the checkpoint over each drain, and each way back."""
+    """The longest stop of the checkpoint during each drain and each return."""
     found = []
     owner = captures.owner()
     moved = next(name for name in names if name != owner)
@@ -192,7 +192,7 @@ def moves(captures: Captures, names: str, count: int, progress: Callable[[str], 
 def kills(
     captures: Captures, names: str, count: int, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Seconds until the others go on."""
+    """Seconds until the other captures have taken over."""
     found: dict[str, list[float]] = {"owner": [], "other": []}
     for number in range(count):
         for kind, seconds in found.items():

@@ -1,19 +1,19 @@
-"""What the catalogue costs by the number of changefeeds that read it.
+"""The cost of the catalogue, by the number of changefeeds that read it.
 
     python -m benchmarks.catalogues [--tables 1000 10000] [--feeds 1 10 100] [--json FILE]
                                     [--rules equal | --rules distinct]
 
-Changefeeds of all tables are opened one after the other in one process, as a capture's control process does
-it, over a base file and a DDL span; then one DDL job comes, and all of them make of it what their filter
-says. Tables are those of `benchmarks.schema`. With `distinct` each changefeed has a rule of its own, so that
-none shares its verdicts. Each size runs in a process of its own.
+Changefeeds of all tables are opened one after another in one process, as in a capture's control process, with
+a base file and a DDL span. Then one DDL job arrives, and each changefeed applies its filter to it. Tables are
+those of `benchmarks.schema`. With `distinct` each changefeed has its own rule, so that no verdicts are
+shared. Each size runs in its own process.
 
 | figure | what it is |
 |---|---|
 | first ms, last ms | opening the first changefeed, and the last: base file, verdicts, spans |
 | all s | opening all of them |
 | DDL ms | one `ALTER TABLE`, from the event store to the batches of all |
-| MB | resident memory beyond that before the first was opened, with what is mapped |
+| MB | growth of resident memory since before the first was opened, with mapped files |
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""`tidegate consumer` with a clock around its stages: for each call a line of JSON, in a file a process.
+"""`tidegate consumer` with a clock around its stages. Each process writes a file, with a JSON line for each
+call.
 
     TIDEGATE_CONSUMER_PROBE=DIR python -m benchmarks.consumer_probe run --source ... --target ...
 
-Only what handles whole batches is wrapped, so that the clocks cost nothing that can be measured. Spark starts
-this module as the daemon of its workers, too: there it wraps what they do. A stage's seconds are its own,
-without those of a stage inside it; `cpu` is the thread's.
+Only functions that handle whole batches are wrapped, so the cost of the clocks cannot be measured. Spark also
+starts this module as the daemon of its workers, and there it wraps the workers' functions. A stage's seconds
+do not include those of a stage inside it. `cpu` is the CPU of the thread.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any, Final
 from tidegate.spark.daemon import serve
 
 FOLDER: Final = "TIDEGATE_CONSUMER_PROBE"
-"""Environment variable: where the lines go."""
+"""The environment variable with the folder for the files."""
 
 
 class Clock:
-    """Writes {stage, at, wall, cpu, rows} of each call; `at`: its end by the wall clock."""
+    """Writes {stage, at, wall, cpu, rows} for each call. `at`: its end by the wall clock."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -34,7 +35,7 @@ class Clock:
         self._pid = 0
 
     def wrap(self, owner: Any, name: str, stage: str, rows: Callable[[Any], int] = lambda result: 0) -> None:
-        """Replace `owner.name` by itself with the clock around it; `rows` are counted in its result."""
+        """Replace `owner.name` by a timed version. `rows`: counts the rows in its result."""
         inner = getattr(owner, name)
 
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -43,7 +44,7 @@ class Clock:
         setattr(owner, name, timed)
 
     def wrap_iterator(self, owner: Any, name: str, stage: str) -> None:
-        """The same for a function that returns an iterator: its steps count, not what is between them."""
+        """The same for a function that returns an iterator: only the time inside its steps counts."""
         inner = getattr(owner, name)
 
         def timed(*arguments: Any, **named: Any) -> Iterator[Any]:
@@ -75,14 +76,14 @@ class Clock:
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._lock:
-            if self._pid != os.getpid():  # a forked worker has a file of its own
+            if self._pid != os.getpid():  # a forked worker writes its own file
                 self._pid = os.getpid()
                 self._file = (Path(os.environ[FOLDER]) / f"{self._pid}.jsonl").open("a", buffering=1)
             self._file.write(json.dumps(line) + "\n")
 
 
 def wrap_worker(clock: Clock) -> None:
-    """What a Spark task does with its range."""
+    """Wrap the work of a Spark task."""
     from tidegate.consumer import fetch, topic_decoder
 
     clock.wrap(fetch, "_take", "read", lambda taken: len(taken.messages))
@@ -92,7 +93,9 @@ def wrap_worker(clock: Clock) -> None:
 
 
 def wrap_driver(clock: Clock) -> None:
-    """What the driver does; it fetches in one thread, settles in two, renders in its own, writes by lanes."""
+    """Wrap the driver's work. It fetches in one thread, settles in two, renders in its own,
+    writes in lanes.
+    """
     from tidegate.consumer import apply, job, rounds
     from tidegate.consumer.mysql import literals, progress, target
 

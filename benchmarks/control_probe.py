@@ -2,10 +2,10 @@
 
     python -m benchmarks.control_probe FILE [--played] server ...
 
-What an owner and a processor do for a feed at each tick is timed by the CPU of the loop's thread, and
-written to FILE: `{"owner": [ticks, seconds, longest], "processor": [...]}`. With `--played` the owner's sink
-keeps nothing, and a changefeed's pipeline process does nothing: `benchmarks.player` speaks for it. Everything
-else is `tidegate server`.
+For each tick of an owner and a processor it measures the CPU of the loop's thread, and writes the sums to
+FILE: `{"owner": [ticks, seconds, longest], "processor": [...]}`. With `--played` the owner's sink keeps
+nothing, and `benchmarks.player` takes the place of the changefeeds' pipelines. Everything else is `tidegate
+server`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ WRITE_S: Final = 0.2
 
 
 class TickClock:
-    """Ticks by kind: how many, their CPU seconds, and those of the longest."""
+    """For each kind of tick: the number, their CPU seconds, and those of the longest."""
 
     def __init__(self) -> None:
         self.ticks: dict[str, list[float]] = {}
 
     def add(self, kind: str, seconds: float) -> None:
-        """One tick more; called in the loop's thread."""
+        """Count a tick. Called in the loop's thread."""
         count, total, longest = self.ticks.get(kind, (0, 0.0, 0.0))
         self.ticks[kind] = [count + 1, total + seconds, max(longest, seconds)]
 
@@ -60,7 +60,7 @@ class TickClock:
             setattr(owner, name, timed)
 
     def write(self, path: Path) -> None:
-        """Again and again, for as long as the process lives."""
+        """Write the sums repeatedly, until the process ends."""
         while True:
             time.sleep(WRITE_S)
             partial = path.with_suffix(".tmp")
@@ -69,7 +69,7 @@ class TickClock:
 
 
 def between(before: dict[str, Any], after: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Of each kind: the mean CPU of a tick in ms, and how many there were a second."""
+    """For each kind: the mean CPU of a tick in ms, and the number of ticks per second."""
     found = {}
     for kind, (count, total, _) in after.items():
         had, had_s, _ = before.get(kind, (0, 0.0, 0.0))
@@ -88,28 +88,28 @@ class NoSink:
         self.journal = Journal()
 
     def use(self, topics: Iterable[str]) -> None:
-        """There are as many as anybody wants."""
+        """Does nothing: every topic exists."""
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
-        """Taken."""
+        """Accept and drop it."""
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
-        """Taken."""
+        """Accept and drop it."""
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Nothing is kept."""
+        """Does nothing: nothing is kept."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is open."""
 
 
 def no_sink(plan: FeedPlan) -> OwnerSink:
-    """Opens nothing."""
+    """A sink that is never opened."""
     return NoSink()
 
 
 def played(**given: Any) -> Options:
-    """What a capture is started with whose pipelines and sinks are played."""
+    """The options of a capture whose pipelines and sinks are played."""
     nothing = {"application_command": lambda *_: ["sleep", "infinity"], "open_sink": no_sink}
     return Options(**{**given, **nothing})
 

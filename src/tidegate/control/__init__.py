@@ -1,5 +1,5 @@
 """The control plane as state machines: no I/O, no clock, no threads.
 
-Reading order: metadata (what is kept), changefeed (a feed's life), barrier, owner (checkpoint, DDL order,
-Resolved), gc. The edges that run them live in `tidegate.server`.
+Reading order: metadata (what is stored), changefeed (a feed's life), barrier, owner (checkpoint, DDL order,
+Resolved), gc. `tidegate.server` runs them.
 """

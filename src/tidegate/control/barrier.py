@@ -1,11 +1,11 @@
-"""How far a feed's spans may run: up to the next DDL, the target ts, and what is known about DDLs.
+"""How far a feed's spans may be delivered: up to the next DDL, the target ts, and the resolved ts of DDL.
 
-The same holds them while the number of partitions changes (docs/repartition.md).
+It also holds the spans while the number of partitions changes (docs/repartition.md).
 
-A DDL finished at F lets every span run to F and no further; once all have delivered up to F the DDL is
-sent, and only then is F behind us. Until it is, the checkpoint stays at F - 1 at most, so that a restart
-finds the DDL still to do. The bound never lies above what the DDL span has been read to, for a DDL nobody
-has read yet could be hiding there.
+If the next DDL finished at F, every span may be delivered up to F and no further. When all spans are
+delivered up to F, the DDL is sent, and then the spans may continue. Until the DDL is durable, the checkpoint
+is at most F - 1, so that a restart sends the DDL again. The bound is never above the ts up to which the DDL
+span was read, because there may be a DDL above it that is not known yet.
 """
 
 from __future__ import annotations
@@ -26,46 +26,49 @@ class SpanTask:
     id: str
     span: Span
     physical_id: int
-    """Its table, or of a stripe the first that is wanted, for people."""
+    """The id of its table; for a stripe, the first id that is wanted. For people."""
     start_ts: int
     wanted: int = 0
-    """Of a stripe: bit i is set when its i-th table id is wanted. 0: the whole span is."""
+    """For a stripe: bit i is set if its i-th table id is wanted. 0: the whole span is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DdlBatch:
-    """All DDL of one FinishedTS that concerns the feed: what to send, and which spans come and go."""
+    """All DDL of one FinishedTS that concerns the feed: the events to send, and the spans to add
+    and remove.
+    """
 
     finished_ts: int
     events: tuple[DdlEvent, ...]
-    """Those that are sent, in order; may be empty when only spans change."""
+    """The events to send, in order. Empty if only spans change."""
     added: tuple[SpanTask, ...] = ()
-    """Those that are wanted from here on; also stripes of which other tables are wanted than before."""
+    """The spans that are wanted from this ts on, and the stripes whose wanted tables change."""
     removed: frozenset[str] = frozenset()
     error: TidegateError | None = None
-    """Why the feed cannot get past it: all before it is delivered, then the feed fails with this."""
+    """Why the feed cannot pass this DDL. All before it is delivered, then the feed fails with this error."""
     removed_tables: frozenset[int] = frozenset()
     """The physical ids of the tables that are no longer wanted."""
     topics: frozenset[str] = frozenset()
-    """To which rows of tables that are wanted go from here on, and may not have gone before."""
+    """Topics that may get rows of wanted tables for the first time after this DDL."""
 
 
 @dataclass(slots=True)
 class Barrier:
-    """The queue of DDLs to come and the bounds that follow from it."""
+    """The queue of DDLs that are not sent yet, and the bounds that follow from it."""
 
     resolved: int
-    """Every DDL with FinishedTS <= it is known."""
+    """Every DDL with FinishedTS <= resolved is known."""
     target_ts: int = 0
     """0: none."""
     held_at: int = 0
-    """While the initial load at this ts is not durable, nothing above it is delivered; 0: none."""
+    """The ts of the initial load. Until the load is durable, nothing above it is delivered. 0: no load."""
     switch_ts: int = 0
-    """Where the number of partitions changes: nothing above it is delivered by the old number; 0: nowhere."""
+    """The ts at which the number of partitions changes. Nothing above it is delivered with the old number. 0:
+    it does not change."""
     waiting: deque[DdlBatch] = field(default_factory=deque)
 
     def learn(self, batches: Iterable[DdlBatch], upto: int) -> None:
-        """Add DDLs in order; the DDL span is now known up to `upto`. Those beyond the target never happen."""
+        """Add DDLs in order; all DDL up to `upto` is known now. DDL above the target ts is ignored."""
         for batch in batches:
             last = self.waiting[-1].finished_ts if self.waiting else 0
             assert last < batch.finished_ts <= upto, f"DDL {batch.finished_ts} after {last}, known to {upto}"
@@ -75,26 +78,26 @@ class Barrier:
         self.resolved = upto
 
     def start_of(self, span: str) -> int | None:
-        """From where a span is wanted by a DDL that is still waiting; None: by none."""
+        """The ts from which a waiting DDL wants a span. None: no waiting DDL adds it."""
         return next((t.start_ts for batch in self.waiting for t in batch.added if t.id == span), None)
 
     @property
     def next(self) -> DdlBatch | None:
-        """The DDL that comes next."""
+        """The next DDL to send."""
         return self.waiting[0] if self.waiting else None
 
     @property
     def bound(self) -> int:
-        """How far spans may be delivered."""
+        """The ts up to which spans may be delivered."""
         bound = self.waiting[0].finished_ts if self.waiting else self.resolved
         return min([bound, *(ts for ts in (self.target_ts, self.held_at, self.switch_ts) if ts)])
 
     def switch(self) -> bool:
-        """Let nothing pass what is known now, so that the number of partitions can change there.
+        """Hold all spans at the resolved ts of DDL, so that the number of partitions can change there.
 
-        That ts is no lower than any bound before, hence than any row that is delivered. False, and nothing is
-        held: while DDL waits, since rows behind it have another bound, during an initial load, and where the
-        target is reached first.
+        That ts is not below any earlier bound, so no row above it was delivered. Returns False, and holds
+        nothing, in three cases: while a DDL waits, because the bound is at that DDL; during an initial load;
+        and if the target ts comes first.
         """
         if self.waiting or self.held_at or (self.target_ts and self.resolved >= self.target_ts):
             return False
@@ -103,7 +106,7 @@ class Barrier:
 
     @property
     def cap(self) -> int:
-        """How high the checkpoint may be."""
+        """The greatest value that the checkpoint may have."""
         return min(self.waiting[0].finished_ts - 1, self.bound) if self.waiting else self.bound
 
     def lift(self, finished_ts: int) -> DdlBatch:

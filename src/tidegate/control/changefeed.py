@@ -1,4 +1,4 @@
-"""A changefeed's life, as a value: which state follows which, when to try again, when to give up.
+"""The life of a changefeed, as a value: which state follows which, when to retry, when to stop retrying.
 
             create
               |                       pause                    resume
@@ -11,10 +11,10 @@
               |   no progress for `stuck_s`, or an error that cannot pass
               +--------> failed <--------+      (resume: normal)
 
-The reactor keeps one `Life` per feed, runs a pipeline exactly while `runs` says so, and stores `state` and
-`error`. `TRANSITIONS` has every row; docs/internals/changefeed.md explains them. Back-off: 1 s, doubled at
-each failure without progress in between, at most 60 s, each stretched by up to a tenth. (TiCDC begins at 10 s
-and ends at 10 min; our restart costs one process, not a rescan.)
+The reactor keeps one `Life` for each feed, runs its pipeline exactly while `runs` is true, and stores `state`
+and `error`. `TRANSITIONS` has every row; docs/internals/changefeed.md explains them. The back-off is 1 s,
+doubles at each failure without progress in between, and is at most 60 s; jitter adds up to a tenth. (TiCDC
+uses 10 s to 10 min. Our back-off is shorter, because a restart costs one process, not a rescan.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JITTER: Final = 0.1
 
 
 class State(StrEnum):
-    """As stored and as TiCDC names them."""
+    """The states, named as they are stored and as in TiCDC."""
 
     NORMAL = "normal"
     WARNING = "warning"
@@ -45,7 +45,7 @@ class State(StrEnum):
 
 
 class Command(StrEnum):
-    """What a user may ask."""
+    """The commands of a user."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -53,7 +53,7 @@ class Command(StrEnum):
 
 
 class On(StrEnum):
-    """What happens to a changefeed. The first three are a user's `Command`."""
+    """The events of a changefeed. The first three are the user's `Command`s."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -68,9 +68,9 @@ class On(StrEnum):
 
 
 RUNNING: Final = (State.NORMAL, State.WARNING)
-"""The pipeline runs."""
+"""States in which the pipeline runs."""
 ALIVE: Final = (*RUNNING, State.PENDING)
-"""It runs, or will without the user."""
+"""States in which the pipeline runs, or will run again without the user."""
 
 TRANSITIONS: Final = Transitions(
     Row((*ALIVE, State.STOPPED), On.PAUSE, State.STOPPED, effect="the pipeline ends"),
@@ -109,14 +109,14 @@ TRANSITIONS: Final = Transitions(
     ),
     Row(ALIVE, On.TARGET, State.FINISHED, "all up to the target ts is delivered and stored"),
 )
-"""A pair that is not there: a command is refused, and anything else changes nothing. So a late failure of a
-pipeline that was paused does not make the changefeed fail.
+"""If a pair of state and event has no row, a command is refused, and any other event changes nothing. So a
+late failure of a paused pipeline does not make the changefeed fail.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Where a feed stands. Times are monotonic seconds handed in by the caller."""
+    """The state of a feed, its error and its retries. Times are monotonic seconds, given by the caller."""
 
     state: State = State.NORMAL
     error: FeedError | None = None
@@ -133,17 +133,19 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will happen without the user."""
+        """Whether nothing will happen until the user acts."""
         return self.state not in ALIVE
 
     @classmethod
     def restored(cls, state: str, error: FeedError | None) -> Life:
-        """After a restart of the control process: what was waiting is tried at once."""
+        """The life after a restart of the control process. A feed that waited for its back-off
+        retries now.
+        """
         known = State(state)
         return cls(TRANSITIONS.after(known, On.RESTART) or known, error)
 
     def commanded(self, command: Command) -> Life:
-        """Obey the user; raises InvalidInput where the command makes no sense."""
+        """Apply a user's command. Raises InvalidInput if the state does not allow it."""
         on = On(command)
         target = TRANSITIONS.after(self.state, on)
         if target is None:
@@ -156,7 +158,7 @@ class Life:
     def failed(
         self, error: FeedError, *, retry: bool, now: float, stuck_s: float, jitter: float = 0.0
     ) -> Life:
-        """The pipeline or the sink has failed; `jitter` in [0, 1) spreads the retries of many feeds."""
+        """The pipeline or the sink has failed. `jitter`: in [0, 1), spreads the retries of many feeds."""
         since = now if self.stuck_since is None else self.stuck_since
         on = On.MAY_PASS if retry and now - since <= stuck_s else On.STAYS
         target = TRANSITIONS.after(self.state, on)
@@ -168,21 +170,21 @@ class Life:
         return Life(target, error, self.failures + 1, now + wait * (1 + JITTER * jitter), since)
 
     def warned(self, error: FeedError) -> Life:
-        """Something the feed needs is in trouble, but its pipeline may go on."""
+        """Something that the feed needs has a problem, but its pipeline may continue."""
         target = TRANSITIONS.after(self.state, On.WARNING)
         return self if target is None else replace(self, state=target, error=error)
 
     def ticked(self, now: float) -> Life:
-        """The passing of time."""
+        """Time has passed: if the back-off is over, the feed runs again."""
         target = TRANSITIONS.after(self.state, On.BACKOFF_OVER)
         return self if target is None or now < self.retry_at else replace(self, state=target)
 
     def progressed(self) -> Life:
-        """The checkpoint has moved and the sink has taken it: whatever was wrong is over."""
+        """The sink has taken a Resolved of a new checkpoint: forget the error and the failures."""
         target = TRANSITIONS.after(self.state, On.PROGRESS)
         return self if target is None else Life(target)
 
     def finished(self) -> Life:
-        """The target ts is delivered."""
+        """Everything up to the target ts is delivered."""
         target = TRANSITIONS.after(self.state, On.TARGET)
         return self if target is None else Life(target)

@@ -1,13 +1,14 @@
-"""The service GC safepoint: which history upstream must keep for the feeds, and when to say so again.
+"""The service GC safepoint: which history upstream must keep for the feeds, and when to renew it.
 
-TiKV drops old versions below the safepoint; whoever registers at ts R needs them from R on, else the scan
-would miss deletes. So the safepoint is held below the least ts that anything may still be read from: of each
-feed its checkpoint, and the ts of its saved catalogue, from which DDL is read again. It is held for `ttl_s`
-seconds at a time, renewed at most once a minute, at once for a new feed. See
+TiKV drops old versions below the safepoint. A registration at ts R needs all versions from R on, otherwise
+its scan would miss deletes. So the safepoint is held below the least ts from which anything may still be
+read: for each feed, its checkpoint, and the ts of its saved catalogue, from which DDL is read again. PD holds
+it for `ttl_s` seconds. It is renewed at most once a minute, and at once for a new feed. See
 docs/formats/change-feed.md#safepoint.
 
-PD refuses a safepoint below its least one, and then holds nothing for us. So when that has passed what a feed
-needs, what is left of the history is held; whether the feed can do without the rest shows when it registers.
+PD refuses a safepoint below its own least safepoint, and then holds nothing for us. So if that one has passed
+what a feed needs, we hold the history that is left. Whether the feed can work without the rest is known only
+when it registers.
 """
 
 from __future__ import annotations
@@ -21,47 +22,47 @@ from tidegate.control.metadata import FeedId
 from tidegate.model.timestamp import MAX
 
 TTL_S: Final = 86_400
-"""`gc-ttl`: how long PD keeps a hold that is not renewed, and how long a feed that is stopped has one."""
+"""`gc-ttl`: how long PD keeps a hold that is not renewed, and for how long a stopped feed is held."""
 REFRESH_S: Final = 60.0
 HELD: Final = frozenset({State.NORMAL, State.WARNING, State.PENDING, State.STOPPED, State.FAILED})
-"""States whose history is kept; a failed feed can be resumed."""
+"""States in which a feed's history is kept. A failed feed can be resumed, so it is one of them."""
 
 
 def service_id(cluster: int, identity: str, keyspace: int = -1) -> str:
-    """Under which PD knows us. `identity`: the metadata store's; another capture's holds are not ours.
+    """The service id for PD. `identity`: that of the metadata store; without it, stores would share one hold.
 
-    A keyspace has a hold of its own: its GC may be its own, too.
+    Each keyspace has a hold of its own, because it may have its own GC.
     """
     return f"tidegate-{cluster}-{identity}" + (f"-keyspace-{keyspace}" if keyspace >= 0 else "")
 
 
 def creating_id(cluster: int, identity: str, feed: FeedId) -> str:
-    """A temporary hold while a feed is being created, before the owner takes over."""
+    """The service id of a temporary hold while a feed is created, until the owner's hold covers it."""
     return f"{service_id(cluster, identity)}-creating-{feed.namespace}_{feed.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Ask PD to keep everything above `safe_point` for `ttl_s` seconds; 0 seconds: let go."""
+    """Ask PD to keep everything above `safe_point` for `ttl_s` seconds. 0 seconds: release the hold."""
 
     safe_point: int
     ttl_s: int
     needed: int = MAX
-    """The least ts that anything may still be read from; MAX: nothing is."""
+    """The least ts from which anything may still be read. MAX: nothing is read any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What PD has said it keeps for us."""
+    """The history that PD keeps for us, by its last answer."""
 
     needed: int = MAX
-    """Asked for from this ts on."""
+    """We have asked for the history from this ts on."""
     safe_point: int = MAX
-    """Nothing may be read or registered below: what is held, or PD's least safepoint if that is above it."""
+    """Nothing may be read or registered below it: our hold, or PD's least safepoint if that is higher."""
 
 
 class GcGuard:
-    """Decides when the safepoint is to be renewed, and at what."""
+    """Decides when to renew the safepoint, and at which ts."""
 
     def __init__(self, ttl_s: int = TTL_S) -> None:
         self._ttl_s = ttl_s
@@ -70,7 +71,7 @@ class GcGuard:
         self._least = 0
 
     def tick(self, needs: Mapping[FeedId, int], now: float, *, force: bool = False) -> Hold | None:
-        """The call to make now, if any. `needs`: the least ts that each feed may still read from."""
+        """The call to PD to make now, if any. `needs`: the least ts from which each feed may still read."""
         if not force and now - self._last < REFRESH_S:
             return None
         if needs:
@@ -83,15 +84,15 @@ class GcGuard:
         return None
 
     def answered(self, hold: Hold, min_safe_point: int) -> bool:
-        """What PD said to the call: its least safepoint now. False: it has not taken ours; call again."""
+        """PD has answered with its least safepoint. Returns False if PD did not accept ours: call again."""
         self._least = max(self._least, min_safe_point)
         return hold.ttl_s == 0 or hold.safe_point >= min_safe_point
 
     def failed(self) -> None:
-        """The call did not succeed: it is due again at once."""
+        """The call failed: it is due again at once."""
         self._last, self._held = float("-inf"), True
 
 
 def earliest_start(min_safe_point: int) -> int:
-    """The least start-ts whose history is complete."""
+    """The least start ts for which the history is complete."""
     return min_safe_point + 1

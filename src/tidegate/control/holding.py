@@ -1,9 +1,9 @@
-"""Which capture holds which pieces of a key space: runs of pieces, and each capture's load. Pure.
+"""Which capture has which pieces of a key space: runs of pieces, and the load of each capture. Pure.
 
     piece     0  1  2  3  4  5  6
     holder    a  a  a  b  b  -  a        runs (0, 3) a, (3, 5) b, (5, 6) NOBODY, (6, 7) a
 
-Captures and pieces are numbers here; `share.py` knows their names and keys.
+Captures and pieces are numbers here. `share.py` knows their names and keys.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ NOBODY: Final = -1
 
 
 class Holding:
-    """Each piece is one capture's, or NOBODY's. Runs are in order, and neighbours have different holders."""
+    """Each piece has one holder: a capture or NOBODY. Runs are in order; neighbours have
+    different holders.
+    """
 
     def __init__(self, weights: Weights, captures: int, firsts: list[int], holders: list[int]) -> None:
-        """`firsts`: the first piece of each run, from 0 on; `holders`: that run's, below `captures`."""
+        """`firsts`: the first piece of each run, from 0 on. `holders`: the holder of each run."""
         self.weights, self.captures = weights, captures
         self.firsts, self.holders = firsts, holders
         self.loads = [0] * captures
-        """By capture, what its pieces weigh."""
+        """The weight of each capture's pieces."""
         for first, end, holder in self.runs():
             if holder != NOBODY:
                 self.loads[holder] += weights.of_part(first, end)
 
     @classmethod
     def of(cls, weights: Weights, captures: int, holders: npt.NDArray[np.int64]) -> Holding:
-        """`holders`: of each piece."""
+        """`holders`: the holder of each piece."""
         firsts = [0, *(np.flatnonzero(np.diff(holders)) + 1).tolist()]
         return cls(weights, captures, firsts, holders[firsts].tolist())
 
     def by_first_piece(self) -> list[int]:
-        """All captures: those that have pieces by their first, then the others by number."""
+        """All captures: first those with pieces, in the order of their first pieces, then the others."""
         having = dict.fromkeys(holder for holder in self.holders if holder != NOBODY)
         return [*having, *(one for one in range(self.captures) if one not in having)]
 
     def renumbered(self, numbers: Mapping[int, int]) -> Holding:
-        """A copy in which each capture has its number of these."""
+        """A copy with other numbers for the captures: `numbers` maps old to new."""
         holders = [numbers.get(holder, NOBODY) for holder in self.holders]
         return Holding(self.weights, self.captures, self.firsts[:], holders)
 
@@ -59,7 +61,7 @@ class Holding:
         return [(first, end) for first, end, one in self.runs() if one == holder]
 
     def holder(self, piece: int) -> int:
-        """Who has a piece."""
+        """The holder of a piece."""
         return self.holders[bisect_right(self.firsts, piece) - 1]
 
     def neighbours(self, part: Part) -> list[int]:
@@ -69,7 +71,7 @@ class Holding:
         return [holder for holder in found if holder != NOBODY]
 
     def give(self, part: Part, taker: int) -> None:
-        """Let a capture have a part of somebody else's run."""
+        """Give a part of another holder's run to a capture."""
         first, end = part
         at = bisect_right(self.firsts, first) - 1
         since, giver = self.firsts[at], self.holders[at]
@@ -87,7 +89,7 @@ class Holding:
             self.loads[giver] -= weight
 
     def _join(self, low: int, high: int) -> None:
-        """Make one run of neighbours with the same holder, among the runs low..high-1."""
+        """Join neighbouring runs with the same holder, among the runs low..high-1."""
         for at in range(min(high, len(self.firsts)) - 1, low, -1):
             if self.holders[at] == self.holders[at - 1]:
                 del self.firsts[at], self.holders[at]
@@ -97,11 +99,13 @@ class Holding:
         return (self.firsts, self.holders) == (other.firsts, other.holders)
 
     def common_parts(self, other: Holding) -> Iterator[tuple[Part, int, int]]:
-        """In order, the largest parts that have one holder here, and one there: (part, here, there)."""
+        """The largest parts with one holder in each of the two, in order: (part, holder here,
+        holder there).
+        """
         for first, end in pairwise(sorted({*self.firsts, *other.firsts, len(self.weights)})):
             yield (first, end), self.holder(first), other.holder(first)
 
     def kept_from(self, before: Holding) -> int:
-        """The weight of what did not change hands."""
+        """The weight of the pieces whose holder has not changed."""
         parts = self.common_parts(before)
         return sum(self.weights.of_part(*part) for part, mine, theirs in parts if mine == theirs)

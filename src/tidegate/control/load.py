@@ -1,11 +1,11 @@
-"""The initial load of a feed: its ranges, what is left of them, how fast it may go, how far it is. Pure.
+"""The initial load of a feed: its ranges, the rest of each, its pace and its progress. Pure.
 
-The plan is made once, of the tables at the load's ts (or of the keys that the feed follows) and the regions
-there are then, and kept in `load.json`. If that is lost, another is made of the regions there are by then; it
-serves if it has all ranges of which something is durable. A range is a piece of key space, read from whatever
-regions hold it when it is read, so a plan stays right when regions split, merge or move. What of a range is
-durable lies with its rows at the sink; `LoadQueue` begins with that, hands out shares of what is left, and
-takes back what a task has not done.
+The plan is made once and kept in `load.json`. It is made from the tables at the load's ts (or from the keys
+that the feed follows) and the regions of that moment. If the file is lost, a new plan is made from the
+current regions; it can be used if it contains all ranges of which something is durable. A range is a piece of
+key space. It is read from the regions that hold it at that time, so the plan stays valid when regions split,
+merge or move. The sink keeps how much of each range is durable, together with its rows. `LoadQueue` begins
+with these records, gives out shares of the rest, and takes back what a task has not done.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tidegate.model.reports import LoadState
 from tidegate.model.span import Span, span_id
 
 SHARE_MAX: Final = 64
-"""Ranges that one task is given at most: small tables are many."""
+"""The most ranges in one share. Small tables have one range each, and there may be many."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRange:
-    """A piece of one physical table's record keys, or of the keys that a feed without tables follows (0)."""
+    """A piece of one physical table's record keys, or of the keys of a feed without tables
+    (physical id 0).
+    """
 
     id: str
     physical_id: int
@@ -34,20 +36,20 @@ class LoadRange:
 
     @classmethod
     def of(cls, physical_id: int, span: Span) -> LoadRange:
-        """Named by its bounds."""
+        """A range whose id is made from its bounds."""
         return cls(span_id(span), physical_id, span)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is loaded, as of which ts, from where."""
+    """The ranges to load, the ts of the snapshot, and the address of PD."""
 
     ts: int
     pd: str
     ranges: tuple[LoadRange, ...]
 
     def to_bytes(self) -> bytes:
-        """`load.json`."""
+        """The content of `load.json`."""
         ranges = [[r.physical_id, r.span.start.hex(), r.span.end.hex()] for r in self.ranges]
         return json.dumps({"format": 1, "ts": self.ts, "pd": self.pd, "ranges": ranges}).encode()
 
@@ -67,21 +69,22 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of a range."""
+    """The rest of a range."""
 
     id: str
     span: Span
     rows: int
-    """Entries read before."""
+    """Entries of the range that are durable already."""
 
 
 class LoadQueue:
-    """What is left of a load, and what was done. Not thread-safe."""
+    """The rest of a load, and its progress. Not thread-safe."""
 
     def __init__(self, plan: LoadPlan, begun: Mapping[str, tuple[int, str | None]]) -> None:
-        """`begun`: per range id the entries that are durable, and the key to go on from (hex; None: done).
+        """`begun`: for each range id, the entries that are durable, and the key where the rest begins (hex;
+        None: the range is done).
 
-        Raises Fatal when a range has begun that the plan does not have: its rows would be sent twice.
+        Raises Fatal if a range has begun that the plan does not contain: its rows would be sent twice.
         """
         if lost := begun.keys() - {one.id for one in plan.ranges}:
             raise Fatal(
@@ -107,7 +110,7 @@ class LoadQueue:
                 self._left.append(Left(one.id, Span(bytes.fromhex(left_from), one.span.end), rows))
 
     def take(self, tasks: int) -> list[Left]:
-        """A share for one of so many tasks; empty: nothing is left to begin."""
+        """A share for one of `tasks` tasks. Empty: no range is left to give out."""
         count = min(SHARE_MAX, -(-len(self._left) // max(tasks, 1)))
         share = [self._left.popleft() for _ in range(count)]
         self._out |= {one.id: one for one in share}
@@ -115,11 +118,13 @@ class LoadQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a share is out, of which something may come back."""
+        """Whether a share is out, of which a part may come back."""
         return bool(self._out)
 
     def settle(self, outcome: Iterable[tuple[str, int, str | None]], share: Iterable[Left]) -> None:
-        """What became of a share: (range id, entries durable in all, key to go on from) of those begun."""
+        """Take back a share. `outcome`: (range id, entries durable in all, key where the rest begins) of each
+        range that was begun.
+        """
         settled = {name: (rows, left_from) for name, rows, left_from in outcome}
         for one in share:
             held = self._out.pop(one.id)
@@ -132,7 +137,7 @@ class LoadQueue:
                 self._left.appendleft(rest)
 
     def state(self, seconds: float) -> LoadState:
-        """How far it is, `seconds` after it began here."""
+        """The progress of the load, `seconds` after this incarnation began it."""
         rows, done = sum(self._rows.values()), len(self._done)
         expected = 0
         if done:
@@ -142,14 +147,16 @@ class LoadQueue:
 
 
 class Pace:
-    """Rows and bytes a second that all tasks of a load may read; 0: no limit. Seconds are the caller's."""
+    """Limits the rows and bytes per second that all tasks of a load read. 0: no limit. The caller gives the
+    time.
+    """
 
     def __init__(self, rows_per_second: int, bytes_per_second: int) -> None:
         self._rates = (rows_per_second, bytes_per_second)
         self._free_at = 0.0
 
     def spent(self, now: float, rows: int, size: int) -> None:
-        """So much was read."""
+        """Note that a task has read this much."""
         spent = zip((rows, size), self._rates, strict=True)
         cost = max(amount / rate if rate else 0.0 for amount, rate in spent)
         self._free_at = max(self._free_at, now - 1.0) + cost
@@ -159,6 +166,6 @@ class Pace:
         return max(0.0, self._free_at - now)
 
     def share(self, tasks: int) -> tuple[int, int]:
-        """Rows and bytes that one of so many tasks may read at a time, about half a second's; 0: no limit."""
+        """Rows and bytes that one of `tasks` tasks may read at a time: about half a second's. 0: no limit."""
         rows, size = (rate and max(1, rate // (2 * max(tasks, 1))) for rate in self._rates)
         return rows, size

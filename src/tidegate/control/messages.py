@@ -1,13 +1,13 @@
-"""What a feed's owner and its processors tell each other: the five messages, in the document's words.
+"""The five messages between a feed's owner and its processors.
 
     owner -> processor    Announce, Dispatch
     processor -> owner    Sync, DispatchResponse, Checkpoint
 
-tiflow has them (`docs/distributed-scheduling.md`) for one table a message. Here a message speaks of ranges,
-each under a token, and says *all* that its sender knows: Dispatch replaces what was dispatched before, and so
-does Sync what was known of a processor. So neither the loss of a message nor its coming twice does harm. What
-comes late is told by the header's sequence; a checkpoint is never too late: of a range, token and incarnation
-the greatest counts.
+The names are those of tiflow (`docs/distributed-scheduling.md`), where a message concerns one table. Here a
+message has ranges, each with a token, and contains *all* that its sender knows: a Dispatch replaces the
+Dispatch before it, and a Sync replaces all that the owner knew of a processor. So a lost or repeated message
+does no harm. The sequence in the header shows that a message is late. A Checkpoint is never too late: for a
+range, token and incarnation the greatest checkpoint counts.
 """
 
 from __future__ import annotations
@@ -27,66 +27,68 @@ from tidegate.model.wire import FORMS, Form, Wire, listed
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Who speaks, and of what: a message that is not for the one who gets it changes nothing."""
+    """Identifies sender and receiver. A receiver ignores a message that is not for it."""
 
     cluster: int
     changefeed: str
     instance: str
-    """`FeedInfo.instance`: another feed of the same name has another."""
+    """`FeedInfo.instance`, which is different for another feed of the same name."""
     owner_rev: int
-    """Of the owner that speaks or is spoken to; the later owner's is greater."""
+    """The revision of the owner that sends or receives. A later owner has a greater one."""
     capture: str
-    """The processor's."""
+    """The capture of the processor."""
     capture_epoch: int
-    """Greater with every start of the capture's control process."""
+    """Rises with every start of the capture's control process."""
     sequence: int
-    """Greater with every message of its sender."""
+    """Rises with every message of the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The owner of a feed says so, and asks for Sync."""
+    """The owner of a feed announces itself and asks for a Sync."""
 
     header: Header
     owner_version: str
 
 
 class Wish(StrEnum):
-    """What an owner wants of a processor for its ranges."""
+    """An owner's order for a processor's ranges."""
 
     RUN = "run"
     PREPARE = "prepare"
-    """Pull and store, deliver nothing."""
+    """Pull and store, but deliver nothing."""
     REST = "rest"
-    """Let go of everything, for now: the feed is paused, or has ended."""
+    """Stop all work: the feed is paused, or has ended."""
     DELETE = "delete"
-    """And of what is kept, for ever."""
+    """Stop all work and delete what is kept of the feed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """All that an owner wants of a processor."""
+    """All that an owner wants a processor to do."""
 
     header: Header
     wish: Wish
     incarnation: int
-    """Of this feed on this capture; each begins once."""
+    """The incarnation of this feed on this capture. Each one begins once."""
     ranges: Sequence[GrantedRange]
     bound: Timestamp
-    """Nothing above it is delivered."""
+    """Nothing above this ts may be delivered."""
     checkpoint: Timestamp
-    """The stored one: a start reads from there, and nobody needs what lies below."""
+    """The stored checkpoint. A start reads from there, and nothing below it is needed any more."""
     load: bool
-    """Whether the rows there are at `checkpoint` are to be delivered first."""
+    """Whether to deliver the rows that exist at `checkpoint` first: the initial load."""
     needed: Timestamp = MAX
     safe_point: Timestamp = MAX
-    """What PD keeps for the owner (`control.gc.History`): the processor's capture does not ask PD itself."""
+    """With `needed`: the history that PD keeps for the owner (`control.gc.History`). The processor's capture
+    does not ask PD itself."""
     coming: Sequence[Span] = ()
-    """Ranges that it may have next: it pulls and stores them while another capture still delivers them."""
+    """Ranges that the processor may get next. It pulls and stores them while another capture delivers
+    them."""
 
 
 class RangeState(StrEnum):
-    """What a processor does with a range."""
+    """The state of a range at a processor."""
 
     PREPARING = "preparing"
     RUNNING = "running"
@@ -103,7 +105,7 @@ class RangeStatus:
 
 @dataclass(frozen=True, slots=True)
 class DispatchResponse:
-    """What has become of a Dispatch: of its ranges, or why it failed. No ranges: everything was given up."""
+    """The answer to a Dispatch: the state of its ranges, or its error. No ranges: nothing runs any more."""
 
     header: Header
     answers: int
@@ -111,19 +113,19 @@ class DispatchResponse:
     incarnation: int
     ranges: Sequence[RangeStatus]
     error: Failed | None = None
-    """The incarnation is over: nothing more of it comes."""
+    """Why the incarnation has failed. No more reports of it will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeProgress:
-    """How far a range is."""
+    """The progress of a range."""
 
     id: Span
     token: tuple[int, int]
     checkpoint_ts: Timestamp
-    """All that the feed wants of it is durable downstream up to here."""
+    """Everything that the feed wants of the range is durable downstream up to this ts."""
     resolved_ts: Timestamp
-    """And received up to here."""
+    """Everything is received up to this ts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,35 +135,35 @@ class Sync:
     header: Header
     processor_version: str
     cores: int
-    """Of its machine."""
+    """The cores of its machine."""
     incarnation: int
     ranges: Sequence[RangeStatus]
     checkpoints: Sequence[RangeProgress]
     ddl: KnownDdl = NOTHING
-    """By which DDL these hold."""
+    """The DDL that the checkpoints take into account."""
     needs: Timestamp = MAX
-    """The least ts from which this capture may still register upstream for the feed; the owner has PD keep
-    it. MAX: nothing is known of it, or it is the owner's own capture."""
+    """The least ts from which this capture may still register upstream for the feed. The owner makes PD keep
+    the history from there. MAX: it is not known, or this is the owner's own capture."""
     ready: bool = True
-    """Whether its application runs, so that a range that it is given is delivered at once."""
+    """Whether its application runs, so that it can deliver a new range at once."""
     received: Timestamp = 0
-    """Up to where it has received the ranges that may come to it; 0: not known yet, or there are none."""
+    """The ts up to which it has received the ranges in `coming`. 0: not known yet, or there are none."""
     coming: Sequence[Span] = ()
-    """Those ranges."""
+    """The ranges of `Dispatch.coming` that it pulls."""
     last_sequence: int = 0
-    """The greatest sequence of a message that has come from this owner."""
+    """The greatest sequence of the messages received from this owner."""
     loads: Mapping[str, int] = field(default_factory=dict)
-    """By span, its changes in bytes per second; those with most, at most `LOADS_MAX`."""
+    """Bytes of changes per second of the busiest spans, at most `LOADS_MAX` of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorStatus:
-    """What a processor says of itself for people."""
+    """The state of a processor, for people."""
 
     waits: str = ""
-    """What it waits for, in words."""
+    """The reason why it waits, in words."""
     last_synced_ts: Timestamp = 0
-    """No row above it was delivered since the process began; 0: none at all."""
+    """No row above this ts was delivered since the process began. 0: no row was delivered."""
     rows: int = 0
     messages: int = 0
     bytes: int = 0
@@ -188,9 +190,9 @@ class Checkpoint:
     ranges: Sequence[RangeProgress]
     status: ProcessorStatus
     over: tuple[str, ...] = ()
-    """Records of progress that nobody needs any more: ranges of an initial load that is over."""
+    """Records of progress that are not needed any more: ranges of an initial load that is over."""
     ddl: KnownDdl = NOTHING
-    """By which DDL the ranges hold."""
+    """The DDL that the ranges' progress takes into account."""
 
 
 FromOwner = Announce | Dispatch

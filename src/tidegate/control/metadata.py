@@ -1,14 +1,14 @@
-"""What the control plane keeps: keys, values, and the store's contract; to and from bytes.
+"""The metadata of the control plane: keys, values to and from bytes, and the contract of the store.
 
-The store is etcd's data model in small: keys with a create and a modification revision, one global
+The store has a subset of etcd's data model: keys with a create and a modification revision, one global
 revision that each successful transaction raises by one, and transactions that compare revisions first.
-`server.metadata_sqlite` keeps it on one node, `etcd.metadata` for several captures.
+`server.metadata_sqlite` implements it on one node, `etcd.metadata` for several captures.
 
 Keys (cluster is PD's cluster id):
 
     /tidegate/{cluster}/format                               the number of this form
-    /tidegate/{cluster}/owner                                whose mod revision is the tokens' owner_rev
-    /tidegate/{cluster}/{namespace}/changefeed/info/{id}     FeedInfo: what the user wants; the feed's life
+    /tidegate/{cluster}/owner                                its mod revision is the owner_rev of tokens
+    /tidegate/{cluster}/{namespace}/changefeed/info/{id}     FeedInfo: the user's settings; the feed's life
     /tidegate/{cluster}/{namespace}/changefeed/status/{id}   FeedStatus: the durable checkpoint
     /tidegate/{cluster}/{namespace}/changefeed/grant/{id}/{capture}
                                                              Grant: what the capture may write; stays after
@@ -33,18 +33,18 @@ ROOT: Final = "/tidegate"
 FORMAT: Final = b"2"
 DEFAULT_NAMESPACE: Final = "default"
 NAME: Final = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
-"""What TiCDC allows as changefeed id and namespace; at most 128 characters."""
+"""The form that TiCDC allows for changefeed ids and namespaces, with at most 128 characters."""
 MAX_NAME: Final = 128
 
 SELECT_VALUE: Final = "SELECT value FROM kv WHERE key = ?"
-"""How a process that only has the SQLite file reads one key (a committed value, never a stale one)."""
+"""The query by which a process with only the SQLite file reads one key: the latest committed value."""
 
 
 GRANTS_MAX: Final = 120
-"""Captures that have ranges of a changefeed or get some, in one division. All their grants are compared or
-written in one transaction of etcd, which takes 128 keys."""
+"""How many captures may have ranges of a changefeed before or after one division. All their grants are
+compared or written in one transaction of etcd, which takes 128 keys."""
 CAPTURES_MAX: Final = 100
-"""At most so many get ranges of one changefeed: their grants are stored in one transaction of etcd."""
+"""How many captures may get ranges of one changefeed: their grants are stored in one transaction of etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,16 @@ class KeyValue:
 
     key: str
     value: bytes = field(repr=False)
-    """A feed's has its secrets."""
+    """Not in the repr, because a feed's value contains its secrets."""
     create_revision: int
     mod_revision: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A guard of a transaction: the key's `mod_revision` (0: must not exist) or `create_revision`."""
+    """A guard of a transaction, for the key's `mod_revision` (0: the key must not exist) or
+    `create_revision`.
+    """
 
     key: str
     mod_revision: int | None = None
@@ -77,29 +79,29 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove a key; not an error when it is absent."""
+    """Remove a key. It is not an error if the key is absent."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether all guards held, and the store's revision afterwards."""
+    """Whether all guards were true, and the store's revision afterwards."""
 
     succeeded: bool
     revision: int
 
 
 class Transaction(NamedTuple):
-    """All writes, if all guards hold."""
+    """All writes are applied if all guards are true, otherwise none."""
 
     guards: tuple[Compare, ...]
     writes: tuple[Put | Delete, ...]
 
 
 class MetadataStore(Protocol):
-    """The contract of the embedded store and of etcd. What a call has written is durable when it returns;
-    linearizable.
+    """The contract of the embedded store and of etcd. It is linearizable, and all that a call writes is
+    durable when the call returns.
     """
 
     def get(self, key: str) -> KeyValue | None:
@@ -111,24 +113,25 @@ class MetadataStore(Protocol):
         ...
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
-        """Apply all writes at one new revision if all guards hold, else none."""
+        """Apply all writes at one new revision if all guards are true, otherwise none."""
         ...
 
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
-        """As if one after the other, each at a revision of its own.
+        """Apply transactions in order, each at a revision of its own.
 
-        If this or `transact` raises, each may have been applied or not: an answer can be lost on its way.
+        If this or `transact` raises, each transaction may have been applied or not, because the answer may be
+        lost.
         """
         ...
 
     def close(self) -> None:
-        """Give up the store; no call may follow."""
+        """Close the store. No call may follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class FeedId:
-    """Namespace and id of a changefeed: part of every key, path and identity."""
+    """Namespace and id of a changefeed: they are part of its keys, paths and identity."""
 
     namespace: str
     name: str
@@ -144,7 +147,7 @@ class FeedId:
 
     @classmethod
     def checked(cls, namespace: str, name: str) -> FeedId:
-        """Raises InvalidInput when TiCDC would refuse one of the names."""
+        """From two names. Raises InvalidInput if TiCDC would refuse one of them."""
         for what, text in (("namespace", namespace), ("changefeed id", name)):
             if len(text) > MAX_NAME or not NAME.fullmatch(text):
                 raise InvalidInput(
@@ -155,22 +158,24 @@ class FeedId:
 
 
 def owner_key(cluster: int) -> str:
-    """The key every start of a control process rewrites."""
+    """The key that a control process writes at every start."""
     return f"{ROOT}/{cluster}/owner"
 
 
 def format_key(cluster: int) -> str:
-    """The key of the number of the form in which all others are written."""
+    """The key of the format number of all other keys."""
     return f"{ROOT}/{cluster}/format"
 
 
 def identity_key(cluster: int) -> str:
-    """The key of a random word that tells this store's changefeeds from another store's, given once."""
+    """The key of a random word, written once, that distinguishes this store's changefeeds from others'."""
     return f"{ROOT}/{cluster}/identity"
 
 
 def holder_key(cluster: int, term: str) -> str:
-    """The key that says that an owner may hold upstream's history in its term; without it, it begins all."""
+    """The key under which an owner notes in its term that it may hold upstream's history. With an empty
+    `term` it is the prefix of all such keys.
+    """
     return f"{ROOT}/{cluster}/__cdc_meta__/holder/{term}"
 
 
@@ -181,12 +186,12 @@ def feed_key(cluster: int, feed: FeedId, what: str) -> str:
 
 
 def grant_key(cluster: int, feed: FeedId, capture: str) -> str:
-    """The key of what a capture may write for a feed; without the capture it begins those of all."""
+    """The key of a capture's grant for a feed. With an empty `capture` it is the prefix of all its grants."""
     return f"{ROOT}/{cluster}/{feed.namespace}/changefeed/grant/{feed.name}/{capture}"
 
 
 def feed_of_key(key: str) -> tuple[FeedId, str] | None:
-    """The feed and the last-but-one part (`info`, `status`) of a feed's key, else None."""
+    """The feed and the last-but-one part (`info`, `status`) of a feed's key. None for another key."""
     parts = key.split("/")
     if len(parts) == 7 and parts[4] == "changefeed":
         return FeedId(parts[3], parts[6]), parts[5]
@@ -203,46 +208,50 @@ class GrantedRange:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one capture may write of a feed: its incarnation there, and the ranges that it holds.
+    """The right of one capture to write for a feed: its incarnation there, and its ranges.
 
-    The incarnation is one higher whenever a capture begins to deliver, and never goes back, not even
-    under a new token. A writer whose (instance, token, incarnation) is not the stored one is fenced.
+    The incarnation rises by one whenever a capture begins to deliver, and never falls, not even under a new
+    token. A writer is fenced if its (instance, token, incarnation) is not the stored one.
     """
 
     instance: str
-    """`FeedInfo.instance`: in a new metadata store tokens and incarnations begin anew."""
+    """`FeedInfo.instance`. Without it grants of two metadata stores could be equal: a new store counts tokens
+    and incarnations from the start."""
 
     token: tuple[int, int]
-    """(owner_rev, grant_seq), compared in that order: that of the grant. No range's is greater."""
+    """(owner_rev, grant_seq) of the grant, compared in that order. No range has a greater one."""
     incarnation: int
     slots: int
-    """Transactional ids 0..slots-1 that any incarnation on this capture has ever used; never shrinks."""
+    """Incarnations on this capture have used the transactional ids 0..slots-1. Never decreases."""
     ranges: tuple[GrantedRange, ...] = ()
     givers: Mapping[str, int] = field(default_factory=dict)
-    """Captures from which ranges were taken, each with its slots: they are fenced before progress is read."""
+    """Captures from which ranges were taken, each with its slots. They are fenced before progress is read."""
     fenced: bool = False
-    """Whether the capture's writers were fenced after it had lost its last range. Without a range it cannot
-    prove a new one, so it has none until its next incarnation, whose grant says False again."""
+    """Whether the capture's writers were fenced after it had lost its last range. Without a range no new
+    writer passes the check of the grant, so there is none until the capture's next incarnation, whose grant
+    has False.
+    """
 
     @property
     def spec_file(self) -> str:
-        """The name of the file that tells this incarnation, and no other, what it is."""
+        """The name of the spec file of this incarnation."""
         return f"spec-{self.incarnation}-{self.instance}.json"
 
     @property
     def work_folder(self) -> str:
-        """The name of the folder with what this incarnation's processes keep while they run."""
+        """The name of the folder for files of this incarnation's processes."""
         return f"spark-{self.incarnation}-{self.instance}"
 
     def is_same(self, other: Grant) -> bool:
-        """Whether both are of one incarnation, whatever ranges it still has."""
+        """Whether both are grants of one incarnation. Their ranges may differ."""
         mine = self.instance, self.token, self.incarnation
         return mine == (other.instance, other.token, other.incarnation)
 
     def is_proven_by(self, stored: Grant | None) -> bool:
-        """Whether whoever works under this grant may write, by what is stored now.
+        """Whether a process with this grant may write, by the grant that is stored now.
 
-        Without a range it was taken over: a taker takes the ranges and leaves the rest as it is.
+        A stored grant without ranges proves nothing: another capture has taken the ranges, and such a taker
+        leaves the rest of the giver's grant as it was.
         """
         return stored is not None and stored.is_same(self) and bool(stored.ranges)
 
@@ -290,11 +299,11 @@ def raised(
     ranges: Iterable[Span],
     slots: int,
 ) -> dict[str, Grant]:
-    """The grants to be stored, by capture, so that one begins its next incarnation with these ranges.
+    """The grants to store, by capture, so that one capture begins its next incarnation with these ranges.
 
-    Whoever else has some of them loses them, and is fenced by that incarnation before it reads what is
-    durable: nothing that the giver still does counts then. A giver that has been fenced once stays named,
-    since only its own next incarnation says that it was.
+    Other captures that have some of these ranges lose them. The new incarnation fences their writers before
+    it reads the progress, so later writes of a giver have no effect. A giver stays named after it was fenced,
+    because only its own next incarnation removes its name.
     """
     wanted = [GrantedRange(span, token) for span in ranges]
     mine = stored.get(capture)
@@ -307,7 +316,7 @@ def raised(
         others = {giver: n for giver, n in other.givers.items() if giver != capture}
         if kept != other.ranges:
             givers[name] = max(other.slots, givers.get(name, 0))
-            # Those it was to fence, too: it may have died before it did.
+            # Also the captures that this giver had to fence: it may have died before it did.
             for giver, slots_of in other.givers.items():
                 if giver != capture:
                     givers[giver] = max(slots_of, givers.get(giver, 0))
@@ -325,13 +334,13 @@ def shared_out(
     shares: Mapping[str, Sequence[Span]],
     slots: Mapping[str, int],
 ) -> dict[str, Grant]:
-    """The grants to be stored, by capture, so that several begin their next incarnations together.
+    """The grants to store, by capture, so that several captures begin their next incarnations together.
 
-    `shares` tile all that the changefeed follows; `slots`: of each capture in them. A capture may give ranges
-    and take others in one step. As givers each names the captures that had any of its ranges, and those
-    that these had still to fence. The owner fences them all before it dispatches any of these
-    incarnations, and then stores the grants as `settled`. If each taker fenced its givers itself, captures
-    that exchange ranges would fence one another's new writers.
+    `shares` cover all that the changefeed follows, without overlap. `slots`: the number of slots of each
+    capture. A capture may give ranges and take others in the same step. The givers in each grant are the
+    captures that had any of its ranges, and the captures that those still had to fence. The owner fences all
+    of them before it dispatches any of these incarnations, and then stores the grants as `settled`. If each
+    taker fenced its givers itself, captures that exchange ranges would fence each other's new writers.
     """
     changed = {
         name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
@@ -345,7 +354,7 @@ def shared_out(
             ):
                 for giver, used in ((other, had.slots), *had.givers.items()):
                     givers[giver] = max(used, givers.get(giver, 0))
-        givers.pop(name, None)  # its own earlier writers it fences anyway
+        givers.pop(name, None)  # its earlier writers are fenced in any case
         incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)
         granted = tuple(GrantedRange(span, token) for span in spans)
         changed[name] = Grant(instance, token, incarnation + 1, max(slots[name], used), granted, givers)
@@ -353,7 +362,7 @@ def shared_out(
 
 
 def writers_of(stored: Mapping[str, Grant]) -> dict[str, int]:
-    """The captures that may have writers, or transactions that they have left open, each with its slots."""
+    """The captures that may have writers or open transactions at the sink, each with its slots."""
     found = {name: grant.slots for name, grant in stored.items() if not grant.fenced}
     for grant in stored.values():
         for giver, slots in grant.givers.items():
@@ -362,7 +371,7 @@ def writers_of(stored: Mapping[str, Grant]) -> dict[str, int]:
 
 
 def settled(grant: Grant) -> Grant:
-    """The same once all writers are fenced, those of its givers and those of its earlier incarnations."""
+    """The grant after the writers of its givers and of its earlier incarnations have been fenced."""
     return replace(grant, givers={}, fenced=not grant.ranges)
 
 
@@ -378,10 +387,10 @@ class FeedError:
 
 @dataclass(frozen=True, slots=True)
 class FeedInfo:
-    """What the user asked for, and where the feed's life stands."""
+    """The user's settings of a feed, and the state of its life."""
 
     sink_uri: str = field(repr=False)
-    """With its secrets, as it is stored."""
+    """The sink URI with its secrets."""
     config: dict[str, Any] = field(repr=False)
     """`ReplicaConfig.to_json()`, with its secrets."""
     start_ts: int
@@ -391,16 +400,17 @@ class FeedInfo:
     state: str
     """A `control.changefeed.State`."""
     instance: str
-    """Random, given at creation. In the sink it tells this feed's records from those of an earlier feed of
-    the same name, whoever made that: its metadata may be gone, or another capture's."""
+    """A random word made at creation. It distinguishes this feed's records in the sink from those of an
+    earlier feed of the same name, whose metadata may be lost or in another store."""
     error: FeedError | None = None
     creator_version: str = ""
     ended_ms: int = 0
-    """When it was last stopped or failed, by upstream's time; 0: it runs."""
+    """When the feed was last stopped or failed, by upstream's time. 0: it runs."""
     repartition: int = 0
-    """Over how many partitions of its topic rows are to be spread from now on; 0: nothing is to change."""
+    """The requested new number of partitions over which rows are spread. 0: no change is requested."""
     partitions: int = 0
-    """That number as it was changed last; 0: it never was, and `partition-num` or the topic says it."""
+    """The number of partitions after the last such change. 0: it never changed; `partition-num` or the topic
+    has the number."""
 
     @property
     def settings(self) -> str:
@@ -443,13 +453,13 @@ class FeedStatus:
     """The feed's durable progress."""
 
     checkpoint_ts: int
-    """Every commit <= it is durable downstream; below an unfinished DDL's FinishedTS."""
+    """Every commit at or below it is durable downstream. It is below the FinishedTS of an unfinished DDL."""
     resolved_ts: int = 0
-    """For display: up to where changes had been received."""
+    """The ts up to which changes were received. For display only."""
     loaded: bool = False
-    """Whether the initial load, of a feed that begins with one, is durable downstream."""
+    """Whether the initial load is durable downstream. Always False if the feed begins without one."""
     settings: str = ""
-    """`FeedInfo.settings` of the last incarnation: what it sent above the checkpoint it sent by them."""
+    """`FeedInfo.settings` of the last incarnation, which has sent rows above the checkpoint with them."""
 
     def to_bytes(self) -> bytes:
         """As stored."""

@@ -1,10 +1,10 @@
-"""A row of weights, and how it is cut into contiguous parts: the optimum, exactly. Pure.
+"""Cuts a row of weights into contiguous parts whose heaviest is as light as possible, exactly. Pure.
 
     index    0   1   2   3   4          the parts [0, 2) and [2, 5) weigh 5 and 9
     weight   4   1   1   6   2
     sums   0   4   5   6  12  14        one more than there are weights
 
-A part is a pair (first, end) of indices. Who has it, and which keys it stands for, is `share.py`'s business.
+A part is a pair (first, end) of indices. `share.py` knows which capture has a part, and the keys of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 WEIGHT_BITS: Final = 60
-"""All weights together have so many bits as an integer: each sum is exact, and fits an int64."""
+"""The sum of all weights has this many bits as an integer, so each sum is exact and fits into an int64."""
 
 Part = tuple[int, int]
 """The weights from the first index to the one before the second."""
@@ -32,11 +32,12 @@ class Weights:
     sums: list[int]
     """sums[i] is the sum of the first i weights."""
     array: npt.NDArray[np.int64]
-    """The same, for a search through all of them at once."""
+    """The same sums as an array, for searches of many values at once."""
 
     @classmethod
     def of(cls, weights: npt.NDArray[np.float64]) -> Weights:
-        """Finite weights that are not negative, times a power of two. If all are 0, each counts 1.
+        """From weights that are finite and not negative: each times a power of two. If all are 0, each counts
+        1.
 
         Weights with few digits stay exact. Otherwise each is rounded by at most 2^-60 of their sum.
         """
@@ -58,7 +59,7 @@ class Weights:
 
     @property
     def total(self) -> int:
-        """The sum of all."""
+        """The sum of all weights."""
         return self.sums[-1]
 
     @property
@@ -67,14 +68,16 @@ class Weights:
         return np.diff(self.array)
 
     def ends_of_at_least(self, first: int, end: int, least: int) -> Iterator[Part]:
-        """The shortest beginning and the shortest end of a part that weigh at least so much, if it does."""
+        """The shortest beginning and the shortest end of a part that weigh at least `least`. Nothing if the
+        whole part is lighter.
+        """
         sums = self.sums
         if self.of_part(first, end) >= least:
             yield first, bisect_left(sums, sums[first] + least, first, end)
             yield bisect_right(sums, sums[end] - least, first, end) - 1, end
 
     def ends_of_at_most(self, first: int, end: int, most: int) -> Iterator[Part]:
-        """The longest beginning and the longest end of a part that weigh at most so much; none is empty."""
+        """The longest beginning and the longest end of a part that weigh at most `most`, if not empty."""
         sums = self.sums
         to = bisect_right(sums, sums[first] + most, first, end + 1) - 1
         since = bisect_left(sums, sums[end] - most, first, end + 1)
@@ -84,7 +87,7 @@ class Weights:
             yield since, end
 
     def lightest_inside(self, first: int, end: int, least: int) -> Part | None:
-        """The lightest part within one that weighs at least so much. None: all of it is lighter.
+        """The lightest part inside a part that weighs at least `least`. None if the whole part is lighter.
 
         `least`: from 1 to the sum of all weights.
         """
@@ -100,9 +103,9 @@ class Weights:
 def optimum(weights: Weights, parts: int) -> int:
     """The least that the heaviest of at most `parts` contiguous parts can weigh.
 
-    A bisection over the bound, and a greedy fill for each bound. A fill does not only say whether the bound
-    is enough: it also gives the next value that matters on its side. Therefore few fills are needed, and
-    the result is exact.
+    It bisects over the bound, with a greedy fill for each bound. A fill returns whether the bound is enough,
+    and also the next value of the bound that matters on its side. So few fills are needed, and the result is
+    exact.
     """
     heaviest, mean = int(weights.each.max()), weights.total // parts
     low, high = max(heaviest, mean), heaviest + mean + 1
@@ -113,10 +116,10 @@ def optimum(weights: Weights, parts: int) -> int:
 
 
 def _fill(weights: Weights, parts: int, bound: int) -> tuple[bool, int]:
-    """Fill one part after the other up to `bound`, which is not less than the heaviest weight.
+    """Fill one part after another up to `bound`, which is not less than the heaviest weight.
 
-    (True, what the heaviest part weighs), or if so many parts are not enough: (False, the least greater bound
-    with which a part would be longer).
+    Returns (True, the weight of the heaviest part), or if `parts` parts are not enough (False, the least
+    greater bound at which some part would be longer).
     """
     sums, count = weights.sums, len(weights)
     at, heaviest, longer = 0, 0, weights.total
@@ -139,7 +142,7 @@ def even_cuts(weights: Weights, parts: int, bound: int) -> list[int]:
     """
     sums, count = weights.sums, len(weights)
     from_here = [count]
-    """By number of parts, the least index from which so many parts can hold the rest."""
+    """from_here[n] is the least index from which n parts can hold all the rest."""
     for _ in range(parts):
         from_here.append(bisect_left(sums, sums[from_here[-1]] - bound, 0, from_here[-1]))
     cuts = [0]
@@ -153,6 +156,6 @@ def even_cuts(weights: Weights, parts: int, bound: int) -> list[int]:
 
 
 def _nearest(sums: list[int], goal: int, at: int) -> int:
-    """The index from `at` on whose sum is nearest to a goal that is not above the last."""
+    """The index from `at` on whose sum is nearest to a goal. The goal is not above the last sum."""
     end = bisect_left(sums, goal, at)
     return end - 1 if end > at and goal - sums[end - 1] <= sums[end] - goal else end

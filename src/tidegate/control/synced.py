@@ -1,7 +1,8 @@
-"""Whether a changefeed is synced: nothing of upstream is missing downstream, as far as can be known. Pure.
+"""Whether a changefeed is synced: as far as can be known, all upstream changes are downstream. Pure.
 
-The rule of TiCDC's GET /changefeeds/ID/synced (tiflow `cdc/api/v2/changefeed.go`), which people ask before
-they switch over to the target: no row came for a while, and the checkpoint follows upstream's time.
+The rule is that of TiCDC's GET /changefeeds/ID/synced (tiflow `cdc/api/v2/changefeed.go`), which people use
+before they switch over to the target: no row was delivered for a while, and the checkpoint follows upstream's
+time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A record of what a machine is told and what it answers, and its replay. Pure.
+"""Records the events of a machine and its answers, and replays them. Pure.
 
     machine --Tap--> lines of JSON --replay--> a fresh machine: does it answer the same?
 
-The machines decide from their events alone, so the events of a real run, given to a fresh machine, must bring
-the recorded effects. If they do not, the machine reads something that is no event of its own, or the code has
-changed since, or the record has.
+A machine's decisions depend only on its events. So the events of a real run, given to a fresh machine, must
+produce the recorded effects. If they do not, the machine depends on something that is not an event, or the
+code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
@@ -12,12 +12,12 @@ A segment is a head and the events after it, one JSON object a line:
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
-    set     attributes that were changed from outside since the event before
-    gave    what the call returned; or `raised`: the name of the exception
-    shows   what can be read of the machine after it (`Kind.shows`)
+    set     attributes that were changed from outside since the previous event
+    gave    the value that the call returned; or `raised`: the name of the exception
+    shows   the attributes that others read after the event (`Kind.shows`)
 
-Values that JSON has no form for are objects of one member, which names the form: `{"tuple": [...]}`,
-`{"bytes": "6b"}`, `{"Span": {...}}`. DDL text is in the record, rows and table definitions are not.
+A value without a form in JSON is an object with one member, whose name is the form: `{"tuple": [...]}`,
+`{"bytes": "6b"}`, `{"Span": {...}}`. The record contains DDL text, but no rows and no table definitions.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
 VERSION: Final = 1
-"""Of the form of the lines. Another one is refused."""
+"""The version of the lines' form. Records of another version are refused."""
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of machine, and which of its methods are events."""
+    """A kind of machine, with the methods that are its events."""
 
     name: str
     type: type[Owner] | type[Processor]
     events: tuple[str, ...]
-    """Methods that change it. All others only read."""
+    """The methods that change it. All others only read."""
     inputs: tuple[str, ...]
-    """Attributes that are set from outside."""
+    """The attributes that are set from outside."""
     shows: tuple[str, ...]
-    """What others read of it after an event."""
+    """The attributes that others read after an event."""
 
 
 OWNER: Final = Kind(
@@ -93,7 +93,7 @@ _MODULES: Final = (
     *(barrier, ddl, ddl_log, messages, metadata, owner_machine, processor_machine, reports, span),
 )
 _LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
-"""Members that no machine reads, and that may be large."""
+"""Members that are not recorded, because no machine reads them and they may be large."""
 
 
 def _defined_in(module: ModuleType) -> list[type]:
@@ -107,7 +107,7 @@ _ERRORS: Final = {one.__name__: one for one in _defined_in(errors) if issubclass
 
 
 def encode(value: Any) -> Any:
-    """A value of the machines as JSON has it. Raises TypeError for what they never hold."""
+    """The JSON form of a value. Raises TypeError for types that no machine holds."""
     match value:
         case StrEnum():
             return {"enum": [type(value).__name__, value.value]}
@@ -159,7 +159,7 @@ def decode(form: Any) -> Any:
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:
-    """Sets have no order of their own, and a record must be the same each time."""
+    """The forms of a set's values in a fixed order, so that equal sets give equal records."""
     return sorted(map(encode, values), key=orjson.dumps)
 
 
@@ -195,9 +195,10 @@ _BUILDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 class Tap:
-    """Writes down the events of one machine. It stays on the machine as long as that lives.
+    """Records the events of one machine, for the machine's whole life.
 
-    `write` gets each event after the machine has taken it. A call that the machine makes itself is no event.
+    `write` is called with each event after the machine has handled it. A call that the machine makes to
+    itself is not an event.
     """
 
     def __init__(
@@ -253,36 +254,37 @@ def _shown(kind: Kind, machine: Owner | Processor) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a fresh machine does something else than the record says."""
+    """The first event at which a fresh machine differs from the record."""
 
     line: int
-    """Of the segment, from 1 on; the head is line 1."""
+    """The line in the segment. The head is line 1."""
     event: str
     what: str
-    """`effects`, `exception`, the name of what it shows, or `number`: events are missing before this one."""
+    """The part that differs: `effects`, `exception`, or one of `Kind.shows`. `number`: events are missing
+    before it."""
     recorded: str
     replayed: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a segment."""
+    """The result of replaying a segment."""
 
     machine: str
     name: str
     release: str
-    """That recorded it."""
+    """The release that recorded it."""
     events: int
-    """How many gave what was recorded."""
+    """How many events gave the recorded result."""
     difference: Difference | None
     torn: bool = False
-    """Whether the last line is cut off, as it is when the process was killed: it does not count."""
+    """Whether the last line is incomplete, because the process was killed. Such a line is ignored."""
 
 
 def replay(lines: Iterable[bytes]) -> Replayed:
     """Give the events of a segment to a fresh machine, up to the first difference.
 
-    `lines` with their ends. Raises InvalidInput for what is no record of this version.
+    `lines`: with their line ends. Raises InvalidInput if they are not a record of this version.
     """
     source = iter(lines)
     head = _parsed(next(source, b""), 1)
@@ -322,7 +324,7 @@ def _missing(record: Record, before: int | None, line: int) -> Difference | None
 
 
 def _differs(kind: Kind, machine: Any, record: Record, line: int) -> Difference | None:
-    """Make one call; the first thing that is not as recorded."""
+    """Make one recorded call. Returns the first difference from the record."""
     event = record["event"]
     if event not in kind.events or not record["set"].keys() <= set(kind.inputs):
         raise ValueError(f"{event!r:.40} is no event of this machine, or sets what is no input of it")
@@ -332,7 +334,7 @@ def _differs(kind: Kind, machine: Any, record: Record, line: int) -> Difference 
     raised = gave = None
     try:
         gave = encode(getattr(machine, event)(*args, **named))
-    except Exception as error:  # the record says which one is right
+    except Exception as error:  # compared with the recorded exception below
         raised = type(error).__name__
     shows = zip(kind.shows, record["shows"], _shown(kind, machine), strict=True)
     compared = chain(

@@ -1,10 +1,11 @@
-"""A transition table as data: the machine looks up its next state, and its page is drawn from the same rows.
+"""A transition table as data: the machine looks up its next state, and a docs page is drawn from the same
+rows.
 
     NORMAL, WARNING --fails--> PENDING      one row; the machine asks `after(state, event)`
 
-The table says which state follows, and nothing else. A guard that needs more than the state and the event,
-such as a clock, belongs to the machine, which chooses the event. `guard` and `effect` say in words what it
-does.
+The table only says which state follows. A guard that needs more than the state and the event, such as a
+clock, belongs to the machine, which chooses the event accordingly. `guard` and `effect` describe in words
+what the machine does.
 
 `python -m tools.machines` writes the tables into the pages that docs/internals/machines.md lists.
 """
@@ -21,19 +22,19 @@ Event = TypeVar("Event", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[State, Event]):
-    """From any of `states` the event leads to `to`."""
+    """In each of `states`, the event `on` leads to the state `to`."""
 
     states: tuple[State, ...]
     on: Event
     to: State
     guard: str = ""
-    """When the machine gives this event, in words; empty: whenever it happens."""
+    """The condition for the event, in words. Empty: there is none."""
     effect: str = ""
-    """What else happens, in words."""
+    """Other consequences, in words."""
 
 
 class Transitions(Generic[State, Event]):
-    """Rows that leave no pair of state and event to two of them."""
+    """A table of rows. Each pair of state and event is in at most one row."""
 
     def __init__(self, *rows: Row[State, Event]) -> None:
         self.rows = rows
@@ -44,9 +45,9 @@ class Transitions(Generic[State, Event]):
                 self._to[state, row.on] = row.to
 
     def after(self, state: State, on: Event) -> State | None:
-        """The state that follows; None: the event changes nothing in this state, or is refused."""
+        """The next state. None: the event changes nothing in this state, or is refused."""
         return self._to.get((state, on))
 
     def sources(self, on: Event) -> tuple[State, ...]:
-        """The states in which the event leads somewhere, in the order of the rows."""
+        """The states that have a row for the event, in the order of the rows."""
         return tuple(state for state, event in self._to if event == on)

@@ -1,9 +1,9 @@
-"""How PD's physical time runs, against a clock that never jumps and against this machine's wall clock.
+"""Compares PD's physical time with the monotonic clock and with this machine's wall clock.
 
-PD's timestamps never fall. When the clock of its machine is set back, its physical time *stands* until that
-clock has caught up, and with it everything that counts by it: the lifetime of a dead client's locks, how long
-a GC safepoint is held. When the clock is set forward its time *jumps*, and those lifetimes end at once.
-Neither loses a change. Pure: asked now and then with what PD said.
+PD's timestamps never decrease. If the clock of its machine is set back, PD's physical time *stands* until
+that clock has caught up. Everything that depends on it stands as well: the lifetime of a dead client's locks,
+and the time for which a GC safepoint is held. If the clock is set forward, PD's time *jumps*, and those
+lifetimes end at once. Neither case loses a change. Pure: the caller passes PD's answers in.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from dataclasses import dataclass
 from typing import Final
 
 JUMP_MS: Final = 10_000
-"""Less than this is what a change of PD's leader or a slow answer may bring."""
+"""Smaller differences may come from a change of PD's leader or a slow answer, and are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jumped:
-    """PD's time has gone ahead by so much more than time has passed."""
+    """PD's time has advanced by this much more than the monotonic clock."""
 
     ahead_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stands:
-    """PD's time has not moved, or hardly, for so long."""
+    """PD's time has not advanced, or hardly, for this long."""
 
     for_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class GoesOn:
-    """PD's time moves again; it lacks so much."""
+    """PD's time advances again, and is this much behind the monotonic clock."""
 
     behind_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """This machine's wall clock is so much ahead of PD's time; below 0: behind; 0: they agree again."""
+    """This machine's wall clock is this much ahead of PD's time. Below 0: behind; 0: they agree again."""
 
     by_ms: int
 
@@ -47,25 +47,25 @@ Remark = Jumped | Stands | GoesOn | Differs
 
 
 class UpstreamTime:
-    """What PD's time is, and what is odd about it."""
+    """Keeps PD's time, and reports its jumps, stops and differences."""
 
     def __init__(self) -> None:
         self.stands = False
         self.differs_ms = 0
-        """The wall clock's lead as it was last remarked on."""
+        """The wall clock's lead in the last `Differs`."""
         self._received: tuple[int, float] | None = None
         self._in_step: tuple[int, float] = (0, 0.0)
-        """PD's time and ours when the two last moved together."""
+        """PD's time and the monotonic clock when both last advanced together."""
 
     def now_ms(self, now: float) -> int | None:
-        """PD's physical time at monotonic second `now`; None while it was never heard."""
+        """PD's physical time at monotonic second `now`. None until PD has answered once."""
         if self._received is None:
             return None
         physical_ms, at = self._received
         return physical_ms if self.stands else physical_ms + _ms(now - at)
 
     def received(self, physical_ms: int, wall_ms: int, now: float) -> list[Remark]:
-        """PD said its physical time at monotonic second `now`, when the wall clock read `wall_ms`."""
+        """PD has answered with `physical_ms` at monotonic second `now`, at wall clock time `wall_ms`."""
         found: list[Remark] = []
         if self._received is None:
             self._in_step = (physical_ms, now)

@@ -1,16 +1,16 @@
-"""When something that has work gives no sign of life any more: stopped, hung, waiting for ever.
+"""Detects that something with work to do gives no sign of life any more: stopped, hung, or blocked forever.
 
     nothing to do ------ work comes ------> silent: counts ------ patience is over ------> Hung
           ^                                   |  ^
           +--------- the work is done --------+  +---- any report: from zero again
 
-One watchdog looks after one thing: a feed's pipeline, the owner's calls to its sink, a puller. Its keeper
-calls `step` every two seconds or more often, with what that thing has to do and everything it has reported.
-The reports may be anything that changes. Slow is not hung: each acknowledged piece is a report.
+One watchdog watches one thing: a feed's pipeline, the owner's calls to its sink, a puller. The caller calls
+`step` at least every two seconds, with the work of that thing and everything it has reported. Any change of
+the reports counts. Slow is not hung: each acknowledged piece is a report.
 
-Silence is counted in time that the caller itself was awake. Each step adds what has passed since the last
-one, at most `STEP_MAX_S`. A control process that stood still, because the machine slept or was too busy, has
-not read the reports of that time and must not blame others for them.
+Only time during which the caller itself ran counts as silence. Each step adds the time since the last step,
+at most `STEP_MAX_S`. If the control process was stopped, because the machine slept or was too busy, it could
+not read any reports during that time, so the missing reports prove nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from dataclasses import dataclass
 from typing import Final
 
 STEP_MAX_S: Final = 2.0
-"""One step adds no more than this to the silence; the caller's own pauses beyond that do not count."""
+"""The most that one step adds to the silence. Longer pauses of the caller do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """Work waits, and nothing has been reported for as long as it was given."""
+    """Work waits, and nothing was reported for `patience_s`."""
 
     work: str
-    """What waits, in words."""
+    """The work that waits, in words."""
     silent_s: float
 
 
 class Watchdog:
-    """The silence of one thing. No clock of its own; forget it with what it watches, and make a new one."""
+    """Measures the silence of one thing. It has no clock. When that thing is replaced, make a new
+    watchdog.
+    """
 
     def __init__(self) -> None:
         self._silent_s = 0.0
@@ -41,11 +43,11 @@ class Watchdog:
         self._stepped_at: float | None = None
 
     def step(self, now: float, work: str, reports: Hashable, patience_s: float) -> Hung | None:
-        """A look at it, `now` in monotonic seconds; says Hung from then on until something is reported.
+        """Look once. Returns Hung when the silence has lasted `patience_s`, until something is reported.
 
-        `work`: what it has to do, in words; empty: nothing, and silence is right. `reports`: any value that
-        differs from the last one when something was reported in between. `patience_s` may differ from step to
-        step: a start takes longer than a report.
+        `now`: monotonic seconds. `work`: its work, in words; empty: it has none, and silence is fine.
+        `reports`: a value that differs from the last one if something was reported in between. `patience_s`
+        may differ from step to step, because a start takes longer than a report.
         """
         passed = 0.0 if self._stepped_at is None else now - self._stepped_at
         self._stepped_at = now

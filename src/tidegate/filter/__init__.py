@@ -1,5 +1,5 @@
-"""What a changefeed lets pass: tables, schema changes, transactions, rows and columns; pure.
+"""Decides what a changefeed replicates: tables, schema changes, transactions, rows and columns. Pure.
 
-Reading order: feed (all verdicts of one changefeed), event_filter, rules, rows, expression; events names the
-kinds of change, tables says why a table cannot be replicated.
+Reading order: feed (all verdicts of one changefeed), event_filter, rules, rows, expression. events has the
+names of kinds of change; tables explains why a table cannot be replicated.
 """

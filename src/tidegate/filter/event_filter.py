@@ -17,7 +17,9 @@ from tidegate.model.schema import TableSchema
 
 
 class EventFilter:
-    """Raises InvalidInput for what cannot be read."""
+    """The event filters of a changefeed. The constructor raises InvalidInput for settings that it cannot
+    read.
+    """
 
     def __init__(self, config: FilterConfig, *, case_sensitive: bool = False, time_zone: str = "UTC") -> None:
         self._start_ts = frozenset(config.ignore_txn_start_ts)
@@ -36,7 +38,7 @@ class EventFilter:
 
     @property
     def concerns_rows(self) -> bool:
-        """Whether any row may be left out; if not, nobody need ask about rows."""
+        """Whether any row may be left out. If not, callers need not call `remaining`."""
         return bool(self._start_ts) or any(rule.concerns_rows for rule in self._rules)
 
     def skips(self, start_ts: int) -> bool:
@@ -44,7 +46,9 @@ class EventFilter:
         return start_ts in self._start_ts
 
     def ignores_ddl(self, event: DdlEvent) -> bool:
-        """Whether a DDL is not sent; it takes effect here all the same. A rename goes by the old name."""
+        """Whether a DDL is not sent. The catalogue applies it in any case. A rename is matched by the old
+        name.
+        """
         return self.ignores_statement(event.action, event.query, event.old_schema, event.old_table)
 
     def ignores_statement(self, action: int, query: str, schema: str, table: str) -> bool:
@@ -64,16 +68,16 @@ class EventFilter:
         table_rules(self._rules, table).check(table)
 
     def rules_of(self, table: TableSchema) -> TableRules:
-        """What the rules mean for rows of a table version."""
+        """The effect of the rules on rows of a table version. Cached."""
         known = self._known.get(table)
         if known is None:
             known = self._known[table] = table_rules(self._rules, table)
         return known
 
     def remaining(self, block: RowBlock) -> RowBlock:
-        """The rows that are sent; the block itself when all are.
+        """The rows that are sent. It is the block itself if all rows are sent.
 
-        Fatal when an expression does not fit the table any more, or cannot be computed for a row.
+        Raises Fatal if an expression does not fit the table any more, or cannot be computed for a row.
         """
         rules = self.rules_of(block.table)
         if not rules and self._stamps is None:

@@ -1,7 +1,7 @@
-"""The kinds of change that event filters name, as TiCDC names them (docs/filters.md).
+"""The kinds of change in event filters, with TiCDC's names (docs/filters.md).
 
-TiDB's actions that are not here are never sent by TiCDC: it discards them, whatever the filter. Source:
-TiCDC `pkg/filter/filter.go`, `pkg/filter/utils.go`.
+TiCDC discards actions that are not here, independently of the filter. Source: TiCDC `pkg/filter/filter.go`,
+`pkg/filter/utils.go`.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ EVENT_OF_ACTION: Final = {
     71: "alter table partitioning",
     72: "remove table partitioning",
 }
-"""TiDB's action code (docs/formats/ddl.md#the-jobs) to the name of its event."""
+"""The event name of each of TiDB's action codes (docs/formats/ddl.md#the-jobs)."""
 
 SCHEMA_ACTIONS: Final = frozenset({1, 2, 26})
-"""Actions about a schema, not a table."""
+"""Actions that concern a schema, not a table."""
 
 _NOT_ALTER: Final = frozenset({*SCHEMA_ACTIONS, 3, 4, 11, 21, 24, 25, 60})
-"""Actions that `alter table` does not mean; it means every other one above."""
+"""Actions that `alter table` does not include. It includes all others above."""
 
 EVENT_NAMES: Final = tuple(
     dict.fromkeys([ALL_DML, ALL_DDL, *DML_EVENTS, ALTER_TABLE, *ALIASES, *EVENT_OF_ACTION.values()])
 )
-"""What `ignore-event` may hold."""
+"""The names that `ignore-event` accepts."""
 
 
 def ignored_operations(names: Iterable[str]) -> frozenset[str]:
-    """The row operations among `ignore-event`."""
+    """The row operations that `ignore-event` names."""
     named = frozenset(names)
     return frozenset(DML_EVENTS) if ALL_DML in named else named & frozenset(DML_EVENTS)
 
 
 def ignored_actions(names: Iterable[str]) -> frozenset[int]:
-    """The actions that `ignore-event` means."""
+    """The actions that `ignore-event` names."""
     named = {ALIASES.get(name, name) for name in names}
     return frozenset(
         action
@@ -91,7 +91,7 @@ def ignored_actions(names: Iterable[str]) -> frozenset[int]:
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Raise InvalidInput for a name that is no event."""
+    """Raise InvalidInput for a name that is not an event."""
     for name in names:
         if name not in EVENT_NAMES:
             raise InvalidInput(

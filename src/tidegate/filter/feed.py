@@ -1,7 +1,7 @@
-"""Everything a changefeed lets pass: tables, DDLs, rows and columns, from its settings.
+"""All filters of a changefeed, from its settings: for tables, DDLs, rows and columns.
 
-Made once, and every rule checked then. The control process asks which tables are followed and which DDLs are
-sent; the pipeline's tasks ask about rows and columns.
+It is made once, and checks every rule then. The control process uses it to decide which tables are followed
+and which DDLs are sent; the pipeline's tasks use it for rows and columns.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class FeedFilter:
 
     @classmethod
     def of(cls, config: ReplicaConfig) -> FeedFilter:
-        """From a changefeed's settings; raises InvalidInput for a rule that cannot be read."""
+        """From a changefeed's settings. Raises InvalidInput for a rule that cannot be read."""
         case_sensitive, zone = config.case_sensitive, config.tidegate.time_zone
-        # No rules at all mean every table, as in TiCDC.
+        # Without rules every table is followed, as in TiCDC.
         rules = config.filter.rules or ("*.*",)
         return cls(
             TableFilter(rules, case_sensitive),
@@ -48,11 +48,11 @@ class FeedFilter:
 
     @property
     def table_key(self) -> Hashable:
-        """Equal for changefeeds that follow the same tables, whatever tables there are."""
+        """A key that is equal for changefeeds with the same table rules."""
         return self.tables.key, self.force_replicate
 
     def concerned(self, refusal: Refusal) -> bool:
-        """Whether a job that cannot be replicated is about what the changefeed follows."""
+        """Whether a job that cannot be replicated concerns a table or schema that the changefeed follows."""
         return ddl_admission.concerned(refusal, self.tables)
 
     def passing(self, tables: Sequence[TableVersion]) -> list[TableVersion]:
@@ -65,18 +65,18 @@ class FeedFilter:
         return ddl_admission.follows(table, self.tables, force_replicate=self.force_replicate)
 
     def leaves_out(self, table: TableVersion) -> bool:
-        """Whether a table passes the rules and is not replicated all the same: it has no usable key."""
+        """Whether a table passes the rules but is not replicated, because it has no handle key."""
         lacking = not (table.is_view or table.eligible or self.force_replicate)
         return lacking and self.tables.matches(table.schema, table.table)
 
     def stopped_by(self, refusal: Refusal) -> bool:
-        """Whether the changefeed cannot go on after a job."""
+        """Whether the changefeed must stop at a refused job."""
         return not self.events.skips(refusal.start_ts) and self.concerned(refusal)
 
     def sent(self, emitted: EmittedDdl) -> DdlEvent | None:
-        """The event to be sent, or None; InvalidInput where the changefeed must not go on.
+        """The event to send, or None. Raises InvalidInput if the changefeed must stop at it.
 
-        `ignore-txn-start-ts` comes first: it is how a person gets past a DDL that stops the changefeed.
+        `ignore-txn-start-ts` is checked first: with it a user can skip a DDL that stops the changefeed.
         """
         if self.events.skips(emitted.event.start_ts):
             return None
@@ -86,7 +86,7 @@ class FeedFilter:
         return self.columns.of_event(emitted.event)
 
     def check(self, tables: Iterable[TableVersion]) -> None:
-        """Raise InvalidInput where a rule does not fit one of the tables that will be replicated."""
+        """Raise InvalidInput if a rule does not fit one of the tables to replicate."""
         for table in tables:
             if not table.is_view and self._names_columns(table):
                 schema = table.parsed()
@@ -94,7 +94,7 @@ class FeedFilter:
                 self._check_columns(schema)
 
     def _names_columns(self, table: TableVersion) -> bool:
-        """Whether any rule says something about the table's columns: few tables need to be parsed."""
+        """Whether any rule concerns the table's columns. Only such tables have to be parsed for the check."""
         return bool(self.columns) or self.events.computes(table.schema, table.table)
 
     def _check_columns(self, table: TableSchema) -> None:

@@ -1,7 +1,7 @@
 """Which rows of a block a changefeed leaves out.
 
-Order as in TiCDC: transactions by start ts, then operations, then expressions; what is out already is not
-computed with. The row-wise twin is `ignores`.
+The order is that of TiCDC: transactions by start ts, then operations, then expressions. Expressions are not
+computed for rows that are left out already, so such rows cannot cause errors. The row-wise twin is `ignores`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 def ignores(change: RowChange, rules: TableRules, start_ts: Collection[int] = ()) -> bool:
-    """Whether a row is left out. Fatal when an expression cannot be computed for it."""
+    """Whether a row is left out. Raises Fatal if an expression cannot be computed for it."""
     op = INSERT if change.is_insert else DELETE if change.is_delete else UPDATE
     if change.start_ts in start_ts or op in rules.operations:
         return True
@@ -42,7 +42,7 @@ def ignores(change: RowChange, rules: TableRules, start_ts: Collection[int] = ()
 
 
 def _holds(condition: Condition, change: RowChange) -> bool:
-    """Whether a condition says that a row is left out."""
+    """Whether a condition is true for a row, so that the row is left out."""
     node = _fitting(condition, change.table)
     values = change.new if condition.expression.image == NEW else change.old
     columns = change.table.columns
@@ -61,7 +61,7 @@ def _holds(condition: Condition, change: RowChange) -> bool:
 
 
 def _fitting(condition: Condition, table: TableSchema) -> Typed:
-    """The bound expression; Fatal where the table has changed so that it does not fit any more."""
+    """The bound expression. Raises Fatal if the table has changed so that it does not fit any more."""
     try:
         return condition.node(table)
     except InvalidInput as error:
@@ -93,7 +93,7 @@ def ignored(
 
 
 def _cells(block: RowBlock, op: int, image: str, time_zone: str) -> tuple[Int64s, Cells]:
-    """The rows of an operation, and one of their images."""
+    """The rows with an operation, and the cells of one of their images."""
     rows = np.flatnonzero(block.op == op)
     chosen = block.new if image == NEW else block.old
     return rows, Cells(block.table, chosen, None if len(rows) == len(block) else rows, time_zone)
@@ -102,7 +102,7 @@ def _cells(block: RowBlock, op: int, image: str, time_zone: str) -> tuple[Int64s
 def _apply(
     condition: Condition, block: RowBlock, rows: Int64s, cells: Cells, out: Bools, time_zone: str
 ) -> None:
-    """Mark the rows for which a condition holds."""
+    """Mark the rows for which a condition is true."""
     try:
         out[rows] |= vector.evaluate(_fitting(condition, block.table), cells)
     except Beyond:
@@ -115,7 +115,7 @@ _POINTERS = frozenset({Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VE
 
 
 def _changed(block: RowBlock, rows: Int64s, watched: tuple[int, ...]) -> Bools:
-    """Which updates change one of the columns."""
+    """Which updates change at least one of the columns."""
     new, old = (Cells(block.table, image, rows, "UTC") for image in (block.new, block.old))
     changed = np.zeros(len(rows), np.bool_)
     for at in watched:

@@ -1,6 +1,6 @@
-"""Event filters of one changefeed, read once; and what they mean for one table version.
+"""The event filters of one changefeed, read once, and their effect on one table version.
 
-Rules apply together: what any rule that matches the table ignores is left out.
+Rules are combined by OR: a change is ignored if any rule that matches the table ignores it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY_FLAGS: Final = 2 | 16
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One expression as it is configured: for rows of `op`, over their `image`."""
+    """One configured expression: it applies to rows with operation `op` and reads their `image`."""
 
     option: str
     text: str
@@ -40,17 +40,17 @@ class EventRule:
     """One `[[filter.event-filters]]` entry."""
 
     where: str
-    """Which one, for messages."""
+    """Its place in the settings, for messages."""
     matcher: TableFilter
     operations: frozenset[int]
-    """Rows to ignore: INSERT, UPDATE, DELETE of `model.cells`."""
+    """The operations whose rows are ignored: INSERT, UPDATE, DELETE of `model.cells`."""
     actions: frozenset[int]
-    """DDLs to ignore: TiDB's action codes."""
+    """TiDB's action codes of the DDLs that are ignored."""
     sql: str
-    """RE2: DDLs to ignore; empty: none."""
+    """An RE2 pattern for the statements of DDLs that are ignored. Empty: none."""
     expressions: tuple[Expression, ...]
     only_columns: frozenset[str]
-    """Columns whose changes alone make no update."""
+    """An update that changes only columns among these is ignored."""
     case_sensitive: bool
 
     @property
@@ -59,7 +59,7 @@ class EventRule:
         return bool(self.operations or self.expressions or self.only_columns)
 
     def ignores_ddl(self, action: int, query: str) -> bool:
-        """Whether it ignores a DDL, about a table or schema it matches."""
+        """Whether it ignores a DDL of a table or schema that it matches."""
         return action in self.actions or bool(self.sql and found(self.sql, [query])[0])
 
 
@@ -67,8 +67,8 @@ class EventRule:
 class Condition:
     """An expression for the rows of one table version.
 
-    It is bound when a row first needs it: as in TiCDC, an expression that does not fit a table hurts only
-    when there is a row of its operation.
+    It is bound when a row first needs it. As in TiCDC, an expression that does not fit the table raises an
+    error only when there is a row of its operation.
     """
 
     expression: Expression
@@ -76,7 +76,7 @@ class Condition:
     _node: Typed | None = None
 
     def node(self, table: TableSchema) -> Typed:
-        """The expression bound to its table, always the same one; InvalidInput where it does not fit it."""
+        """The expression bound to `table`, the same at each call. Raises InvalidInput if it does not fit."""
         if self._node is None:
             try:
                 self._node = bind(self.expression.text, table)
@@ -87,12 +87,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """What all rules mean for rows of one table version."""
+    """The effect of all rules on rows of one table version."""
 
     operations: frozenset[int]
     conditions: tuple[Condition, ...]
     watched: tuple[tuple[int, ...], ...]
-    """Per rule with `only_columns`: the columns one of which must change, else an update is ignored."""
+    """For each rule with `only_columns`: if none of these columns changes, an update is ignored."""
 
     def __bool__(self) -> bool:
         return bool(self.operations or self.conditions or self.watched)
@@ -104,7 +104,7 @@ class TableRules:
 
 
 def read_rules(rules: Sequence[EventFilterRule], *, case_sensitive: bool) -> tuple[EventRule, ...]:
-    """The rules, every name, pattern and expression checked; raises InvalidInput."""
+    """Read the rules and check every name, pattern and expression. Raises InvalidInput."""
     return tuple(_read(rule, f"filter.event-filters[{i}]", case_sensitive) for i, rule in enumerate(rules))
 
 
@@ -136,7 +136,7 @@ def _matcher(patterns: Sequence[str], where: str, case_sensitive: bool) -> Table
 
 
 def _sql(patterns: Sequence[str], where: str) -> str:
-    """One expression for all, without case; each is checked alone, so that the message names it."""
+    """One pattern for all, ignoring case. Each is also checked alone, so that an error can name it."""
     for i, pattern in enumerate(patterns):
         try:
             found(pattern, [""])
@@ -162,7 +162,9 @@ def _expressions(rule: EventFilterRule, where: str) -> list[Expression]:
 
 
 def table_rules(rules: Sequence[EventRule], table: TableSchema) -> TableRules:
-    """What the rules mean for rows of a table; holds no reference to it."""
+    """The effect of the rules on rows of a table. The result has no reference to the table, so that it can be
+    cached by it.
+    """
     mine = [rule for rule in rules if rule.concerns_rows and rule.matcher.matches(table.schema, table.table)]
     return TableRules(
         operations=frozenset().union(*(rule.operations for rule in mine)),
@@ -176,7 +178,7 @@ def table_rules(rules: Sequence[EventRule], table: TableSchema) -> TableRules:
 
 
 def _watched(rule: EventRule, table: TableSchema) -> tuple[int, ...]:
-    """Columns the rule does not name, and all key columns."""
+    """The columns that the rule does not name, and all key columns."""
     return tuple(
         at
         for at, (column, flag) in enumerate(zip(table.columns, table.ticdc_flags, strict=True))

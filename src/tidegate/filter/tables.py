@@ -1,7 +1,7 @@
 """Which tables can be replicated, and why one cannot (docs/formats/columns.md#handle-key).
 
-A row is found downstream by its handle key. A table without one is left out, unless `force-replicate` says
-to send it all the same: its rows are then known by their whole content.
+Targets find a row by its handle key. A table without one is left out, unless `force-replicate` is set: then
+its rows are identified by their whole content.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ FIX: Final = (
     "give each a primary key or a unique key over NOT NULL columns, exclude them in [filter] rules, or set "
     "ignore-ineligible-table = true to leave them out, or force-replicate = true to send them without a key"
 )
-"""What one can do about tables that cannot be replicated."""
+"""The advice for a user with tables that cannot be replicated."""
 
 
 def ineligible(table: TableSchema) -> str:
-    """Why a table has no usable key, in words; empty when it has one."""
+    """Why a table has no usable key, in words. Empty if it has one."""
     if table.eligible:
         return ""
     unique = [index for index in table.indexes if index.unique and not index.primary]
@@ -30,12 +30,12 @@ def ineligible(table: TableSchema) -> str:
 
 
 def why_ineligible(version: TableVersion) -> str:
-    """`ineligible` of a catalogue's table; reads its definition anew, so that any thread may ask."""
+    """`ineligible` for a table of a catalogue. It parses the definition itself, so any thread may call it."""
     return ineligible(table_info.table_schema(version.schema, version.info(), version.valid_from))
 
 
 def _unusable(table: TableSchema, index: Index) -> str:
-    """Why a unique key identifies no row: NULL repeats in it, or rows do not carry its columns."""
+    """Why a unique key does not identify rows: it allows NULL, which may repeat, or rows lack its columns."""
     carried = {column.offset: column for column in table.columns}
     names = {entry["offset"]: str(entry["name"]["O"]) for entry in table.info.get("cols") or []}
     absent = [names[offset] for offset in index.columns if offset not in carried]

@@ -1,10 +1,11 @@
-"""What the table rules of changefeeds say about the tables of one catalogue: once for each distinct filter.
+"""The verdicts of changefeeds' table rules on the tables of one catalogue, kept once for each distinct
+filter.
 
-Changefeeds with equal rules (and an equal `force-replicate`) share their verdicts. Each verdict has two bits
-of `TableVersion.verdicts`, so that it lives exactly as long as the version it is about. A version is judged
-when it is first asked about, and many at once where there are many: 100,000 names take about half a second.
+Changefeeds with equal rules (and equal `force-replicate`) share their verdicts. Each verdict is two bits of
+`TableVersion.verdicts`, so it exists exactly as long as the version. A version is judged when its verdict is
+first needed. If there are many, they are judged together: 100,000 names take about half a second.
 
-Not thread-safe: under the lock of the catalogue.
+Not thread-safe: callers hold the lock of the catalogue.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _OTHER, _FOLLOWED, _LEFT_OUT = 1, 2, 3
 
 
 class Verdicts:
-    """Of one distinct filter; made by `SharedVerdicts`."""
+    """The verdicts of one distinct filter. `SharedVerdicts` makes it."""
 
     def __init__(self, tables: TableFilter, place: int, *, force_replicate: bool) -> None:
         self.tables = tables
-        """The rules, shared like the verdicts: a name is matched once for all who ask."""
+        """The rules. They are shared like the verdicts, so a name is matched once for all changefeeds."""
         self.place = place
-        """Which bits of a version are its own."""
+        """The number of its two bits in a version."""
         self._shift = place * _BITS
         self._force = force_replicate
 
@@ -43,7 +44,7 @@ class Verdicts:
         return self._of(table) == _LEFT_OUT
 
     def split(self, tables: Sequence[TableVersion]) -> tuple[list[TableVersion], list[TableVersion]]:
-        """The tables that are followed, and those that are left out for want of a key."""
+        """The tables that are followed, and the tables that are left out because they have no handle key."""
         shift = self._shift
         self._judge([table for table in tables if not table.verdicts >> shift & _MASK])
         said = [table.verdicts >> shift & _MASK for table in tables]
@@ -52,7 +53,7 @@ class Verdicts:
         return followed, left_out
 
     def clear(self, tables: Iterable[TableVersion]) -> None:
-        """Take back what a filter that had these bits before has said."""
+        """Clear the verdicts of an earlier filter that had the same bits."""
         mask = ~(_MASK << self._shift)
         for table in tables:
             table.verdicts &= mask
@@ -70,22 +71,24 @@ class Verdicts:
             verdict = _OTHER
             if passing and not table.is_view:
                 verdict = _FOLLOWED if table.eligible or self._force else _LEFT_OUT
-            # Bits are only ever set here: a version of several partitions may come several times.
+            # Only set bits: a version with several partitions may occur several times in `tables`.
             table.verdicts |= verdict << self._shift
 
 
 class SharedVerdicts:
-    """The verdicts of all filters over one catalogue; those nobody holds any more give their bits back."""
+    """The verdicts of all filters over one catalogue. When no changefeed uses a filter, its bits
+    are reused.
+    """
 
     def __init__(self, versions: Callable[[], Iterable[TableVersion]]) -> None:
-        """`versions`: every version the catalogue keeps."""
+        """`versions`: every version that the catalogue keeps."""
         self._versions = versions
         self._held: WeakValueDictionary[Hashable, Verdicts] = WeakValueDictionary()
         self._used: set[int] = set()
-        """Places that a filter has had: versions may still carry its bits."""
+        """Places that a filter has used, so that versions may still have its bits."""
 
     def of(self, feed_filter: FeedFilter) -> Verdicts:
-        """The verdicts of a filter, shared with whoever holds those of an equal one."""
+        """The verdicts of a filter, shared with all equal filters."""
         found = self._held.get(feed_filter.table_key)
         if found is not None:
             return found

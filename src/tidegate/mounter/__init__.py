@@ -1,1 +1,1 @@
-"""Decode: entry and schema in, row change or DDL event out. Pure: no I/O, clock or thread."""
+"""Decodes entries with their schemas into row changes and DDL events. Pure: no I/O, clock or thread."""

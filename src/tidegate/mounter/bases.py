@@ -1,16 +1,16 @@
-"""The base files of an upstream's catalogue: which there are, and which one serves whom.
+"""The base files of an upstream's catalogue: which exist, and which one serves a given ts.
 
-A base holds the catalogue as of a stretch of time without DDL, from `since` to `ts`, which its name says:
+A base has the catalogue for an interval without DDL, from `since` to `ts`, which are in its name:
 
     <event store>/../catalogue/SINCE-TS.bin            format: `schema_image`
 
-The jobs after `ts` are those of the DDL span of the event store; base and jobs together are the catalogue at
-any later ts. A base serves whoever needs the catalogue from a ts at or above `since` on; of several, the last
-such one is taken. A base is right as of its stretch for every changefeed: where a job was refused, the bases
-after it are read from upstream (`server.catalogues`), so that nobody who begins behind the job misses what
-it did.
+The DDL span of the event store has the jobs after `ts`. A base and these jobs together give the catalogue at
+any later ts. A base serves every ts at or above its `since`; if there are several, the last one is used.
+Within its interval a base is valid for every changefeed: if a job was refused, the next base is read from
+upstream (`server.catalogues`), so that a changefeed that begins after the job does not miss its effect.
 
-The control process writes and removes bases; each process of a capture maps them. Pure but for reading files.
+The control process writes and removes bases; each process of a capture maps them. Pure, except for reading
+files.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from tidegate.mounter.schema_image import map_file
 from tidegate.mounter.schema_store import SchemaStore
 
 LOOKS: Final = 10
-"""How often the folder is looked through because the base that was chosen has just gone."""
+"""How often the folder is listed again because the chosen base was removed meanwhile."""
 _NAME: Final = re.compile(r"(\d+)-(\d+)\.bin")
 
 
 class Base(NamedTuple):
-    """A base file; both ts inclusive."""
+    """A base file. Both ts are inclusive."""
 
     since: int
     ts: int
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """The name of its file."""
         return f"{self.since}-{self.ts}.bin"
 
 
 def folder_of(store: Path) -> Path:
-    """Where the bases lie that continue in the DDL span of an event store."""
+    """The folder of the bases that belong to the DDL span of an event store."""
     return store.parent / "catalogue"
 
 
 def found(folder: Path) -> list[Base]:
-    """The bases there are, in order; empty without the folder."""
+    """The existing bases, in order. Empty without the folder."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -56,22 +56,24 @@ def found(folder: Path) -> list[Base]:
 
 
 def serving(bases: Sequence[Base], ts: int) -> Base | None:
-    """The last base that holds the catalogue at `ts`, or from which it follows with the jobs up to there."""
+    """The last base from which the catalogue at `ts` follows, with the jobs up to `ts`. None if there is
+    none.
+    """
     return next((base for base in reversed(bases) if base.since <= ts), None)
 
 
 def load(folder: Path, base: Base) -> SchemaStore:
-    """A base's catalogue, resolved up to its `ts`. Raises Undecodable, FileNotFoundError."""
+    """The catalogue of a base, resolved up to its `ts`. Raises Undecodable or FileNotFoundError."""
     store = SchemaStore.load(map_file(folder / base.name))
     store.advance(base.ts)
     return store
 
 
 def load_for(folder: Path, ts: int) -> SchemaStore:
-    """The catalogue to begin with for rows after `ts`, in a process that does not write bases.
+    """The catalogue to start from for rows after `ts`, in a process that does not write bases.
 
-    Where no base serves `ts`, the changefeed's checkpoint has passed it, and the least base serves that.
-    Raises Undecodable when the file is damaged, Retryable when there is none.
+    If no base serves `ts`, the changefeed's checkpoint is above `ts` by now, and the oldest base serves it.
+    Raises Undecodable if the file is damaged, and Retryable if there is no base.
     """
     for _ in range(LOOKS):
         bases = found(folder)
@@ -80,7 +82,7 @@ def load_for(folder: Path, ts: int) -> SchemaStore:
         try:
             return load(folder, serving(bases, ts) or bases[0])
         except FileNotFoundError:
-            continue  # renamed or removed since: another one is there
+            continue  # it was renamed or removed meanwhile, so there is another one
     raise Retryable(
         "The catalogue is not there.",
         where=str(folder),

@@ -1,9 +1,10 @@
-"""Where the buffers of a table's record batches lie: an Arrow IPC message, filled in place.
+"""The layout of a table's record batches in memory: an Arrow IPC message that kernels fill in place.
 
-A batch is read back from its message by `pa.ipc.read_record_batch`, which makes the arrays of all columns in
-one call; made one by one they cost more than their values do. The message's head is that of a batch of one
-row, written by pyarrow once a table version; of it only numbers change: the rows, each array's length and
-NULLs, each buffer's place and extent (Arrow columnar format, "Encapsulated message format"; Message.fbs).
+`pa.ipc.read_record_batch` reads a batch from its message and makes the arrays of all columns in one call. To
+make them one by one would cost more than their values. The head of the message is that of a batch of one row,
+which pyarrow writes once for each table version. Only numbers in it change: the row count, the length and
+NULLs of each array, the offset and size of each buffer (Arrow columnar format, "Encapsulated message format";
+Message.fbs).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Layout:
     def __init__(self, schema: pa.Schema, columns: Sequence[Column], fills: Sequence[Fill]) -> None:
         self.schema = schema
         self.lines = np.zeros((len(columns), LINE_WORDS), dtype=np.int64)
-        """int64[columns, LINE_WORDS], for `tidb.kernels.arrow`; to be copied for each batch."""
+        """int64[columns, LINE_WORDS], for `tidb.kernels.arrow`. Each batch needs a copy."""
         self._held: list[npt.NDArray[np.generic]] = []
         for at, (column, fill) in enumerate(zip(columns, fills, strict=True)):
             line = self.lines[at]
@@ -70,7 +71,7 @@ class Layout:
         return address(pairs)
 
     def message(self, rows: int, body: int) -> Message:
-        """Room for a batch of so many rows, its body of so many bytes."""
+        """A message for a batch of `rows` rows, with an empty body of `body` bytes."""
         head = self._head
         lead = -len(head.template) % ALIGNMENT
         whole = pa.allocate_buffer(lead + len(head.template) + body)
@@ -85,7 +86,7 @@ class Layout:
 
 
 class Message(NamedTuple):
-    """A message to be filled, and the addresses of its parts."""
+    """A message to fill, and the addresses of its parts."""
 
     buffer: pa.Buffer
     body: int
@@ -94,7 +95,7 @@ class Message(NamedTuple):
 
 
 def _longest(column: Column, fill: Fill) -> int:
-    """The longest text of a value whose length does not follow from its cell's."""
+    """The longest text of a value, if its length does not follow from the length of its cell. Otherwise 0."""
     match fill:
         case Fill.DECIMAL_TEXT:
             return DECIMAL_TEXT
@@ -110,7 +111,7 @@ def _longest(column: Column, fill: Fill) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The head of a message of a schema, and where in it the numbers stand."""
+    """The head of a message of a schema, and the offsets of the numbers in it."""
 
     template: bytes
     rows_at: int
@@ -120,7 +121,7 @@ class _Head:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> _Head:
-        """Of a batch of one row of NULLs, as pyarrow writes it."""
+        """The head of a batch with one row of NULLs, as pyarrow writes it."""
         message = pa.record_batch([pa.nulls(1, field.type) for field in schema], schema=schema).serialize()
         flat = _Flat(message.to_pybytes())
         size = 8 + flat.u32(4)
@@ -132,7 +133,7 @@ class _Head:
 
 
 class _Flat:
-    """Just as much of FlatBuffers as finds a table's fields."""
+    """A reader for the part of FlatBuffers that is needed to find a table's fields."""
 
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
@@ -142,11 +143,11 @@ class _Flat:
         return int.from_bytes(self._raw[at : at + 4], "little")
 
     def follow(self, at: int) -> int:
-        """Where the offset at `at` points to."""
+        """The position to which the offset at `at` points."""
         return at + self.u32(at)
 
     def field(self, table: int, number: int) -> int:
-        """Where a table's field is, which must be there."""
+        """The position of a table's field, which must exist."""
         vtable = table - int.from_bytes(self._raw[table : table + 4], "little", signed=True)
         at = vtable + 4 + 2 * number
         return table + int.from_bytes(self._raw[at : at + 2], "little")

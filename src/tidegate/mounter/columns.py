@@ -1,9 +1,9 @@
-"""A `RowBlock`'s image as typed Arrow columns: cells in, the Delta types of the target out.
+"""Converts an image of a `RowBlock` to typed Arrow columns, with the Delta types of the target.
 
-Types are those of `target_type` (the same as the consumer's): unsigned bigint decimal(20,0), decimal up to 38
-digits decimal128 and text above, time, enum, set and JSON canonical text, timestamps in UTC. Rows that lack
-the image (an insert's old one) are null in every column. What the target's types cannot hold becomes null
-and is counted in `Losses`.
+The types are those of `target_type`, which are also the consumer's. Unsigned bigint becomes decimal(20,0). A
+decimal of up to 38 digits becomes decimal128, a longer one text. Time, enum, set and JSON become canonical
+text. Timestamps are in UTC. A row without the image (the old image of an insert) is null in every column. A
+value that the target's type cannot hold becomes null and is counted in `Losses`.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ class Losses:
     """Values that the target's types cannot hold."""
 
     bad_dates: int = 0
-    """Zero dates and days of no calendar: null."""
+    """Zero dates and dates that do not exist: they become null."""
     bad_decimals: int = 0
-    """Decimals with more digits than their column declares: null."""
+    """Decimals with more digits than their column declares: they become null."""
     bad_texts: int = 0
-    """Text that is not UTF-8: kept, with U+FFFD for the bad bytes."""
+    """Text that is not UTF-8: it is kept, with U+FFFD in place of the bad bytes."""
     bad_members: int = 0
-    """Enum or set numbers without such an element: null."""
+    """Enum or set values without such an element: they become null."""
 
 
 def target_type(column: Column) -> pa.DataType:
@@ -117,7 +117,7 @@ def target_type(column: Column) -> pa.DataType:
 
 
 def fill_of(column: Column) -> Fill:
-    """How a column's cells become values of its `target_type`."""
+    """The conversion of a column's cells to values of its `target_type`."""
     of_type = target_type(column)
     if column.kind is Kind.DECIMAL:
         return Fill.DECIMAL if pa.types.is_decimal(of_type) else Fill.DECIMAL_TEXT
@@ -130,7 +130,7 @@ _layouts: WeakKeyDictionary[TableSchema, Layout] = WeakKeyDictionary()
 
 
 def _layout_of(table: TableSchema) -> Layout:
-    """The layout of a table version's batches, made once."""
+    """The layout of a table version's batches. It is made once and cached."""
     if table not in _layouts:
         schema = pa.schema([(column.name, target_type(column)) for column in table.columns])
         _layouts[table] = Layout(schema, table.columns, [fill_of(column) for column in table.columns])
@@ -140,9 +140,9 @@ def _layout_of(table: TableSchema) -> Layout:
 def to_arrow(
     block: RowBlock, image: Literal["new", "old"] = "new", losses: Losses | None = None
 ) -> pa.RecordBatch:
-    """One image of a block as a record batch of `len(block)` rows, a column per table column.
+    """One image of a block as a record batch of `len(block)` rows, with a column for each table column.
 
-    Values are copied: the batch outlives the block. `losses` is added to. Raises Undecodable when a
+    Values are copied, so the batch stays valid without the block. Adds to `losses`. Raises Undecodable if a
     column's text has more bytes than one batch can hold (2 GiB).
     """
     counted = Losses() if losses is None else losses
@@ -175,7 +175,9 @@ def to_arrow(
 
 
 def _readable(block: RowBlock, image: Literal["new", "old"]) -> tuple[int, int]:
-    """The first and the last address from which 64 bytes of the image's values can be read."""
+    """The first and the last address at which a read of 64 bytes stays inside the image's values. (1, 0):
+    none.
+    """
     entries = block.owners[0] if block.owners else None
     if not isinstance(entries, pa.RecordBatch):
         return 1, 0
@@ -192,7 +194,7 @@ def _is_utf8(array: pa.Array) -> bool:
 
 
 def _mended(array: pa.Array, losses: Losses) -> pa.Array:
-    """The texts with U+FFFD for bytes that are not UTF-8."""
+    """The texts with U+FFFD in place of bytes that are not UTF-8."""
     out = []
     for raw in array.cast(pa.binary()).to_pylist():
         text = None if raw is None else raw.decode(errors="replace")

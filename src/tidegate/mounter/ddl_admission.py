@@ -1,7 +1,7 @@
-"""Which DDL events one changefeed sends: its table filter, and which tables can be replicated at all.
+"""Which DDL events a changefeed sends, by its table filter and by which tables can be replicated.
 
-`admit` and `concerned` decide about one event or one refused job; pure. The catalogue (`schema_store`) takes
-every job in, whatever a feed's filter says, so that all feeds read rows with the same schemas.
+`admit` and `concerned` decide about one event or one refused job; pure. The catalogue (`schema_store`)
+applies every job, independently of the filters, so that all feeds decode rows with the same schemas.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def concerned(refusal: Refusal, table_filter: TableFilter) -> bool:
 
 
 def admit(emitted: EmittedDdl, table_filter: TableFilter, *, force_replicate: bool = False) -> bool:
-    """Whether a changefeed sends an event; InvalidInput if it must not go on.
+    """Whether a changefeed sends an event. Raises InvalidInput if the changefeed must stop.
 
-    It must not when a table enters the filter by a rename (its earlier rows were never sent), when a table
-    loses its last handle key (its rows could not be addressed any more), and when rows are exchanged with
-    a table that is not replicated. Tables without a handle key are passed over, but a drop is always told:
-    the target may know the table (as TiCDC does).
+    It must stop in three cases: a rename brings a table into the filter (its earlier rows were never sent); a
+    table loses its last handle key (its rows cannot be identified any more); rows are exchanged with a table
+    that is not replicated. Events of tables without a handle key are not sent. A drop is always sent, as
+    TiCDC does, because the target may have the table.
     """
     event = emitted.event
     if not event.table:
@@ -50,8 +50,9 @@ def admit(emitted: EmittedDdl, table_filter: TableFilter, *, force_replicate: bo
     new = table_filter.matches(event.schema, event.table)
     old = emitted.before is not None and table_filter.matches(event.old_schema, event.old_table)
     if emitted.job_names is not None:
-        # The names in the midst of a job decide nothing: no row is ever written under them. Every step of a
-        # table that was replicated is told, because the target must follow it to its last name.
+        # Only the first and the last name of the job decide: no row is ever written under a name between
+        # them. If the table was replicated, every step is sent, so that the target can follow to its last
+        # name.
         first, last = emitted.job_names
         old, new = emitted.before is not None and table_filter.matches(*first), table_filter.matches(*last)
     if event.action == RENAME_TABLE and new and not old:

@@ -1,9 +1,9 @@
-"""DDL jobs among the changes of the DDL span.
+"""Finds DDL jobs among the changes of the DDL span.
 
-Jobs are read from the job table: the write that finishes a job, and for the two kinds that take effect
-before (`ddl.takes_effect`) the step that does. New tables are read from the history too: TiDB 8.2 with fast
-table creation writes such a job nowhere else (docs/formats/ddl.md#where-jobs-are-found); the catalogue knows
-those it has met before.
+Jobs are read from the job table: the write that finishes a job, or for kinds that take effect earlier
+(`ddl.takes_effect`) the write of that step. New tables are read from the job history as well, because TiDB
+8.2 with fast table creation writes such a job only there (docs/formats/ddl.md#where-jobs-are-found). The
+catalogue ignores a job that it has applied already.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _NEW_TABLES: Final = (3, 60)
 
 @dataclass(frozen=True, slots=True)
 class UnreadableJob:
-    """The row of a job that cannot be read: rows after it could be decoded wrongly."""
+    """A job whose row cannot be read. Without it, later rows could be decoded with a wrong schema."""
 
     finished_ts: int
     error: Undecodable
 
 
 def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJob | UnreadableJob]:
-    """The jobs among entries of the DDL span that may take effect, by commit ts; rows of both formats.
+    """The jobs among entries of the DDL span that may take effect, in order of commit ts.
 
-    `meta_columns`: id of column `job_meta` by table id (`SchemaStore.job_meta_columns`). Entries of other
-    tables are passed over.
+    `meta_columns`: the id of column `job_meta` by table id (`SchemaStore.job_meta_columns`). Entries of other
+    tables are skipped. Reads rows of both row formats.
     """
     if keys.DDL_JOB_TABLE_ID not in meta_columns:
         raise Undecodable("mysql.tidb_ddl_job has no column job_meta")
@@ -62,7 +62,7 @@ def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJ
 
 
 def _from_history(job: DdlJob) -> DdlJob:
-    """Of a job in the history only what has made new tables counts: there it is *synced*, here *done*."""
+    """A job from the history. Only jobs that made new tables count: *synced* there means *done* here."""
     if job.action in _NEW_TABLES and job.state == JobState.SYNCED:
         return replace(job, state=JobState.DONE, from_history=True)
     return replace(job, state=JobState.SYNCED)

@@ -1,10 +1,10 @@
-"""A table's definition as a job leaves its partitions, before the job has written it. Pure.
+"""Computes a table's definition after a change of its partitions, before the job has written it. Pure.
 
-`partitions_after(info, action, args)`: TiDB hands a job the definition it makes only when the job is done.
-Sessions write to the partitions as they will be some steps before (`ddl`), so here the definition is made
-from the one there is and the job's arguments, a list in version 1 and an object in version 2. What concerns
-rows is exact: table id, partitions and their order, expression; indexes are renewed when the job is done.
-Source: TiDB `pkg/ddl/partition.go` (`onReorganizePartition`, `getReorganizedDefinitions`).
+TiDB writes the new definition into the job only when the job is done. But sessions write to the new
+partitions some steps earlier (`ddl`). So `partitions_after` makes the definition from the current one and the
+job's arguments, which are a list in version 1 and an object in version 2. Everything that concerns rows is
+exact: table id, partitions and their order, expression. Indexes are updated when the job is done. Source:
+TiDB `pkg/ddl/partition.go` (`onReorganizePartition`, `getReorganizedDefinitions`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PASSING: Final = frozenset(
     {"adding_definitions", "dropping_definitions", "original_partition_ids_order", "states", "new_table_id"}
     | {"ddl_action", "ddl_state"}
 )
-"""Members of a PartitionInfo that it has only while a job runs."""
+"""Members that a PartitionInfo has only while a job runs."""
 
 
 def partitions_after(info: dict[str, Any], action: int, args: Any) -> dict[str, Any]:
-    """The table as it will be; equal to `info` if it is so already.
+    """The definition after the job. Equal to `info` if that has the new partitions already.
 
-    KeyError, IndexError, TypeError or ValueError for arguments that are not as TiDB writes them.
+    Raises KeyError, IndexError, TypeError or ValueError for arguments that TiDB would not write.
     """
     if action == TRUNCATE_PARTITION:
         new_ids = _truncated(args)
@@ -37,13 +37,13 @@ def partitions_after(info: dict[str, Any], action: int, args: Any) -> dict[str, 
     if action == DROP_PARTITION:
         names = _names(args)
         return _with(info, [d for d in _definitions(info) if d["name"]["L"] not in names])
-    if action == REORGANIZE_PARTITION:  # of hash and key also ADD and COALESCE PARTITION
+    if action == REORGANIZE_PARTITION:  # for hash and key partitions also ADD and COALESCE PARTITION
         return _with(info, _reorganised(_definitions(info), _names(args), _new(args)["definitions"]))
     if action == PARTITION_BY:
         new = {key: value for key, value in _new(args).items() if key not in _PASSING}
         return {**info, "id": _new(args)["new_table_id"], "partition": new}
     assert action == REMOVE_PARTITIONING
-    (whole,) = _new(args)["definitions"]  # becomes the table
+    (whole,) = _new(args)["definitions"]  # the only definition becomes the table
     return {**info, "id": whole["id"], "partition": None}
 
 
@@ -57,9 +57,9 @@ def _with(info: dict[str, Any], definitions: list[dict[str, Any]]) -> dict[str, 
 def _reorganised(
     before: list[dict[str, Any]], names: set[str], new: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The new partitions in the place of the first one that goes."""
+    """Put the new partitions in the place of the first removed one."""
     if {d["id"] for d in new} <= {d["id"] for d in before}:
-        return before  # a catalogue read from the store between the steps has them already
+        return before  # a catalogue that was read from the store between the steps has them already
     first = [d["name"]["L"] in names for d in before].index(True)
     stay = [d for d in before[first:] if d["name"]["L"] not in names]
     return [*before[:first], *new, *stay]
@@ -71,19 +71,19 @@ def _definitions(info: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _truncated(args: Any) -> dict[int, int]:
-    """Old partition id to new."""
+    """The new partition id of each old one."""
     if isinstance(args, dict):
         return dict(zip(args["old_partition_ids"], args["new_partition_ids"], strict=True))
     return dict(zip(args[0], args[1], strict=True))
 
 
 def _names(args: Any) -> set[str]:
-    """The names of the partitions that go, in lower case."""
+    """The names of the removed partitions, in lower case."""
     found: list[str] = args["part_names"] if isinstance(args, dict) else args[0]
     return {name.lower() for name in found}
 
 
 def _new(args: Any) -> dict[str, Any]:
-    """The PartitionInfo that a reorganisation brings."""
+    """The PartitionInfo in the arguments of a reorganisation."""
     found: dict[str, Any] = args["part_info"] if isinstance(args, dict) else args[1]
     return found

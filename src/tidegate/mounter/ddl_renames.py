@@ -1,19 +1,19 @@
-"""The steps of one RENAME TABLES job: which table goes from which name to which, one after the other.
+"""The steps of one RENAME TABLES job: each renames one table, in order.
 
-One job may rename a table more than once and give a name that an earlier step has freed:
-`RENAME TABLE a TO t, b TO a, t TO b` swaps two tables. The TableInfos of the finished job all have the final
-names, so the names between come from elsewhere:
+One job may rename a table more than once, and may reuse a name that an earlier step has freed:
+`RENAME TABLE a TO t, b TO a, t TO b` swaps two tables. The TableInfos of the finished job only have the final
+names, so the names between them come from other places:
 
 | what | from, in this order |
 |---|---|
-| old name | where the steps before have left the table, else the catalogue, the job's arguments, its query |
-| new schema | the catalogue by the argument's schema id, else the query |
-| new table | the TableInfo at the table's last step, else arguments, query, the next step's old name |
+| old name | the table's new name in an earlier step, the catalogue, the job's arguments, its query |
+| new schema | the catalogue by the argument's schema id, the query |
+| new table | at the table's last step the TableInfo; else arguments, query, the next step's old name |
 
-Arguments of version 2 are objects; of version 1 parallel lists, the later of which old TiDB does not write:
-old schema ids, new schema ids, new names, table ids, old schema names, old table names. The catalogue goes
-before the arguments because they repeat the user's spelling of the old name, and targets know the table's
-own.
+Arguments of version 2 are objects. Those of version 1 are parallel lists, and old TiDB does not write the
+last ones: old schema ids, new schema ids, new names, table ids, old schema names, old table names. The
+catalogue is preferred to the arguments, because these have the old name as the user typed it, and targets
+know the name as the table has it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """What the job's arguments say of one step; empty where they do not say it."""
+    """One step in the job's arguments. Names that they do not contain are empty."""
 
     table_id: int
     schema_id: int
@@ -65,15 +65,16 @@ def steps(
     known: Callable[[int], Name | None],
     schema_name: Callable[[int], str | None],
 ) -> list[Step]:
-    """The steps in order. `known`: a table's name before the job; `schema_name`: a schema's by its id.
+    """The steps in order. `known`: a table's name before the job. `schema_name`: the name of a schema id.
 
-    Undecodable if a name can be found nowhere; KeyError and the like for arguments of another form.
+    Raises Undecodable if a name is not found anywhere, and KeyError, TypeError, ValueError or IndexError for
+    arguments of another form.
     """
     infos = {info["id"]: info for info in job.table_infos}
     arguments = _arguments(job.args)
     written = names_in(job.query)
     if len(written) != len(arguments):
-        written = []  # not a statement this module reads, so nothing is taken from it
+        written = []  # the query was not parsed completely, so none of its names is used
     now: dict[int, Name] = {}
     found = []
     for at, one in enumerate(arguments):
@@ -135,12 +136,12 @@ def _at(names: Sequence[Any], at: int) -> str:
 
 
 def _text(name: Any) -> str:
-    """A name of TiDB's kind (`O` as written, `L` in lower case) or a plain text; empty if there is none."""
+    """The text of a TiDB name object (`O` as written, `L` in lower case) or of a string. Empty if missing."""
     return str(name.get("O") or "") if isinstance(name, dict) else str(name or "")
 
 
 def names_in(query: str) -> list[tuple[Name, Name]]:
-    """(old, new) of each step of a RENAME TABLE statement; empty for any other text. No schema: ''."""
+    """(old, new) of each step of a RENAME TABLE statement. Empty for other statements. No schema: ''."""
     tokens = _tokens(query)
     if [word.lower() for word, _ in tokens[:2]] not in (["rename", "table"], ["rename", "tables"]):
         return []
@@ -165,7 +166,7 @@ def _is_to(token: tuple[str, bool]) -> bool:
 
 
 def _tokens(query: str) -> list[tuple[str, bool]]:
-    """(text, was it in backticks) without comments; what stands in a comment for TiDB counts."""
+    """(text, whether it was in backticks), without comments. Text in executable comments is included."""
     return [
         (match["quoted"].replace("``", "`"), True)
         if match["quoted"]
@@ -176,7 +177,7 @@ def _tokens(query: str) -> list[tuple[str, bool]]:
 
 
 def _name(tokens: Sequence[tuple[str, bool]], at: int) -> tuple[Name | None, int]:
-    """The name that begins at a token, and where it ends."""
+    """The name that begins at a token, and the index after it."""
     parts: list[str] = []
     while at < len(tokens):
         text, quoted = tokens[at]

@@ -1,9 +1,9 @@
-"""What becomes of every kind of DDL job: the table that the code and `docs/formats/ddl.md` both use.
+"""How each kind of DDL job is replicated: the table that both the code and `docs/formats/ddl.md` use.
 
-One `Rule` per action code of TiDB (`pkg/meta/model/job.go`). F is the job's FinishedTS: the commit ts of
-the write that finished it. Rows with commit_ts <= F belong to the schema before the job, later ones to the
-schema after it. What TiCDC tells targets, targets are told: `EMITTED_BY_TICDC` names the kinds, golden
-`filters` has proved it.
+There is one `Rule` for each action code of TiDB (`pkg/meta/model/job.go`). F is the job's FinishedTS: the
+commit ts of the write that finished it. Rows with commit_ts <= F have the schema before the job, later rows
+the schema after it. We send every kind of DDL that TiCDC sends: `EMITTED_BY_TICDC` lists the kinds, and
+golden `filters` compares them with TiCDC.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.tidb.ddl_job import DELETE_ONLY, PUBLIC, WRITE_REORGANIZATION
 
 
 class Handling(StrEnum):
-    """What a kind of job does to the catalogue, and what its event says."""
+    """How a kind of job changes the catalogue, and which event it gives."""
 
     CREATE_SCHEMA = "create schema"
     DROP_SCHEMA = "drop schema"
@@ -34,17 +34,17 @@ class Handling(StrEnum):
 
     @property
     def outcome(self) -> Outcome:
-        """What the changefeed does with it."""
+        """How a changefeed handles such a job."""
         return {Handling.IGNORE: Outcome.IGNORED, Handling.REFUSE: Outcome.REFUSED}.get(self, Outcome.EVENT)
 
     @property
     def query(self) -> str:
-        """Which statement the event carries; TiCDC's own choice, so that targets read the same."""
+        """The statement in the event, described in words. It is the same as TiCDC's."""
         return _QUERIES.get(self, "as written")
 
 
 class Outcome(StrEnum):
-    """What a changefeed does with a kind of job."""
+    """How a changefeed handles a kind of job."""
 
     EVENT = "event"
     IGNORED = "ignored"
@@ -63,7 +63,7 @@ _QUERIES: Final = {
 
 
 class Spans(StrEnum):
-    """Which key ranges of rows a feed follows after the job. Each value is a sentence for people."""
+    """The key ranges of rows that a feed follows after the job. Each value is a sentence for people."""
 
     SAME = "the same"
     NEW = "the table's spans (one a partition) are followed from F on"
@@ -86,11 +86,11 @@ class Rule:
     handling: Handling
     spans: Spans = Spans.SAME
     rows: str = ""
-    """What it means for rows, in words; empty: nothing."""
+    """Its effect on rows, in words. Empty: none."""
     note: str = ""
-    """Why it is ignored, or what to do when it is refused."""
+    """Why the job is ignored, or what the user can do when it is refused."""
     early: int = 0
-    """The schema state at which the job takes effect for rows, at E; 0: when it is done."""
+    """The schema state at which the job takes effect for rows, at E. 0: when it is done."""
 
 
 def _replace(name: str, rows: str = "", spans: Spans = Spans.SAME, *, early: int = 0) -> Rule:
@@ -212,18 +212,18 @@ RULES: Final[dict[int, Rule]] = {
     77: _ignore("modify schema read only", _UPSTREAM),
     78: _ignore("alter table affinity", _PLACEMENT),
 }
-"""TiDB's actions; one that is not here is refused: a newer TiDB may mean anything by it."""
+"""TiDB's actions. An action that is not here is refused, because its meaning in a newer TiDB is not known."""
 
 SILENT: Final = frozenset(
     action for action, rule in RULES.items() if rule.rows in (_NO_ROW_EVENTS, _BACK, _NO_EVENTS_OF_MOVED)
 )
-"""Actions by which rows go, or come back, of which no row event tells."""
+"""Actions that remove rows or bring them back without row events."""
 
 EMITTED_BY_TICDC: Final = frozenset(
     {*range(1, 16), *range(17, 27), 32, 33, 37, 38, 41, 42, 47, 60, 61, 64, 65, 67, 71, 72}
 )
-"""The kinds that classic TiCDC's whitelist lets through (tiflow `pkg/filter/utils.go`). We also send 48 and
-63: TiCDC's own next step after a *recover schema* fails, because it has forgotten the schema."""
+"""The kinds in the whitelist of classic TiCDC (tiflow `pkg/filter/utils.go`). We also send 48 and 63. TiCDC
+itself fails at the next DDL after a *recover schema*, because it has forgotten the schema."""
 
 EARLY: Final = {action: rule.early for action, rule in RULES.items() if rule.early}
-"""Actions that take effect before they are done, and the schema state at which they do."""
+"""Actions that take effect before they are done, each with the schema state at which it does."""

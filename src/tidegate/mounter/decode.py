@@ -1,10 +1,10 @@
-"""Mount a block: many raw changes at once into `RowBlock`s, through the compiled decoder.
+"""Mounts a block: decodes many entries at once into `RowBlock`s, with compiled kernels.
 
-`mount` splits the rows of a block by table and schema version, vectorised, and runs one kernel over each
-group. Only rows that the kernel refuses see per-row Python: the plain `mount_row` decides whether they
-are damaged, and then they come out as `Quarantined`, the rest of the block as if they had not been there.
+`mount` groups the rows of a block by table and schema version, vectorised, and runs one kernel over each
+group. Only rows that the kernel refuses are handled one by one in Python: the plain `mount_row` decides
+whether they are damaged. Damaged rows are returned as `Quarantined`, and do not affect the rest of the block.
 
-Called by the pipeline's tasks. Pure: no I/O, clock or thread.
+The pipeline's tasks call it. Pure: no I/O, clock or thread.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _POINTERS: Final = (Form.BYTES, Form.DECIMAL, Form.JSON, Form.VECTOR)
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """What mounting depends on besides rows and schemas.
+    """Options of a feed for mounting.
 
-    time_zone: the feed's IANA zone; cells hold UTC in any case, but with a zone other than UTC a TIMESTAMP
-    must be a calendar date. force_replicate: mount rows of tables without a handle key too. row_keys: rows
-    have their keys, too.
+    time_zone: the feed's IANA zone. Cells have UTC in any case, but with a zone other than UTC a TIMESTAMP
+    must be an existing date. force_replicate: also mount rows of tables without a handle key. row_keys: also
+    return the rows' keys.
     """
 
     time_zone: str = "UTC"
@@ -74,7 +74,7 @@ class MountOptions:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A row that cannot be decoded: where it stood, what it was, and why."""
+    """A row that cannot be decoded: its place, its bytes, and the reason."""
 
     position: int
     """Row number in the block."""
@@ -84,17 +84,17 @@ class Quarantined:
     old_value: bytes
     why: str
     table: str = ""
-    """`schema.table` whose row the bytes should be; empty: the key is of no table known at this time."""
+    """`schema.table` of the row. Empty: no known table has the id in the key at this time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePlan:
-    """A table version as `tidb.kernels.row.decode_rows` wants it."""
+    """A table version in the form for `tidb.kernels.row.decode_rows`."""
 
     lines: Int64s
     """int64[columns, PLAN_WORDS], in ascending order of column id."""
     datums: int
-    """Datums of a common handle, 0 for an integer one."""
+    """The number of datums of a common handle. 0 for an integer handle."""
     stride: int
     defaults: npt.NDArray[np.uint8]
     """The bytes that default values point to."""
@@ -104,7 +104,9 @@ _plans: WeakKeyDictionary[TableSchema, dict[bool, DecodePlan]] = WeakKeyDictiona
 
 
 def plan_of(table: TableSchema, zoned: bool) -> DecodePlan:
-    """The plan of a table version, made once; zoned: TIMESTAMP values will be moved to another zone."""
+    """The plan of a table version, which is made once. zoned: TIMESTAMPs will be converted to
+    another zone.
+    """
     plans = _plans.setdefault(table, {})
     if zoned not in plans:
         plans[zoned] = _make_plan(table, zoned)
@@ -131,13 +133,13 @@ def _make_plan(table: TableSchema, zoned: bool) -> DecodePlan:
 
 
 class _BytePool:
-    """Bytes that cells will point to, gathered before their address is known."""
+    """Collects bytes to which cells will point, before their address is known."""
 
     def __init__(self) -> None:
         self.data = bytearray(8)  # kernels read a decimal's words whole, from up to three bytes before
 
     def cell(self, stored: Stored) -> tuple[int, int]:
-        """The words of a cell; of bytes, the offset in the pool instead of an address."""
+        """The word and the size of a cell. For bytes, the word is the offset in the pool, not the address."""
         match stored:
             case None:
                 return 0, NULL
@@ -151,7 +153,7 @@ class _BytePool:
                 return at, len(stored)
 
     def finish(self) -> tuple[npt.NDArray[np.uint8], int]:
-        """The bytes, and the address that offsets are relative to."""
+        """The bytes, and the address to which offsets are relative."""
         held = buffer(len(self.data))
         held[: len(self.data)] = np.frombuffer(self.data, dtype=np.uint8)
         return held, address(held)
@@ -169,7 +171,7 @@ def _default(column: Column, pool: _BytePool) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class BlockColumns:
-    """The parts of a block that kernels read; `block` keeps them alive."""
+    """The parts of a block that kernels read. `block` keeps their memory alive."""
 
     block: pa.RecordBatch
     tables: Int64s
@@ -181,17 +183,17 @@ class BlockColumns:
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """What the kernel found when it compared the images of a block's rows with their checksums."""
+    """The kernel's comparisons of the images of a block's rows with their checksums."""
 
     outcomes: npt.NDArray[np.uint8]
-    """uint8[rows, 2], new and old: `checksum.Outcome` or `BY_COLUMNS`; 0 where it did not get so far."""
+    """uint8[rows, 2], for the new and the old image: `checksum.Outcome` or `BY_COLUMNS`. 0: not compared."""
     carried: npt.NDArray[np.uint32]
-    """uint32[rows, 2, 2]: the two sums of an image that is `BY_COLUMNS`; of any other that carries one, its
-    sum and its version."""
+    """uint32[rows, 2, 2]: for an image that is `BY_COLUMNS` its two sums, for another image with a checksum
+    its sum and its version."""
 
     @classmethod
     def of(cls, block: pa.RecordBatch) -> Checks:
-        """Room for a block."""
+        """Empty results for the rows of a block."""
         n = block.num_rows
         return cls(np.zeros((n, 2), dtype=np.uint8), np.empty((n, 2, 2), dtype=np.uint32))
 
@@ -207,14 +209,14 @@ def mount(
 ) -> tuple[list[RowBlock], list[Quarantined]]:
     """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1, or all at `at`.
 
-    `follows`: the block is of a span with more than the wanted tables; the rows of others are left out, also
-    of those that the store does not know.
+    `follows`: given if the span of the block also has tables that are not wanted. Their rows are left out,
+    and so are rows of tables that the store does not know.
 
-    Returns one RowBlock per table version that occurs, rows in block order (`position` restores the order
-    between them), and the rows that could not be decoded. Left out without a word: index entries, deletes of
-    rows that did not exist, and rows of tables without a handle key unless `force_replicate`. Rows of a
-    table the store does not know at their time are quarantined. `checks`, if given, is filled for
-    `integrity.verify`.
+    Returns one RowBlock for each table version, with its rows in block order (`position` gives the order
+    among all), and the rows that could not be decoded. These are left out silently: index entries, deletes of
+    rows that did not exist, and rows of tables without a handle key unless `force_replicate` is set. Without
+    `follows`, rows of a table that the store does not know at their time are quarantined. `checks`, if given,
+    is filled for `integrity.verify`.
     """
     columns = columns_of(block)
     mounted: list[RowBlock] = []
@@ -235,7 +237,7 @@ def mount(
 
 
 def of_followed(block: pa.RecordBatch, store: SchemaStore, follows: Follows) -> npt.NDArray[np.bool_]:
-    """Which rows of a block are of a table that is followed in the version valid at commit_ts - 1."""
+    """Which rows of a block belong to a table whose version at commit_ts - 1 is followed."""
     found = np.zeros(block.num_rows, dtype=np.bool_)
     for table, rows in _groups(columns_of(block), store, None, follows):
         if table is not None:
@@ -244,7 +246,7 @@ def of_followed(block: pa.RecordBatch, store: SchemaStore, follows: Follows) -> 
 
 
 def columns_of(block: pa.RecordBatch) -> BlockColumns:
-    """The parts of a block that kernels read, its keys parsed."""
+    """The parts of a block that kernels read, with its keys parsed."""
     n = block.num_rows
     tables, handles = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     lengths = np.empty(n, dtype=np.int32)
@@ -255,7 +257,7 @@ def columns_of(block: pa.RecordBatch) -> BlockColumns:
 
 
 def binary_of(block: pa.RecordBatch, name: str) -> tuple[int, int]:
-    """Addresses of a binary column's offsets and bytes, slices respected."""
+    """Addresses of a binary column's offsets and bytes. The column may be a slice."""
     column = block.column(name)
     _, ends, data = column.buffers()
     return address(ends) + 4 * column.offset, address(data)
@@ -270,7 +272,7 @@ def _bytes(block: pa.RecordBatch, name: str) -> int:
 def _groups(
     columns: BlockColumns, store: SchemaStore, at: int | None, follows: Follows | None
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
-    """The rows of each table version, in block order; keys that are not record keys in none."""
+    """The rows of each table version, in block order. Rows whose keys are not record keys are in no group."""
     groups: dict[int, tuple[TableSchema | None, list[Int64s]]] = {}
     for physical_id, rows in _by_table(columns):
         for table, part in _by_version(columns, rows, physical_id, store, at, follows):
@@ -302,7 +304,7 @@ def _by_version(
     at: int | None,
     follows: Follows | None,
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
-    """The rows of a physical table by the version valid at commit_ts - 1, or at `at`."""
+    """The rows of a physical table, grouped by the version valid at commit_ts - 1, or at `at`."""
     if at is not None:
         yield store.table(physical_id, at), rows
         return
@@ -327,7 +329,7 @@ def decode_group(
     failed: list[Quarantined],
     checks: Checks | None = None,
 ) -> RowBlock:
-    """The rows at `rows` of a block, all of one table version; what cannot be decoded goes to `failed`."""
+    """Decode the rows `rows` of a block, all of one table version. Damaged rows are appended to `failed`."""
     zoned = options.time_zone.upper() != "UTC"
     plan = plan_of(table, zoned)
     n, block = len(rows), columns.block
@@ -368,7 +370,7 @@ def arguments(
     context: Int64s,
     checks: Checks | None = None,
 ) -> tuple[int, int, row_kernels.Block, row_kernels.Table, row_kernels.Decoded, int, int]:
-    """The arguments of `tidb.kernels.row.decode_rows`; the caller keeps everything named here alive."""
+    """The arguments of `tidb.kernels.row.decode_rows`. The caller must keep all parameters alive."""
     block = columns.block
     entries = row_kernels.Block(
         *binary_of(block, "key"),
@@ -393,7 +395,7 @@ def arguments(
 
 
 def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:
-    """Address and size of the keys of these rows; the block keeps them alive."""
+    """Address and size of the keys of these rows. The block keeps the keys alive."""
     column = block.column("key")
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, dtype=np.int32)[column.offset :].astype(np.int64)
@@ -401,7 +403,7 @@ def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:
 
 
 def empty_image(n: int, stride: int) -> Image:
-    """Cells of n rows, not initialised."""
+    """Cells for n rows, not initialised."""
     return Image(np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32))
 
 
@@ -415,7 +417,7 @@ def _key_bytes(block: pa.RecordBatch) -> int:
 
 
 def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list[Quarantined]) -> RowBlock:
-    """Ask the plain path about refused rows, and drop those that are damaged or have no image."""
+    """Decode refused rows with the plain path, and drop rows that are damaged or have no image."""
     block: pa.RecordBatch = group.owners[0]
     keep = group.op != 0
     pool = _BytePool()
@@ -438,7 +440,7 @@ def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list
 def _plain_cells(
     group: RowBlock, i: int, block: pa.RecordBatch, options: MountOptions, pool: _BytePool
 ) -> list[tuple[Image, int, int, int, int]]:
-    """A row the plain path can read though the kernel could not, as cells to write."""
+    """Decode a row that the kernel refused with the plain path, to cells that replace the kernel's."""
     zone = temporal.zone(options.time_zone)
     change = mount_row(_entry(block, int(group.position[i])), group.table, zone)
     cells: list[tuple[Image, int, int, int, int]] = []

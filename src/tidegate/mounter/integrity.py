@@ -1,8 +1,8 @@
-"""Row integrity: mounted rows against the checksums they carry (docs/integrity.md).
+"""Row integrity: compares mounted rows with the checksums they carry (docs/integrity.md).
 
-While it decodes, `mount` compares the sums over raw bytes (versions 1 and 2); `verify` compares those over
-columns (version 0) from the cells, and counts. The few rows that do not match go through the plain
-`tidb.checksum`, which says what exactly differs. What becomes of them is the caller's affair. Pure.
+While it decodes, `mount` compares the sums over raw bytes (versions 1 and 2). `verify` compares the sums over
+columns (version 0), computed from the cells, and counts the outcomes. Rows that do not match go through the
+plain `tidb.checksum`, which reports the exact difference. The caller decides what to do with them. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ IMAGES: Final = ("new", "old")
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An image of a row that is not what its checksum says, with everything one needs to look into it."""
+    """An image of a row that differs from its checksum, with everything needed to investigate it."""
 
     position: int
     """Row number in the block."""
@@ -45,7 +45,7 @@ class Mismatch:
     old_value: bytes
 
     def render(self) -> str:
-        """In one line, for logs and errors; holds no row values."""
+        """One line for logs and errors, without row values."""
         found = self.check
         return (
             f"the {self.image} value of {self.table} handle {self.handle} at commit ts {self.commit_ts} "
@@ -55,20 +55,21 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Tally:
-    """Images (an update has two) by what their comparison said."""
+    """Numbers of images (an update has two) by the outcome of their comparison."""
 
     matched: int = 0
     unchecked: int = 0
-    """Without a checksum: old row format, or written while TiDB's switch was off."""
+    """Images without a checksum: in the old row format, or written while TiDB's switch was off."""
     excused: int = 0
-    """Old values of version 0 that differ, as they may after a column came or went."""
+    """Old values of version 0 that differ. This is normal after a column was added or dropped."""
     mismatched: int = 0
 
 
 def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally) -> list[Mismatch]:
-    """What `mount` found of `group`, rows of `block`: version 0 compared, all counted into `tally`.
+    """Complete the comparison that `mount` began for `group`, whose rows are in `block`; returns mismatches.
 
-    The outcomes are put back into `checks`, for `with_checksums`.
+    It compares version 0, adds all outcomes to `tally`, and writes them back into `checks`, for
+    `with_checksums`.
     """
     outcomes = checks.outcomes[group.position]
     _ask_the_plain_twin(block, group, outcomes, checks)
@@ -77,7 +78,7 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
         _accuse_lost_versions(block, group, outcomes)
         by_columns = checks.outcomes[group.position] == BY_COLUMNS
         carried = checks.carried[group.position]
-        carried[by_columns, 1] = 0  # their version; the sums have been compared
+        carried[by_columns, 1] = 0  # now the version: the second sum is compared and not needed any more
         checks.carried[group.position] = carried
     checks.outcomes[group.position] = outcomes
     counts = np.bincount(outcomes.ravel(), minlength=len(Outcome))
@@ -89,10 +90,11 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
 
 
 def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
-    """The rows, after `verify`, with what messages tell of their checksums: TiCDC `cdc/entry/mounter.go`.
+    """The rows with the checksums that messages carry, as in TiCDC `cdc/entry/mounter.go`. Call after
+    `verify`.
 
-    That is the columns' sum of each image that carries a checksum of any version, but for an image whose raw
-    bytes do not match: then it is the sum that it carries, which its columns cannot have either.
+    An image with a checksum of any version gets the sum over its columns. If its raw bytes do not match, it
+    gets the sum that it carries instead, so that a reader that computes the sum finds a mismatch as well.
     """
     outcomes, carried = checks.outcomes[group.position], checks.carried[group.position]
     found = np.zeros(len(group), dtype=CHECKSUM)
@@ -113,7 +115,7 @@ def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
 def _ask_the_plain_twin(
     block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8], checks: Checks
 ) -> None:
-    """Images that the kernel could not decode though the plain decoder could: they have no outcome yet."""
+    """Check the images that only the plain decoder could decode: they have no outcome from the kernel."""
     has = np.stack([group.op != DELETE, group.op != INSERT], axis=1)
     for i, at in np.argwhere(has & (outcomes == Outcome.NO_IMAGE)).tolist():
         entry = _entry(block, int(group.position[i]))
@@ -126,7 +128,7 @@ def _ask_the_plain_twin(
 def _compare_columns(
     group: RowBlock, outcomes: npt.NDArray[np.uint8], carried: npt.NDArray[np.uint32]
 ) -> None:
-    """Settle the images that carry a sum over columns."""
+    """Set the outcome of images that carry a sum over columns."""
     for at, image in enumerate((group.new, group.old)):
         rows = np.flatnonzero(outcomes[:, at] == BY_COLUMNS)
         sums = column_sums(group.table, image, rows)
@@ -136,7 +138,7 @@ def _compare_columns(
 
 
 def _accuse_lost_versions(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
-    """Old images that would be excused, but only because their header is damaged."""
+    """Count excused old images as mismatched if they look like version 0 only because of a damaged header."""
     names, old_values = block.column("key"), block.column("old_value")
     for i in np.flatnonzero(outcomes[:, 1] == Outcome.EXCUSED).tolist():
         row = int(group.position[i])
@@ -176,9 +178,10 @@ _plans: WeakKeyDictionary[TableSchema, Int64s] = WeakKeyDictionary()
 
 
 def column_sums(table: TableSchema, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
-    """The columns' sum (`checksum.column_sum`) of the rows numbered in `rows`, from their cells: uint32[n].
+    """The sums over columns (`checksum.column_sum`) of the rows with numbers `rows`, from their cells:
+    uint32[n].
 
-    It is what messages carry, whatever version the row has.
+    Messages carry these sums for rows of every checksum version.
     """
     if table not in _plans:
         _plans[table] = cell_checksum.plan_of(table)

@@ -1,4 +1,4 @@
-"""One entry with the schema of its commit ts becomes a row change; the plain twin of `mounter.decode`."""
+"""Decodes one entry to a row change, with the schema at its commit ts. The plain twin of `mounter.decode`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Entry(NamedTuple):
 
 
 def mount_row(entry: Entry, table: TableSchema, time_zone: tzinfo = UTC) -> RowChange | None:
-    """The row change of an entry; None when it changes nothing (a delete of what did not exist).
+    """The row change of an entry. None if it changes nothing: a delete of a row that did not exist.
 
-    `table` is the version valid at commit_ts - 1. A value that cannot be decoded is Undecodable, with
-    table and column in `where`.
+    `table`: the version valid at commit_ts - 1. Raises Undecodable if a value cannot be decoded, with table
+    and column in `where`.
     """
     key = keys.parse_record(entry.key)
     if key.table_id not in table.physical_ids:

@@ -1,6 +1,6 @@
-"""A `RowBlock` as plain row changes: for encoders that have no compiled form, for tests and for people.
+"""Converts a `RowBlock` to plain row changes: for encoders without a compiled form, for tests and for people.
 
-A Python object per cell: thousands of rows a second, not millions.
+It makes a Python object for each cell, so it handles thousands of rows per second, not millions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.tidb.cell_values import stored_of
 
 
 def rows_of(block: RowBlock, time_zone: tzinfo = UTC) -> list[RowChange]:
-    """The block's rows in order, what the plain mounter makes of the same entries."""
+    """The block's rows in order. They equal the results of the plain mounter for the same entries."""
     return [
         RowChange(
             table=block.table,

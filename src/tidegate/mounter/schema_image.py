@@ -1,11 +1,11 @@
-"""A catalogue at one ts as a file: an index that is read at once, definitions that are read when needed.
+"""A catalogue at one ts as a file: an index that is read at once, and definitions that are read when needed.
 
     "TGSS" | format u32 | CRC32C of what follows up to the definitions u32 | index size u64
     index: JSON
-    definitions, one after the other, each packed with a checksum of its own (`table_version`)
+    definitions, one after another, each packed with its own checksum (`table_version`)
 
-Little-endian. The definitions stay in the mapped file, so the processes of a capture share one copy of them
-and each holds only the index. Pure but for `map_file`.
+Little-endian. The definitions stay in the mapped file, so the processes of a capture share one copy of them;
+only the index is in the memory of each process. Pure, except `map_file`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What a schema held when it was dropped, in case it is recovered."""
+    """The tables of a schema when it was dropped, kept in case it is recovered."""
 
     ts: int
     tables: tuple[TableVersion, ...]
@@ -42,19 +42,19 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A catalogue at one ts: what rows and jobs after it need."""
+    """A catalogue at one ts: all that is needed for later rows and jobs."""
 
     ts: int
     schemas: list[tuple[int, str]]
     tables: list[TableVersion]
     dropped: dict[int, Dropped] = field(default_factory=dict)
     done: list[tuple[int, int]] = field(default_factory=list)
-    """(ts, id) of the last jobs."""
+    """(ts, job id) of the last jobs."""
     ignored: dict[str, int] = field(default_factory=dict)
 
 
 def chunks(image: Image) -> Iterator[Packed]:
-    """The file's bytes, piece by piece."""
+    """The bytes of the file, in pieces."""
     gone = [table for entry in image.dropped.values() for table in entry.tables]
     body = orjson.dumps(
         {
@@ -77,7 +77,7 @@ def chunks(image: Image) -> Iterator[Packed]:
 
 
 def _columns(tables: Iterable[TableVersion]) -> dict[str, list[Any]]:
-    """One list an attribute: half the size of one object a table, and read faster."""
+    """One list for each attribute: half the size of one object for each table, and faster to read."""
     found = list(tables)
     return {
         "id": [t.id for t in found],
@@ -91,7 +91,7 @@ def _columns(tables: Iterable[TableVersion]) -> dict[str, list[Any]]:
 
 
 def map_file(path: Path) -> memoryview:
-    """A file's bytes, read from disk as they are looked at; the file may be replaced meanwhile."""
+    """Map a file: its bytes are read from disk when they are accessed. The file may be replaced meanwhile."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
@@ -99,9 +99,9 @@ def map_file(path: Path) -> memoryview:
 
 
 def parse(data: Packed, cache: Parsed) -> Image:
-    """The image in a file's bytes; Undecodable if its index is damaged or of another format.
+    """The image in a file's bytes. Raises Undecodable if its index is damaged or of another format.
 
-    The definitions are views of `data`; a damaged one is found when it is used.
+    The definitions are views of `data`. A damaged definition raises only when it is used.
     """
     view = memoryview(data)
     if len(view) < _HEAD or view[:4].tobytes() != MAGIC:

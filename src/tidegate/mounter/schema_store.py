@@ -1,12 +1,13 @@
-"""Every version of every table, for rows of any ts.
+"""Every version of every table, to decode rows of any ts.
 
-A version is valid from the FinishedTS of the job that made it; a row committed at c is decoded with the
-version of c - 1, since a row at a job's own ts still has the schema before
-(docs/formats/ddl.md#where-jobs-are-found). Built from the meta keys at one ts or from a saved image, advanced
-by DDL jobs, kept until `forget` says that nobody will ask for earlier ts. Definitions stay packed until rows
-of the table come (`table_version`), so a catalogue of a hundred thousand tables is loaded in seconds.
+A version is valid from the FinishedTS of the job that made it. A row committed at c is decoded with the
+version at c - 1, because a row at a job's own ts still has the schema before the job
+(docs/formats/ddl.md#where-jobs-are-found). The store is built from the meta keys at one ts or from a saved
+image, and advanced by DDL jobs. It keeps versions until `forget` is called with a later ts. Definitions stay
+packed until rows of the table have to be decoded (`table_version`), so a catalogue of a hundred thousand
+tables is loaded in seconds.
 
-Not thread-safe: one owner a process.
+Not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,27 +34,29 @@ from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import is_system_schema
 
 JOBS_REMEMBERED: Final = 256
-"""Jobs whose ids are known: TiDB may write a finished job again before it moves it into the history."""
+"""How many ids of jobs are kept: TiDB may write a finished job again before it moves it into the history."""
 DROPPED_TABLES_MAX: Final = 10_000
-"""Tables of dropped schemas that are remembered in case a schema is recovered."""
+"""How many tables of dropped schemas are kept in case a schema is recovered."""
 
 _MYSQL_SCHEMA_ID: Final = 1
 _META_COLUMNS: Final = {keys.DDL_JOB_TABLE_ID: 5, keys.DDL_HISTORY_TABLE_ID: 2}
-"""Where TiDB has kept `job_meta` since 6.2. These two system tables are kept: DDL is read from them."""
+"""The ids of column `job_meta` since TiDB 6.2. DDL is read from these two system tables, so the store keeps
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a job has changed in the catalogue, and what targets may be told."""
+    """The changes of a job in the catalogue, and the events that may be sent."""
 
     finished_ts: int
     emitted: tuple[EmittedDdl, ...] = ()
     changed_ids: frozenset[int] = frozenset()
-    """Physical ids that belong to another version of a table than before, or to none."""
+    """Physical ids that have a new version of a table, or none any more."""
     refusal: Refusal | None = None
     charset: str = ""
     sql_mode: int = 0
-    """With `charset`: how the session read the job's query."""
+    """With `charset`: the session's settings by which the job's query is parsed."""
 
     @property
     def events(self) -> list[DdlEvent]:
@@ -62,11 +65,11 @@ class Applied:
 
 
 Follows = Callable[[TableVersion], bool]
-"""Whether a changefeed follows the rows of a table while it is as in this version."""
+"""Whether a changefeed follows the rows of a table in this version."""
 
 
 class _Timeline:
-    """The versions of one physical id in order of ts; None where it ends."""
+    """The versions of one physical id in order of ts. None: the id has no table from this ts on."""
 
     __slots__ = ("starts", "versions")
 
@@ -79,7 +82,7 @@ class _Timeline:
         return self.versions[found - 1] if found else None
 
     def append(self, ts: int, version: TableVersion | None) -> bool:
-        """Go on with another version from `ts` on; False if that leaves nothing older behind."""
+        """Add a version from `ts` on. Returns whether `forget` has something to drop at `ts`."""
         if self.starts[-1] == ts:
             self.versions[-1] = version
             return version is None
@@ -89,7 +92,7 @@ class _Timeline:
         return True
 
     def forget(self, ts: int) -> bool:
-        """Drop what ended at or before `ts`; False if nothing is left."""
+        """Drop versions that ended at or before `ts`. Returns whether any version is left."""
         first = max(bisect_right(self.starts, ts) - 1, 0)
         if self.starts[first] <= ts and self.versions[first] is None:
             first += 1
@@ -98,24 +101,24 @@ class _Timeline:
 
 
 class SchemaStore:
-    """The catalogue over time; see the module's first lines."""
+    """The catalogue over time; see the module docstring."""
 
     def __init__(self, resolved_ts: int = 0) -> None:
         self.cache = Parsed()
-        """The versions that are held parsed."""
+        """The cache of parsed versions."""
         self.ignored: Counter[str] = Counter()
-        """How many jobs had nothing for targets, by reason."""
+        """The number of jobs without an event, by reason."""
         self._resolved_ts = self._settled_ts = resolved_ts
         self._done: deque[tuple[int, int]] = deque()
         self._schemas: dict[int, list[tuple[int, str | None]]] = {}
         self._changed_schemas: deque[tuple[int, int]] = deque()
-        """(ts, schema id) where a schema was made, renamed or dropped, in order: for `forget`."""
+        """(ts, schema id) of each created, renamed or dropped schema, in order. Used by `forget`."""
         self._tables: dict[int, TableVersion] = {}
         self._timelines: dict[int, _Timeline] = {}
         self._ended: deque[tuple[int, int]] = deque()
-        """(ts, physical id) where a version has ended, in order: what `forget` looks at."""
+        """(ts, physical id) of each version that has ended, in order. Used by `forget`."""
         self._dropped: dict[int, list[Dropped]] = {}
-        """By schema id, in order of ts: a schema may be dropped, recovered and dropped again."""
+        """By schema id, in order of ts. A schema may be dropped, recovered and dropped again."""
 
     @property
     def resolved_ts(self) -> int:
@@ -123,22 +126,22 @@ class SchemaStore:
         return self._resolved_ts
 
     def versions_held(self) -> Iterator[TableVersion]:
-        """Every version that is kept; one of a partitioned table comes once a partition."""
+        """Every version that is kept. A version of a partitioned table occurs once for each partition."""
         for line in self._timelines.values():
             yield from (version for version in line.versions if version is not None)
 
     def advance(self, ts: int) -> None:
-        """Promise that every job that took effect at or before `ts` has been applied."""
+        """The caller promises that every job that took effect at or before `ts` has been applied."""
         self._resolved_ts = self._settled_ts = max(self._resolved_ts, ts)
 
     # --- built from meta keys ------------------------------------------------------------------------
 
     @classmethod
     def from_meta(cls, pairs: Iterable[tuple[bytes, bytes]], ts: int) -> SchemaStore:
-        """The catalogue as the keys in `keys.catalogue_span` have it at `ts`; other keys are passed over.
+        """The catalogue from the keys in `keys.catalogue_span` at `ts`. Other keys are skipped.
 
-        Without any such key TiDB was never set up there: the catalogue then holds only the DDL job table,
-        which every TiDB has.
+        If there is no such key, TiDB was never set up there. The catalogue then contains only the DDL job
+        table, which every TiDB has.
         """
         store = cls(ts)
         tables: list[TableVersion] = []
@@ -169,7 +172,7 @@ class SchemaStore:
             raise Undecodable("a schema definition is not as TiDB writes it", why=str(error)) from None
 
     def _read(self, schema_id: int, value: bytes, ts: int) -> Iterator[TableVersion]:
-        """A table or view; its schema's name comes later in the order of keys."""
+        """A table or view, without the name of its schema, which comes later in the order of keys."""
         info = table_info.parse(value, f"schema id {schema_id}")
         if not info.get("sequence"):
             yield TableVersion.of(schema_id, "", info, ts, self.cache, value)
@@ -184,7 +187,9 @@ class SchemaStore:
     # --- saved and loaded ----------------------------------------------------------------------------
 
     def image(self, ts: int) -> Image:
-        """The catalogue at `ts`, which must not lie before what was forgotten. Quick: takes references."""
+        """The catalogue at `ts`, which must not be below a forgotten ts. Fast, since it only takes
+        references.
+        """
         seen = {id(table): table for line in self._timelines.values() if (table := line.at(ts))}
         named = {table.schema_id: table.schema for table in seen.values()}
         named |= {number: name for number, line in self._schemas.items() if (name := _name_at(line, ts))}
@@ -198,12 +203,14 @@ class SchemaStore:
         )
 
     def dump(self, ts: int | None = None) -> bytes:
-        """The catalogue at `ts` (default: now) as a file's bytes."""
+        """The catalogue at `ts` (default: the resolved ts) as the bytes of a file."""
         return b"".join(schema_image.chunks(self.image(self._resolved_ts if ts is None else ts)))
 
     @classmethod
     def load(cls, data: Packed) -> SchemaStore:
-        """From a saved image, usually a mapped file; Undecodable if it is damaged or of another format."""
+        """From a saved image, usually a mapped file. Raises Undecodable if it is damaged or
+        another format.
+        """
         store = cls()
         image = schema_image.parse(data, store.cache)
         store._resolved_ts = store._settled_ts = image.ts
@@ -215,25 +222,25 @@ class SchemaStore:
             store._put(table.valid_from, table)
         return store
 
-    # --- asked ---------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------
 
     def version_at(self, physical_id: int, ts: int) -> TableVersion | None:
-        """The version of a table (or the partition's table) that is valid at `ts`; None if there is none."""
+        """The version of a table (or the partition's table) that is valid at `ts`. None if there is none."""
         timeline = self._timelines.get(physical_id)
         return timeline.at(ts) if timeline else None
 
     def table(self, physical_id: int, ts: int) -> TableSchema | None:
-        """`version_at` as decoders take it. For a row call it with its commit_ts - 1. O(log versions)."""
+        """The TableSchema of `version_at`. For a row, call it with its commit_ts - 1. O(log versions)."""
         version = self.version_at(physical_id, ts)
         return version.parsed() if version else None
 
     def versions(
         self, physical_id: int, after: int, upto: int, follows: Follows | None = None
     ) -> list[tuple[int, TableSchema | None]]:
-        """The versions in force at some ts of [after, upto]: (valid from, schema), in order.
+        """The versions that are valid at some ts of [after, upto]: (valid from, schema), in order.
 
-        The first may begin before `after`; None means that the table does not exist from then on, or is not
-        among those that are followed.
+        The first one may begin before `after`. None: from this ts on the table does not exist or is not
+        followed.
         """
         return [
             (start, version.parsed() if version and (follows is None or follows(version)) else None)
@@ -241,8 +248,8 @@ class SchemaStore:
         ]
 
     def among(self, ids: Iterable[int], after: int, upto: int, follows: Follows) -> tuple[list[int], bool]:
-        """Which of some physical ids are of followed tables at some ts of [after, upto]; and whether no other
-        table has any of them then.
+        """Which of some physical ids belong to followed tables at some ts of [after, upto], and whether no
+        table that is not followed has any of them.
         """
         found, alone = [], True
         for physical_id in ids:
@@ -261,7 +268,7 @@ class SchemaStore:
         return list(zip(timeline.starts[first:last], timeline.versions[first:last], strict=True))
 
     def entries(self, ts: int) -> list[TableVersion]:
-        """All tables of user schemas that exist at `ts`, views left out, by logical id. Nothing is parsed."""
+        """All tables of user schemas that exist at `ts`, without views, by logical id. Parses nothing."""
         found = {
             table.id: table
             for line in self._timelines.values()
@@ -270,7 +277,7 @@ class SchemaStore:
         return [found[table_id] for table_id in sorted(found)]
 
     def tables(self, ts: int) -> list[TableSchema]:
-        """`entries` as decoders take them: each is parsed, which takes a while when there are many."""
+        """The TableSchemas of `entries`. Parses each one, which is slow for many tables."""
         return [table.parsed() for table in self.entries(ts)]
 
     def schema_name(self, schema_id: int) -> str | None:
@@ -292,12 +299,12 @@ class SchemaStore:
         return [table for table in self._tables.values() if table.schema_id == schema_id]
 
     def dropped_with(self, schema_id: int) -> tuple[TableVersion, ...] | None:
-        """What a dropped schema held in the end; None when that is not known."""
+        """The tables of a schema when it was last dropped. None if they are not known."""
         line = self._dropped.get(schema_id)
         return line[-1].tables if line else None
 
     def job_meta_columns(self) -> dict[int, int]:
-        """Id of column `job_meta` by table id, of the two tables DDL jobs are read from."""
+        """The id of column `job_meta`, by table id, for the two tables from which DDL jobs are read."""
         found = {}
         for table_id, usual in _META_COLUMNS.items():
             table = self._tables.get(table_id)
@@ -306,13 +313,14 @@ class SchemaStore:
                 found[table_id] = named[0]
         return found
 
-    # --- advanced ------------------------------------------------------------------------------------
+    # --- changes -------------------------------------------------------------------------------------
 
     def apply(self, job: DdlJob | UnreadableJob) -> Applied:
-        """Take a job in; jobs come in order of FinishedTS.
+        """Apply a job. Jobs come in order of FinishedTS.
 
-        A job at or before what is settled, without a schema version, or met before does nothing. One that is
-        refused, or not as TiDB writes it, leaves tables as they are: whoever follows them must stop there.
+        A job has no effect if it is at or below the settled ts, has no schema version, or was applied before.
+        A job that is refused or malformed leaves the tables as they are, so a changefeed that follows them
+        must stop at that job.
         """
         if isinstance(job, UnreadableJob):
             return Applied(job.finished_ts, refusal=ddl.unreadable(job.error))
@@ -351,7 +359,7 @@ class SchemaStore:
         return "" if job.schema_version or not job.is_done else "the job has no schema version"
 
     def _knows(self, job: DdlJob) -> bool:
-        """Whether the tables a job of the history has made are there, or were."""
+        """Whether the tables made by a job from the history exist here, or existed."""
         infos: tuple[dict[str, Any], ...] = job.table_infos or ((job.table_info,) if job.table_info else ())
         ids = [info.get("id") for info in infos]
         return all(table_id in self._tables or table_id in self._timelines for table_id in ids)
@@ -373,7 +381,9 @@ class SchemaStore:
                 del self._dropped[oldest]
 
     def _put(self, ts: int, version: TableVersion) -> set[int]:
-        """A version begins; the table's version before must have been ended. The ids it takes."""
+        """Begin a version; the table's previous one must have ended. Returns the physical ids of
+        the version.
+        """
         self._tables[version.id] = version
         for physical_id in version.physical_ids:
             timeline = self._timelines.get(physical_id)
@@ -384,7 +394,7 @@ class SchemaStore:
         return set(version.physical_ids)
 
     def _end(self, ts: int, table_id: int) -> set[int]:
-        """A table's newest version ends; the ids that are then nobody's."""
+        """End a table's newest version. Returns the physical ids that belong to no table then."""
         before = self._tables.pop(table_id, None)
         ended = set()
         for physical_id in before.physical_ids if before else ():
@@ -396,7 +406,7 @@ class SchemaStore:
         return ended
 
     def forget(self, ts: int) -> None:
-        """Drop what no row committed after `ts` needs: versions that ended at or before it."""
+        """Drop what no row committed after `ts` needs: versions that ended at or before `ts`."""
         while self._ended and self._ended[0][0] <= ts:
             _, physical_id = self._ended.popleft()
             timeline = self._timelines.get(physical_id)
@@ -405,7 +415,7 @@ class SchemaStore:
         while self._changed_schemas and self._changed_schemas[0][0] <= ts:
             _, schema_id = self._changed_schemas.popleft()
             self._forget_schema(schema_id, ts)
-        # A catalogue saved at `ts` or later still knows the last jobs before it.
+        # Keep the last jobs before `ts`, because a catalogue saved at `ts` or later needs their ids.
         while len(self._done) > JOBS_REMEMBERED and self._done[JOBS_REMEMBERED][0] <= ts:
             self._done.popleft()
 

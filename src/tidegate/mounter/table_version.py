@@ -1,8 +1,8 @@
-"""One version of one table: what everybody asks is at hand, the definition stays packed until it is needed.
+"""One version of one table. Its definition stays compressed until it is needed.
 
-A catalogue holds one of these for each table, a hundred thousand of them and more: so names, ids and whether
-there is a key are attributes, the TableInfo JSON is compressed, and a TableSchema is made when rows of the
-table come by and forgotten again when PARSED_MAX others were made since.
+A catalogue has one of these for each table, sometimes more than a hundred thousand. Therefore only names, ids
+and whether there is a key are attributes, and the TableInfo JSON is compressed. A TableSchema is made when
+rows of the table have to be decoded, and forgotten after PARSED_MAX others were made.
 
     packed   CRC32C of the rest u32 | size of the JSON u32 | the JSON, zstd          little-endian
 """
@@ -21,9 +21,9 @@ from tidegate.model.schema import TableSchema
 from tidegate.tidb import table_info
 
 PARSED_MAX: Final = 4096
-"""How many versions of a catalogue are kept parsed; each takes some ten kilobytes."""
+"""How many versions of a catalogue are kept parsed. Each takes some ten kilobytes."""
 INFO_BYTES_MAX: Final = 64 << 20
-"""What a packed definition will be unpacked to at most: above TiKV's largest entry."""
+"""The greatest size of an unpacked definition: above TiKV's largest entry."""
 
 _CODEC: Final = pa.Codec("zstd", 1)
 _HEAD: Final = 8
@@ -32,7 +32,7 @@ Packed: TypeAlias = bytes | memoryview
 
 
 def pack(json: bytes) -> bytes:
-    """A definition's JSON as it is held and stored."""
+    """Compress a definition's JSON to the form in memory and in files."""
     compressed: bytes = _CODEC.compress(json, asbytes=True)
     rest = len(json).to_bytes(4, "little") + compressed
     checksum: int = crc32c(rest)
@@ -40,7 +40,7 @@ def pack(json: bytes) -> bytes:
 
 
 def unpack(packed: Packed) -> bytes:
-    """The JSON again; Undecodable when a byte has changed."""
+    """The JSON of a packed definition. Raises Undecodable if it is damaged."""
     if len(packed) < _HEAD or crc32c(packed[4:]) != int.from_bytes(packed[:4], "little"):
         raise Undecodable("a stored table definition is damaged", why="its checksum does not match")
     size = int.from_bytes(packed[4:_HEAD], "little")
@@ -54,21 +54,21 @@ def unpack(packed: Packed) -> bytes:
 
 
 class Parsed:
-    """The versions that hold a TableSchema now; the one made longest ago gives it up first."""
+    """The versions that have a TableSchema now. Beyond the limit, the oldest TableSchema is dropped."""
 
     def __init__(self, limit: int = PARSED_MAX) -> None:
         self._limit = limit
         self._held: deque[TableVersion] = deque()
 
     def add(self, version: TableVersion) -> None:
-        """A version was parsed."""
+        """Note that a version was parsed."""
         self._held.append(version)
         if len(self._held) > self._limit:
             self._held.popleft().forget_parsed()
 
 
 class TableVersion:
-    """A table (or view) as it is from `valid_from` on. Immutable but for what it remembers."""
+    """A table (or view) as it is from `valid_from` on. Immutable, except for its caches."""
 
     __slots__ = (
         "_cache",
@@ -105,15 +105,15 @@ class TableVersion:
         self.schema = schema
         self.table = table
         self.valid_from = valid_from
-        """FinishedTS of the job that made it, or the ts of the snapshot it was first seen in."""
+        """FinishedTS of the job that made it, or the ts of the snapshot that first contained it."""
         self.physical_ids = physical_ids
-        """The table ids that occur in record keys; a view has its own id here, which occurs in none."""
+        """The table ids in its record keys. A view has its own id here, though it has no records."""
         self.packed = packed
         self.eligible = eligible
-        """Whether it has a handle key; a view counts as if it had."""
+        """Whether it has a handle key. Always True for a view."""
         self.is_view = is_view
         self.verdicts = 0
-        """What filters have said about it, two bits each (`filter.verdicts`)."""
+        """The verdicts of filters about it, two bits each (`filter.verdicts`)."""
         self._cache = cache
         self._parsed: TableSchema | None = None
 
@@ -121,7 +121,7 @@ class TableVersion:
     def of(
         cls, schema_id: int, schema: str, info: dict[str, Any], ts: int, cache: Parsed, json: bytes = b""
     ) -> TableVersion:
-        """From a TableInfo; `json` is its text where it is at hand. Undecodable if it is none."""
+        """From a TableInfo. `json`: its text, if the caller has it. Raises Undecodable if it is malformed."""
         try:
             is_view = bool(info.get("view"))
             return cls(
@@ -145,7 +145,7 @@ class TableVersion:
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether its rows lie under the ids of partitions."""
+        """Whether its record keys have the ids of partitions."""
         return self.physical_ids != (self.id,)
 
     @property
@@ -163,13 +163,13 @@ class TableVersion:
         return table_info.parse(unpack(self.packed), self.name)
 
     def parsed(self) -> TableSchema:
-        """As decoders take it; the same object as long as it is remembered. In any thread."""
-        parsed = self._parsed  # which another thread may take away at any moment
+        """The TableSchema for decoders, cached for a while. Callable from any thread."""
+        parsed = self._parsed  # read once: another thread may set it to None at any moment
         if parsed is None:
             parsed = self._parsed = table_info.table_schema(self.schema, self.info(), self.valid_from)
             self._cache.add(self)
         return parsed
 
     def forget_parsed(self) -> None:
-        """Give the parsed form up; it can be made again."""
+        """Drop the cached TableSchema. `parsed` makes it again."""
         self._parsed = None

@@ -1,9 +1,10 @@
-"""What a worker has of its capture: who it is, how far it may go, the events, the catalogue, the grant.
+"""A worker's access to its capture: its spec, the bounds, the events, the catalogue, the grant.
 
     deliver, load, begin --> Access --> LocalAccess: the capture's files, mapped
-                                    --> RemoteAccess (`dataservice.client`): its data service
+                                    --> RemoteAccess (`pipeline.elsewhere`): its service
 
-Nothing else in a worker touches the capture. So where a worker runs makes no difference to what it does.
+A worker touches the capture only through this interface, so the same code runs on the capture's machine and
+on others.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from tidegate.pipeline.work import Begun, Lease
 from tidegate.sink.quarantine import Quarantine
 
 QUARANTINE: Final = "quarantine.jsonl"
-"""In the changefeed's folder."""
+"""The quarantine file in the changefeed's folder."""
 
 Ranges: TypeAlias = Sequence[tuple[str, Timestamp, Timestamp]]
-"""(span, after, upto) of each."""
+"""(span id, after, upto) of each range."""
 
 
 class SpanState(NamedTuple):
-    """What a manifest says of a span."""
+    """The content of a span's manifest that workers need."""
 
     span: Span
     """Its keys."""
     dropped_to: Timestamp
-    """Its events up to here are gone."""
+    """The event store has dropped its events up to this ts."""
 
 
 class Access(Protocol):
-    """Of one incarnation of one changefeed. One thread uses it.
+    """Access for one incarnation of one changefeed. For one thread, except `beat`.
 
-    Each call raises Fenced when the incarnation has been replaced, and Retryable when the capture's files, or
-    the capture, cannot be reached.
+    Each call raises Fenced when the incarnation has been replaced, and Retryable when the capture or its
+    files cannot be reached.
     """
 
     @property
     def spec(self) -> FeedSpec:
-        """Who this is. Its paths say something on the capture's own machine only."""
+        """The incarnation. Its paths are valid only on the capture's own machine."""
         ...
 
     @property
@@ -60,55 +61,59 @@ class Access(Protocol):
         ...
 
     def durable(self) -> DurableBefore | None:
-        """What earlier incarnations have delivered beyond the starts of this one; None: it is not known."""
+        """The rows that earlier incarnations have delivered beyond the starts of this one. None:
+        not known.
+        """
         ...
 
     def bounds(self) -> Bounds:
-        """How far each span may go now, and which tables are wanted."""
+        """Up to which ts each span may be delivered now, and which tables are wanted."""
         ...
 
     def span(self, name: str) -> SpanState:
-        """A span that was pulled."""
+        """The keys of a span that the puller follows, and up to which ts its events were dropped."""
         ...
 
     def read(
         self, spans: Ranges, past: Place | None = None, tables: Collection[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Events of some spans in the store's order, as `eventstore.reader.read_together`."""
+        """Events of some spans in the store's order, as `eventstore.reader.read_together` gives them."""
         ...
 
     def catalogue(self, ts: Timestamp) -> SchemaStore:
-        """The schemas to begin with for rows after `ts` (`mounter.bases.load_for`)."""
+        """The schemas to start from for rows after `ts` (`mounter.bases.load_for`)."""
         ...
 
     def set_aside(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        """Keep entries in the changefeed's quarantine; on disk when it returns."""
+        """Append entries to the changefeed's quarantine. They are on disk when the call returns."""
         ...
 
     def granted(self, lease: Lease) -> tuple[Span, ...]:
-        """The ranges that may be written now. Raises Fenced when the grant, or the lease of the slot, is
-        another's by now.
+        """The ranges that may be written now. Raises Fenced when the grant belongs to another incarnation, or
+        the lease of the slot to another worker.
         """
         ...
 
     def confirm(self, lease: Lease) -> None:
-        """To be asked before each commit: raises Fenced when nobody counts on this worker any more."""
+        """Called before each commit. Raises Fenced when the host has given the worker's slot to another."""
         ...
 
     def begun(self, records: Mapping[str, bytes]) -> Begun:
-        """Where to go on, by all that the sink keeps; to be asked after the fence (`begin.begun`)."""
+        """Where to resume, computed from all the records that the sink keeps. Call it after the fence
+        (`begin.begun`): until then an earlier incarnation may still commit.
+        """
         ...
 
     def beat(self) -> None:
-        """Something was really done just now. Cheap; callable from several threads; never fails."""
+        """Report that work was done just now. Cheap; callable from several threads; never fails."""
         ...
 
 
 class LocalAccess:
-    """On the capture's own machine, as its own user."""
+    """Access on the capture's own machine, as the same user."""
 
     def __init__(self, spec: FeedSpec, beat: Callable[[], None] | None = None) -> None:
-        """`beat`: by default in the incarnation's folder (`pipeline.beats`)."""
+        """`beat`: by default it writes to the incarnation's folder (`pipeline.beats`)."""
         self.spec = spec
         self.beat = beat or Beats(spec.beats_dir).beat
         self._path = spec.path
@@ -137,8 +142,8 @@ class LocalAccess:
         )
 
     def _wanted_of(self, span: str) -> store_view.Wanted | None:
-        """What is wanted of a stripe: while a task runs that cannot change, since no DDL is passed before
-        all rows up to it are durable.
+        """The tables that are wanted in a stripe. They cannot change while a task runs, because the barrier
+        lets no DDL pass before all rows up to it are durable.
         """
         return self.bounds().wanted.get(span)
 
@@ -149,16 +154,18 @@ class LocalAccess:
         self._quarantine.append(entries)
 
     def granted(self, lease: Lease) -> tuple[Span, ...]:
-        """A worker here that has lost its slot is dead: the host has killed it, and waited for that."""
+        """Needs no check of the lease: before the host gives the slot of a local worker away, it kills the
+        worker and waits for its end, unless the worker has no work of the incarnation.
+        """
         return self.spec.granted()
 
     def confirm(self, lease: Lease) -> None:
-        """It would be dead."""
+        """Does nothing: the host kills a local worker that may no longer commit."""
 
     def begun(self, records: Mapping[str, bytes]) -> Begun:
         return begun(self.spec, records)
 
 
 def local(path: str) -> LocalAccess:
-    """Of the incarnation whose spec is there. Raises Fenced when that has been replaced."""
+    """Access for the incarnation whose spec is at `path`. Raises Fenced when it has been replaced."""
     return LocalAccess(FeedSpec.load(Path(path)))

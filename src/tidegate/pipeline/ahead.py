@@ -1,13 +1,13 @@
-"""Rows that went out before the key space was cut in another way, or before the feed had other rules.
+"""Leaves out rows that were delivered before the feed's spans or its rules changed.
 
 An incarnation begins at the feed's checkpoint, except for spans that have their own record of progress. After
 a change of spans or rules there is no such record, and rows above the checkpoint may be in the sink already:
-those that `model.progress.Delivered` names. They are read and left out here, before anything is made of them,
-so no row goes out twice. Rows of a table that only the new rules follow are not among them, so none is lost.
+the rows that `model.progress.Delivered` names. They are discarded here, right after they are read, so no row
+is delivered twice. Rows of a table that only the new rules follow are not discarded, so no row is lost.
 
-Two questions are asked of each row by itself: does its key lie in the stretch, and did its table pass the
-rules of that record, in the version valid at its commit ts - 1? By these two the row went out or did not, so
-the answer is exact. It costs a look at each row up to the last ts of these records, and nothing after.
+Two questions decide for each row: is its key inside the stretch, and did its table, in the version valid at
+commit ts - 1, pass the rules of that record? The earlier incarnation used the same two conditions, so the
+answer is exact. It costs a look at each row up to the last ts of these records, and nothing after that ts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _RANK_OF: Final = {
     (Part.OLD_HALVES, UPDATE_CLASS): Rank.OLD_HALVES,
     (Part.UPDATES, UPDATE_CLASS): Rank.UPDATES,
     (Part.NEW_HALVES, UPDATE_CLASS): Rank.NEW_HALVES,
-    # Not beside updates that are out by halves: such transactions are split to their end (`AheadOf.split`).
+    # A position among split updates never meets this part: such transactions are split to their end
+    # (`AheadOf.split`).
     (Part.WHOLE, UPDATE_CLASS): Rank.NEW_HALVES,
     **{(part, DELETE_CLASS): Rank.DELETES for part in Part},
     **{(part, INSERT_CLASS): Rank.INSERTS for part in Part},
@@ -47,21 +48,23 @@ _UPDATES: Final = (Rank.OLD_HALVES, Rank.UPDATES, Rank.NEW_HALVES)
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is out ahead of a feed's spans. Written when an incarnation begins, read by its workers."""
+    """The rows delivered ahead of a feed's spans. Written when an incarnation begins, read by its workers."""
 
     stretches: tuple[Delivered, ...] = ()
     rules: Mapping[str, TableRules] = field(default_factory=dict)
-    """Those that the stretches name, by digest."""
+    """The rules that the stretches name, by digest."""
 
     @classmethod
     def of(cls, records: Mapping[str, bytes], instance: str, own: Container[str], since: int) -> Ahead:
-        """From a sink's records: what is out above `since`, by others than those under the keys in `own`."""
+        """From a sink's records: what was delivered above `since`, without the records whose keys are in
+        `own`.
+        """
         found = delivered(records, instance, own, since)
         named = {one.rules for one in found}
         return cls(tuple(found), {key: one for key, one in table_rules(records).items() if key in named})
 
     def to_json(self) -> dict[str, Any]:
-        """As it is left for workers."""
+        """The form in the file for workers (`FeedSpec.durable_file`)."""
         stretches = [
             [
                 one.span.start.hex(),
@@ -94,32 +97,32 @@ class Ahead:
 
 
 class AheadOf:
-    """The same for the spans that are delivered together."""
+    """The part of an `Ahead` that concerns some spans, which are delivered together."""
 
     def __init__(self, ahead: Ahead, spans: Sequence[Span], follows: Mapping[str, Follows]) -> None:
-        """`follows`: by digest, whether rules let a version of a table pass (`followers`)."""
+        """`follows`: for each digest of rules, whether they let a version of a table pass (`followers`)."""
         self._stretches = tuple(
             one for one in ahead.stretches if any(one.span.intersect(span) is not None for span in spans)
         )
         self._follows = follows
         self.last_ts = max((one.last_ts for one in self._stretches), default=0)
-        """Nothing is out beyond."""
+        """No row above this commit ts was delivered."""
         self.begun = frozenset(
             (one.position.commit_ts, one.position.start_ts)
             for one in self._stretches
             if one.position is not None
         )
-        """Transactions of which a part is out."""
+        """Transactions of which a part was delivered."""
         self.split = frozenset(
             (one.position.commit_ts, one.position.start_ts)
             for one in self._stretches
             if one.position is not None and one.position.rank in _UPDATES
         )
-        """Those of which updates are out by halves."""
+        """Those of them that were delivered with split updates, up to a position among the updates."""
 
     def left(self, block: pa.RecordBatch, part: Part, schemas: SchemaStore) -> pa.RecordBatch:
-        """The rows of a piece that are not out. Of a transaction that is `begun`, a piece has rows of one
-        class, or whole transactions with no update to be split.
+        """The rows of a piece that were not delivered. If the piece has rows of a transaction that is
+        `begun`, they are all of one class, or no update among them is split.
         """
         if block.column(0)[0].as_py() > self.last_ts:
             return block
@@ -143,7 +146,9 @@ class AheadOf:
 
 
 def followers(rules: Mapping[str, TableRules], places: Iterable[int]) -> dict[str, Follows]:
-    """By digest, whether rules let a version of a table pass. `places`: the version's verdicts they use."""
+    """For each digest, whether its rules let a version of a table pass. `places`: numbers of the bits in a
+    version where these verdicts are kept, one for each digest.
+    """
     return {
         digest: Verdicts(
             TableFilter(one.patterns, one.case_sensitive), place, force_replicate=one.force_replicate
@@ -153,7 +158,7 @@ def followers(rules: Mapping[str, TableRules], places: Iterable[int]) -> dict[st
 
 
 class _Ranks:
-    """Where the rows of a piece stand in the order of delivery."""
+    """The places of a piece's rows in the order of delivery."""
 
     def __init__(self, block: pa.RecordBatch, part: Part) -> None:
         self._block, self._part = block, part
@@ -179,7 +184,9 @@ class _Ranks:
 
 
 def _compared(reached: Rank, rank: Rank) -> int:
-    """What of a rank is out when a delivery has come to `reached`. 1: all; 0: up to its key; -1: nothing."""
+    """How much of a rank was delivered up to the position's rank `reached`. 1: all of it; 0: the rows up to
+    the position's key; -1: nothing.
+    """
     if reached is Rank.DONE:
         return 1
     if reached is Rank.WHOLE_UPDATES:

@@ -1,18 +1,19 @@
-"""The application: one process of a capture, with one Spark session, delivers all its changefeeds.
+"""The application: a process of the capture that delivers all its changefeeds, with one Spark session.
 
     python -m tidegate.pipeline.application CONTROL_SOCKET WORK_DIR [MASTER [ADDRESS PYTHON NAMES]]
 
     event stores --> Backlog --> Host --> workers: read > mount > split > dispatch > encode > sink
                                     --> reports, a connection for each incarnation --> control process
 
-Spark starts the workers, a job of one task each, and keeps them. They ask for work (`pipeline.host`), which
-is descriptors of key ranges, open the segments, decode, dispatch, encode and deliver. Nothing here handles a
-single row. A streaming query, or a job for each batch, would cost tens of milliseconds a batch and give
-nothing that is missing here: offsets, admission and restart are ours, and progress lies in the sink.
+Spark starts the workers, one job of one task each, and they stay. A worker asks the host for work
+(`pipeline.host`) and gets descriptors of key ranges. It opens the segments, decodes, dispatches, encodes and
+delivers; the application itself handles no rows. A streaming query, or a Spark job for each batch, would cost
+tens of milliseconds a batch and add nothing: Tidegate itself keeps offsets, admission and restarts, and the
+progress is in the sink.
 
-Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
-progress that was committed with the rows, and starts there. The control process says which incarnations there
-are to be; Ended says that no process works for one any more.
+Exactly-once: a new incarnation first fences every writer of earlier incarnations, then reads the progress
+that was committed with the rows, and resumes there. The control process decides which incarnations run; with
+Ended the application reports that no process works for one any more.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:, *\d+)?\])?")
 
 
 class Application:
-    """What the control process wants, and the host that does it."""
+    """Passes the commands of the control process to the host."""
 
     def __init__(
         self, socket: Path, control: ControlClient, folder: Path, cores: int, *, elsewhere: bool
@@ -67,7 +68,7 @@ class Application:
         self.host = Host(folder, cores, self._ended, control.send, elsewhere=elsewhere)
 
     def listen(self) -> None:
-        """Do what the control process says, until it is gone."""
+        """Follow the commands of the control process until it is gone."""
         while (message := self._control.receive(TO_APPLICATION)) is not None:
             match message:
                 case Run():
@@ -78,7 +79,9 @@ class Application:
                     assert_never(message)
 
     def _run(self, wanted: Run) -> None:
-        """One after the other: an End comes after its Run, and no crowd knocks at the control process."""
+        """Begin an incarnation. Incarnations begin one after another, so that an End is handled after its
+        Run, and the control process never gets many connections at the same time.
+        """
         client: ControlClient | None = None
         try:
             hello = PipelineHello(wanted.changefeed, wanted.incarnation, os.getpid())
@@ -98,7 +101,7 @@ class Application:
 
 
 def cores_of(master: str) -> int:
-    """How many cores a master has for us, as far as that can be known before Spark is up."""
+    """How many cores a master gives us, as far as that is known before Spark has started."""
     found = LOCAL.fullmatch(master)
     if found is not None and found["cores"] != "*":
         return int(found["cores"] or 1)
@@ -106,7 +109,7 @@ def cores_of(master: str) -> int:
 
 
 def session(master: str, work_dir: Path, trial: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
-    """Spark with room for all workers at once: one that waits for its sink uses no core."""
+    """A session with task slots for all workers, more than cores: a worker that waits uses no core."""
     if LOCAL.fullmatch(master):
         cores = cores_of(master)
         master = f"local[{workers_for(cores) + spares_for(cores)}]"
@@ -115,18 +118,18 @@ def session(master: str, work_dir: Path, trial: Mapping[str, str] = MappingProxy
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How workers on other machines reach this one, and who they may be."""
+    """How workers on other machines reach this one, and which are admitted."""
 
     address: str
-    """host:port; port 0: any."""
+    """host:port at which the service listens; port 0 takes a free one."""
     python: str
-    """Their interpreter."""
+    """The interpreter on their machines."""
     names: tuple[str, ...] = ()
-    """Common names of certificates; empty: any of the CA."""
+    """Common names that their certificates may have; empty: any certificate of the CA is accepted."""
 
 
 def started(open_spark: Callable[[], SparkSession]) -> SparkSession:
-    """A session; the process ends if that takes too long, and is started again."""
+    """Open a session. If that takes longer than `STARTS_S`, end this process: its supervisor restarts it."""
     late = threading.Timer(STARTS_S, os._exit, (1,))
     late.daemon = True
     late.start()
@@ -137,26 +140,27 @@ def started(open_spark: Callable[[], SparkSession]) -> SparkSession:
 
 
 def run(socket: Path, work_dir: Path, master: str = "local[*]", workers: Workers | None = None) -> None:
-    """Run until the process is told to end, the control process is gone, or Spark fails."""
+    """Run until SIGTERM, the end of the control process, or a failure of Spark. Ends the process."""
     signal.signal(signal.SIGTERM, _stop)
     control = ControlClient(socket, ApplicationHello(os.getpid()))
-    shutil.rmtree(work_dir, ignore_errors=True)  # what an earlier one has left
+    shutil.rmtree(work_dir, ignore_errors=True)  # files of an earlier application
     work_dir.mkdir(mode=0o700, parents=True)
     application = Application(socket, control, work_dir, cores_of(master), elsewhere=workers is not None)
     listening = threading.Thread(target=_listen, args=(application,), name="control", daemon=True)
     try:
-        listening.start()  # Spark takes seconds to start: what is wanted meanwhile waits for its workers
+        # Listen before Spark has started, which takes seconds: what begins meanwhile waits for workers.
+        listening.start()
         application.host.run(_jobs(application.host, work_dir, master, workers))
     except Exception as error:
         with suppress(TidegateError):
             control.send(failure(known(error, "The application failed.", master)))
         traceback.print_exc()
-        # At once: threads that wait for workers would keep the interpreter.
+        # An ordinary exit would wait for the threads that serve workers.
         os._exit(1)
 
 
 def _jobs(host: Host, work_dir: Path, master: str, workers: Workers | None) -> Jobs:
-    """Where the workers are to run; Spark is up on return."""
+    """The jobs of the workers, here or on a cluster. Spark has started on return."""
     if workers is None:
         context = started(lambda: session(master, work_dir)).sparkContext
         cores = cores_of(master)
@@ -169,7 +173,7 @@ def _jobs(host: Host, work_dir: Path, master: str, workers: Workers | None) -> J
 
 
 def _listen(application: Application) -> None:
-    """The application ends with its control process."""
+    """Follow commands; when the control process is gone, end this process."""
     try:
         application.listen()
     finally:
@@ -177,8 +181,8 @@ def _listen(application: Application) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # Leave the interpreter at once: stopping Spark in order takes seconds, and nothing needs it. What was
-    # not committed is written again by the next incarnation.
+    # Exit at once: an orderly stop of Spark takes seconds and is not needed. The next incarnation writes
+    # again what was not committed.
     os._exit(0)
 
 

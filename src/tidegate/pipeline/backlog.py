@@ -1,11 +1,11 @@
-"""What of a feed waits in the event store, handed out as workers become free.
+"""The part of a feed that waits in the event store, given out as workers become free.
 
-    floors, manifests, bounds.json  ->  Backlog.take  ->  shares of (span, after, upto), one a worker
+    floors, manifests, bounds.json  ->  Backlog.take  ->  shares of (span, after, upto), one for each worker
                                          Backlog.done  <-  those that are durable
 
-Lives in the application. It reads no rows and opens no segment: whoever gets a range does. With the puller
-and the control process it shares only files, read anew at every look. Of a span one range is out at a time:
-its rows are written in order, whoever writes them.
+It belongs to the application. It reads no rows and opens no segment; the worker that gets a range does. It
+shares only files with the puller and the control process, and reads them again at every look. At most one
+range of a span is out at a time, so the rows of a span are written in order by any worker.
 """
 
 from __future__ import annotations
@@ -21,42 +21,45 @@ from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.ranges import Range, deliverable, due, share, waits
 
 SMALL_BYTES: Final = 1 << 20
-"""As much as one worker delivers in a moment."""
+"""So little that one worker delivers it in a moment."""
 KEPT: Final = 2
-"""Manifests that are remembered, for each span that is followed."""
+"""How many manifests are kept for each span that is followed, at most."""
 
 
 class Share(NamedTuple):
-    """What one worker gets."""
+    """The ranges that one worker gets."""
 
     ranges: list[Range]
     bytes: int
-    """About so many, of entries."""
+    """About how many bytes of entries they have."""
 
 
 class Backlog:
-    """One incarnation's. For one thread, but for `done`, which any may call."""
+    """The backlog of one incarnation. For one thread, except `done`, which any thread may call."""
 
     def __init__(self, spec: FeedSpec, begun: Mapping[str, int]) -> None:
-        """`begun`: up to where each span is durable."""
+        """`begun`: the ts up to which each span is durable."""
         self._spec = spec
         self._bounds_file = str(spec.feed_dir / "bounds.json")
         self._begun = dict(begun)
-        """How far each span was taken."""
+        """The ts up to which each span was given out."""
         self._out: set[str] = set()
-        """Spans of which a worker has a range."""
+        """Spans of which a worker has a range now."""
         self._taken_at = float("-inf")
         self.spans: Set[str] = frozenset()
-        """Those that the bounds file named at the last look."""
+        """The spans in the bounds file at the last look."""
         self.gathers = False
-        """Whether the last look found rows, and left them to be more."""
+        """Whether the last look found rows and left them, to wait for more."""
         self._manifests: dict[str, ManifestReader] = {}
-        """Of spans that were looked at: only what was appended is read again."""
+        """Readers of the manifests looked at so far: each reads only what was appended since its last
+        read."""
 
     def take(self, workers: int, at_most: int = 0) -> list[Share]:
-        """What is due now, shared among so many workers; empty if nothing is, or too little under heavy load
-        (`gathers`). Not much more than `at_most` bytes in all, since others wait, too; 0: as many as the
-        settings say. A look costs a reading of the bounds file and a pass over the spans.
+        """Take the ranges that are due now, shared among at most `workers` workers. Empty if nothing is due,
+        or if there is too little under heavy load (`gathers`).
+
+        `at_most`: bytes in all, about; it is small when other changefeeds wait; 0: the bound of the settings.
+        A look reads the bounds file and passes over all spans.
         """
         own = self._spec.config.tidegate.max_batch_bytes
         budget = min(own, at_most) if at_most else own
@@ -68,23 +71,23 @@ class Backlog:
         self._taken_at = now
         self._begun |= {one.span: one.upto for one in found}
         self._out.update([one.span for one in found])
-        if at_most:  # another writer is worth its price for much work only
+        if at_most:  # another worker has to open a writer, which costs more than a small share gains
             workers = min(workers, 1 + sum(sizes.values()) // SMALL_BYTES)
         shares = share(found, sizes, workers)
         return [Share(ranges, sum(sizes.get(one.span, 0) for one in ranges)) for ranges in shares]
 
     def done(self, ranges: Iterable[Range]) -> None:
-        """They are durable: what comes after them may be taken."""
+        """These ranges are durable: the next ones of their spans may be taken."""
         self._out.difference_update([one.span for one in ranges])
 
     def give_back(self, ranges: Iterable[Range]) -> None:
-        """No worker has had them after all: they are due again. By the thread that took them."""
+        """No worker got these ranges: they are due again. Called by the thread that took them."""
         for one in ranges:
             self._begun[one.span] = one.after
             self._out.discard(one.span)
 
     def bounds_mark(self) -> object:
-        """Another one, whenever the control process has told another bound or other spans."""
+        """A mark that changes whenever the control process has replaced the bounds file."""
         found = os.stat(self._bounds_file)  # noqa: PTH116 - half the price, and a hundred a second
         return found.st_ino, found.st_mtime_ns
 
@@ -92,12 +95,12 @@ class Backlog:
         """The ranges that are due now, about how many bytes each has, and how many wait in all."""
         bounds = Bounds.load(self._spec.feed_dir / "bounds.json")
         self.spans = frozenset(bounds.spans)
-        # The frontier first: every row below it is in a manifest by then.
+        # Read the frontier before the manifests: every row at or below it is in a manifest by then.
         floors = store_view.read_frontier(self._spec.store_dir)
         ddl = floors.get(bounds.ddl_span, 0)
         frontier = store_view.lifted(floors, bounds.wanted, ddl, self._manifest)
         if len(self._manifests) > KEPT * len(bounds.spans):
-            self._manifests.clear()  # tables come and go
+            self._manifests.clear()  # most are of spans that were dropped
         if len(self._begun) > KEPT * len(bounds.spans):
             self._begun = {span: ts for span, ts in self._begun.items() if span in bounds.spans}
         sizes = self._sizes(bounds, frontier)
@@ -112,7 +115,7 @@ class Backlog:
         return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
 
     def _sizes(self, bounds: Bounds, frontier: Mapping[str, int]) -> dict[str, int]:
-        """Bytes that wait per span, of the spans that have rows to deliver and are with nobody."""
+        """Bytes that wait in each span, for the spans that have rows to deliver and no range out."""
         found = {}
         for span, start_ts in bounds.spans.items():
             if span in self._out:
@@ -130,10 +133,10 @@ class Backlog:
         return store_view.read_manifest(self._spec.store_dir, span, known)
 
     def _pending(self, span: str, after: int, upto: int, bounds: Bounds) -> int:
-        """Bytes in (after, upto]; 0: no row there is of a table that is wanted."""
+        """Bytes in (after, upto]. 0 if no row there belongs to a table that is wanted."""
         manifest = self._manifest(span)
         if manifest.dropped_to > after:
-            return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
+            return 0  # the puller has not yet started to pull the span again from `after` or before
         rows, size, _, _ = store_view.pending(manifest, after, upto)
         if rows and span in bounds.wanted:
             folder = self._spec.store_dir / span

@@ -1,13 +1,13 @@
-"""Signs of life of a pipeline's processes: a small file each, with a number that rises while work gets done.
+"""Signs of life of a pipeline's processes: one small file each, with a number that rises with the work done.
 
     folder/PID      the number, in `WIDTH` digits, written in place
 
-A process calls `beat` whenever something was really done: the sink took something, a block is ready
-to be sent. The control process reads all files of an incarnation now and then and compares: any difference is
-progress. The files hold no time, so that neither clocks nor their jumps matter, and a long batch or a slow
-sink needs no message on the socket to be known as alive.
+A process calls `beat` after each step of real work: the sink accepted data, or a block is ready to be sent.
+The application and the control process read the files now and then and compare them with the previous look:
+any difference is progress. The files hold no time, so clocks and their jumps do not matter. During a long
+batch or with a slow sink a process needs to send no message to count as alive.
 
-The folder belongs to one incarnation (`FeedSpec.beats_dir`), and goes with its other files.
+The folder belongs to one incarnation (`FeedSpec.beats_dir`) and is removed with its other files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 INTERVAL_S: Final = 0.5
-"""Between two writes of a process at least: a beat costs a look at the clock, seldom a write."""
+"""The shortest time between two writes of a process: most beats only read the clock."""
 WIDTH: Final = 16
 
 
@@ -36,15 +36,15 @@ class Beats:
         self._written = float("-inf")
 
     def beat(self) -> None:
-        """Something was done just now. Never fails: without its folder or room it only stays unsaid."""
+        """Count a step of work. Never fails: without its folder, or with a full disk, it writes nothing."""
         if os.getpid() != self._pid:
             self._pid, self._count, self._written = os.getpid(), 0, float("-inf")
         self._count += 1
         now = time.monotonic()
         if now - self._written >= INTERVAL_S:
             self._written = now
-            # The work goes on whether it is said or not: a replaced incarnation has lost its folder, and a
-            # full disk takes no new file (one that is there already is written in place).
+            # The work continues even if the beat cannot be written: the folder of a replaced incarnation is
+            # gone, and a full disk takes no new file (an existing file is written in place).
             with suppress(OSError):
                 self._write()
 
@@ -57,10 +57,11 @@ class Beats:
 
 
 def read_beats(folder: Path) -> dict[str, int]:
-    """The count of each process by its id; a process without one yet is left out. {} without the folder.
+    """The count of each process by its id. A process that has written none is left out. {} without the
+    folder.
 
-    Two results that differ say that something was done in between. A smaller number does, too: process ids
-    are used again.
+    If two results differ, work was done in between. This is also true of a smaller number, because the system
+    reuses process ids.
     """
     counts = {}
     with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""How an incarnation begins: it fences all that came before it, and then reads what is durable.
+"""How an incarnation begins: it fences all earlier incarnations, and then reads what is durable.
 
-After the fence nothing of an earlier incarnation can become durable any more, so what is read then does not
-grow, and delivery goes on exactly there.
+After the fence no write of an earlier incarnation can become durable any more. So the progress that is read
+then is final, and delivery resumes exactly there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tidegate.pipeline.work import Begun, LoadedRange
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an incarnation found durable when it had fenced those before it."""
+    """The durable progress that an incarnation found after it had fenced the earlier ones."""
 
     starts: dict[str, int]
-    """Up to where each span is durable."""
+    """The ts up to which each span is durable."""
     records: Mapping[str, bytes]
     """All that the sink keeps, by key (`model.progress`)."""
 
 
 def begun(spec: FeedSpec, records: Mapping[str, bytes]) -> Begun:
-    """What the host hears of all that the sink keeps."""
+    """The report to the host, computed from all the records that the sink keeps."""
     found = resume(spec, records)
     loaded: tuple[LoadedRange, ...] = ()
     if spec.loads:
@@ -40,8 +40,8 @@ def begun(spec: FeedSpec, records: Mapping[str, bytes]) -> Begun:
 
 
 def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
-    """Where to go on, by what is durable; what of it lies beyond is noted for the workers
-    (`FeedSpec.durable_file`).
+    """Where to resume, from what is durable. Rows that are durable beyond these starts are noted in a file
+    for the workers (`FeedSpec.durable_file`).
     """
     starts = dict(Bounds.load(spec.feed_dir / "bounds.json").spans)
     own = {span_key(span, spec.rules) for span in starts}

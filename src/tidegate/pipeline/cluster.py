@@ -19,7 +19,7 @@ from tidegate.tls import CA, CERT, KEY
 
 
 class ClusterJobs:
-    """`jobs.Jobs` of a cluster; one job a core that it has for us."""
+    """`jobs.Jobs` of a cluster: one job for each core that the cluster gives to the application."""
 
     def __init__(self, context: Any, service: Service) -> None:
         self._context, self._service = context, service
@@ -29,7 +29,7 @@ class ClusterJobs:
         return min(int(self._context.defaultParallelism), WORKERS_MAX)
 
     def spares(self) -> int:
-        """None: a worker has a core of the cluster for itself."""
+        """0, because each worker occupies a core of the cluster."""
         return 0
 
     def run(self) -> None:
@@ -39,7 +39,7 @@ class ClusterJobs:
             self._context.cancelJobGroup(group)
 
         def end_job() -> None:
-            # Of its own thread: Spark's JVM may hang, and who gives a worker up does not wait for it.
+            # In a thread of its own: the call blocks if Spark's JVM hangs, and the caller must not wait.
             threading.Thread(target=end, name=f"end-{group}", daemon=True).start()
 
         nonce = self._service.expect(end_job)
@@ -55,12 +55,12 @@ class ClusterJobs:
 
 
 def cluster_session(master: str, work_dir: Path, daemon: str, host: str, python: str) -> SparkSession:
-    """A session whose driver is reached at `host`; `python`: the interpreter on the machines of the cluster.
+    """A session whose driver listens at `host`. `python`: the interpreter on the machines of the cluster.
 
-    Raises InvalidInput for settings of the site under which a worker's task may be taken away.
+    Raises InvalidInput if the site's settings let Spark take executors away while their workers write.
     """
     os.environ["SPARK_LOCAL_IP"] = host
-    # Where the certificates are, the same paths on all machines. The paths are no secret.
+    # The paths of the certificates, which are the same on all machines. The paths are no secret.
     tls = {f"spark.executorEnv.{name}": os.environ[name] for name in (CA, CERT, KEY) if os.environ.get(name)}
     settings = {
         "spark.driver.host": host,

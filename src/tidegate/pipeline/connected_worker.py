@@ -1,18 +1,18 @@
-"""One worker as the host sees it: its line, its process, the piece that it has, and its signs of life.
+"""One worker as the host sees it: its line, its process, its piece of work, and its signs of life.
 
 A worker does one piece at a time, so killing its process affects only the changefeed of that piece. The
-promise that nobody works for an incarnation that is over depends on this: `give` is never called while the
-worker has a piece.
+promise that no process works for an incarnation that is over depends on this: `give` is never called while
+the worker has a piece.
 
-Three degrees of silence are distinguished, each longer than the one before it:
+There are three degrees of silence, each longer than the one before it:
 
-    stuck   it delivers, and has been silent for STUCK_S: a spare worker is started, and nothing is lost
-    slow    its sink takes nothing: it is killed if there is work for which no worker is free
+    stuck   it delivers, and has been silent for STUCK_S: a spare worker is started, and it continues
+    slow    it has been silent for SLOW_S or more: it is killed if work waits and no worker is free
     hung    it has been silent for the changefeed's `stall-timeout`: it is killed in any case
 
 A sign of life is a message on its line, or a beat that it writes to a file (`beats`). `look` compares them
-without the host's lock, because it may take a disk's time to read beats. `note` then has to see that the
-worker still has that piece. Otherwise the silence of one piece would count for the next.
+without the host's lock, because reading the beats may wait for the disk. So `note` must check that the worker
+still has the same piece. Otherwise the silence of one piece would count for the next.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from tidegate.pipeline.timetable import Kind
 from tidegate.pipeline.work import FROM_WORKER, LoadReport, Piece, parse, to_json
 
 STUCK_S: Final = 1.5
-"""After so long without a sign of life from a worker that delivers, a spare worker is started. Beats and
-looks come at most twice a second, so less than a second of silence says nothing.
+"""After this time without a sign of life from a worker that delivers, a spare worker is started. Beats and
+looks come at most twice a second, so less than a second of silence means nothing.
 """
 SLOW_S: Final = 5.0
-"""A worker may be silent for this time while others wait: its sink takes nothing. Twice as long after each
-failure of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through.
+"""A worker may be silent for this time while other work waits. The time doubles with each consecutive failure
+of the changefeed, `SLOWER_MAX` times at most, so that a sink that is only slow is not killed forever.
 """
 SLOWER_MAX: Final = 5
 SLOW_FIRST_S: Final = 20.0
-"""The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
+"""The same for its first piece of an incarnation, where it opens schemas and sink, and for begins and
+loads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """A piece, and whose it is."""
+    """A piece of work, and the incarnation it belongs to."""
 
     of: Incarnation
     piece: Piece
     kind: Kind
     words: str
-    """What it is, for people."""
+    """A description for people."""
     bytes: int = 0
-    """Of entries, about."""
+    """About how many bytes of entries it has."""
     answer: Future[Sequence[LoadReport]] | None = None
-    """Who waits for the result."""
+    """Gets the result, if a thread waits for it."""
 
     @property
     def shown(self) -> str:
@@ -74,67 +75,69 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """How long a worker has given no sign of life, and how long it may. Seconds."""
+    """How long a worker has given no sign of life, and for how long that is accepted. Seconds."""
 
     silent_s: float
     slow_s: float
-    """From here on it is slow."""
+    """After this time it is slow."""
     patience_s: float
-    """From here on it hangs."""
+    """After this time it hangs."""
     counts_as_stuck: bool
-    """Whether a spare worker could help: it delivers, and not for the first time."""
+    """Whether a spare worker could help: this one delivers, and has worked for the incarnation before."""
 
     @property
     def is_hung(self) -> bool:
-        """Whether it has to be killed, also if nobody waits."""
+        """Whether it has to be killed even if no work waits for a worker."""
         return self.silent_s >= self.patience_s
 
 
 class Dead(Exception):
-    """A worker's connection is of no use any more."""
+    """A worker's connection has ended or cannot be used any more."""
 
 
 @dataclass(slots=True, eq=False)
 class ConnectedWorker:
-    """What the host knows of one. What changes here changes under the host's lock, except for `said`."""
+    """The host's view of one worker. Fields change only under the host's lock, except `said`."""
 
     line: Line
     process: WorkerProcess
     pieces: queue.SimpleQueue[Work | None] = field(default_factory=queue.SimpleQueue)
-    """For its thread; None: it is gone."""
+    """Pieces for its thread. None ends the thread, because the worker is gone."""
     work: Work | None = None
     given_at: float = 0.0
-    """When it was given that (monotonic)."""
+    """When `work` was given to it (monotonic)."""
     served: dict[Key, int] = field(default_factory=dict)
-    """The incarnations for which it has delivered, each with how many pieces it had done by then."""
+    """The incarnations for which it has worked without error, each with the value of `done` at that time."""
     done: int = 0
     said: int = 0
-    """Messages."""
+    """The number of messages it has sent."""
     silent_s: float = 0.0
-    """How long it has given no sign of life, once that is longer than it may be while others wait."""
+    """How long it has given no sign of life, if it is slow; otherwise 0. Seconds."""
     is_stuck: bool = False
     """Whether it delivers, and has given no sign of life for STUCK_S."""
     killed: bool = False
     killed_for: TidegateError | None = None
-    """Why, if its incarnation was not over before."""
+    """Why it was killed. None if its incarnation was over."""
     machine: str = ""
-    """Where it runs, if it was not started here."""
+    """The machine on which it runs; empty for this one."""
     _dog: Watchdog = field(default_factory=Watchdog)
 
     @property
     def who(self) -> str:
-        """For people."""
+        """A name for people."""
         where = f" on {self.machine}" if self.machine else ""
         return f"a worker ({self.process.pid}{where})"
 
     def give(self, work: Work, now: float) -> None:
-        """Its next piece. `now`: monotonic. A new watchdog: earlier silence was of another piece."""
+        """Give it a piece. `now`: monotonic. The watchdog is new: earlier silence belongs to
+        another piece.
+        """
         self.work, self.silent_s, self.is_stuck, self._dog = work, 0.0, False, Watchdog()
         self.given_at = now
         self.pieces.put(work)
 
     def finished(self, one: Incarnation, *, well: bool) -> None:
-        """Its piece has ended. `well`: what it has open for the incarnation can be used again."""
+        """Its piece has ended. `well`: its open schemas and writer of the incarnation can be used again."""
         self.done += 1
         if well:
             self.served[one.key] = self.done
@@ -142,21 +145,21 @@ class ConnectedWorker:
             self.served.pop(one.key, None)
 
     def kill(self, why: TidegateError | None = None) -> None:
-        """Under the host's lock, so that it still has the piece for which it is killed."""
+        """Kill its process. Under the host's lock, so that it still has the piece for which it is killed."""
         self.killed, self.killed_for = True, self.killed_for or why
         self.process.kill()
 
     # --- its line, by its own thread
 
     def say(self, piece: Piece) -> None:
-        """Send it a piece; raises Dead."""
+        """Send it a piece. Raises Dead."""
         try:
             self.line.say(to_json(piece))
         except OSError as error:
             raise Dead(str(error)) from error
 
     def received(self) -> Any:
-        """Its next message, one of `FROM_WORKER`; raises Dead."""
+        """Its next message, one of `FROM_WORKER`. Raises Dead."""
         try:
             found = self.line.receive()
             message = None if found is None else parse(found, FROM_WORKER)
@@ -180,7 +183,7 @@ class ConnectedWorker:
         return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
 
     def note(self, work: Work, silence: Silence) -> bool:
-        """Keep what `look` has found; False if it has another piece by now, and nothing was noted."""
+        """Keep the result of `look`. Returns False, and keeps nothing, if it has another piece by now."""
         if self.work is not work:
             return False
         self.silent_s = silence.silent_s if silence.silent_s >= silence.slow_s else 0.0

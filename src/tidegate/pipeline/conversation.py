@@ -1,9 +1,9 @@
-"""The host's side of the conversation with a worker, in a thread of each worker.
+"""The host's side of the conversation with a worker, in one thread for each worker.
 
     a free worker <-- its piece
                   --> Reached, Alive ...      passed on, or counted as signs of life
                   --> Begun | Delivered | LoadDone | Failed, or its connection ends
-                      what became of the piece, passed on; then the worker is free again, or gone
+                      the result of the piece is passed on; then the worker is free again, or gone
 
 The messages are those of `work`; `worker` is the other side.
 """
@@ -25,7 +25,7 @@ from tidegate.pipeline.workforce import Workforce
 
 
 class Conversation:
-    """Sees each worker's pieces through, and passes on what became of them. `attend` by many threads."""
+    """Handles each worker's pieces and passes on their results. Many threads call `attend`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Conversation:
         self._workforce, self._incarnations = workforce, incarnations
 
     def attend(self, worker: ConnectedWorker) -> None:
-        """Hand one worker piece after piece, until its connection has ended or it was killed."""
+        """Send one worker its pieces, one after another, until its connection has ended or it was killed."""
         with self._changed:
             self._workforce.join(worker, time.monotonic())
         try:
@@ -57,11 +57,12 @@ class Conversation:
             worker.process.close()
 
     def _see_through(self, worker: ConnectedWorker, work: Work) -> bool:
-        """See one piece through; returns whether the worker lives.
+        """Handle one piece from start to end. Returns whether the worker still lives.
 
-        `back` comes last: it lets the incarnation end (`Incarnations`). A process that was killed may write
-        until it is gone, so it is waited for before. The failure is reported before that wait, so that
-        nothing new is given out for the incarnation meanwhile.
+        The order matters. The failure is reported first, so that no more work of the incarnation is given
+        out. Then a killed process is waited for, because it may write until it has ended. `back` comes last,
+        because after it the incarnation may end (`Incarnations`), which promises that no process works for
+        it.
         """
         one = work.of
         error: TidegateError | None = None
@@ -95,9 +96,9 @@ class Conversation:
         return not killed
 
     def _speak(self, worker: ConnectedWorker, work: Work) -> None:
-        """Send the piece, and pass on what the worker says of it, to the end.
+        """Send the piece, and pass on the worker's messages until its result.
 
-        Raises what the worker raised, and Dead when it did not say what became of the piece.
+        Raises the error that the worker reported, and Dead if the connection ended without a result.
         """
         one, began = work.of, time.monotonic()
         worker.say(work.piece)

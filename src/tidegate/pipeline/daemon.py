@@ -1,4 +1,4 @@
-"""The pipeline's worker daemon: stages loaded before the fork (`spark.python.daemon.module`)."""
+"""The pipeline's worker daemon. It imports the stages before it forks (`spark.python.daemon.module`)."""
 
 from tidegate.spark.daemon import serve
 

@@ -1,9 +1,8 @@
-"""Rows that are not what they should be: their bytes are kept, and the feed stops if its settings say so.
+"""Quarantines damaged rows and misencoded messages, and stops the feed if its settings say so.
 
-There are two kinds. An entry is *damaged* when it cannot be decoded, or differs from the checksum that it
-carries: it came so from upstream. A message is *misencoded* when it was read back and does not say what its
-row is: that happened here. Both are in the changefeed's quarantine, on disk, before anything after them goes
-out.
+An entry is *damaged* if it cannot be decoded or differs from the checksum it carries; upstream sent it like
+this. A message is *misencoded* if it decodes to something other than its row; that happened here. Both are on
+disk in the changefeed's quarantine before any later row is emitted.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from tidegate.pipeline.stages import Encoded
 
 
 def keep_damaged(access: Access, span: str, encoded: Encoded) -> None:
-    """Keep damaged entries with their bytes, durably, before anything after them goes out.
+    """Write damaged entries with their bytes to the quarantine; they are durable on return.
 
-    Raises Fatal when the feed is to stop at damage: nothing of this block has been sent then.
+    Called before the block is sent. Raises Fatal if the settings say that the feed stops at damage.
     """
     aside = [_undecodable(span, one) for one in encoded.bad]
     aside += [_mismatched(span, one) for one in encoded.damaged]
@@ -42,9 +41,9 @@ def keep_damaged(access: Access, span: str, encoded: Encoded) -> None:
 
 
 def keep_misencoded(access: Access, span: str, encoded: Encoded) -> None:
-    """Keep messages that do not say what their rows are, durably, before they go out.
+    """Write misencoded messages to the quarantine; they are durable on return.
 
-    Raises Fatal when the feed is to stop at them: nothing of this block has been sent then.
+    Called before the block is sent. Raises Fatal if the settings say that the feed stops at such messages.
     """
     if not encoded.misencoded:
         return

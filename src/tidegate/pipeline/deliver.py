@@ -1,12 +1,12 @@
-"""The task: ranges of spans in, durable rows downstream out.
+"""A worker's main task: reads ranges of spans, and makes their rows durable downstream.
 
-A task reads its segments itself, cuts them into pieces (`pieces`), runs the stages over each and hands what
-comes out to the sink while the next piece is encoded. Rows and progress go out in one transaction; a long
-range in several, each as large as the sink takes in a few seconds. A transaction may end inside a
-commit ts: the progress then says up to which position. What was not committed when a task dies is written
-again by the next incarnation, which reads the progress first.
+The worker reads the segments itself, cuts the entries into pieces (`pieces`), and runs the stages over each
+piece. The sink sends one piece while the next one is encoded. Rows and progress are committed in one
+transaction. A long range takes several transactions, each as large as the sink accepts in a few seconds. A
+transaction may end inside a commit ts; its progress then has the exact position. If a worker dies, the next
+incarnation reads the progress and writes again what was not committed.
 
-State lives in the worker process: its slot and writer, the schemas, the plan.
+The worker process keeps its state between tasks: slot and writer, schemas, plan.
 """
 
 from __future__ import annotations
@@ -47,34 +47,37 @@ from tidegate.sink.base import Description, Domain, Form, SlotTaken, Writer
 from tidegate.tidb.keys import stripe_ids
 
 TAKE_BACKS: Final = 5
-"""How often one delivery takes its slot back without a commit in between, before it gives up."""
+"""A delivery fails when it has lost its slot this many times without a commit in between."""
 PIECE_BYTES: Final = 16 << 20
-"""Of entries that are encoded at once, however fast the sink is: a piece takes several times as much."""
+"""The most bytes of entries that are encoded at once, even if the sink is faster: encoding takes several
+times as much memory."""
 GROWTH: Final = 4.0
-"""Bytes for the sink that a byte of entries is taken to become before it is known."""
+"""How many bytes of messages a byte of entries becomes, as assumed before the first piece is measured."""
 TELL_S: Final = 0.5
-"""Between two words of what is durable in the midst of a piece of work."""
+"""The shortest time between two reports of what is durable during a piece of work."""
 GROWTH_MIN: Final = 1.0
-"""What becomes of entries that are filtered out says nothing about the next ones."""
+"""The least value of the measured growth: if a filter discards most rows of a piece, it may keep the next
+ones.
+"""
 
 
 class WriterSource(Protocol):
-    """Lends a writer for the time of a task: `Slot`."""
+    """Lends a writer for the time of a task. `Slot` implements it."""
 
     lease: Lease
-    """Which slot the writer is of, by the last piece of work."""
+    """The lease of the writer's slot, from the last piece of work."""
 
     @property
     def granted(self) -> tuple[Span, ...]:
-        """What may be written, by the last proof: a writer is proved whenever its slot is taken."""
+        """The ranges that may be written, as of the last check of the grant, when the slot was opened."""
         ...
 
     def writer(self) -> AbstractContextManager[Writer]:
-        """The writer; nobody else has it until the block ends."""
+        """Lend the writer for the time of the `with` block."""
         ...
 
     def close(self) -> None:
-        """Let go of all that is held of the sink."""
+        """Close the writer."""
         ...
 
 
@@ -89,8 +92,8 @@ class Worker:
         *,
         sink: Description | None = None,
     ) -> None:
-        """`partitions`: of a topic, as `Sink.partitions`. `sink`: what it says of itself; by default what
-        the spec's URI means.
+        """`partitions`: the number of partitions of a topic, as in `Sink.partitions`. `sink`: the sink's
+        description; by default that of the sink in the spec.
         """
         spec = access.spec
         self.access, self.spec, self.slot = access, spec, slot
@@ -104,22 +107,24 @@ class Worker:
         self.schemas = SchemaReader(access) if spec.config.has_tables else None
         self._records = ProgressRecords(spec, self.keys_of)
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
-        """Which rows of stripes are wanted."""
+        """Whether the feed follows a table version. None: the spans are not stripes, so all rows are
+        wanted."""
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.clock = SystemClock()
         before = access.durable() or DurableBefore()
         self.positions, self._ahead = before.positions, before.ahead
         self._ahead_follows = followers(self._ahead.rules, count(1))  # 0 is `_follows`
         self._spans: dict[str, Span] = {}
-        """The keys of the spans that were delivered."""
+        """The keys of the spans delivered so far."""
         self._growth = GROWTH
         by_conflict = self.plan.form is Form.MESSAGES and self.plan.router.has_conflicts
         self._conflicts = Conflicts() if by_conflict else None
 
     def deliver(self, ranges: list[Range], tell: Tell = lambda spans: None) -> list[Report]:
-        """Deliver some ranges, durable on return, but for those that this capture has lost meanwhile.
+        """Deliver some ranges. They are durable on return, except those that another capture has got
+        meanwhile.
 
-        `tell` hears what is durable before that, every `TELL_S` at most.
+        `tell` is called with what is durable so far, at most every `TELL_S`.
         """
         tell = _seldom(tell)
         groups = [ranges] if self._merges else [[one] for one in ranges]
@@ -140,14 +145,18 @@ class Worker:
                     one.take_back()
 
     def _is_granted(self, stretch: Stretch) -> bool:
-        """Whoever takes a range fences its giver's slots; and the giver's next proof says what it lacks."""
+        """Whether the grant still has the stretch's ranges. A capture that takes a range fences the slots of
+        its giver, so the giver must open its slot again, and reads its new grant then.
+        """
         granted = self.slot.granted
         if granted == self.spec.ranges:
             return True
         return all(any(held.covers(self.keys_of(one.span)) for held in granted) for one in stretch.ranges)
 
     def _begun(self, ranges: Sequence[Range]) -> Position | None:
-        """How much of the commit ts after that of a range an earlier incarnation has delivered."""
+        """The position up to which an earlier incarnation has delivered the commit ts after the range's
+        start.
+        """
         begun = self.positions.get(ranges[0].span) if self._pieces else None
         return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
@@ -170,7 +179,7 @@ class Worker:
             one.keep()
 
     def _deliver_stretch(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
-        """Write what is left of a stretch; at each yield the transaction may be committed."""
+        """Write the rest of a stretch. At each yield the transaction may be committed."""
         schemas = None if self.schemas is None else self.schemas.upto(stretch.upto)
         if schemas is not None and self._follows is not None:
             stretch.tables = self._wanted(stretch, schemas, self._follows)
@@ -188,14 +197,15 @@ class Worker:
         for piece in cutter.run(stretch.past):
             if not self._pieces and stretch.past is not None:
                 before = piece.block.column(0)[0].as_py() - 1
-                if before >= stretch.past.commit_ts:  # else in the midst of a commit ts
+                if before >= stretch.past.commit_ts:  # otherwise the piece continues a commit ts
                     for report, ts in stretch.progress(before):
                         batch.progress(report, ts)
                     stretch.past = None
                     yield
             block = piece.block if schemas is None else ahead.left(piece.block, piece.part, schemas)
             if piece.part is Part.OLD_HALVES:
-                # Of those that are out nobody looks whether they are split: their new halves may be due.
+                # Rows that are out are not encoded, so it is not known whether they are split. Count them as
+                # split: their new halves may be due.
                 cutter.met += piece.block.num_rows - block.num_rows
             if block.num_rows:
                 encoded = self.encode(block, schemas, part=piece.part, conflicts=stretch.conflicts)
@@ -217,7 +227,7 @@ class Worker:
         return self.access.read(stretch.spans(past), past, stretch.tables)
 
     def _wanted(self, stretch: Stretch, schemas: SchemaStore, follows: Follows) -> list[int] | None:
-        """The tables of stripes whose rows are to be read; None where others have no rows there."""
+        """The tables whose rows must be read of these stripes. None: no other table has rows there."""
         wanted: list[int] = []
         alone = True
         for one in stretch.ranges:
@@ -228,25 +238,25 @@ class Worker:
         return None if alone else wanted
 
     def keys_of(self, span: str) -> Span:
-        """The keys of a span that was pulled."""
+        """The key range of a span."""
         found = self._spans.get(span)
         if found is None:
             found = self._spans[span] = self.access.span(span).span
         return found
 
     def _budget(self, room: int) -> int:
-        """Bytes of entries that become about so many bytes of messages."""
+        """How many bytes of entries become about `room` bytes of messages."""
         return min(int(room / self._growth), PIECE_BYTES)
 
     def _note_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
         self._growth = max(encoded.size / weight(block), GROWTH_MIN)
 
     def transaction(self, writer: Writer) -> Transaction:
-        """An empty one, which goes to a writer of the worker's slot."""
+        """A new transaction for a writer of the worker's slot."""
         return Transaction(writer, self._records, self.clock.now_ms, self.access.beat)
 
     def slices(self, block: pa.RecordBatch, batch: Transaction) -> Iterator[pa.RecordBatch]:
-        """The rows of a block in pieces of which each may be encoded and produced at once."""
+        """The rows of a block in slices, each small enough to be encoded and sent at once."""
         return slices(block, lambda: self._budget(batch.room))
 
     def encode(
@@ -258,7 +268,9 @@ class Worker:
         part: Part = Part.SPLIT,
         conflicts: SpanConflicts | None = None,
     ) -> stages.Encoded:
-        """All stages over entries; `schemas` is None for a feed of keys. The rest as `stages.run`."""
+        """Run all stages over entries. `schemas`: None in a feed of keys. Other arguments: as
+        `stages.run`.
+        """
         if schemas is None:
             assert self.keys is not None
             encoded = stages.run_keys(block, self.keys, self.plan)
@@ -291,21 +303,22 @@ def _seldom(tell: Tell) -> Tell:
 
 
 def _follows(config: ReplicaConfig) -> Follows:
-    """The verdicts of the feed's rules; each is noted in the version that it is about."""
+    """The verdicts of the feed's rules. Each verdict is kept in the table version that it concerns."""
     rules = FeedFilter.of(config)
     return Verdicts(rules.tables, 0, force_replicate=rules.force_replicate).follows
 
 
 def open_worker(access: Access) -> Worker:
-    """The worker of an incarnation, with its sink as the URI says."""
+    """The worker of an incarnation, with the sink of its spec. Raises Fenced if it has been replaced."""
     before = access.durable()
     if before is None:
-        # Without it rows that are out already would go out again.
+        # Without this record, rows that earlier incarnations have delivered would be delivered again.
         raise Fenced("This incarnation of the changefeed has been replaced.", where=access.spec.changefeed)
     sink = access.spec.sink
 
     def partitions(topic: str) -> int:
-        # To ask the sink takes a Kafka client of its own, for each changefeed in each worker.
+        # Prefer the recorded numbers: `sink.partitions` opens another Kafka client, for each changefeed in
+        # each worker.
         return before.topics.get(topic) or sink.partitions(topic)
 
     return Worker(access, partitions, Slot(access, sink), sink=sink.describe())

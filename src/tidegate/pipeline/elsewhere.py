@@ -1,13 +1,13 @@
-"""A worker that shares nothing with its capture's machine but the network.
+"""A worker on another machine, which reaches its capture only over the network.
 
-    a Spark job of one task --> serve --> Capture/Work: pieces of work, as any worker has them
+    a Spark job of one task --> serve --> Capture/Work: pieces of work, the same as for any worker
                                       --> RemoteAccess: what a piece needs, from `pipeline.service`
 
-The process ends as soon as its line to the application does, in the midst of whatever it does: nobody counts
-on it any more then. Before each commit it asks whether it is still the one. What it does after that answer
-meets the sink's fence.
+The process kills itself as soon as its line to the application ends, because the host has given it up by
+then. Before each commit it asks the host whether its lease is still valid. If the lease ends after that
+answer, the sink's fence stops the commit.
 
-Certificates come from this machine's own files, named by its environment (TIDEGATE_CA, _CERT, _KEY).
+Certificates come from files on this machine, named by its environment (TIDEGATE_CA, _CERT, _KEY).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from tidegate.sink import quarantine
 from tidegate.tls import Tls
 
 CALL_S: Final = 60.0
-"""For an answer; the application answers in milliseconds, unless its machine hangs."""
+"""The timeout of a call. The application answers in milliseconds, unless its machine hangs."""
 ASIDE_BYTES: Final = 8 << 20
-"""Of entries for the quarantine in one call, but for one that is larger."""
+"""The most bytes of quarantine entries in one call. A larger entry is sent alone."""
 NOWHERE: Final = Path("/nonexistent")
-"""The changefeed's folder, which is the capture's."""
+"""The changefeed's folder here: it exists only on the capture's machine."""
 BASE_TRIES: Final = 10
-"""A base may be replaced while it is fetched."""
+"""How often a base file is fetched, at most: the capture may replace it during the fetch."""
 
 
 class Capture:
@@ -75,21 +75,21 @@ class Capture:
         }
 
     def line(self) -> StreamLine:
-        """A stream for work."""
+        """Open the stream for pieces of work."""
         line = StreamLine(lambda: call.cancel())
         call = self._work(line.outgoing())
         threading.Thread(target=line.feed, args=(call,), name="line", daemon=True).start()
         return line
 
     def ask(self, secret: str, verb: str, **asked: Any) -> Any:
-        """The answer to a question. Raises what the capture raised, and Retryable when it cannot be asked."""
+        """The answer to a call. Raises what the capture raised, and Retryable when it does not answer."""
         found = json.loads(self._call("Ask", secret, {"verb": verb, **asked}))
         if "error" in found:
             raise parse_failed(found["error"])
         return found["answer"]
 
     def fetch(self, method: str, secret: str, **asked: Any) -> tuple[bool, bytes]:
-        """Whether there is more, and bytes."""
+        """Whether there is more to fetch, and the bytes of this answer."""
         data = self._call(method, secret, asked)
         if data[:1] == ERROR:
             raise parse_failed(json.loads(data[1:]))
@@ -114,15 +114,15 @@ class Capture:
 
 
 def parse_failed(found: Mapping[str, Any]) -> Exception:
-    """What the capture raised."""
+    """The error that the capture raised."""
     return parse(found, [Failed]).error()
 
 
 class RemoteAccess:
-    """`pipeline.access.Access` by the capture's service."""
+    """`pipeline.access.Access` over the capture's service."""
 
     def __init__(self, capture: Capture, secret: str, beat: Callable[[], None]) -> None:
-        """`secret`: of the incarnation. `beat`: says that something was done."""
+        """`secret`: the secret of the incarnation. `beat`: reports that work was done."""
         self._capture, self._secret = capture, secret
         self.spec = FeedSpec.from_json(self._ask("spec"), NOWHERE)
         self.is_over = False
@@ -165,7 +165,7 @@ class RemoteAccess:
                 if last is None:
                     raise Retryable("The capture says that there is more, and gives nothing.")
                 past = place_of(last, last.num_rows - 1)
-                # What lies below the commit ts of the last row need not be looked through again.
+                # Skip everything below the commit ts of the last row: it need not be read again.
                 before = past[0] - 1
                 spans = [(span, max(after, before), upto) for span, after, upto in spans if upto > before]
 
@@ -174,7 +174,7 @@ class RemoteAccess:
             try:
                 return self._catalogue(ts)
             except Retryable:
-                time.sleep(0.1)  # replaced meanwhile
+                time.sleep(0.1)  # the base was replaced during the fetch
         return self._catalogue(ts)
 
     def _catalogue(self, ts: Timestamp) -> SchemaStore:
@@ -190,7 +190,7 @@ class RemoteAccess:
                         "Catalogue", self._secret, since=base.since, ts=base.ts, offset=file.tell()
                     )
                     file.write(data)
-            return bases.load(Path(folder), base)  # mapped: it stays until nobody needs it
+            return bases.load(Path(folder), base)  # the mapping stays valid after the file is removed
 
     def set_aside(self, entries: Sequence[Mapping[str, Any]]) -> None:
         some: list[Any] = []
@@ -217,14 +217,14 @@ class RemoteAccess:
 
 
 class Heart:
-    """Says on the line that something was done, now and then. Callable from several threads."""
+    """Sends Alive on the line when work was done, at intervals. Callable from several threads."""
 
     def __init__(self, line: StreamLine) -> None:
         self._line = line
         self._said = float("-inf")
 
     def beat(self) -> None:
-        """Something was done just now."""
+        """Report that work was done just now."""
         now = time.monotonic()
         if now - self._said >= INTERVAL_S:
             self._said = now
@@ -235,16 +235,17 @@ class Heart:
 
 
 def serve(address: str, nonce: str, _: Iterator[int]) -> None:
-    """What the task of a job does, until the application ends the connection; then the process ends.
+    """The task of a job: work until the application ends the connection; then the process kills itself.
 
-    Spark runs a task again when it has lost an executor, whatever was set. That one asks for nothing.
+    When Spark has lost an executor, it runs the task again in spite of all settings. Such a second attempt
+    returns at once, because the nonce is valid only once.
     """
     context = TaskContext.get()
     if context is not None and context.attemptNumber():
         return
     capture = Capture(address, Tls.from_environment())
     line = capture.line()
-    # The process may be in the midst of anything then, and Spark's next task gets a new one.
+    # The process may be doing anything when the line ends, so it is killed. Spark's next task gets a new one.
     end_with(line)
     line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, nonce)))
     heart = Heart(line)
@@ -253,7 +254,7 @@ def serve(address: str, nonce: str, _: Iterator[int]) -> None:
 
 
 def end_with(line: StreamLine) -> None:
-    """Have this process killed when the line ends."""
+    """Kill this process when the line ends."""
 
     def wait() -> None:
         line.wait_end()

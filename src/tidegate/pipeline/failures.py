@@ -1,4 +1,4 @@
-"""Errors of the host in the forms that others want: one of our own, or what ends an incarnation."""
+"""Translates errors of the host: into an error of our own, or into the report that ends an incarnation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from tidegate.model.reports import Failed
 
 
 def failure(error: TidegateError) -> Failed:
-    """As the control process wants it: only what is Fatal stops the changefeed."""
+    """The error as a report to the control process. Unless it is Retryable or Fenced, it is not retried."""
     said = Failed.of(error)
     return Failed(said.what, said.where, said.why, said.fix, retry=isinstance(error, Retryable | Fenced))
 
 
 def known(error: Exception, what: str, where: str) -> TidegateError:
-    """An error as one of ours; what nobody raised on purpose may go away."""
+    """An error as one of ours. Any other error becomes Retryable, because its cause may be temporary."""
     if isinstance(error, TidegateError):
         return error
     return Retryable(what, where=where, why=repr(error)[:2000])

@@ -1,10 +1,13 @@
-"""What an incarnation is told: the files the control process writes, read at the edge of each process.
+"""The files that the control process writes for an incarnation, and the grant. Each process reads them
+itself.
 
-`spec-N-INSTANCE.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one
-file for all, a process that had been stopped and replaced would wake up as its successor. What N leaves for
-itself is named like this, too: `start-durable-*.json`, `spark-*/`. `bounds.json` is replaced when spans
-change, and while rows wait for the bound in it; without any, the bound there may be old. The grant lies in
-the metadata store and is read from there, never from a file, since a fence must not be stale.
+`spec-N-INSTANCE.json` is the spec of incarnation N; a later incarnation removes it. If all incarnations
+shared one file, a process that was stopped and replaced would wake up and take its successor's identity. The
+other files of incarnation N have such names, too: `start-durable-*.json`, `spark-*/`.
+
+The control process replaces `bounds.json` when spans change, and while rows wait for the bound in it. While
+no rows wait, the bound in the file may be old. The grant is read from the metadata store, never from a file,
+because a fence must not depend on stale data.
 """
 
 from __future__ import annotations
@@ -33,26 +36,26 @@ from tidegate.tidb.keys import stripe_ids
 
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
-"""Beside the spec while the feed's initial load is not known to be durable."""
+"""The plan of the initial load, in the folder of the spec until the load is known to be durable."""
 BEATS: Final = "beats"
-"""Within the work folder of an incarnation."""
+"""The folder of beats, in the work folder of an incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
 class DurableBefore:
-    """What the workers of an incarnation must know of the sink's records as they were when it began.
+    """The part of the sink's records at the begin of an incarnation that its workers need.
 
-    Above all what earlier incarnations have delivered beyond the offsets at which it begins.
+    Above all, it says what earlier incarnations have delivered beyond the ts at which this one begins.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
-    """Of the commit ts after a span's offset, what is out."""
+    """For each span, the position up to which the commit ts after its start ts is delivered."""
     ahead: Ahead = field(default_factory=Ahead)
     topics: Mapping[str, int] = field(default_factory=dict)
-    """How many partitions are written of each topic that the owner had fixed by then."""
+    """The number of partitions of each topic that the owner had recorded by then."""
 
     def to_json(self) -> dict[str, Any]:
-        """As it is left for workers."""
+        """The content of `FeedSpec.durable_file`."""
         positions = {span: position.to_json() for span, position in self.positions.items()}
         return {"positions": positions, "ahead": self.ahead.to_json(), "topics": dict(self.topics)}
 
@@ -74,22 +77,23 @@ class FeedSpec:
     config: ReplicaConfig
     token: tuple[int, int]
     instance: str
-    """What the feed's progress records carry; others belong to an earlier feed of the same name."""
+    """A word in the feed's progress records; records with another one belong to an earlier feed of the
+    name."""
     incarnation: int
     slots: int
     capture: str
-    """Whose slots these are."""
+    """The capture that has these slots."""
     ranges: tuple[Span, ...]
-    """What was granted when the incarnation began."""
+    """The ranges granted when the incarnation began."""
     givers: Mapping[str, int]
-    """Other captures whose slots are fenced, too: `Grant.givers`."""
+    """Other captures whose slots are fenced, too, each with their number: `Grant.givers`."""
     store_dir: Path
     feed_dir: Path
     metadata: str
     """Where the grant is read: the path of the SQLite file, or `etcd:ENDPOINTS`."""
     socket_path: Path
     loads: bool = False
-    """Whether what `load.json` plans comes before the stream."""
+    """Whether the initial load planned in `load.json` comes before the stream."""
 
     @classmethod
     def load(cls, path: Path) -> FeedSpec:
@@ -108,7 +112,7 @@ class FeedSpec:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any], feed_dir: Path) -> FeedSpec:
-        """As the control process wrote it, into the changefeed's folder."""
+        """From the JSON that the control process wrote into the changefeed's folder."""
         uri = parse_sink_uri(found["sink_uri"])
         return cls(
             cluster_id=found["cluster_id"],
@@ -137,22 +141,22 @@ class FeedSpec:
 
     @property
     def rules(self) -> str:
-        """What records of spans are kept under: the digest of `table_rules`, or empty in a feed of keys."""
+        """The part of the records' keys that names the rules: the digest of `table_rules`; empty without."""
         return "" if self.table_rules is None else self.table_rules.digest
 
     @property
     def table_rules(self) -> TableRules | None:
-        """Which tables it follows, in which spans; None in a feed of keys."""
+        """Which tables the feed follows, in which spans. None in a feed of keys."""
         return rules_of(self.config)
 
     @property
     def path(self) -> Path:
-        """Where it is written; gone when a later incarnation has taken its place."""
+        """The file of this spec. It is gone when a later incarnation has replaced this one."""
         return self.feed_dir / self._grant.spec_file
 
     @property
     def work_dir(self) -> Path:
-        """For what the incarnation's processes leave while they run."""
+        """The folder for files of the incarnation's processes while they run."""
         return self.feed_dir / self._grant.work_folder
 
     @property
@@ -161,11 +165,11 @@ class FeedSpec:
 
     @property
     def durable_file(self) -> Path:
-        """Where whoever begins the incarnation notes what earlier ones have delivered beyond its starts."""
+        """The file with what earlier incarnations have delivered beyond the starts, written at the begin."""
         return self.feed_dir / f"start-durable-{self.incarnation}-{self.instance}.json"
 
     def durable(self) -> DurableBefore | None:
-        """What `durable_file` says; None without it."""
+        """The content of `durable_file`; None without the file."""
         try:
             found = json.loads(self.durable_file.read_text())
         except FileNotFoundError:
@@ -174,34 +178,36 @@ class FeedSpec:
 
     @property
     def beats_dir(self) -> Path:
-        """Where the processes of this incarnation show that they get something done: `pipeline.beats`."""
+        """The folder where the processes of this incarnation write their beats: `pipeline.beats`."""
         return self.work_dir / BEATS
 
     @property
     def sink(self) -> Sink:
-        """Where the feed's rows go."""
+        """The sink of the feed."""
         grant = (*self.token, self.incarnation)
         who = self.cluster_id, self.namespace, self.name, self.instance
         return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant, self.capture, self.feed_dir))
 
     @property
     def writers(self) -> dict[str, int]:
-        """Whom this incarnation fences when it begins: captures, each with its slots."""
+        """The writers that this incarnation fences when it begins: captures, each with its number
+        of slots.
+        """
         return {**self.givers, self.capture: self.slots}
 
     def prove(self) -> None:
-        """Return if this incarnation is the current one by the metadata store, else raise Fenced."""
+        """Raise Fenced unless this incarnation is the current one by the metadata store."""
         self.granted()
 
     def granted(self) -> tuple[Span, ...]:
-        """The ranges that this incarnation may write now, by the metadata store; else raises Fenced."""
+        """The ranges that this incarnation may write now. Raises Fenced if it is not the current one."""
         feed = FeedId(self.namespace, self.name)
         found = prove(self.metadata, self.cluster_id, feed, self.capture, self._grant)
         return tuple(one.id for one in found.ranges)
 
 
 def rules_of(config: ReplicaConfig) -> TableRules | None:
-    """Which tables a feed with these settings follows, in which spans; None for a feed of keys."""
+    """Which tables a feed with these settings follows, in which spans. None for a feed of keys."""
     if not config.has_tables:
         return None
     width = max(1, config.tidegate.ids_per_stripe)
@@ -210,7 +216,7 @@ def rules_of(config: ReplicaConfig) -> TableRules | None:
 
 
 def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
-    """A capture's grant as it is now, if it still is of this incarnation, else raises Fenced."""
+    """A capture's grant as it is now. Raises Fenced if it is no longer the grant of this incarnation."""
     grant = read_grant(metadata, cluster, feed, capture)
     if grant is None or not mine.is_proven_by(grant):
         raise Fenced(
@@ -222,7 +228,7 @@ def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) 
 
 
 def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant | None:
-    """A capture's grant as committed now. Raises Retryable when the metadata store cannot be read."""
+    """A capture's grant as it is committed now. Raises Retryable if the metadata store cannot be read."""
     key = grant_key(cluster, feed, capture)
     if metadata.startswith(SCHEME):
         found = shared(metadata).get(key)
@@ -240,18 +246,18 @@ def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far each span may be delivered, and which spans there are, as the control process has decided it.
+    """How far each span may be delivered, and which spans there are, as decided by the control process.
 
-    The owner's barrier (`control/barrier.py`) is the reason for `bound`; a worker knows only the result.
+    `bound` follows from the owner's barrier (`control/barrier.py`); a worker sees only the result.
     """
 
     bound: int
-    """No span goes past this ts."""
+    """No span may be delivered past this ts."""
     ddl_span: str
     spans: dict[str, int]
-    """Span id to the ts its rows begin after."""
+    """The start ts of each span id: its rows have a later commit ts."""
     wanted: dict[str, Wanted] = field(default_factory=dict)
-    """By stripe (`SpanTask.wanted`)."""
+    """The tables wanted in each stripe (`SpanTask.wanted`)."""
 
     @classmethod
     def load(cls, path: Path) -> Bounds:
@@ -264,7 +270,7 @@ class Bounds:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Bounds:
-        """As the control process wrote it."""
+        """From the JSON that the control process wrote."""
         spans = {name: span["start_ts"] for name, span in found["spans"].items()}
         wanted = {
             name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)
@@ -275,7 +281,7 @@ class Bounds:
 
 
 def _damaged(path: Path, error: ValueError) -> Retryable:
-    """A loss of power has cut a file; the control process writes another for the next incarnation."""
+    """A loss of power has truncated a file. The control process writes it again for the next incarnation."""
     return Retryable("The pipeline's orders file is damaged.", where=str(path), why=str(error))
 
 

@@ -1,8 +1,8 @@
-"""What has changed since the last glance, for all incarnations at once: cheap enough for a hundred a second.
+"""Which incarnations have changed since the last glance: cheap enough to be done a hundred times a second.
 
-Rows of a changefeed may have become due when the manifest of one of its spans is another one, which the
-store's page of floors says (one comparison of a few kilobytes for all changefeeds), or when its bounds file
-is another one. Floors that rise with time alone make nothing due.
+Rows of a changefeed may have become due when the manifest of one of its spans has changed, or its bounds
+file. The store's page of floors shows changed manifests: one comparison of a few kilobytes serves all
+changefeeds. A floor that only rises with time, without rows, makes nothing due.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Glance:
 
     def __init__(self) -> None:
         self._pages: dict[str, PageMark | None] = {}
-        """By store. Not by `Path`: to compare two of those costs more than the rest of a glance."""
+        """The mark of each store's page. Keys are strings: comparing `Path`s costs more than the rest."""
 
     def stirred(self, incarnations: Iterable[Incarnation], now: float) -> list[Incarnation]:
-        """Those that something may be due of since the last glance, or that are to be looked at anyway
-        (`looks_at`, monotonic like `now`).
+        """The incarnations of which rows may have become due since the last glance, and those whose time to
+        be looked at has come (`looks_at`, monotonic like `now`).
         """
         there = list(incarnations)
         spans = {store: self._turned(store) for store in {one.store for one in there}}
@@ -33,7 +33,7 @@ class Glance:
         return [one for one in there if self._is_stirred(one, spans[one.store], now)]
 
     def _turned(self, store: str) -> frozenset[str] | None:
-        """The spans that have another manifest; None: any may."""
+        """The spans whose manifest has changed. None: it may be any of them."""
         before, mark = self._pages.get(store), store_view.page_mark(store)
         self._pages[store] = mark
         if mark is None:
@@ -43,7 +43,7 @@ class Glance:
     def _is_stirred(self, one: Incarnation, turned: frozenset[str] | None, now: float) -> bool:
         assert one.backlog is not None
         mark = one.bounds_mark
-        with suppress(OSError):  # what is wrong with it the look will say
+        with suppress(OSError):  # `Backlog.look` reads the file as well, and raises the error
             mark = one.backlog.bounds_mark()
         reported, one.bounds_mark = mark != one.bounds_mark, mark
         return reported or now >= one.looks_at or turned is None or not turned.isdisjoint(one.backlog.spans)

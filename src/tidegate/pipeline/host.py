@@ -1,11 +1,11 @@
-"""The application's end: workers that ask for work, and what waits of all changefeeds, brought together.
+"""The host: gives the waiting work of all changefeeds to the workers of the application.
 
-    Supply ----------> workers, whose processes are started and replaced
-    Incarnations ----> what there is to do, from begin to end; reports to the control process
-    Placement -------> which piece goes to which worker
-    Conversation ----> a thread for each worker: its piece, and what became of it
-    SignsOfLife -----> workers that get nothing done are noticed, and killed
-    Workforce -------> which workers are connected, and which are free
+    Supply ----------> starts and replaces the processes of workers
+    Incarnations ----> the changefeeds' work, from begin to end; reports to the control process
+    Placement -------> decides which piece goes to which worker
+    Conversation ----> a thread for each worker: sends its piece, and passes on the result
+    SignsOfLife -----> notices workers that make no progress, and kills them
+    Workforce -------> knows which workers are connected, and which are free
 
 The parts share one lock (`threads`). Each file can be read alone; this one only puts them together.
 """
@@ -45,12 +45,13 @@ class Host:
         *,
         elsewhere: bool = False,
     ) -> None:
-        """`folder`: for its socket. `on_over`: called with each incarnation that has ended, once nobody works
-        for it. `on_look`: called with what is being done, whenever that has changed. `opened`: a handle of
-        the process with a pid. `elsewhere`: whether its workers will be on other machines.
+        """`folder`: for its socket. `on_over`: called with each incarnation that has ended, once no process
+        works for it. `on_look`: called with the current work of all workers, whenever that has changed.
+        `opened`: opens a handle of the process with a pid. `elsewhere`: whether its workers will be on other
+        machines.
         """
         self.socket = folder / "work.sock"
-        """Where workers of this machine connect to."""
+        """The socket to which workers on this machine connect."""
         self._threads = threads = Threads()
         timetable: Timetable[Key] = Timetable(cores)
         self._workforce = workforce = Workforce()
@@ -66,15 +67,15 @@ class Host:
         self._placement = Placement(threads, timetable, workforce, incarnations, self._requests, self._signs)
 
     def begin(self, one: Incarnation) -> None:
-        """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
+        """Have a worker fence earlier incarnations and read the progress, then deliver until it is over."""
         self._incarnations.begin(one)
 
     def end(self, key: Key) -> None:
-        """End an incarnation; `on_over` is called when that is done. One that is not there has ended."""
+        """End an incarnation; `on_over` is called when that is done. An unknown key has ended already."""
         self._incarnations.end(key)
 
     def run(self, jobs: Jobs) -> None:
-        """Hand out work to the workers of these jobs until the application itself fails: raises that."""
+        """Give work to the workers of these jobs until the application itself fails; raises its error."""
         self._supply.open(jobs)
         self._threads.start("signs-of-life", self._signs.watch)
         self._placement.run()
@@ -82,13 +83,13 @@ class Host:
     # --- for workers elsewhere: `service.Works`
 
     def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
-        """Hand a worker on another machine piece after piece, until it has ended or was given up."""
+        """Give pieces of work to a worker on another machine, until it has ended or was given up."""
         self._supply.come_elsewhere(line, hello, end_job)
 
     def incarnation(self, secret: str) -> Incarnation:
-        """The one with this secret. Raises Fenced when it is over."""
+        """The incarnation with this secret. Raises Fenced when it is over."""
         return self._incarnations.with_secret(secret)
 
     def holds(self, one: Incarnation, lease: Lease) -> bool:
-        """Whether that lease is the last one of its slot."""
+        """Whether a worker still has this lease."""
         return self._incarnations.holds(one, lease)

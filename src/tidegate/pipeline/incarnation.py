@@ -1,8 +1,8 @@
-"""One incarnation of a changefeed in the application: what it is, what waits of it, how it is doing.
+"""One incarnation of a changefeed in the application: its spec, its waiting work, its state.
 
     waits --> begins --> loads --> delivers --> over: it has failed, or the control process has ended it
 
-What changes here changes under the host's lock, or in the one thread that hands out work.
+Fields change only under the host's lock, or in the one thread that gives out work.
 """
 
 from __future__ import annotations
@@ -28,54 +28,54 @@ from tidegate.pipeline.leases import Leases
 Key: TypeAlias = tuple[str, int]
 """Changefeed and incarnation."""
 PIECE_S: Final = 1.0
-"""What a piece may take, by what the last ones took, while there are other changefeeds."""
+"""How long a piece should take while there are other changefeeds, estimated from the last pieces."""
 PIECE_BYTES_MIN: Final = 1 << 20
-"""But a piece may have so many bytes in any case, also while the pace of its changefeed is not known."""
+"""A piece may have this many bytes in any case, also while the pace of its changefeed is not known."""
 LOG_MAX: Final = 4 << 20
-"""Bytes of a changefeed's log; then it is begun anew, and the one before is kept."""
+"""At this size in bytes a changefeed's log is rotated; one old file is kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Incarnation:
-    """One of those that the application has."""
+    """One incarnation in the application."""
 
     spec: FeedSpec
     path: str
-    """Of the spec."""
+    """The path of the spec."""
     send: Callable[[Report], None]
-    """Tells the control process."""
+    """Sends a report to the control process."""
     close: Callable[[], None]
-    """Ends the connection to it: all that the incarnation had to say was said."""
+    """Ends the connection to the control process, after the last report."""
     failures: int = 0
-    """How often in a row its changefeed has failed here before."""
+    """The number of consecutive failures of its changefeed before this incarnation."""
     backlog: Backlog | None = None
-    """Once it delivers."""
+    """None until it delivers."""
     at_once: int = 1
-    """Workers that its sink takes at once."""
+    """How many workers may write to its sink at the same time."""
     over: bool = False
-    """Nothing more of it is handed out, and nothing that is said of it counts."""
+    """Whether it is over: no more work is given out for it, and later reports of its workers are ignored."""
     error: TidegateError | None = None
-    """What ended it, if it was no wish."""
+    """The error that ended it. None if the control process ended it."""
     secret: Secret = field(default_factory=lambda: Secret(os.urandom(32).hex()))
-    """Workers elsewhere show it for all that they ask of this incarnation (`pipeline.service`)."""
+    """Workers elsewhere send it with each call for this incarnation (`pipeline.service`)."""
     access: LocalAccess = field(init=False)
-    """For them."""
+    """The access that serves their calls."""
     given_up: bool = False
-    """Whether a worker elsewhere had a piece of it of which nobody knows the end."""
+    """Whether a worker elsewhere was given up with a piece of it, and may still be writing."""
     leases: Leases[Any] = field(init=False)
     """Which worker has which of its slots."""
     stirred: bool = False
-    """Whether something of it may be due."""
+    """Whether rows of it may be due."""
     looks_at: float = 0.0
     """When it is looked at in any case (monotonic)."""
     bytes_per_s: float = 0.0
-    """Of entries, by the last pieces; 0: not known."""
+    """Its pace, in bytes of entries, by its last piece; 0: not known."""
     loading: threading.Thread | None = None
-    """Sees to its initial load."""
+    """The thread that runs its initial load."""
     store: str = field(init=False)
-    """The folder of its store of events."""
+    """The folder of its event store."""
     bounds_mark: object = None
-    """Mark of the bounds file at the last glance."""
+    """The mark of the bounds file at the last glance."""
     beats: Beats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,21 +85,23 @@ class Incarnation:
         self.access = LocalAccess(self.spec, self.beats.beat)
 
     def limit_writers(self, workers: int) -> None:
-        """Of so many workers no more write at once than its sink and its slots allow."""
+        """Set `at_once` to as many of `workers` as the sink and the number of slots allow."""
         self.at_once = min(self.spec.sink.describe().at_once(workers), self.spec.slots)
 
     def note_pace(self, size: int, seconds: float) -> None:
-        """A piece with so many bytes of entries took this long. A small one says nothing about the pace."""
+        """Note how long a piece with `size` bytes of entries took. A small piece says nothing
+        about the pace.
+        """
         if size >= PIECE_BYTES_MIN:
             self.bytes_per_s = size / seconds
 
     @property
     def piece_bytes(self) -> int:
-        """How large its next piece may be, so that nobody waits long for the worker."""
+        """How large its next piece may be, so that other changefeeds do not wait long for the worker."""
         return max(PIECE_BYTES_MIN, round(self.bytes_per_s * PIECE_S))
 
     def fenced(self) -> Fenced:
-        """The error of work for it once it is over."""
+        """The error for work of this incarnation once it is over."""
         return Fenced("This incarnation of the changefeed is over.", where=self.spec.changefeed)
 
     @property
@@ -108,7 +110,7 @@ class Incarnation:
 
     @property
     def address(self) -> str:
-        """Of its sink: those at one wait for the same one."""
+        """The address of its sink. When it does not answer, all changefeeds with this address wait."""
         uri = self.spec.sink_uri
         return f"{uri.scheme}://{uri.bootstrap or uri.topic}"
 
@@ -118,7 +120,7 @@ class Incarnation:
 
 
 def append(path: Path, text: str) -> None:
-    """A line of a log, with the time. A disk that is full costs the line."""
+    """Append a line with the time to a log. If the disk is full, the line is lost."""
     try:
         if path.exists() and path.stat().st_size > LOG_MAX:
             path.replace(path.with_name(f"{path.name}.1"))

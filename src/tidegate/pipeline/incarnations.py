@@ -1,12 +1,12 @@
-"""The lives of all incarnations in the application, from `begin` to the promise that nobody works for them.
+"""All incarnations in the application, from `begin` until it is certain that no process works for them.
 
     begin --> started --> [load] --> delivers --> end or fail --> last pieces end, or their workers are killed
                                                                   --> on_over
 
-What fails in a piece ends the incarnation that it is of, and no other. An incarnation that ends takes along
-what its workers are doing: those that have not finished within `GRACE_S` are killed, and waited for. Only
-then `on_over` is called. The control process takes it for the promise that nothing of this incarnation is
-written any more, and begins the next one.
+An error in a piece ends the incarnation of that piece and no other. When an incarnation ends, its workers
+have `GRACE_S` to finish their pieces; then they are killed, and the host waits for their processes to end.
+Only then is `on_over` called. The control process relies on it: no process writes for this incarnation any
+more, so the next one may begin.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tidegate.pipeline.workforce import Workforce
 from tidegate.sink.base import Description
 
 GRACE_S: Final = 0.3
-"""How long a worker may go on with a piece of an incarnation that is over."""
+"""How long a worker may continue a piece of an incarnation that is over."""
 FENCE_S: Final = 8.0
-"""How long the end of an incarnation waits until a worker that was given up is fenced."""
+"""How long the end of an incarnation waits until an abandoned worker on another machine is fenced."""
 FAILED_MAX: Final = 10_000
 """Changefeeds whose failures are counted. Beyond that the counts start again at 0."""
 
@@ -40,10 +40,10 @@ Over: TypeAlias = Callable[[Incarnation], None]
 
 
 class Incarnations:
-    """Those that have begun and whose end is not complete. Iterate under the host's lock.
+    """The incarnations that have begun and have not ended completely. Iterate under the host's lock.
 
-    An incarnation's first error is what it ends with. After `end` or `fail`, nothing more of it is reported
-    to the control process except that error.
+    An incarnation ends with its first error. After `end` or `fail`, only that error is reported to the
+    control process.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Incarnations:
         *,
         elsewhere: bool,
     ) -> None:
-        """`on_over`: called for each incarnation that has ended, once nobody works for it. `elsewhere`:
+        """`on_over`: called for each incarnation that has ended, once no process works for it. `elsewhere`:
         whether the workers are on other machines.
         """
         self._threads, self._changed = threads, threads.changed
@@ -65,7 +65,7 @@ class Incarnations:
         self._cores, self._on_over, self._elsewhere = cores, on_over, elsewhere
         self._there: dict[Key, Incarnation] = {}
         self._failed: dict[str, int] = {}
-        """How often in a row changefeeds have failed."""
+        """The number of consecutive failures of each changefeed."""
 
     def __len__(self) -> int:
         return len(self._there)
@@ -74,11 +74,11 @@ class Incarnations:
         return iter(self._there.values())
 
     def get(self, key: Key) -> Incarnation | None:
-        """The one with this key, also while it ends."""
+        """The incarnation with this key, also while it ends."""
         return self._there.get(key)
 
     def resize(self, cores: int) -> None:
-        """The cluster has another number of cores."""
+        """The number of the cluster's cores has changed."""
         with self._changed:
             self._cores = cores
             self._timetable.resize(cores)
@@ -88,7 +88,7 @@ class Incarnations:
     # --- its life
 
     def begin(self, one: Incarnation) -> None:
-        """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
+        """Have a worker fence earlier incarnations and read the progress, then deliver until it is over."""
         with self._changed:
             one.failures = self._failed.get(one.spec.changefeed, 0)
             one.limit_writers(self._cores)
@@ -100,7 +100,7 @@ class Incarnations:
                 self.fail(one, _not_elsewhere(one, described))
 
     def started(self, one: Incarnation, begun: Begun) -> None:
-        """A worker has fenced earlier writers, and read what they have delivered: load, or deliver."""
+        """A worker has fenced earlier writers and read their progress: start the load, or deliver."""
         if one.over:
             return
         self._report(one, Started(begun.spans, begun.outlived))
@@ -112,20 +112,20 @@ class Incarnations:
             self._stream(one, begun)
 
     def durable(self, one: Incarnation, report: Durable) -> None:
-        """Rows of it are durable: its changefeed does not fail in a row any more."""
+        """Rows of it are durable. This resets the count of its changefeed's consecutive failures."""
         if not one.over:
             self._failed.pop(one.spec.changefeed, None)
             self._report(one, report)
 
     def end(self, key: Key) -> None:
-        """End an incarnation; `on_over` is called when that is done. One that is not there has ended."""
+        """End an incarnation; `on_over` is called when that is done. An unknown key has ended already."""
         with self._changed:
             one = self._there.get(key)
         if one is not None:
             self._end(one)
 
     def fail(self, one: Incarnation, error: TidegateError) -> None:
-        """An incarnation has failed. Later errors of it are ignored."""
+        """An incarnation has failed. Its later errors are ignored."""
         with self._changed:
             if one.over:
                 return
@@ -140,7 +140,7 @@ class Incarnations:
     # --- for workers
 
     def with_secret(self, secret: str) -> Incarnation:
-        """The one with this secret, for a worker elsewhere. Raises Fenced when it is over."""
+        """The incarnation with this secret, for a worker elsewhere. Raises Fenced when it is over."""
         with self._changed:
             for one in self._there.values():
                 if one.secret == secret and not one.over:
@@ -148,19 +148,19 @@ class Incarnations:
         raise Fenced("This incarnation of the changefeed is over.")
 
     def holds(self, one: Incarnation, lease: Lease) -> bool:
-        """Whether that lease is the last one of its slot."""
+        """Whether a worker still has this lease."""
         with self._changed:
             return one.leases.stands(lease)
 
     def end_leases(self, worker: ConnectedWorker) -> None:
-        """A worker has gone: its slots are free. Under the lock."""
+        """A worker is gone: free its slots. Under the lock."""
         for one in self._there.values():
             one.leases.end(worker)
 
     # --- the load, then the stream
 
     def _load(self, one: Incarnation, begun: Begun) -> None:
-        """A thread of its own, for as long as the load takes."""
+        """Run the load, in a thread of its own, and then deliver the stream."""
         try:
             ask, send = partial(self._requests.ask, one), cast(Callable[[Any], None], one.send)
             InitialLoad(one.spec, self._cores, ask, send).run(begun.loaded)
@@ -188,10 +188,10 @@ class Incarnations:
         self._threads.start(f"end of {one.spec.changefeed}", partial(self._see_off, one))
 
     def _see_off(self, one: Incarnation) -> None:
-        """Wait until no worker has a piece of it; kill those that do not end by themselves.
+        """Wait until no worker has a piece of it, and kill the workers that do not finish by themselves.
 
-        `on_over` comes last. Killing keeps its promise for a process of this machine. A worker elsewhere may
-        still commit, so its sink is fenced as well.
+        `on_over` comes last. Killing is enough for a process on this machine. A worker on another machine may
+        still commit, so its writer is also fenced at the sink.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
@@ -211,7 +211,7 @@ class Incarnations:
         self._on_over(one)
 
     def _fence(self, one: Incarnation) -> None:
-        """Stop what a worker elsewhere may still commit: there may be no later incarnation to do so."""
+        """Fence an abandoned worker at the sink: there may be no later incarnation that would fence it."""
 
         def fence() -> None:
             try:
@@ -226,7 +226,7 @@ class Incarnations:
             one.log(f"a worker that was given up could not be fenced within {FENCE_S:.0f} s")
 
     def _report(self, one: Incarnation, report: Durable | Started | Failed) -> None:
-        """To the control process. When that is gone, this process ends in a moment, too."""
+        """Send a report to the control process. If that is gone, this process will end in a moment, too."""
         try:
             one.send(report)
         except (TidegateError, ValueError) as error:  # ValueError: too long a message

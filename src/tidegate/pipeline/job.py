@@ -2,7 +2,7 @@
 
     python -m tidegate.pipeline.job SPEC_JSON [MASTER]
 
-A capture has one application for all (`pipeline.application`); all else is the same.
+A capture has one application for all changefeeds instead (`pipeline.application`); the rest is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def run(
     tasks: Tasks = TASKS,
     trial: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Run until the process is told to end or something fails: raises that. `trial`: as `open_session`."""
+    """Run until the incarnation ends, then exit the process; the exit code is 1 after an error.
+
+    `trial`: as in `open_session`.
+    """
     signal.signal(signal.SIGTERM, _stop)
     spec = FeedSpec.load(path)
     spec.work_dir.mkdir(parents=True, exist_ok=True)
@@ -63,7 +66,7 @@ def run(
     error = failed[0] if failed else over[0]
     if error is not None:
         print(error)
-    os._exit(1 if error is not None else 0)  # at once: threads that wait for workers would keep it
+    os._exit(1 if error is not None else 0)  # an ordinary exit would wait for threads that serve workers
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,6 @@
 """Where the host's workers come from: Spark jobs of one task each, on this machine or on others.
 
-A job of one task has no neighbours, whom Spark would end with it.
+Each worker is a job of its own, because when a task fails, Spark ends the other tasks of its job as well.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class Jobs(Protocol):
     """`LocalJobs`, or `cluster.ClusterJobs`."""
 
     def size(self) -> int:
-        """How many workers there can be now."""
+        """How many workers can run now."""
         ...
 
     def spares(self) -> int:
-        """How many more there can be, in place of those whose sink does not answer."""
+        """How many more can run, in addition to those whose sink does not answer."""
         ...
 
     def run(self) -> None:
-        """One worker, from its start to its end. Raises when Spark says that it has failed."""
+        """Run one worker from its start to its end. Raises when Spark reports that it has failed."""
         ...
 
     def trouble(self) -> str:
-        """Why workers that have come were sent away; empty: none was."""
+        """Why the last worker that connected was refused; empty if it was not."""
         ...
 
 
@@ -53,18 +53,18 @@ class WorkerProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LocalJobs:
-    """Their workers connect to the host's socket."""
+    """Jobs on this machine. Their workers connect to the host's socket."""
 
     context: Any
-    """Spark's."""
+    """The SparkContext."""
     work: Serve
     count: int
     more: int = 0
-    """For which Spark has room besides."""
+    """How many spare workers Spark has room for in addition."""
 
     @classmethod
     def at(cls, socket: Path, context: Any, tasks: Tasks, count: int, spares: int = 0) -> LocalJobs:
-        """So many workers that do these tasks for the host with this socket."""
+        """Jobs for `count` workers that do these tasks for the host with this socket."""
         return cls(context, partial(serve, str(socket), tasks), count, spares)
 
     def size(self) -> int:
@@ -82,10 +82,10 @@ class LocalJobs:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A process that nobody here can kill for certain.
+    """A worker process on another machine, which the host cannot kill for certain.
 
-    Nobody counts on what it still does: its secret is forgotten with its incarnation, the next writer in its
-    slot fences it, and it ends itself when its line does. Spark is asked to kill it, too.
+    Its later writes do no harm: the host forgets the secret of the incarnation, the next writer in its slot
+    fences it, and the process kills itself when its line ends. The host also asks Spark to kill it.
     """
 
     pid: int
@@ -97,8 +97,8 @@ class Elsewhere:
         self.line.close()
 
     def wait(self) -> None:
-        """Whether it has ended cannot be known."""
+        """Does nothing: the host cannot know whether the process has ended."""
 
     def close(self) -> None:
-        """Have Spark end its job, whether or not it has ended itself."""
+        """Cancel its Spark job, which does nothing if the process has ended."""
         self.end_job()

@@ -1,6 +1,7 @@
-"""What a worker process does with each kind of piece, and what it keeps of incarnations in between.
+"""The work of a worker process for each kind of piece, and the state that it keeps between pieces.
 
-To open a sink's writer and the schemas takes longer than most pieces, so they are kept, within bounds.
+Opening a sink's writer and the schemas takes longer than most pieces, so the process keeps them, within
+bounds.
 """
 
 from __future__ import annotations
@@ -16,35 +17,35 @@ from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Load, Report, Tell
 
 WORKERS_MAX: Final = 64
-"""Incarnations of which a process keeps writer and schemas."""
+"""The number of incarnations of which a process keeps writer and schemas, at most."""
 IDLE_S: Final = 300.0
-"""Without work of an incarnation for so long a process lets go of them."""
+"""After this time without work of an incarnation a process closes them."""
 PROCESS_BYTES_MAX: Final = 1 << 30
-"""Resident; a worker that is larger is replaced when it has no work."""
+"""A worker with more resident memory is replaced when it has no work."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 T = TypeVar("T")
 
 
 OPENED: Final[list[Callable[[str], Access]]] = [local]
-"""How this process finds what a piece of work is for, by its `spec`; one for the whole process."""
+"""Opens the access for the `spec` of a piece of work. One function for the whole process."""
 
 
 class _Kept(NamedTuple):
-    """What a process keeps of an incarnation, and when it last used it (monotonic)."""
+    """The state that a process keeps of an incarnation, and when it was last used (monotonic)."""
 
     worker: Worker
     used: float
 
 
 WORKERS: Final[dict[str, _Kept]] = {}
-"""This process's workers, by the path of the spec; the one that was used last is the last."""
+"""The workers of this process, by the `spec` of their pieces, in the order of their last use."""
 
 
 def begin(piece: Begin) -> Begun:
-    """Fence every older writer, then ask where to go on: what is durable then cannot grow any more."""
+    """Fence all earlier writers, then find where to resume: what is durable after the fence is final."""
     access = OPENED[0](piece.spec)
     spec = access.spec
-    _prove(access)  # a process that wakes up long after must not disturb those that write now
+    _prove(access)  # a zombie that wakes up here must not fence the writers of its successor
     return access.begun(spec.sink.fence(spec.writers, lambda: _prove(access)))
 
 
@@ -53,21 +54,22 @@ def _prove(access: Access) -> None:
 
 
 def deliver(piece: Deliver, tell: Tell) -> list[Report]:
-    """Deliver ranges, all durable on return."""
+    """Deliver ranges. They are durable on return."""
     return with_worker(piece, lambda worker: worker.deliver(list(piece.ranges), tell))
 
 
 def with_worker(
     piece: Deliver | Load, work: Callable[[Worker], T], opened: Callable[[Access], Worker] = open_worker
 ) -> T:
-    """Work with this process's worker for an incarnation, made if need be. It is forgotten if that fails:
-    what it holds of the sink may be broken, and its incarnation is over.
+    """Call `work` with this process's worker for the incarnation, which is opened if there is none.
+
+    If `work` fails, the worker is closed and forgotten: its writer may be broken, and its incarnation ends.
     """
     kept = WORKERS.pop(piece.spec, None)
     forget_some()
     if kept is not None and kept.worker.access.is_over:
         kept.worker.slot.close()
-        kept = None  # what is opened now says why it cannot be
+        kept = None  # opening it again raises the error that says why
     worker = kept.worker if kept is not None else opened(OPENED[0](piece.spec))
     worker.slot.lease = piece.lease
     try:
@@ -80,8 +82,9 @@ def with_worker(
 
 
 def rest() -> bool:
-    """What a worker process does without work: forget, and say whether it is too large to be kept. A process
-    stays as large as the largest piece that it had.
+    """Called without work: close what was not used for long, and return whether the process is too large.
+
+    A process that is too large is replaced, because it never gives back the memory of its largest piece.
     """
     forget_some()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -89,7 +92,7 @@ def rest() -> bool:
 
 
 def forget_some() -> None:
-    """Let go of what was not used for long or has been replaced, and of the oldest beyond `WORKERS_MAX`."""
+    """Close workers that were not used for long or are over, and the oldest ones beyond `WORKERS_MAX`."""
     since = time.monotonic() - IDLE_S
     for number, (key, kept) in enumerate(list(WORKERS.items())):
         many = len(WORKERS) - number >= WORKERS_MAX

@@ -1,8 +1,8 @@
 """Which worker writes in which slot of an incarnation. Pure.
 
-A slot is leased to a worker until it ends, or until another one needs the slot while the first has no work of
-the incarnation. Two workers that took turns in a slot would each close the other's writer at the sink, and
-open their own: slower than most pieces of work.
+A worker keeps its slot until the worker ends, or until another worker needs a slot while this one has no work
+of the incarnation. If two workers took turns in a slot, each would fence the other's writer and open its own,
+which takes longer than most pieces of work.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ Who = TypeVar("Who", bound=Hashable)
 
 
 class Leases(Generic[Who]):
-    """Of one incarnation."""
+    """The leases of one incarnation."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._held: dict[Who, Lease] = {}
-        """By whom; who had work last is the last."""
+        """The lease of each worker. The worker that got work last is the last one."""
         self._number = 0
 
     def lease(self, who: Who, busy: Collection[Who]) -> Lease | None:
-        """A slot for a worker that gets work; None: those `busy` with the incarnation have them all."""
+        """A slot for a worker that gets work. None if workers `busy` with the incarnation have all slots."""
         mine = self._held.pop(who, None) or self._new(busy)
         if mine is not None:
             self._held[who] = mine
         return mine
 
     def stands(self, lease: Lease) -> bool:
-        """Whether somebody has it."""
+        """Whether a worker has this lease now."""
         return lease in self._held.values()
 
     def end(self, who: Who) -> None:
-        """It is dead, or has nothing to say any more; its slot is free."""
+        """Free the slot of a worker that is dead or disconnected."""
         self._held.pop(who, None)
 
     def _new(self, busy: Collection[Who]) -> Lease | None:

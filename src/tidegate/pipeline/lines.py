@@ -1,6 +1,6 @@
 """A connection between the application and a worker: typed messages, in order, each way.
 
-A worker on the application's machine has a Unix socket (`ipc.FramedSocket`), one elsewhere a stream of gRPC.
+A worker on the application's machine uses a Unix socket (`ipc.FramedSocket`), one elsewhere a gRPC stream.
 """
 
 from __future__ import annotations
@@ -16,36 +16,40 @@ import grpc
 from tidegate.ipc import parsed
 
 WAITING_MAX: Final = 1024
-"""Messages that were received and not asked for; the line of one that sends more is ended."""
+"""How many received messages may wait for `receive`. If the other end sends more, the line is ended."""
 
 
 class Line(Protocol):
-    """As `ipc.FramedSocket`, of which this is what host and worker use."""
+    """The part of `ipc.FramedSocket` that host and worker use."""
 
     def say(self, message: Mapping[str, Any]) -> None:
         """Send a message. Callable from several threads. Raises OSError when the other end is gone."""
         ...
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, or None when the other end is gone. Blocks. Raises ValueError for nonsense."""
+        """The next message, or None when the other end is gone. Blocks. Raises ValueError for
+        invalid bytes.
+        """
         ...
 
     def waits(self, timeout_s: float) -> bool:
-        """Whether something can be received within so many seconds: a message, or the end."""
+        """Wait up to `timeout_s` seconds. Returns whether `receive` would not block: a message,
+        or the end.
+        """
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether the other end is gone, and nothing is left to be received."""
+        """Whether the other end is gone and no message is left."""
         ...
 
     def close(self) -> None:
-        """End it; a blocked `receive` returns None."""
+        """End the line. A blocked `receive` returns None."""
         ...
 
 
 class StreamLine:
-    """One end of a stream of gRPC. `feed` takes what comes in, `outgoing` gives what is to be sent."""
+    """One end of a gRPC stream. `feed` takes the incoming messages, `outgoing` gives those to send."""
 
     def __init__(self, cancel: Callable[[], object]) -> None:
         """`cancel`: ends the stream at once."""
@@ -82,18 +86,18 @@ class StreamLine:
         self._cancel()
 
     def end(self) -> None:
-        """The stream has ended."""
+        """Note that the stream has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait_end(self) -> None:
-        """Until it has ended."""
+        """Block until the stream has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed)
 
     def feed(self, incoming: Iterable[bytes]) -> None:
-        """Take what comes, until the stream ends; however it does, nothing more will come."""
+        """Take incoming messages until the stream ends, with or without an error."""
         try:
             for data in incoming:
                 with self._changed:
@@ -107,7 +111,7 @@ class StreamLine:
             self.end()
 
     def outgoing(self) -> Iterator[bytes]:
-        """What is to be sent, until the stream ends."""
+        """The messages to send, until the stream ends."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._out or self._closed)

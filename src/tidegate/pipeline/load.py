@@ -1,8 +1,8 @@
-"""The initial load of a feed, in the application: shares out, what is durable in, until no range is left.
+"""The application's part of an initial load: it gives out shares and takes reports until no range is left.
 
-Each share is a piece of work for one worker, so that a slow range keeps nobody waiting and each report goes
-to the control process at once. The stream begins when the load is durable; what happens upstream meanwhile is
-captured into the event store.
+Each share is a piece of work for one worker. So a slow range does not delay the others, and each report goes
+to the control process at once. The stream begins when the whole load is durable; until then, the puller
+writes changes to the event store.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
 from tidegate.pipeline.work import COUNTS, Load, LoadedRange, LoadReport
 
 PAUSE_S: Final = 1.0
-"""The longest wait for the pace without a sign of life."""
+"""The longest wait for the pace without a beat. Seconds."""
 
 
 class InitialLoad:
-    """One incarnation's part of a load. `run` once."""
+    """The part of a load that one incarnation does. Call `run` once."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class InitialLoad:
         ask: Callable[[Load], Sequence[LoadReport]],
         send: Callable[[Loaded], None],
     ) -> None:
-        """`ask`: has a worker do a piece of work; raises when the incarnation ends. `send`: tells the control
-        process.
+        """`ask`: has a worker do a piece of work; raises when the incarnation ends. `send`: sends a report to
+        the control process.
         """
         self._spec, self._ask, self._send = spec, ask, send
         self._plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
@@ -46,7 +46,10 @@ class InitialLoad:
         self._beats = Beats(spec.beats_dir)
 
     def run(self, loaded: Iterable[LoadedRange]) -> None:
-        """Load what is not durable yet by the sink's records, read after the fence; all is on return."""
+        """Load all that is not durable yet. On return the whole load is durable.
+
+        `loaded`: how much of each range was durable, read from the sink's records after the fence.
+        """
         self._queue = LoadQueue(self._plan, {one.id: (one.rows, one.left_from) for one in loaded})
         self._began = time.monotonic()
         self._tell([], 0.0)
@@ -71,7 +74,7 @@ class InitialLoad:
             raise
 
     def _take(self) -> list[Left]:
-        """A share, as soon as there is one and the pace allows it; empty: the end."""
+        """Wait for a share that the pace allows. Empty: no range is left, or another thread has failed."""
         with self._changed:
             while not self._failed:
                 wait = self._pace.wait(time.monotonic())
@@ -79,7 +82,7 @@ class InitialLoad:
                 if share or not (wait or self._queue.busy):
                     return share
                 if wait and not self._queue.busy:
-                    self._beats.beat()  # a pause that was asked for is no silence
+                    self._beats.beat()  # the load pauses on purpose, and must not count as hung
                 self._changed.wait(min(wait, PAUSE_S) if wait else None)
             return []
 
@@ -95,7 +98,7 @@ class InitialLoad:
         self._queue.settle([(r.report.span, r.rows, r.left_from) for r in reports], share)
 
     def _tell(self, reports: Sequence[LoadReport], task_s: float) -> None:
-        """What is durable now, to the control process."""
+        """Report to the control process what is durable now."""
         state = self._queue.state(time.monotonic() - self._began)
         stats = {name: sum(getattr(r.report, name) for r in reports) for name in COUNTS}
         self._send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))

@@ -1,10 +1,10 @@
-"""Shares of initial loads that wait for a worker: asked for by a load's threads, answered by a worker's.
+"""Shares of initial loads that wait for a worker. A thread of a load asks; a worker's thread answers.
 
-    a load's thread: ask -----------------------------------------> blocks until its answer
+    a load's thread: ask -----------------------------------------> blocks until the answer
     placement:       next --> a worker does it --> Work.answered --^
     incarnations:    drop --> Work.answered with Fenced ----------^
 
-Bound: a load asks from as many threads as it may have workers (`load.InitialLoad`), so no more shares wait.
+Bound: a load has as many threads as it may have workers (`load.InitialLoad`), and each waits for one share.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tidegate.pipeline.work import Load, LoadReport
 
 
 class LoadRequests:
-    """Of all incarnations. Each share that is asked for is answered once: by a worker, or by `drop`."""
+    """The requests of all incarnations. Each one is answered once: by a worker, or by `drop`."""
 
     def __init__(self, threads: Threads, timetable: Timetable[Key]) -> None:
         self._changed, self._timetable = threads.changed, timetable
         self._waiting: dict[Key, deque[Work]] = {}
 
     def ask(self, one: Incarnation, piece: Load) -> Sequence[LoadReport]:
-        """Have a worker do a share, and wait for that. Raises what the worker raised, and Fenced when the
-        incarnation is over.
+        """Have a worker do a share, and wait for its reports. Raises what the worker raised, and Fenced when
+        the incarnation is over.
         """
         answer: Future[Sequence[LoadReport]] = Future()
         words = f"{len(piece.share)} ranges of the initial load"
@@ -43,11 +43,11 @@ class LoadRequests:
         return answer.result()
 
     def next(self, key: Key) -> Work:
-        """The oldest share of an incarnation that waits, by the timetable there is one. Under the lock."""
+        """Take the oldest waiting share of an incarnation. One must be waiting. Under the lock."""
         return self._waiting[key].popleft()
 
     def drop(self, one: Incarnation) -> None:
-        """An incarnation is over: what waits of it is answered with Fenced."""
+        """An incarnation is over: answer its waiting shares with Fenced."""
         with self._changed:
             waiting = self._waiting.pop(one.key, ())
         for work in waiting:

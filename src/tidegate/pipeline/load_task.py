@@ -1,9 +1,9 @@
-"""A worker's part of an initial load: ranges of the snapshot in, durable rows downstream out.
+"""A worker's part of an initial load: reads ranges of the snapshot, and makes their rows durable downstream.
 
-Pages of keys and values at the load's ts become entries, and go through the stages and the slot of the stream
-as inserts with the load's ts as commit ts; keys of a feed without tables as puts, likewise. Each
-transaction carries, beside its rows, from where each of its ranges goes on. A piece ends after `TASK_S`, or
-its share of the pace; the application hands out what is left.
+Pages of keys and values at the load's ts become entries: inserts with the load's ts as commit ts, or puts in
+a feed without tables. They use the same stages and the same slot as the stream. Each transaction also
+records, for each of its ranges, the key where the rest begins. A piece of work ends after `TASK_S`, or when
+its share of the pace is used up; the application gives out what is left.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from tidegate.pipeline.work import Load, LoadReport, Report
 from tidegate.sink.base import SlotTaken
 
 TASK_S: Final = 4.0
-"""How long a piece of work begins new pages; then the application hears of it."""
+"""After this time a piece of work reads no more pages and reports to the application. Seconds."""
 CLIENTS: Final[dict[str, PdClient]] = {}
-"""This process's, with its regions and channels."""
+"""The PD clients of this process, by address. They keep their regions and channels."""
 
 
 def load(task: Load) -> list[LoadReport]:
-    """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report.
+    """Load a share, or a part of it; durable on return. Ranges that were not begun are not reported.
 
-    When the slot is taken meanwhile, by a zombie that wakes or by the sink's clock, the piece ends there.
+    If the worker loses its slot meanwhile, because a zombie took it or the sink's timeout passed, the piece
+    ends with the last commit.
     """
     return with_worker(task, partial(_load, task))
 
@@ -80,10 +81,10 @@ class Loader:
         self._until = time.monotonic() + TASK_S
         self._reports: list[LoadReport] = []
         self.durable: list[LoadReport] = []
-        """What the last commit left."""
+        """The reports as of the last commit."""
 
     def run(self, share: Sequence[Left]) -> None:
-        """Range after range, until all are done or it is time to end."""
+        """Load one range after another, until all are done or a limit is reached."""
         for one in share:
             if self._is_over():
                 break
@@ -133,7 +134,7 @@ class Loader:
 
 
 def entries(page: pa.RecordBatch, ts: int) -> pa.RecordBatch:
-    """Pairs of a snapshot at `ts` as a block of puts without an old value: inserts, committed at `ts`.
+    """Pairs of a snapshot at `ts` as a block of puts without old values, that is, inserts committed at `ts`.
 
     Their start ts is 0, which no transaction has.
     """

@@ -1,17 +1,19 @@
-"""How what waits is cut into pieces that are encoded one by one, each ending where a delivery may stop. Pure.
+"""Cuts waiting entries into pieces that are encoded one by one. A delivery may stop after each piece. Pure.
 
 A piece is a slice of entries in the store's order, of about as many bytes as the caller asks for, with the
-position of its end. Mostly it ends between two transactions. A transaction that does not fit is *large*: it
-goes out in several pieces, and yet in the order in which it would as a whole, in which the updates that
-change a unique key are a delete before, and an insert after, all updates of the transaction
-(`dispatcher.split`). So the updates of a large transaction are read up to three times:
+position of its end. Usually it ends between two transactions. A transaction that does not fit is *large*: it
+is emitted in several pieces, but in the same order as a whole transaction. In that order, an update that
+changes a unique key is split into a delete before all other updates of the transaction, and an insert after
+them (`dispatcher.split`). So the updates of a large transaction are read up to three times:
 
     deletes | updates: old halves | updates: those that stay | updates: new halves | inserts
 
-and the last time only if the first has met such an update, which the caller counts (`Cutter.met`). The order
-is the same wherever pieces end, and at whatever position a later delivery begins.
+They are read for new halves only if the pass for old halves found such an update, which the caller counts
+(`Cutter.met`). The order does not depend on where pieces end, nor on the position at which a later delivery
+resumes.
 
-Memory: one block of the store beside the piece, and the rows of a transaction that goes over a block's end.
+Memory: one block of the store in addition to the piece, and the rows of a transaction that crosses the end of
+a block.
 """
 
 from __future__ import annotations
@@ -30,34 +32,34 @@ from tidegate.eventstore.seek import classes, place_of, sizes
 from tidegate.model.position import DELETE_CLASS, INSERT_CLASS, UPDATE_CLASS, Place, Position, Rank
 
 ROW_BYTES: Final = 32
-"""What an entry counts beside its key and values."""
+"""Bytes that an entry counts in addition to its key and values."""
 Group: TypeAlias = tuple[int, int]
 """A transaction: commit ts and start ts."""
 Read: TypeAlias = Callable[[Place | None], Iterable[pa.RecordBatch]]
-"""The range's blocks, from behind a place on."""
+"""Reads the range's blocks after a place; None: from its start."""
 Int64s: TypeAlias = npt.NDArray[np.int64]
 _SPLITTING: Final = (Rank.OLD_HALVES, Rank.UPDATES, Rank.NEW_HALVES)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Entries to be encoded at once."""
+    """Entries that are encoded together."""
 
     block: pa.RecordBatch
     part: Part
     end: Position
-    """Everything up to here, this piece included."""
+    """The position after this piece: everything up to it was emitted."""
     again: bool = False
-    """Whether these entries were in an earlier piece, of another part: what is wrong with them is known."""
+    """Whether these entries were in an earlier piece, for another part. Their damage was reported then."""
 
 
 class Cutter:
-    """Cuts one range. `run` once.
+    """Cuts one range. Call `run` once.
 
-    `budget`: bytes that the next piece may have; one entry may have more. `splits`: whether updates of unique
-    keys are split. `apart`: transactions that go out as large ones, however small they are, since the caller
-    leaves out some of their changes; they were begun by a feed that splits, so that their updates are split
-    to the end, as in `_resume`.
+    `budget`: how many bytes the next piece may have; a single entry may have more. `splits`: whether updates
+    of unique keys are split. `apart`: transactions that are emitted as large ones even if they are small. An
+    earlier incarnation has emitted a part of them, and the caller leaves that part out. If that incarnation
+    split updates, the rest of the transaction is split as well, as in `_resume`.
     """
 
     def __init__(
@@ -65,10 +67,10 @@ class Cutter:
     ) -> None:
         self._read, self._budget, self._splits, self._apart = read, budget, splits, apart
         self.met = 0
-        """Updates of unique keys in the pieces so far: the caller adds them before it asks for the next."""
+        """Updates of unique keys in the pieces so far. The caller adds them before it asks for the next."""
 
     def run(self, past: Position | None = None) -> Iterator[Piece]:
-        """The pieces behind a position, in order."""
+        """The pieces after a position, in order."""
         if past is None:
             source = _Source(self._read(None))
         elif past.rank in _SPLITTING or (self._splits and past.rank in (Rank.DELETES, Rank.INSERTS)):
@@ -76,7 +78,8 @@ class Cutter:
         else:
             source = _Source(self._read(past.place))
             if past.rank is Rank.WHOLE_UPDATES:
-                # Begun by a feed that split no update: if this one does, it does from the next one on.
+                # This transaction was begun by a feed that split no updates. Even if this feed splits them,
+                # the rest of this transaction is not: old halves would come after updates that are out.
                 yield from self._plain(source.rest((past.commit_ts, past.start_ts)))
         if self._splits:
             yield from self._grouped(source)
@@ -84,13 +87,13 @@ class Cutter:
             yield from self._ungrouped(source)
 
     def _plain(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
-        """Where no update is split: pieces that end anywhere."""
+        """Pieces of entries whose updates are not split. They may end anywhere."""
         for block in blocks:
             for rows in self._slices(block):
                 yield Piece(rows, Part.WHOLE, _end(rows, Rank.WHOLE_UPDATES))
 
     def _ungrouped(self, source: _Source) -> Iterator[Piece]:
-        """Where no update is split, but for those of transactions that are `apart`."""
+        """Pieces of a feed that splits no updates, except in the transactions that are `apart`."""
         while self._apart and (block := source.peek()) is not None:
             if (group := _group(block)) in self._apart:
                 yield from self._large(group, source.rest(group))
@@ -102,7 +105,7 @@ class Cutter:
         yield from self._plain(source.rest(None))
 
     def _grouped(self, source: _Source) -> Iterator[Piece]:
-        """Whole transactions, as many as fit; one that does not fit by itself."""
+        """Pieces of whole transactions, as many as fit; a transaction that does not fit gets its own."""
         while (block := source.peek()) is not None:
             if (group := _group(block)) in self._apart:
                 yield from self._large(group, source.rest(group))
@@ -111,7 +114,7 @@ class Cutter:
             next_apart = self._next_apart(block, ends) if self._apart else None
             if next_apart is not None:
                 ends = ends[: next_apart + 2]
-            # The last one may go on in the next block.
+            # The last transaction of the block may continue in the next block, so it is not taken here.
             fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
             if len(fits):
                 rows = source.take(int(fits[-1]))
@@ -120,7 +123,7 @@ class Cutter:
                 yield from self._one(source, _group(block))
 
     def _next_apart(self, block: pa.RecordBatch, ends: Int64s) -> int | None:
-        """Which of the ends of a block's transactions is where one begins that goes out apart."""
+        """The index in `ends` of the end after which a transaction begins that is `apart`; None: no such."""
         commits, starts = block.column(0), block.column(1)
         for i, first in enumerate(ends[:-1].tolist()):
             if (commits[first].as_py(), starts[first].as_py()) in self._apart:
@@ -128,7 +131,7 @@ class Cutter:
         return None
 
     def _one(self, source: _Source, group: Group) -> Iterator[Piece]:
-        """One transaction, joined where it goes over the ends of blocks; or as a large one."""
+        """One transaction, joined if it crosses the ends of blocks; if it does not fit, as a large one."""
         held: list[pa.RecordBatch] = []
         size = 0
         for rows in source.rest(group):
@@ -145,7 +148,7 @@ class Cutter:
     def _large(
         self, group: Group, parts: Iterable[pa.RecordBatch], *, met: bool = False, owed: bool = False
     ) -> Iterator[Piece]:
-        """A transaction in pieces. `met`: its old halves are out; `owed`: its new ones may be due."""
+        """A transaction in pieces. `met`: its old halves are out; `owed`: its new halves may be due."""
         for part in parts:
             for kind, rows in _by_class(part):
                 if kind == UPDATE_CLASS and not met:
@@ -161,7 +164,7 @@ class Cutter:
             yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
 
     def _halves(self, group: Group, rank: Rank, past: Place) -> Iterator[Piece]:
-        """The transaction's updates behind a place, read anew, for the halves of some of them."""
+        """The transaction's updates after a place, read again, for the halves of those that are split."""
         part = Part.OLD_HALVES if rank is Rank.OLD_HALVES else Part.NEW_HALVES
         for block in _Source(self._read(past)).rest(group):
             updates = int(np.searchsorted(classes(block), UPDATE_CLASS, side="right"))
@@ -171,13 +174,13 @@ class Cutter:
                 return
 
     def _resume(self, past: Position) -> Generator[Piece, None, _Source]:
-        """The rest of a transaction that was begun; returns what comes behind it."""
+        """The rest of a transaction that an earlier incarnation began. Returns the source after it."""
         group, place = (past.commit_ts, past.start_ts), past.place
         if past.rank in (Rank.OLD_HALVES, Rank.NEW_HALVES):
             yield from self._halves(group, past.rank, past.place)
             place = (*group, UPDATE_CLASS if past.rank is Rank.OLD_HALVES else INSERT_CLASS)
         source = _Source(self._read(place))
-        # Whether its updates had any halves nobody knows any more: look.
+        # It is not known any more whether any of its updates was split, so they are read again.
         owed = past.rank in (Rank.OLD_HALVES, Rank.UPDATES)
         met = past.rank is not Rank.DELETES
         yield from self._large(group, source.rest(group), met=met, owed=owed)
@@ -196,20 +199,20 @@ def slices(block: pa.RecordBatch, budget: Callable[[], int]) -> Iterator[pa.Reco
 
 
 def weight(block: pa.RecordBatch) -> int:
-    """What a block counts, in bytes."""
+    """The bytes that a block counts."""
     total: int = sizes(block).sum() + ROW_BYTES * block.num_rows
     return int(total)
 
 
 class _Source:
-    """Blocks of which one may take a part and leave the rest."""
+    """Blocks from which a caller may take a part and leave the rest."""
 
     def __init__(self, blocks: Iterable[pa.RecordBatch]) -> None:
         self._blocks = iter(blocks)
         self._head: pa.RecordBatch | None = None
 
     def peek(self) -> pa.RecordBatch | None:
-        """What comes next; not empty; None at the end."""
+        """The next block or the rest of it, which is not empty; None at the end."""
         if self._head is None or self._head.num_rows == 0:
             self._head = next(self._blocks, None)
         return self._head
@@ -222,7 +225,7 @@ class _Source:
         return block.slice(0, count)
 
     def rest(self, group: Group | None) -> Iterator[pa.RecordBatch]:
-        """What follows at once of a transaction, block by block; None: of all."""
+        """The next rows while they belong to a transaction, block by block; None: all rows."""
         while (block := self.peek()) is not None:
             if group is None:
                 yield self.take(block.num_rows)
@@ -245,7 +248,7 @@ def _group_ends(block: pa.RecordBatch) -> Int64s:
 
 
 def _weights(block: pa.RecordBatch) -> Int64s:
-    """What the rows up to each one count, itself included."""
+    """The bytes that all rows up to each one count, itself included."""
     return np.cumsum(sizes(block) + ROW_BYTES)
 
 
@@ -261,13 +264,13 @@ def _by_class(block: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
 
 
 def _end(block: pa.RecordBatch, updates: Rank) -> Position:
-    """The position of the last row, which as an update has the rank `updates`."""
+    """The position of the last row. If it is an update, it has the rank `updates`."""
     commit_ts, start_ts, kind, key = place_of(block, block.num_rows - 1)
     rank = (Rank.DELETES, updates, Rank.INSERTS)[kind]
     return Position(commit_ts, start_ts, rank, key)
 
 
 def _behind(block: pa.RecordBatch) -> Position:
-    """The position behind the transaction of the last row."""
+    """The position after the transaction of the last row."""
     last = block.num_rows - 1
     return Position(block.column(0)[last].as_py(), block.column(1)[last].as_py(), Rank.DONE, b"")

@@ -1,9 +1,9 @@
-"""Who gets what: pieces of work that are due go to workers that are free.
+"""Gives the pieces of work that are due to the workers that are free.
 
     Glance, Backlog --> Timetable --> a piece of work --> a worker
 
-One thread, which calls `run`, decides. A range is with one worker at a time, and the next one of its span is
-due when that one is durable. So no worker waits for another.
+One thread decides, the one that calls `run`. At most one range of a span is with a worker, and the next range
+of that span is given out only when this one is durable. So no worker waits for another.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from tidegate.pipeline.work import Begin, Deliver
 from tidegate.pipeline.workforce import Workforce
 
 GLANCE_S: Final = 0.01
-"""Between two glances at what may have become due."""
+"""The pause between two glances at what may have become due."""
 QUIET_S: Final = 2.0
 QUIET_GLANCE_S: Final = 0.02
-"""The same when nothing was due for QUIET_S."""
+"""The same pause when nothing was due for QUIET_S."""
 QUIET_GLANCES_A_S: Final = 5000.0
-"""How many changefeeds are then glanced at in a second, at most: each costs some microseconds of every
-glance. Beyond 100 changefeeds the pause grows with their number.
+"""How many changefeeds are glanced at in a second when nothing is due, at most. Each costs some microseconds
+of every glance, so beyond 100 changefeeds the pause grows with their number.
 """
 REST_S: Final = 2.0
-"""Between two looks at a changefeed of which no change was seen, with up to fifty changefeeds."""
+"""The pause between two looks at a changefeed of which no change was seen, with up to fifty changefeeds."""
 RESTING_LOOKS_A_S: Final = 25.0
-"""How many such looks there are in a second, of all changefeeds together. Beyond fifty the pause grows with
-their number.
+"""How many such looks there are in a second, for all changefeeds together. Beyond fifty changefeeds the pause
+grows with their number.
 """
 REST_MAX_S: Final = 10.0
-"""The longest such pause: nothing waits longer if a change was not seen."""
+"""The longest such pause. It bounds the delay if a glance misses a change."""
 GATHER_S: Final = 0.1
-"""Until the next look at rows that are left to be more."""
+"""The pause until the next look at rows that are left to wait for more (`Backlog.gathers`)."""
 HOME_S: Final = 1.0
-"""How long a worker that has a changefeed's writer may be busy while the changefeed's work waits for it."""
+"""How long work of a changefeed waits for a busy worker that has its writer open."""
 
 
 class Placement:
-    """Gives out the work of all incarnations. For one thread."""
+    """Gives out the work of all incarnations. All methods are for one thread."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Placement:
             self._rest()
 
     def piece_bytes(self, one: Incarnation) -> int:
-        """How large its next piece may be; 0: as the settings say, since it keeps nobody waiting."""
+        """How large its next piece may be. 0: as the settings say, because no other changefeed waits."""
         return 0 if len(self._incarnations) == 1 else one.piece_bytes
 
     def _rest(self) -> None:
-        """Until something may be due and a worker is free, or it is time for a glance."""
+        """Wait until something may be due and a worker is free, or until it is time for a glance."""
         quiet = time.monotonic() - self._handed_at > QUIET_S
         with self._changed:
             self._threads.check()
@@ -91,15 +91,15 @@ class Placement:
         return self._timetable.next_begin() is not None or self._timetable.next_load() is not None
 
     def _ready(self) -> list[Key]:
-        """The changefeeds that are to be looked at, and may have another worker, in turn."""
+        """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
         room = self._timetable.room
         stirred = [(one.key, one.at_once) for one in self._incarnations if one.stirred]
         found = [key for key, most in stirred if room(key, most) and not self._waits_for_home(key)]
         return self._timetable.in_turn(found) if found else found
 
     def _waits_for_home(self, key: Key) -> bool:
-        """Whether all workers that have its writer are busy, and one not for long. To open another writer
-        takes the broker and us longer than most pieces.
+        """Whether all workers with its writer are busy, at least one of them for less than `HOME_S`. Waiting
+        for it is better than a new writer: to open one takes longer than most pieces.
         """
         if len(self._incarnations) == 1:
             return False
@@ -110,11 +110,11 @@ class Placement:
         return any(now - each.given_at < HOME_S for each in homes)
 
     def _hand_out(self) -> None:
-        """Give work to those that are free, while there is both."""
+        """Give out work while something is due and a worker is free."""
         now = time.monotonic()
         with self._changed:
             running = [one for one in self._incarnations if one.backlog is not None and not one.over]
-        stirred = self._glance.stirred(running, now)  # without the lock: it reads files
+        stirred = self._glance.stirred(running, now)  # without the lock, because it reads files
         with self._changed:
             for one in stirred:
                 one.stirred = not one.over
@@ -137,14 +137,14 @@ class Placement:
         return None if key is None else self._requests.next(key)
 
     def _deliver(self, key: Key) -> None:
-        """Look what is due of one changefeed, and give it out."""
+        """Look at what is due of one changefeed, and give it out."""
         with self._changed:
             one = self._incarnations.get(key)
             free = 0 if one is None or one.over else self._timetable.room(key, one.at_once)
             free = min(free, self._workforce.free)
             if one is None or not free:
-                return  # it is looked at again when a worker is back
-            # Before the look: a change that comes during it must stir the changefeed again.
+                return  # it is looked at again when a worker becomes free
+            # Reset this before the look: a change during the look must set it again.
             one.stirred = False
         assert one.backlog is not None
         rest_s = min(REST_MAX_S, max(REST_S, len(self._incarnations) / RESTING_LOOKS_A_S))
@@ -161,12 +161,12 @@ class Placement:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._workforce.any_free():
                     self._give(Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
-                else:  # the worker that was to have them has died since
+                else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
                     one.stirred = not one.over
 
     def _give(self, work: Work) -> None:
-        """To the free worker that suits it best, with a lease of the slot in which that one writes."""
+        """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""
         one = work.of
         worker = self._workforce.take(one.key)
         self._timetable.give(one.key, work.kind)
@@ -180,7 +180,7 @@ class Placement:
         worker.give(work, self._handed_at)
 
     def _has_due(self, ready: list[Key]) -> bool:
-        """Whether there is work for a worker that makes room."""
+        """Whether work waits that a new worker could do."""
         with self._changed:
             if self._is_begin_or_load_due():
                 return True
@@ -191,4 +191,4 @@ class Placement:
         try:
             return one is not None and one.backlog is not None and bool(one.backlog.look()[0])
         except Exception:
-            return True  # the look that gives it out says what is wrong
+            return True  # `_deliver` looks again, and reports the error

@@ -1,4 +1,4 @@
-"""A process by a handle that cannot come to mean another one, as a process id can: pidfd_open(2)."""
+"""A handle of a process, by pidfd_open(2). Unlike a process id, it never refers to a later process."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import suppress
 
 
 class Process:
-    """One that was not started here. Raises ProcessLookupError when there is none with that id."""
+    """A process that is not our child. Raises ProcessLookupError if no process has that id."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._handle = os.pidfd_open(pid)
 
     def kill(self) -> None:
-        """SIGKILL, which ends stopped ones, too."""
+        """Send SIGKILL, which also ends a stopped process."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Until it has ended. One in a call to a dead disk does not."""
+        """Block until it has ended. A process that is blocked in a call to a dead disk does not end."""
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         poll.poll()
 
     def close(self) -> None:
-        """Let go of the handle."""
+        """Close the handle."""
         os.close(self._handle)

@@ -1,7 +1,7 @@
 """Which ranges of a feed's spans are due, and how they are shared among tasks. Pure.
 
-A range is due only when segments hold rows in it: the control process advances spans without rows, so an idle
-feed makes no batch.
+A range is due only if segments have rows in it. The control process advances spans without rows, so an idle
+feed needs no batch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from tidegate.pipeline.feed import Bounds
 
 HEAVY_BYTES: Final = 16 << 20
-"""A batch of so much means a backlog, or hundreds of thousands of rows a second."""
+"""If this many bytes wait, the load is heavy: a backlog, or hundreds of thousands of rows a second."""
 HEAVY_S: Final = 1.0
-"""Then so many seconds lie between two of them: each costs 30 ms of CPU in the JVM, however small it is."""
+"""The time between two batches under heavy load. Larger batches cost less for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Range:
 
 
 def deliverable(bounds: Bounds, frontier: Mapping[str, int], span: str) -> int:
-    """How far a span may be delivered: received, not past the bound, and not past the schema we know.
+    """The ts up to which a span may be delivered: it is received, within the bound, and its schema is known.
 
-    A span ahead of the DDL puller would be decoded with an old schema.
+    A row beyond the resolved ts of the DDL span might be decoded with an old schema.
     """
     return min(frontier.get(span, 0), frontier.get(bounds.ddl_span, 0), bounds.bound)
 
@@ -41,9 +41,9 @@ def due(
     frontier: Mapping[str, int],
     cut: Callable[[str, int, int], int],
 ) -> list[Range]:
-    """What a batch takes. `begun`: how far each span was taken before.
+    """The ranges of the next batch. `begun`: the ts up to which each span was taken before.
 
-    `cut(span, after, upto)` is how far rows go within the budget, `after` if there are none.
+    `cut(span, after, upto)`: the ts up to which the rows fit into the budget; `after` if there are no rows.
     """
     found = []
     for span, start_ts in bounds.spans.items():
@@ -56,15 +56,15 @@ def due(
 
 
 def waits(waiting_bytes: int, budget_bytes: int, since_s: float) -> bool:
-    """Whether a batch had better wait for more rows, `since_s` seconds after the one before began.
+    """Whether to wait for more rows before the next batch, `since_s` seconds after the last one began.
 
-    Only under heavy load, where throughput counts, and never once a batch is full.
+    True only under heavy load, where throughput matters more than delay, and never if a batch is full.
     """
     return HEAVY_BYTES <= waiting_bytes < budget_bytes and since_s < HEAVY_S
 
 
 def share(found: list[Range], sizes: Mapping[str, int], tasks: int) -> list[list[Range]]:
-    """Ranges spread over at most `tasks` tasks of about equal bytes, biggest first."""
+    """Spread ranges over at most `tasks` tasks with about equal bytes, placing the biggest ranges first."""
     shares: list[tuple[int, list[Range]]] = [(0, []) for _ in range(min(tasks, len(found)))]
     for one in sorted(found, key=lambda r: -sizes.get(r.span, 0)):
         i = min(range(len(shares)), key=lambda i: shares[i][0])

@@ -1,9 +1,10 @@
-"""What a row in a changefeed's quarantine is by this release and by the catalogue that its capture keeps.
+"""Decode rows of a changefeed's quarantine again, with this release and the catalogue that its capture keeps.
 
     base file + the DDL span's jobs -> the table as it was at the row's commit ts -> the plain decoder
 
-The capture may be running: its files are read as its workers read them, and nothing is written. Where the
-catalogue of a row's time is gone, the oldest one that is kept is used, and the outcome says so.
+The capture may be running: its files are read in the same way as its workers read them, and nothing is
+written. If the capture no longer has the catalogue at a row's commit ts, the oldest catalogue is used, and
+the outcome says so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidegate.tidb import checksum, keys
 
 DDL_SPAN: Final = span_id(keys.ddl_span())
 TABLES: Final = "tidb"
-"""The folder of the event store of tables, in that of its cluster."""
+"""The event store of tables, as a folder in the folder of its cluster."""
 
 
 def quarantine_of(data_dir: Path, namespace: str, changefeed: str) -> Path:
@@ -47,10 +48,10 @@ def quarantine_of(data_dir: Path, namespace: str, changefeed: str) -> Path:
 
 
 class Catalogue:
-    """The tables that a capture knows, at any time from its oldest base file on."""
+    """The tables that a capture knows, at any ts from its oldest base file on."""
 
     def __init__(self, data_dir: Path) -> None:
-        """Raises InvalidInput when the folder has no catalogue, or those of several clusters."""
+        """Raises InvalidInput when the folder has no event store, or the event stores of several clusters."""
         found = sorted((data_dir / "events").glob(f"*/{TABLES}"))
         if len(found) != 1:
             raise InvalidInput(
@@ -63,10 +64,10 @@ class Catalogue:
         self._store: SchemaStore | None = None
         self._since = self._read_to = 0
         self._is_oldest = False
-        """Whether no base file begins earlier: older rows need not look for one again."""
+        """Whether no base file begins earlier. If so, `table` need not look for one for older rows."""
 
     def table(self, physical_id: int, ts: int) -> tuple[TableSchema | None, str]:
-        """The table of a physical id at `ts`, and what is inexact about it; empty: nothing.
+        """The table of a physical id at `ts`, and a note if its version is not exact; empty: it is exact.
 
         Raises Retryable when the catalogue cannot be read.
         """
@@ -103,7 +104,7 @@ class Catalogue:
         return store
 
     def _advance(self, store: SchemaStore, ts: int) -> None:
-        """Take in the DDL jobs up to `ts`; where the DDL span does not hold all of them, none."""
+        """Apply the DDL jobs up to `ts`. If the DDL span no longer holds all of them, apply none."""
         with suppress(Retryable):
             columns = store.job_meta_columns()
             blocks = list(reader.read(self._events, DDL_SPAN, self._read_to, ts))
@@ -113,7 +114,7 @@ class Catalogue:
 
 
 def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> Outcome:
-    """Decode a row again; Retryable when the capture's catalogue cannot be read."""
+    """Decode a row again. Raises Retryable when the capture's catalogue cannot be read."""
     if "old_value" not in entry:
         return still_bad("it is a message that was not what its row is; the row is upstream as it was")
     try:
@@ -127,7 +128,7 @@ def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> Outcome:
 
 
 def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> Outcome:
-    """A row by a version of its table. Pure. `note`: what is inexact about that version."""
+    """Decode a row with a version of its table. Pure. `note`: says if that version is not exact."""
     commit_ts, value, old = entry["where"]["commit_ts"], entry["value"], entry["old_value"]
     about = f" ({note})" if note else ""
     try:
@@ -145,7 +146,7 @@ def decoded(entry: Mapping[str, Any], table: TableSchema, note: str = "") -> Out
 
 
 def _mismatch(entry: Mapping[str, Any], table: TableSchema) -> str:
-    """Why a row that was set aside for its checksum still differs from it; empty: it does not."""
+    """Why a row that was quarantined for its checksum still differs from it; empty if it does not."""
     if "checksum" not in entry:
         return ""
     old = entry["where"].get("image") == "old"

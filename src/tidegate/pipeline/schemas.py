@@ -1,8 +1,8 @@
 """The schemas a worker decodes with: a base file of the capture's catalogue, advanced by the DDL span itself.
 
-The base (`mounter.bases`) may lag behind the rows a task gets, but never behind what has been dropped from
-the DDL span; and no row is handed to a task before the DDL span is resolved up to it. So the base plus the
-DDL span's entries up to the task's ts is complete.
+The base (`mounter.bases`) may be older than the rows of a task, but the DDL span keeps all entries after it.
+No row is given to a task before the DDL span is resolved up to that row. So the base and the DDL span's
+entries up to the task's ts are together the complete catalogue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import Access
 
 FORGET_EVERY: Final = 256
-"""After so many jobs the versions that no task can ask for any more are dropped."""
+"""After this number of DDL jobs, the versions that no task can ask for any more are dropped."""
 
 
 class SchemaReader:
@@ -50,7 +50,7 @@ class SchemaReader:
             self._forget()
 
     def _forget(self) -> None:
-        """Tasks to come begin where the spans in the bounds file do, or later."""
+        """Drop old versions: later tasks begin at the start ts of a span in the bounds file, or after it."""
         self._store.forget(self._least_start())
         self._jobs = 0
 

@@ -1,16 +1,16 @@
-"""What the application offers to workers on other machines: their work, and all they need of the capture.
+"""The application's gRPC service for workers on other machines: their work, and all they read of the capture.
 
     tidegate.Capture/Work       a stream: the worker's line to the host (`pipeline.work`), JSON each way
     tidegate.Capture/Ask        JSON in, JSON out: spec, bounds, span, proof, quarantine, ...
     tidegate.Capture/Read       JSON in, events out, some MiB at a time
     tidegate.Capture/Catalogue  JSON in, a piece of a base file out
 
-A worker that shows the nonce of one of the application's jobs gets work. With work comes the secret of an
-incarnation, 256 random bits, which every other call carries. It opens the ranges of that incarnation for as
-long as that goes on: the host forgets it before it says Ended. With TLS both ends show certificates of one
-CA, and `--worker-cn` narrows their names.
+A worker gets work if it shows the nonce of one of the application's jobs. Each piece of work carries the
+secret of its incarnation, 256 random bits, and the worker sends this secret with every other call. The secret
+gives access to the ranges of that incarnation until it ends: the host forgets the secret before it reports
+Ended. With TLS both ends show certificates of one CA, and `--worker-cn` restricts their common names.
 
-The other end is `pipeline.elsewhere`. Nothing here keeps anything between two calls.
+The other end is `pipeline.elsewhere`. The service keeps no state between two calls.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ NAME: Final = "tidegate.Capture"
 SECRET: Final = "tidegate-secret"
 """The metadata that names the caller's incarnation."""
 READ_BYTES: Final = 16 << 20
-"""An answer with so many bytes of events ends, and the caller asks for the next."""
+"""An answer ends when it has this many bytes of events, and the caller asks for the next one."""
 CHUNK_BYTES: Final = 8 << 20
-"""Of a base file."""
+"""Bytes of a base file in one answer."""
 MESSAGE_BYTES: Final = 512 << 20
 """The longest message: an answer with two images of the largest row that TiDB takes (120 MiB each)."""
 WORKERS_MAX: Final = 512
 CALLS_MAX: Final = 128
-"""Answered at once, beside the streams of so many workers; one more waits."""
+"""Calls answered at the same time, in addition to the streams of `WORKERS_MAX` workers. Further calls
+wait."""
 READS_MAX: Final = 8
-"""Answers with events that are made at once: each is in memory some times over."""
+"""`Read` calls answered at the same time: each has several copies of its events in memory. Others wait."""
 STRANGERS_MAX: Final = 64
-"""Streams at once of which it is not known whose they are; one more is ended."""
+"""Streams that have not sent their hello yet. A further one is ended."""
 HELLO_S: Final = 30.0
 END, MORE, ERROR = b"\0", b"\1", b"\2"
-"""What the first byte of an answer with bytes says: that was all, ask for more, or JSON of what is wrong."""
+"""The first byte of an answer with bytes: the end of the data, more data to ask for, or an error as JSON."""
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
@@ -66,15 +67,15 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""Of both ends: keepalive notices within 20 s that the other end is gone."""
+"""gRPC options of both ends: keepalive detects within 20 s that the other end is gone."""
 _SPAN: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class Works(Protocol):
-    """`pipeline.host.Host`, as far as it is used here."""
+    """The part of `pipeline.host.Host` that the service uses."""
 
     def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
-        """Give a worker its work until it ends. `end_job`: makes Spark end its job."""
+        """Give a worker pieces of work until it ends. `end_job`: cancels its Spark job."""
         ...
 
     def incarnation(self, secret: str) -> Incarnation:
@@ -87,16 +88,16 @@ class Works(Protocol):
 
 
 class Service:
-    """The server. Made, then `start`ed; `expect` a worker of each job."""
+    """The server. Call `start` once, and `expect` for each job whose worker may connect."""
 
     def __init__(self, works: Works, address: str, tls: Tls | None, names: Sequence[str] = ()) -> None:
-        """`address`: host:port to listen at, port 0 takes a free one. `names`: common names of which a
-        worker's certificate must have one; empty: any of the CA will do.
+        """`address`: host:port to listen at; port 0 takes a free one. `names`: the common names that a
+        worker's certificate may have; empty: any certificate of the CA is accepted.
         """
         self._works, self._names = works, frozenset(names)
         self._lock = threading.Lock()
         self._expected: dict[str, Callable[[], None]] = {}
-        """Jobs whose workers have not come, by nonce, each with what ends it."""
+        """Jobs whose workers have not connected yet, by nonce, each with the function that cancels it."""
         self._refused = ""
         self._reads = threading.Semaphore(READS_MAX)
         self._strangers = threading.Semaphore(STRANGERS_MAX)
@@ -127,11 +128,11 @@ class Service:
                 "The address for workers cannot be used.", where=address, why=str(error), fix="give another"
             ) from error
         self.address = f"{host}:{port}"
-        """Where it listens."""
+        """host:port where it listens, with the actual port."""
         self._is_secure = tls is not None
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Begin to answer calls."""
         self._server.start()
 
     def stop(self) -> None:
@@ -140,18 +141,18 @@ class Service:
 
     @property
     def refused(self) -> str:
-        """Why the last worker that came was sent away; empty: it was not."""
+        """Why the last worker that connected was refused; empty if it was not."""
         return self._refused
 
     def expect(self, end_job: Callable[[], None]) -> str:
-        """The nonce that the worker of one job shows. `end_job`: makes Spark end that job."""
+        """A new nonce, which the worker of one job must show. `end_job`: cancels that Spark job."""
         nonce = os.urandom(32).hex()
         with self._lock:
             self._expected[nonce] = end_job
         return nonce
 
     def forget(self, nonce: str) -> None:
-        """The job has ended; its worker may never have come."""
+        """Stop waiting for the worker of a job that has ended."""
         with self._lock:
             self._expected.pop(nonce, None)
 
@@ -184,7 +185,7 @@ class Service:
         line.close()
 
     def _hello(self, line: StreamLine) -> ElsewhereHello | None:
-        """Who it is; None: that is not said in time, or too many are about to say it."""
+        """The worker's hello. None if it does not come in time, or if too many other streams wait for one."""
         if not self._strangers.acquire(blocking=False):
             return None
         try:
@@ -233,10 +234,10 @@ class Service:
         except Exception as error:
             return ERROR + json.dumps(to_json(_reported(error))).encode()
 
-    # --- who asks -----------------------------------------------------------------------------------------
+    # --- who may ask --------------------------------------------------------------------------------------
 
     def _admit(self, context: grpc.ServicerContext) -> None:
-        """Aborts the call of one whose certificate has another name."""
+        """Abort the call if the caller's certificate has none of the allowed common names."""
         if not self._names or not self._is_secure:
             return
         shown = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
@@ -251,7 +252,7 @@ class Service:
         return self._works.incarnation(shown[0] if shown else "")
 
     def _check_spans(self, one: Incarnation, spans: Sequence[str]) -> None:
-        """No secret opens events outside of its incarnation's ranges, except those of DDL."""
+        """Raise Fenced if a span is neither in the incarnation's ranges nor the span of DDL."""
         for span in spans:
             if _SPAN.fullmatch(span) is None:
                 raise Fenced("This is no span.", where=f"{span!r:.80}")
@@ -305,7 +306,7 @@ class Service:
 
 
 def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
-    """As many of them as an answer may hold."""
+    """An answer with as many blocks as fit, as an Arrow stream behind one byte (`END` or `MORE`)."""
     out, size, more = pa.BufferOutputStream(), 0, END
     out.write(END)
     with pa.ipc.new_stream(out, ENTRY_SCHEMA) as stream:
@@ -320,7 +321,7 @@ def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
 
 
 def _reported(error: Exception) -> Failed:
-    """Nothing of the capture's paths or traces goes out that was not meant for people."""
+    """The error as a worker gets it. Unless it is our own, it shows no paths or traces of the capture."""
     if isinstance(error, TidegateError):
         return failed(error)
     if isinstance(error, ValueError | KeyError | TypeError | AttributeError):

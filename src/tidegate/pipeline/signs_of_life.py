@@ -1,7 +1,7 @@
-"""Which workers get something done, which are killed because they do not, and what all of them do.
+"""Watches the workers: which make progress, which are killed because they do not, and what each one does.
 
-A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`; after
-`SLOW_S` already when there is work for which no worker is free (`connected_worker`: stuck, slow, hung).
+A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`. If work
+waits and no worker is free, it is killed earlier, after `SLOW_S` (`connected_worker`: stuck, slow, hung).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tidegate.pipeline.timetable import Timetable
 from tidegate.pipeline.workforce import Workforce
 
 WATCH_S: Final = 0.5
-"""Between two looks for signs of life."""
+"""The pause between two looks for signs of life."""
 ROOM_S: Final = 0.5
-"""Between two looks at whether work waits for the worker of a slow sink."""
+"""The shortest time between two looks at whether a slow worker must be killed because work waits."""
 
 
 class SignsOfLife:
-    """Of all workers. `watch` is for a thread of its own, `make_room` for the one that gives out work."""
+    """Watches all workers. `watch` runs in a thread of its own; `make_room` is for the placement's thread."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class SignsOfLife:
         supply: Supply,
         on_look: Callable[[Working], None],
     ) -> None:
-        """`on_look`: called with what is being done, whenever that has changed."""
+        """`on_look`: called with the current work of all workers, whenever that has changed."""
         self._changed, self._timetable, self._workforce = threads.changed, timetable, workforce
         self._incarnations, self._supply, self._on_look = incarnations, supply, on_look
         self._looked_for_room_at = float("-inf")
 
     def watch(self) -> None:
-        """Notice workers that have work and do nothing, free ones that are gone, and jobs that bring none.
+        """Notice workers that make no progress with their work, free workers that are gone, and missing ones.
 
-        Does not return. Raises Retryable when Spark does not start a worker that must be there.
+        Does not return. Raises Retryable if Spark does not start a required worker.
         """
         said: Working | None = None
         while True:
@@ -63,17 +63,18 @@ class SignsOfLife:
                 self._on_look(working)
                 said = working
             for one in waiting:
-                one.beats.beat()  # what it waits for is a worker
+                one.beats.beat()  # it waits only for a free worker, so it must not count as hung
             for worker, work in busy:
-                # A worker elsewhere says Alive on its line; its process id may be one of ours, too.
+                # A worker elsewhere sends Alive on its line. Its process id may also be in use here.
                 beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
                 self._watch_one(worker, work, beats.get(str(worker.process.pid)))
             self._supply.replace_stuck()
 
     def make_room(self, is_wanted: Callable[[], bool]) -> None:
-        """Kill the worker that has been silent longest, if it is slow and work waits: `is_wanted`, which is
-        called without the lock because it may read files. One is killed at a time: no other before a new
-        worker has taken its place, or while a spare one is on its way.
+        """Kill the slow worker that has been silent longest, if work waits.
+
+        `is_wanted`: whether work waits; called without the lock, because it may read files. Only one worker
+        is killed at a time: the next one not before a new worker has connected, nor while a spare one starts.
         """
         now = time.monotonic()
         if now - self._looked_for_room_at < ROOM_S:
@@ -97,10 +98,10 @@ class SignsOfLife:
                 self._kill(worker, work, hung(worker.who, work.words, silence.silent_s))
 
     def _kill(self, worker: ConnectedWorker, work: Work, why: TidegateError) -> None:
-        """For its silence, under the lock.
+        """Kill a worker for its silence. Under the lock.
 
-        `answered` at once, and not when the process is gone: a later answer from the same address, to another
-        changefeed, must not be overruled by this failure.
+        `answered` is called now, not when the process has ended. Another changefeed may get an answer from
+        the same address meanwhile, and this failure must not override that later answer.
         """
         self._timetable.answered(work.of.key, well=False)
         worker.kill(why)
@@ -124,5 +125,5 @@ class SignsOfLife:
 
 
 def _waits(one: Incarnation, out: Collection[Key]) -> bool:
-    """Whether it waits for a worker, and for nothing that it has to do itself."""
+    """Whether it waits for nothing but a free worker."""
     return not one.over and one.key not in out and (one.backlog is None or one.stirred)

@@ -1,8 +1,8 @@
-"""A worker's slot at the sink: leased to it by the host, its writer kept from piece to piece.
+"""A worker's slot at the sink. The host leases it to the worker, which keeps its writer from piece to piece.
 
-Nobody else writes in the slot while the lease stands (`pipeline.leases`). The sink does not know of leases:
-the last writer that was opened in a slot fences the others. So one that was opened under another lease is
-closed, and opened again.
+No other worker writes in the slot while the lease is valid (`pipeline.leases`). The sink does not know
+leases: in each slot it fences all writers but the one opened last. A writer that was opened under an earlier
+lease may be fenced by now, so the worker closes it and opens another one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tidegate.sink.base import Sink, Writer
 
 
 class _Opened(NamedTuple):
-    """A writer, and the lease that it was opened under."""
+    """A writer, and the lease under which it was opened."""
 
     lease: Lease
     writer: Writer
 
 
 class _Confirmed:
-    """A writer that asks before each commit whether it is still the one."""
+    """A writer that asks before each commit whether its worker may still write."""
 
     def __init__(self, writer: Writer, confirm: Callable[[], None]) -> None:
         self._writer, self._confirm = writer, confirm
@@ -46,18 +46,18 @@ class _Confirmed:
 
 
 class Slot:
-    """The slot of one incarnation that this process may write in."""
+    """The slot of one incarnation in which this process may write."""
 
     def __init__(self, access: Access, sink: Sink, lease: Lease = Lease(0, 0)) -> None:
-        """`lease`: which it is; the host says with each piece of work which one it is from then on."""
+        """`lease`: the slot and its lease. The host sends the lease with each piece of work."""
         self._access, self._sink, self.lease = access, sink, lease
         self._opened: _Opened | None = None
         self.granted: tuple[Span, ...] = access.spec.ranges
-        """What this incarnation might write when this process last proved itself."""
+        """The ranges that this incarnation might write when this process last read its grant."""
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
-        """The writer; nobody else has it until the block ends."""
+        """Lend the writer for the time of the `with` block. On an error the open transaction is aborted."""
         if self._opened is None or self._opened.lease != self.lease:
             self.close()
             self._opened = _Opened(self.lease, self._open(self.lease))
@@ -65,13 +65,16 @@ class Slot:
         try:
             yield writer
         except BaseException:
-            # Committed readers would wait for the rest of the transaction until the sink gives it up.
+            # Without this, readers of committed messages would wait for this transaction until the sink times
+            # it out.
             with suppress(TidegateError):
                 writer.abort()
             raise
 
     def close(self) -> None:
-        """Let go of the writer. It knows this slot, and the slot it: nothing else would free them soon."""
+        """Close the writer. It refers to this slot and is referred to by it: otherwise both would be freed
+        only by a later garbage collection.
+        """
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.writer.close()

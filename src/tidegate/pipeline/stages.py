@@ -2,9 +2,10 @@
 
     block of entries -> mount -> verify -> filter -> select columns -> split -> dispatch -> encode -> messages
 
-Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel. What
-is encoded may be read back and compared (`integrity.verify-encoded`). The stages end in what the sink takes
-(`sink.base.Form`): messages; rows or Arrow behind `split`; entries at once.
+Each stage works on thousands of rows at once in compiled kernels, and each kernel has a row-wise twin. With
+`integrity.verify-encoded` the encoded messages are decoded again and compared with the rows. The last stage
+depends on the form that the sink takes (`sink.base.Form`): messages pass all stages, rows and Arrow columns
+leave after `split`, and entries pass no stage.
 """
 
 from __future__ import annotations
@@ -52,38 +53,39 @@ from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.base import Content, Form
 
 TOPICS_REMEMBERED: Final = 1_000
-"""Of so many topics a worker keeps the codec's options, which plans are kept by."""
+"""A worker keeps the codec options of at most this many topics. Encode plans are cached by these options."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """What the stages of one changefeed need to know; built once per worker process."""
+    """The settings and objects that the stages of one changefeed need. Built once for each worker process."""
 
     codec: CodecOptions
     codec_of: Callable[[str], CodecOptions]
-    """The same for a topic: a schema registry's subjects are named by it."""
+    """The options for a topic. They differ because the subjects of a schema registry contain the topic."""
     mark: Callable[[int], Message]
-    """By the wall clock, the Resolved of alignment marks: encoded once for all marks of a block."""
+    """The Resolved message of alignment marks, for a wall clock time in ms: encoded once for all marks of a
+    block."""
     router: Router
     partitions: Callable[[str], int]
-    """Of a topic; always the same number."""
+    """The number of partitions of a topic, which is the same at every call."""
     split_updates: bool
     mount: MountOptions
     verify: bool
-    """Compare rows with the checksums they carry."""
+    """Whether rows are compared with the checksums they carry."""
     checksums: bool
-    """And tell them in messages."""
+    """Whether messages carry these checksums."""
     read_back: ReadBack | None
-    """Compares what was encoded with the rows; None: nothing does."""
+    """Compares encoded messages with their rows. None: they are not compared."""
     rows: EventFilter | None
-    """Which rows are left out; None: no rule speaks of rows."""
+    """Discards rows. None: no filter rule concerns single rows."""
     columns: ColumnSelectors
     form: Form
-    """What all this ends in."""
+    """The form that the sink takes."""
     registered: Callable[[TableSchema, CodecOptions], None] | None = None
-    """Registers the schemas of a table version, by the options for its topic, before its rows are encoded:
-    the one call that leaves this process. None: the protocol has none. Raises Retryable while the registry
-    does not answer."""
+    """Registers the schemas of a table version in the schema registry, with the options for its topic, before
+    its rows are encoded. It is the only call of a stage that leaves this process. None: the protocol has no
+    registry. Raises Retryable while the registry does not answer."""
 
 
 def stage_context(
@@ -94,9 +96,9 @@ def stage_context(
     *,
     namespace: str = "default",
 ) -> StageContext:
-    """The context of a changefeed whose topics have so many partitions each, for a sink that takes `form`.
+    """The context of a changefeed for a sink that takes `form`.
 
-    `topic`: the URI's.
+    `topic`: the topic of the sink URI. `partitions`: the number of partitions of a topic.
     """
     verdicts = FeedFilter.of(config)
     options = options_of(config) if form is Form.MESSAGES else CodecOptions()
@@ -110,7 +112,8 @@ def stage_context(
         placed = partial(_placed, schemas, namespace, book)
         registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, schemas)
     codec = partial(placed, options)
-    # By the default topic's options it reads every topic: ids of schemas are one book's for all of them.
+    # One reader with the default topic's options decodes every topic: all topics share one book of schema
+    # ids.
     read_back = ReadBack(codec(topic)) if config.integrity.verify_encoded and form is Form.MESSAGES else None
     return StageContext(
         codec=codec(topic),
@@ -157,30 +160,30 @@ def _registering(
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A block of entries on its way out."""
+    """A block of entries after all stages."""
 
     content: tuple[Content, ...]
-    """In the form of the context; none is empty."""
+    """Parts in the form of the context. No part is empty."""
     messages: int
-    """How many messages these are; of another form, how many changes."""
+    """The number of messages. In another form, the number of changes."""
     bytes: int
-    """Of the messages' values; of another form, of the entries they come from."""
+    """Bytes of the messages' values. In another form, bytes of the entries."""
     size: int
-    """Bytes of all of it, keys too."""
+    """The same, with the bytes of the messages' keys."""
     bad: tuple[Quarantined, ...]
     damaged: tuple[Mismatch, ...]
-    """Rows that go on though they are not what their checksum says."""
+    """Rows that differ from their checksum. They are in `content` all the same."""
     misencoded: tuple[Misencoded, ...]
-    """Rows whose messages do not say what they are."""
+    """Rows whose messages decode to something else."""
     tally: Tally
     rows: int
     last_ts: int
     split: int = 0
-    """Updates of unique keys that were met."""
+    """The number of updates that change a unique key."""
 
     @property
     def alignments(self) -> int:
-        """Places where alignment marks are."""
+        """The number of places with alignment marks."""
         return sum(1 for one in self.content if isinstance(one, MessageBlock) and one.headers)
 
 
@@ -195,12 +198,12 @@ def run(
     follows: Follows | None = None,
     conflicts: SpanConflicts | None = None,
 ) -> Encoded:
-    """All stages over one block of entries sorted by commit ts. `build_ms` is the wall clock.
+    """Run all stages over one block of entries sorted by commit ts. `build_ms` is the wall clock.
 
-    `at`: decode with the schemas valid then, instead of before each row's commit ts. `follows`: as `mount`.
-    `part`: what of the block goes out; in a feed that splits no update SPLIT is WHOLE. `conflicts`: where
-    alignment marks belong among rows that are dispatched by conflict; None: rows that take no value from
-    another one, as those of an initial load.
+    `at`: decode all rows with the schemas valid at this ts, instead of those before each row's commit ts.
+    `follows`: as in `mount`. `part`: which part of the block is emitted; if the feed splits no updates, SPLIT
+    means WHOLE. `conflicts`: finds the places of alignment marks among rows that are dispatched by conflict.
+    None: no row takes a unique value from another one, as in an initial load.
     """
     if context.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
@@ -216,7 +219,7 @@ def run(
     misencoded = list[Misencoded]()
     content, split = _content(tables, context, build_ms, part, misencoded, conflicts)
     if conflicts is not None and part is Part.WHOLE:
-        conflicts.forget()  # its updates may have freed and taken unique values
+        conflicts.forget()  # updates in this block may have freed and taken unique values
     rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
     return _encoded(
         block,
@@ -231,7 +234,7 @@ def run(
 
 
 def run_keys(block: pa.RecordBatch, keys: KeyRange, context: StageContext) -> Encoded:
-    """The stages of a feed without tables: encode, by the hash of the key."""
+    """The only stage of a feed without tables: encode, with the partition from the hash of the key."""
     if context.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
     count = context.partitions(context.router.default_topic)
@@ -249,7 +252,7 @@ def _encoded(
     misencoded: tuple[Misencoded, ...] = (),
     split: int = 0,
 ) -> Encoded:
-    """What becomes of a block of entries, measured. `rows`: how many of them count; by default all."""
+    """The result for a block of entries, with its sizes. `rows`: how many rows to count, by default all."""
     kept = tuple(one for one in content if len(one))
     count, values, size = sum(len(one) for one in kept), 0, 0
     for one in kept:
@@ -283,7 +286,7 @@ def _content(
     misencoded: list[Misencoded],
     conflicts: SpanConflicts | None,
 ) -> tuple[list[Content], int]:
-    """What goes out of each table, and how many updates change a unique key; adds to `misencoded`."""
+    """The content to emit of each table, and how many updates change a unique key. Fills `misencoded`."""
     found: list[Content] = []
     split = 0
     for mounted in tables:
@@ -330,5 +333,5 @@ def _content(
 
 
 def _between(places: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
-    """The rows from each place to the next one, and those before the first."""
+    """The ranges (first, end) of rows between places, from 0 to `count`."""
     return pairwise(sorted({0, *places, count}))

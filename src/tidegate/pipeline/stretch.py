@@ -1,10 +1,10 @@
-"""Ranges of spans that a worker delivers as one, and how far it has come with them.
+"""Ranges of spans that a worker delivers together, and how far it has written them.
 
     written:  past, reports --keep--> durable
               ^------- take_back ------'
 
-What is written becomes durable with a commit (`keep`). When the slot is lost before that, a stretch goes back
-to the last commit (`take_back`), and the same rows are written again. Pure.
+Written rows become durable with a commit (`keep`). If the slot is lost before the commit, the stretch returns
+to the last commit (`take_back`), and the worker writes the same rows again. Pure.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from tidegate.pipeline.work import Report
 
 @dataclass(slots=True)
 class Stretch:
-    """Ranges that are merged, mostly one: what of them went into transactions, and how much is durable."""
+    """Ranges that are merged, usually one: how far they were written, and how far they are durable."""
 
     ranges: tuple[Range, ...]
     past: Position | None
-    """Everything up to here was written; None: nothing of the commit ts after that of the reports."""
+    """Everything up to this position was written. None: the ts of the reports say all that was written."""
     reports: list[Report]
-    """One a range; the first also counts what was done for all."""
+    """One report for each range. The first one also has the counts of all ranges together."""
     durable: tuple[Position | None, list[Report]]
-    """Both as of the last commit."""
+    """`past` and `reports` at the last commit."""
     tables: list[int] | None = None
-    """Only their rows are read; None: all that the spans hold."""
+    """The tables whose rows are read. None: all rows of the spans."""
     conflicts: SpanConflicts | None = None
-    """Of the rows that were written; None: no rule is by conflict, or nothing was written yet."""
+    """Conflicts among the written rows. None: no rule dispatches by conflict, or nothing was written yet."""
 
     @classmethod
     def of(cls, ranges: Sequence[Range], past: Position | None) -> Stretch:
-        """Ranges of which everything up to `past` is durable."""
+        """A stretch of ranges of which everything up to `past` is durable."""
         reports = [Report(one.span, one.after) for one in ranges]
         return cls(tuple(ranges), past, reports, (past, [replace(one) for one in reports]))
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left."""
+        """Whether all ranges are written to their ends."""
         return all(report.ts == one.upto for one, report in zip(self.ranges, self.reports, strict=True))
 
     @property
     def upto(self) -> int:
-        """The last commit ts of all."""
+        """The last commit ts of all ranges."""
         return max(one.upto for one in self.ranges)
 
     @property
@@ -57,21 +57,21 @@ class Stretch:
         return self.ranges[0].span + (f" and {more} more" if more else "")
 
     def spans(self, past: Place | None) -> list[tuple[str, int, int]]:
-        """(id, after, upto) of what is left behind a place, as the event store is asked for it."""
+        """(id, after, upto) of the parts that are left after a place, as the event store takes them."""
         written = 0 if past is None else past[0] - 1
         since = (max(report.ts, written) for report in self.reports)
         left = zip(self.ranges, since, strict=True)
         return [(one.span, after, one.upto) for one, after in left if after < one.upto]
 
     def progress(self, ts: int) -> Iterator[tuple[Report, int]]:
-        """How far each range is when everything up to a ts is written."""
+        """For each range, its report and its new ts when everything up to `ts` is written."""
         for one, report in zip(self.ranges, self.reports, strict=True):
             yield report, min(max(report.ts, ts), one.upto)
 
     def keep(self) -> None:
-        """What was written is durable."""
+        """Everything that was written is durable now."""
         self.durable = self.past, [replace(one) for one in self.reports]
 
     def take_back(self) -> None:
-        """What was written since the last commit is lost."""
+        """Everything written since the last commit is lost: return to it."""
         self.past, self.reports = self.durable[0], [replace(one) for one in self.durable[1]]

@@ -1,10 +1,11 @@
-"""Where workers come from: Spark jobs that are kept running, and the socket at which their processes arrive.
+"""Keeps the Spark jobs of workers running, and accepts their connections.
 
     Jobs.run (a thread for each) --> a process --> socket --> ConnectedWorker --> `attend`
          ^-------- again, whenever it has ended
 
-On this machine there are as many workers as `Jobs.size` says, and a spare one for each whose sink does not
-answer, up to `Jobs.spares`. On a cluster their number follows its size, and they arrive by `service`.
+On this machine there are as many workers as `Jobs.size` says, and a spare one for each worker whose sink does
+not answer, up to `Jobs.spares`. On a cluster the number of workers follows its size, and they connect through
+`service`.
 """
 
 from __future__ import annotations
@@ -28,25 +29,26 @@ from tidegate.pipeline.work import ElsewhereHello, WorkerHello, parse
 from tidegate.pipeline.workforce import Workforce
 
 SPARE_S: Final = 2.0
-"""After a spare worker was asked for, no slow one is killed for this time: the spare may be enough."""
+"""For this time after the start of a spare worker no slow worker is killed: the spare may be enough."""
 PAUSE_MAX_S: Final = 5.0
-"""Between two jobs that fail at once, at most."""
+"""The longest pause between two jobs that fail at once."""
 SHORT_S: Final = 5.0
-"""A job that ends sooner, without a worker, has failed."""
+"""A job that ends sooner counts as failed."""
 FAILURES_MAX: Final = 3
-"""After so many in a row the application ends."""
+"""After this number of consecutive failures, with no worker connected, the application ends."""
 SIZE_S: Final = 5.0
-"""Between two looks at how many workers a cluster has room for."""
+"""The pause between two looks at how many workers a cluster has room for."""
 LISTEN_MAX: Final = 128
-"""Connections of local workers that wait to be accepted: of `2 * cores + 2` workers, and as many spares."""
+"""How many connections of local workers may wait to be accepted: `2 * cores + 2` workers, and as many spares.
+"""
 STARTS_S: Final = 600.0
-"""Patience with the first worker: kernels may have to be compiled."""
+"""How long the first worker may take to connect: kernels may have to be compiled."""
 STARTS_AGAIN_S: Final = 60.0
-"""With one that takes the place of another: Spark's JVM or its daemon hangs, if none comes."""
+"""How long a later worker may take. If none connects, Spark's JVM or its daemon hangs."""
 
 
 class Supply:
-    """Keeps a host supplied with workers. `open` once; the rest may be called by any thread."""
+    """Keeps a host supplied with workers. Call `open` once; any thread may call the other methods."""
 
     def __init__(
         self,
@@ -59,9 +61,9 @@ class Supply:
         *,
         elsewhere: bool,
     ) -> None:
-        """`address`: the socket where workers of this machine connect. `opened`: a handle of the process with
-        a pid. `attend`: hands a worker pieces until it is gone. `resize`: called with the number of cores of
-        a cluster, at first and whenever it has changed.
+        """`address`: the socket where workers of this machine connect. `opened`: opens a handle of the
+        process with a pid. `attend`: gives a worker pieces until it is gone. `resize`: called with the number
+        of cores of a cluster, at first and whenever it has changed.
         """
         self._threads, self._changed, self._workforce = threads, threads.changed, workforce
         self._address, self._opened = address, opened
@@ -70,14 +72,14 @@ class Supply:
         self._kept = 0
         """How many jobs are kept running."""
         self._least = 0
-        """How many workers there must be, on this machine."""
+        """How many workers must be connected, without spares. 0 on a cluster."""
         self._spare_at = float("-inf")
-        """When a spare worker was asked for (monotonic)."""
+        """When a spare worker was last started (monotonic)."""
         self._complete_at = 0.0
-        """When no worker was missing that must be there (monotonic)."""
+        """When no required worker was missing for the last time (monotonic)."""
 
     def open(self, jobs: Jobs) -> None:
-        """Start the workers of these jobs, each again whenever it has ended."""
+        """Start the workers of these jobs, and start each one again whenever it has ended."""
         self._jobs = jobs
         self._complete_at = time.monotonic()
         if self._elsewhere:
@@ -88,7 +90,7 @@ class Supply:
             self._grow(jobs, self._least)
 
     def check(self) -> None:
-        """Raise Retryable when Spark has not started a worker that must be there for too long."""
+        """Raise Retryable if a required worker, or on a cluster every worker, is missing for too long."""
         with self._changed:
             now = time.monotonic()
             if len(self._workforce) and not self._is_one_missing():
@@ -102,7 +104,7 @@ class Supply:
             )
 
     def replace_stuck(self) -> None:
-        """Start a spare worker for each that is stuck. It stays, so the next time it is there already."""
+        """Start a spare worker for each stuck one. Spares stay, so they are there the next time."""
         jobs = self._jobs
         assert jobs is not None, "it is open"
         with self._changed:
@@ -113,8 +115,8 @@ class Supply:
             self._grow(jobs, wanted)
 
     def is_one_coming(self, now: float) -> bool:
-        """Whether a worker may come in a moment: one is missing, or a spare one was asked for. Under the
-        lock.
+        """Whether a worker may connect in a moment, because a required one is missing or a spare one was just
+        started. Under the lock.
         """
         return self._is_one_missing() or now - self._spare_at < SPARE_S
 
@@ -123,17 +125,18 @@ class Supply:
         process = Elsewhere(hello.pid, line, end_job)
         try:
             self._attend(ConnectedWorker(line, process, machine=hello.machine or "?"))
-        except Exception as error:  # as in threads of our own: its part would stay undone
+        except Exception as error:  # as in `Threads.start`: an unexpected error ends the host
             self._threads.fail(known(error, "A worker was lost.", hello.machine))
 
     def _is_one_missing(self) -> bool:
-        """Whether a worker is missing that must come. On a cluster that has lost machines none must; nor must
-        a spare one, or a machine without memory for one more would end the application.
+        """Whether a required worker is missing. On a cluster none is required, because it may have lost
+        machines. A spare one is not required either: if a machine has no memory for a spare one, the
+        application must not end.
         """
         return len(self._workforce) < self._least and not self._elsewhere
 
     def _keep_size(self, jobs: Jobs) -> None:
-        """A cluster grows and shrinks; as much as it has cores for is done at once."""
+        """Keep a job running for each core of the cluster, whose number may change at any time."""
         before: int | None = None
         while True:
             size = jobs.size()
@@ -149,7 +152,7 @@ class Supply:
         self._kept = max(self._kept, size)
 
     def _keep_job(self, jobs: Jobs) -> None:
-        """A worker: a job of one task. When it has ended, another takes its place."""
+        """Keep one worker, a job of one task, running: when it has ended, start another one."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -182,12 +185,12 @@ class Supply:
             hello = parse(line.receive() or {}, [WorkerHello])
             worker = ConnectedWorker(line, self._opened(hello.pid))
         except (ValueError, OSError):
-            line.close()  # if it was a worker, its job ends with it, and is begun again
+            line.close()  # if it was a worker, its job ends now, and `_keep_job` starts another one
             return
         self._attend(worker)
 
 
 def _without_frames(text: str) -> str:
-    """What Java says, without where it says it, which is most of it."""
+    """The text of a Java error without its stack frames, which are the longest part of it."""
     kept = [line for line in text.splitlines() if not re.match(r"\s+at \S|\s+\.\.\. \d+ more", line)]
     return "\n".join(kept)[-1500:]

@@ -1,8 +1,8 @@
 """The host's threads: the lock that they share, and the error of the first that fails.
 
-The host's parts (`host`) share one lock, `changed`, because a decision about one of them reads the others: a
-piece is given only to a worker that is free, of an incarnation that is not over, in a slot that is leased.
-The lock is reentrant. Nothing waits for a sink, a worker or the event store under it.
+The host's parts (`host`) share one lock, `changed`, because a decision in one part reads the others: a piece
+is given only to a free worker, for an incarnation that is not over, in a slot that is leased. The lock is
+reentrant. No thread waits for a sink, a worker or the event store while it holds the lock.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Threads:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """The host's lock. It is notified when work may have become due, or a worker has become free."""
+        """The host's lock. It is notified when work may be due, or when a worker has become free."""
         self._failure: TidegateError | None = None
 
     def start(self, name: str, target: Callable[[], None]) -> threading.Thread:
-        """A daemon thread. An error that it raises ends the host, because its part would stay undone."""
+        """Start a daemon thread. An error that it raises ends the host: no other thread would do its part."""
 
         def guarded() -> None:
             try:
@@ -36,7 +36,7 @@ class Threads:
         return thread
 
     def fail(self, error: TidegateError) -> None:
-        """A thread has failed; `check` raises the first such error."""
+        """Note the error of a thread; `check` raises the first one."""
         with self.changed:
             self._failure = self._failure or error
             self.changed.notify_all()

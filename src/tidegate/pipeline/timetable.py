@@ -1,8 +1,8 @@
-"""Who gets a worker next, among all changefeeds. Pure: keys in, keys out, no clock.
+"""Decides which changefeed gets a worker next. Pure: keys in, keys out, no clock.
 
-Three kinds of work ask for the same workers. A changefeed begins (fence, read progress), which waits for its
-sink and for nothing else; it delivers; or a share of its initial load is delivered, which takes seconds. Each
-kind has a bound, so that none takes all the workers:
+Three kinds of work compete for the same workers. A changefeed begins (fence, read progress), which only waits
+for its sink; it delivers; or it delivers a share of its initial load, which takes seconds. Each kind has a
+bound, so that no kind takes all workers:
 
 | work | at once |
 |---|---|
@@ -10,13 +10,13 @@ kind has a bound, so that none takes all the workers:
 | deliver | `cores` for each changefeed, or fewer if its sink takes no more; changefeeds in turns |
 | load | `cores` in all |
 
-With `2 * cores + 2` workers, deliveries have 2 for themselves, whatever begins and loads there are. On a
-cluster a worker is a core: `cores - 2` begin, and as many load.
+With `2 * cores + 2` workers, 2 workers are always left for deliveries. On a cluster, each worker has one
+core: there, at most `cores - 2` changefeeds begin at once, and as many load.
 
-An address is *proven* by the last piece of work that ended there: it answered. At one that is not, one
-changefeed begins and one delivers at a time, and those at others begin first. So a sink that is down holds
-two workers at most, however many changefeeds wait for it; and those that it held when it went down. For those
-there are spare workers.
+An address of a sink is *proven* if the last piece of work that ended there got its answers. At an address
+that is not proven, only one changefeed begins and one delivers at a time, and changefeeds at proven addresses
+begin first. So a sink that is down occupies at most two workers, no matter how many changefeeds wait for it,
+and in addition the workers that were using it when it went down. Spare workers replace those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Kind(Enum):
-    """Of work."""
+    """The kinds of work."""
 
     BEGIN = "begin"
     DELIVER = "deliver"
@@ -39,18 +39,18 @@ class Kind(Enum):
 
 
 def workers_for(cores: int) -> int:
-    """How many there are: one that waits for a sink uses no core."""
+    """How many workers a machine has. More than cores: a worker that waits for its sink uses no core."""
     return 2 * cores + 2
 
 
 def spares_for(cores: int) -> int:
-    """How many more there may be once sinks do not answer."""
+    """How many spare workers a machine may have in addition, when sinks do not answer."""
     return workers_for(cores)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting(Generic[Key]):
-    """A changefeed that is to begin."""
+    """A changefeed that waits to begin."""
 
     key: Key
     address: str
@@ -63,38 +63,38 @@ class _Waiting(Generic[Key]):
 
 
 class Timetable(Generic[Key]):
-    """What is under way, and who comes next."""
+    """The work that is out, and the choice of the next."""
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
         self._apart = cores
-        """How many may begin, and how many may load, at once: some workers are left for deliveries."""
+        """How many may begin at once, and how many may load. The other workers are left for deliveries."""
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
-        """Shares that wait."""
+        """The number of waiting shares of each changefeed's load."""
         self._out: Counter[tuple[Key, Kind]] = Counter()
         self._addresses: dict[Key, str] = {}
         self._proven: set[str] = set()
         self._served: dict[Key, int] = {}
-        """When each had its last delivery, in numbers that rise."""
+        """The number of each changefeed's last delivery. Numbers rise, so the smallest waits longest."""
         self._number = 0
 
     def resize(self, cores: int) -> None:
-        """So many workers there are now, all told, on a cluster."""
+        """Set the number of workers of a cluster, which has one worker for each core."""
         self._cores = cores
         self._apart = max(1, cores - 2)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
-        """It is to begin at a sink's address; `failures`: how often in a row it has failed before."""
+        """A changefeed waits to begin at a sink's address. `failures`: its consecutive failures before."""
         self._begins[key] = _Waiting(key, address, failures, self._next())
         self._addresses[key] = address
 
     def ask_load(self, key: Key) -> None:
-        """A share of its load waits."""
+        """A share of a changefeed's load waits."""
         self._loads[key] += 1
 
     def next_begin(self) -> Key | None:
-        """Who may begin now."""
+        """The changefeed that may begin now; None: none."""
         if self._under_way(Kind.BEGIN) >= self._apart:
             return None
         tried = self._tried(Kind.BEGIN)
@@ -103,24 +103,24 @@ class Timetable(Generic[Key]):
         return None if found is None else found.key
 
     def next_load(self) -> Key | None:
-        """Of whose load a share may be given out now: whoever has the fewest out."""
+        """The changefeed that may get a worker for its load now: the one with the fewest shares out."""
         if self._under_way(Kind.LOAD) >= self._apart:
             return None
         return min(self._loads, key=lambda key: self._out[key, Kind.LOAD], default=None)
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:
-        """Those who may have something to deliver, in the order in which they are looked at."""
+        """Sort changefeeds by their turn: the one whose last delivery is oldest comes first."""
         return sorted(keys, key=lambda key: self._served.get(key, 0))
 
     def room(self, key: Key, at_once: int) -> int:
-        """How many more workers may deliver for it, if its sink takes so many `at_once`."""
+        """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all."""
         if self._addresses[key] in self._tried(Kind.DELIVER):
             return 0
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
         return max(0, most - self._out[key, Kind.DELIVER])
 
     def give(self, key: Key, kind: Kind) -> None:
-        """A worker has a piece of it."""
+        """A worker has got a piece of a changefeed."""
         match kind:
             case Kind.BEGIN:
                 del self._begins[key]
@@ -131,25 +131,26 @@ class Timetable(Generic[Key]):
         self._out[key, kind] += 1
 
     def answered(self, key: Key, *, well: bool) -> None:
-        """A piece has ended; `well`: its sink has answered to the end. Say it at once: what others find at
-        that address later counts more.
+        """A piece has ended. `well`: its sink has answered until the end.
+
+        Call it as soon as the result is known, because the latest result at an address counts.
         """
         (self._proven.add if well else self._proven.discard)(self._addresses[key])
 
     def back(self, key: Key, kind: Kind) -> None:
-        """The worker of a piece is done with it, or dead."""
+        """The worker of a piece has finished it, or is dead."""
         self._out[key, kind] -= 1
         if not self._out[key, kind]:
             del self._out[key, kind]
 
     def over(self, key: Key) -> None:
-        """Nothing more of it is given out; what is out comes `back` all the same."""
+        """Give out no more pieces of a changefeed. Pieces that are out still come `back`."""
         self._begins.pop(key, None)
         self._loads.pop(key, None)
         self._served.pop(key, None)
 
     def forget(self, key: Key) -> None:
-        """It is over, and nothing of it is out."""
+        """Forget a changefeed that is over and has no piece out."""
         del self._addresses[key]
         self._proven &= set(self._addresses.values())
 
@@ -158,7 +159,7 @@ class Timetable(Generic[Key]):
         return any(key == one for one, _ in self._out)
 
     def _tried(self, kind: Kind) -> set[str]:
-        """The addresses that are not proven, and where one has a piece of this kind."""
+        """The addresses that are not proven and already have a piece of this kind out."""
         return {self._addresses[key] for key, one in self._out if one is kind} - self._proven
 
     def _under_way(self, kind: Kind) -> int:

@@ -1,8 +1,8 @@
-"""A transaction at the sink, as a worker fills it: rows, and the records of how far they go.
+"""A transaction at the sink, as a worker fills it: rows, and the records of progress that belong to them.
 
-Rows and records become durable together, so a record never says more than what is out. The record of a span
-names the rules that the feed follows by a digest. Rules that the digest stands for go out once from each
-process, with its first commit.
+Rows and records become durable together, so a record never claims rows that were not delivered. The record of
+a span names the feed's rules by their digest. Each process writes the rules themselves once, with its first
+commit.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tidegate.sink.base import Writer
 
 
 class ProgressRecords:
-    """What the records of one incarnation say, written by one process."""
+    """Makes the records of progress that one process of an incarnation writes."""
 
     def __init__(self, spec: FeedSpec, keys_of: Callable[[str], Span]) -> None:
-        """`keys_of`: the keys of a span that was pulled."""
+        """`keys_of`: the key range of a span."""
         self._spec, self._keys_of = spec, keys_of
         self._rules = spec.rules
         self._unnamed = spec.table_rules
-        """What `_rules` stands for, until this process has written it; None in a feed of keys."""
+        """The rules with the digest `_rules`, until this process has written them. None in a feed of keys."""
 
     def progress(self, span: str, ts: int, position: Position | None) -> tuple[str, bytes]:
-        """Key and record: all rows of a span up to `ts`, and up to a position after it, are out."""
+        """Key and record: all rows of a span up to `ts`, and up to a position after it, are delivered."""
         spec, keys = self._spec, self._keys_of(span)
         record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, self._rules, keys)
         return span_key(span, self._rules), record.to_bytes()
 
     def rules(self) -> Mapping[str, bytes]:
-        """The rules, if this process has not written them: records that name rules say nothing without."""
+        """The record of the rules, if this process has not written it. Records cannot be read without it."""
         return {} if self._unnamed is None else {rules_key(self._rules): self._unnamed.to_bytes()}
 
     def rules_written(self) -> None:
-        """What `rules` gave is durable."""
+        """The record that `rules` returned is durable."""
         self._unnamed = None
 
 
 class Transaction:
-    """Rows and progress that become durable together; the next one begins where it was committed."""
+    """Rows and progress that become durable together. After `commit` the same object is the next one."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Transaction:
         return self._writer.room
 
     def add(self, encoded: Encoded, report: Report, *, again: bool = False) -> None:
-        """Rows of one piece. `again`: only its messages count, not its entries."""
+        """Add the rows of one piece. `again`: count only its messages, because its entries were counted."""
         if encoded.content:
             self._writer.write(encoded.content)
         report.bytes += encoded.bytes
@@ -87,16 +87,18 @@ class Transaction:
             setattr(report, name, getattr(report, name) + getattr(encoded.tally, name))
 
     def progress(self, report: Report, ts: int, position: Position | None = None) -> None:
-        """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
+        """All rows of the span up to `ts`, and up to a position after it, are in this transaction or an
+        earlier one.
+        """
         report.ts = ts
         self.note(*self._records.progress(report.span, ts, position))
 
     def note(self, key: str, record: bytes) -> None:
-        """A record of what is in this transaction or an earlier one; a later one of the key replaces it."""
+        """Add a record about this transaction and earlier ones. A later record of the key replaces it."""
         self._reached[key] = record
 
     def commit(self) -> None:
-        """Make it durable; an empty one costs nothing."""
+        """Make it durable. Does nothing if the transaction has no records."""
         if not self._reached:
             return
         self._writer.commit({**self._reached, **self._records.rules()})

@@ -1,11 +1,11 @@
-"""What the application and its workers say to each other: one class a message. Pure.
+"""The messages between the application and its workers: one class for each message. Pure.
 
-    worker -> application      WorkerHello or ElsewhereHello, then for each piece of work: Reached, and Alive,
-                               as it goes on, and at its end Begun, Delivered, LoadDone, or Failed
+    worker -> application      WorkerHello or ElsewhereHello; then, during each piece of work, Reached and
+                               Alive, and at its end Begun, Delivered, LoadDone, or Failed
     application -> worker      Begin, Deliver, Load
 
-A worker that connects asks for work by that, and again with the end of each piece. The application closes the
-connection of a worker that it has no more work for.
+A worker asks for work by its hello, and again by the message that ends a piece. The application closes the
+connection of a worker that it does not need any more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tidegate.pipeline.ranges import Range
 
 @dataclass(slots=True)
 class Report:
-    """What became of one range."""
+    """The result of delivering one range."""
 
     span: str
     ts: int
-    """Durable up to here; `after` of the range where nothing of it could be delivered."""
+    """The range is durable up to this ts. It is the range's `after` if nothing could be delivered."""
     rows: int = 0
     messages: int = 0
     bytes: int = 0
@@ -43,77 +43,77 @@ class Report:
 
 
 COUNTS: Final = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded", "alignments")
-"""What is summed up over ranges."""
+"""The fields of `Report` that are summed up over ranges."""
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """What became of one range of an initial load in one piece of work."""
+    """The result of one piece of work for one range of an initial load."""
 
     report: Report
-    """`span` is the range's id."""
+    """Its `span` is the range's id."""
     rows: int
-    """Entries of the range that are durable, of earlier pieces too."""
+    """Entries of the range that are durable, including those of earlier pieces."""
     left_from: str | None
-    """Hex; None: the range is done."""
+    """The key where the rest of the range begins, in hex. None: the range is done."""
     read_rows: int = 0
     read_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRange:
-    """How far a range of an initial load was when an incarnation began."""
+    """How much of a range of an initial load was durable when an incarnation began."""
 
     id: str
     rows: int
     left_from: str | None
-    """Hex; None: it was done."""
+    """The key where the rest of the range begins, in hex. None: the range was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """That a worker, and no other, writes in a slot of an incarnation."""
+    """The right of one worker, and no other, to write in a slot of an incarnation."""
 
     slot: int
     number: int
-    """Rises whenever a slot of the incarnation goes to another worker: what was opened in the slot under
-    another lease is of no use.
+    """Rises whenever a slot of the incarnation is given to another worker. A writer that was opened in the
+    slot under another lease must not be used.
     """
 
 
 NO_LEASE: Final = Lease(-1, 0)
-"""Of a piece that the host has not given to a worker yet."""
+"""The lease in a piece that the host has not given to a worker yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """A worker is there, and asks for work."""
+    """A worker has started and asks for work."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ElsewhereHello:
-    """The same of one that the application has not started on its own machine."""
+    """The same from a worker on another machine."""
 
     pid: int
     machine: str
     version: str
-    """Of Tidegate: both ends must have the same one."""
+    """The version of Tidegate, which must be the same at both ends."""
     nonce: str
-    """Of the job that it runs: the application made it, and takes it once."""
+    """The nonce of the worker's Spark job. The application made it and accepts it once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Something was done just now (`pipeline.beats`), by a worker elsewhere."""
+    """A worker elsewhere has done some work just now. It takes the place of a beat (`pipeline.beats`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Fence every older incarnation of a changefeed, and read what is durable.
+    """Fence all earlier incarnations of a changefeed, then read what is durable.
 
-    `spec`: the path of its spec; for a worker elsewhere the incarnation's secret (`pipeline.service`).
+    `spec`: the path of the spec. For a worker elsewhere, the incarnation's secret (`pipeline.service`).
     """
 
     spec: str
@@ -121,7 +121,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Deliver these ranges; no other worker has a range of the same spans meanwhile."""
+    """Deliver these ranges. Until the worker has ended, no other one gets a range of the same spans."""
 
     spec: str
     ranges: tuple[Range, ...]
@@ -130,31 +130,31 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Deliver a share of an initial load, or the first part of it."""
+    """Deliver a share of an initial load, or as much of it as the limits allow."""
 
     spec: str
     pd: str
     ts: Timestamp
     share: tuple[Left, ...]
     rows_max: int
-    """0: no limit; a page more may be read."""
+    """0: no limit. The worker may read one page more."""
     bytes_max: int
     lease: Lease = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """In the midst of a piece of work: spans that are durable up to a ts."""
+    """Sent during a piece of work: the ts up to which each of its spans is durable."""
 
     spans: Mapping[str, Timestamp]
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """All older incarnations are fenced, and this is what they have left behind."""
+    """All earlier incarnations are fenced, and this is what they have delivered."""
 
     spans: Mapping[str, Timestamp]
-    """Up to where each span is durable."""
+    """The ts up to which each span is durable."""
     outlived: Mapping[str, Timestamp] = field(default_factory=dict)
     """As in `model.reports.Started`."""
     loaded: tuple[LoadedRange, ...] = ()
@@ -162,15 +162,15 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """All of it is durable, but for ranges that this capture has lost; the worker asks for more."""
+    """All ranges of the piece are durable, except those that were given to another capture."""
 
     spans: Mapping[str, Timestamp]
     stats: Mapping[str, int]
-    """What was done, by the names of `Report`; of lags the worst."""
+    """Sums of the fields of `Report`, by their names; for `lag_ms` the maximum."""
 
     @classmethod
     def of(cls, reports: Sequence[Report]) -> Delivered:
-        """From what became of each range."""
+        """From the reports of all ranges."""
         stats = {name: sum(getattr(one, name) for one in reports) for name in COUNTS}
         lag_ms = max((one.lag_ms for one in reports), default=0)
         return cls({one.span: one.ts for one in reports}, stats | {"lag_ms": lag_ms})
@@ -178,7 +178,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class LoadDone:
-    """What became of the ranges of a share that were begun; of each, this much is durable."""
+    """The ranges of a share that were begun, each with how much of it is durable."""
 
     reports: tuple[LoadReport, ...]
 
@@ -193,20 +193,22 @@ FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
 TO_WORKER: Final[tuple[type[Piece], ...]] = (Begin, Deliver, Load)
 
 Tell: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
-"""Says what is durable in the midst of a piece of work."""
+"""Reports during a piece of work up to which ts each span is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What a worker does with each kind of work. Functions of a module: Spark sends their names."""
+    """The functions of a worker for each kind of work. Module-level functions, because Spark pickles
+    them by name.
+    """
 
     begin: Callable[[Begin], Begun]
     deliver: Callable[[Deliver, Tell], list[Report]]
-    """(ranges, whom to tell) -> what became of each."""
+    """(piece, how to report) -> a report for each range."""
     load: Callable[[Load], list[LoadReport]]
     rest: Callable[[], bool]
-    """Called after each `REST_S` without work: lets go of what is not needed, and says whether the process
-    had better be replaced."""
+    """Called after each `worker.REST_S` without work. It closes what is not needed any more, and returns
+    whether the process should be replaced."""
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -1,9 +1,9 @@
-"""The worker's end: asks for work, does it, says what became of it, and asks again.
+"""The worker's end of its connection: it asks for work, does it, reports the result, and asks again.
 
-Runs as a Spark job of one task for as long as the application lives: Spark starts the process and places it;
-what it does is decided by the application for each piece of work, in under a millisecond where a job took 35.
-A worker does one piece at a time, for any changefeed. So when a piece has to end at once, the process is
-killed, and nothing else is lost with it.
+A worker is a Spark job of one task that runs as long as the application. Spark starts and places the process.
+The application chooses each piece of work, which takes under 1 ms; a Spark job for each piece took 35 ms. A
+worker does one piece at a time, for any changefeed. If a piece must end at once, the application kills the
+process, and no other piece is lost.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from tidegate.pipeline.work import (
 )
 
 REST_S: Final = 30.0
-"""Without work for so long a worker lets go of what it has kept for nothing."""
+"""After this time without work a worker calls `Tasks.rest`, which closes what it no longer needs. Seconds."""
 
 
 def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
-    """Work until the application ends the connection. What a piece raises is said, and concerns it alone."""
+    """Work until the application ends the connection. An error of a piece is reported and ends only it."""
     line = _connected(Path(address))
     line.say(to_json(WorkerHello(os.getpid())))
     work(line, tasks)
 
 
 def work(line: Line, tasks: Tasks) -> None:
-    """The same, when the worker has said who it is."""
+    """The same over a line on which the worker has already sent its hello."""
 
     def tell(spans: Mapping[str, int]) -> None:
         line.say(to_json(Reached(spans)))
@@ -85,7 +85,7 @@ def _do(piece: Piece, tasks: Tasks, tell: Tell) -> Outcome:
 
 
 def failed(error: Exception) -> Failed:
-    """The error of a piece. Only Fatal stops the changefeed; after any other the next one may succeed."""
+    """The error of a piece as a message. Only Fatal stops the changefeed; after others it is retried."""
     if not isinstance(error, TidegateError):
         text = "".join(traceback.format_exception(error))
         return Failed("A task of the pipeline failed.", "", text[-4000:], "", retry=True)

@@ -1,10 +1,10 @@
-"""A capture: a machine with a control process that has a session in etcd, and workers.
+"""A capture: a machine with workers and a control process, which has a session in etcd.
 
-    control process: session -> register -> stand -> [processor] [elected: owner] -> session lost -> again
-    workers: one an incarnation; may outlive the control process
+    control process: session -> register -> campaign -> [processor] [elected: owner] -> session lost -> again
+    workers: one for each incarnation; a worker may outlive the control process
 
-The control process joins as `server.membership` does: its epoch is the revision of its key, and it relies on
-its lease by `etcd.session.LocalLease`. When it loses its session it ends with its workers and starts again.
+The control process joins like `server.membership`: its epoch is the revision of its key, and it trusts its
+lease as `etcd.session.LocalLease` says. When it loses its session, it ends with its workers and starts again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tidegate.simulator.worker import Report, Worker
 from tidegate.simulator.world import CLUSTER, TTL_S, World
 
 AGAIN_S: Final = 1.0
-"""Before a capture that has lost its session stands again."""
+"""The pause before a capture that has lost its session starts again."""
 WARM_UP_S: Final = (1.0, 3.0)
-"""How long the application takes to start."""
+"""How long the application takes to start, at least and at most."""
 PAUSE_S: Final = 0.1
-"""After a renewal that was not answered."""
+"""The pause after a renewal without an answer."""
 META_PREFIX: Final = capture_prefix(CLUSTER).rpartition(META)[0] + META + "/"
-"""Of the keys of captures, candidates and drained captures."""
+"""The prefix of the keys of captures, candidates and drained captures."""
 WORKERS_KEPT: Final = 16
-"""Dead workers are forgotten when there are more."""
+"""If there are more workers, dead ones are forgotten."""
 
 
 class Moment(StrEnum):
-    """When a trap may spring: the moments at which a process must not be stopped, if that could be helped."""
+    """The moments at which a trap may act: those at which a stopped or killed process does the most harm."""
 
     WRITE = "as its owner writes to etcd"
     ANNOUNCE = "as its owner sends Resolved or DDL"
@@ -57,7 +57,7 @@ class SimulatedClock:
     time: VirtualTime
 
     def now_ms(self) -> int:
-        """Wall clock."""
+        """The wall clock time in ms."""
         return EPOCH_MS + int(self.time.now * 1000)
 
     def monotonic(self) -> float:
@@ -90,15 +90,15 @@ class Control:
     # --- the capture as the machines see it (`server.sharing.Here`) ------------------------------------
 
     def others(self) -> Mapping[str, str]:
-        """The other captures that were there when it looked last."""
+        """The other captures, as of the last look."""
         return {name: name for name in self._there if name != self.capture}
 
     def burdens(self) -> Mapping[str, int]:
-        """There is one changefeed."""
+        """Empty, because there is only one changefeed."""
         return {}
 
     def now_ms(self) -> int:
-        """Upstream's time."""
+        """Upstream's time in ms."""
         return self.clock.now_ms()
 
     def token(self) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class Control:
         return self.owner_rev, self._next_grant - 1
 
     def next_sequence(self) -> int:
-        """For a message of an owner: above all earlier ones."""
+        """A sequence for a message of the owner, above all earlier ones."""
         self._next_message += 1
         return self._next_message - 1
 
@@ -115,7 +115,7 @@ class Control:
 
     @property
     def holds(self) -> bool:
-        """Whether nobody else can be the owner yet, if we are."""
+        """Whether the session is certain to exist, so that no other capture can be the owner if we are."""
         return self._lease.holds(self.world.time.now)
 
     def _run(self) -> Steps[None]:
@@ -126,7 +126,7 @@ class Control:
         self.lose("its session has ended")
 
     def _join(self) -> Steps[None]:
-        """Begin a session, register, stand; until all of it succeeds."""
+        """Begin a session, register, and campaign; retry until all of it succeeds."""
         etcd, time = self.world.etcd, self.world.time
         while True:
             try:
@@ -170,7 +170,7 @@ class Control:
             self._lost.set()
 
     def _look(self) -> Steps[None]:
-        """Know which captures there are, and who is elected."""
+        """Watch which captures exist, and which candidate is elected."""
         captures, owners, drained = capture_prefix(CLUSTER), owner_prefix(CLUSTER), drained_prefix(CLUSTER)
         while True:
             try:
@@ -194,7 +194,7 @@ class Control:
         self.world.time.spawn(self.process, self.owner.run())
 
     def lose(self, why: str) -> None:
-        """What it believes is void: it ends what it does, and starts again as another session."""
+        """Its state cannot be trusted any more: end all its work, and start again with a new session."""
         if self.machine.control is self:
             self.world.note(self.capture, f"starts again: {why}")
             self.world.time.after(0.0, self.machine.restart, self)
@@ -208,7 +208,9 @@ class Control:
         guards: tuple[Compare, ...] = (),
         stored: Callable[[], None] = lambda: None,
     ) -> Steps[bool]:
-        """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
+        """Write durably if we are the owner, otherwise raise Fenced. Returns False if another
+        guard failed.
+        """
         if not self.holds:
             self.lose("its session has ended")
             raise Fenced("The capture's session has ended.")
@@ -242,7 +244,7 @@ class Control:
     def receive(self, sender: str, message: bytes) -> None:
         """A message of another capture has arrived."""
         if not self.epoch:
-            return  # it takes none yet
+            return  # it has not joined yet
         self.world.timeline.counts["messages received"] += 1
         if self.world.timeline.whole:
             self.world.note(self.capture, f"receives from {sender}: {words(message)}")
@@ -263,16 +265,16 @@ class Capture:
         self.control: Control | None = None
         self.workers: list[Worker] = []
         self.application_at = float("inf")
-        """From when on a worker can begin."""
+        """The time from which on a worker can begin."""
         self.lost_ddl: tuple[Timestamp, Timestamp] = (0, 0)
-        """What finished in (after, upto] its processor's catalogue has lost."""
+        """Its catalogue has missed the DDL that finished in (after, upto]."""
         self.traps: dict[Moment, Callable[[], None]] = {}
-        """What happens to it at the next such moment."""
+        """Faults to inject at the next such moment."""
         self._waits = False
-        """Whether it is to start again."""
+        """Whether it has ended and will start again."""
 
     def start(self) -> None:
-        """A control process begins, and its application."""
+        """Start a control process and its application, unless one runs."""
         if self.control is None:
             self._waits = False
             self.application_at = self.world.time.now + self.world.time.rng.uniform(*WARM_UP_S)
@@ -285,18 +287,18 @@ class Capture:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its control process stands still."""
+        """Whether its control process is stopped."""
         return self.control is not None and self.control.process.stopped
 
     def spring(self, moment: Moment) -> None:
-        """Such a moment has come."""
+        """Such a moment has come: inject the fault that waits for it."""
         if (trap := self.traps.pop(moment, None)) is not None:
             trap()
 
     # --- its end -------------------------------------------------------------------------------------
 
     def kill(self, *, workers: bool) -> None:
-        """Kill the control process; and its workers, which else go on for a while."""
+        """Kill the control process, and with `workers` its workers, which otherwise continue for a while."""
         if self.control is not None:
             control, self.control = self.control, None
             self.world.time.kill(control.process)
@@ -305,7 +307,7 @@ class Capture:
         self._waits = True
 
     def kill_workers(self) -> None:
-        """Each of them, without a chance to end its transaction."""
+        """Kill all workers. Their open transactions stay open."""
         for worker in self.workers:
             self._kill_worker(worker)
 
@@ -314,7 +316,7 @@ class Capture:
         worker.writes = None
 
     def restart(self, control: Control) -> None:
-        """The control process has ended itself: with its workers, and with its session if etcd answers."""
+        """The control process has ended itself, with its workers, and with its session if it reaches etcd."""
         self.world.time.kill(control.process)
         self.kill_workers()
         if self.world.network.is_open(self.name, "etcd"):
@@ -323,20 +325,20 @@ class Capture:
         self.world.time.after(AGAIN_S, self.start_again)
 
     def start_again(self) -> None:
-        """Unless it runs."""
+        """Start it again, unless it has started already."""
         if self._waits:
             self.start()
 
     # --- its parts -----------------------------------------------------------------------------------
 
     def post(self, sender: str, to: str, message: bytes) -> None:
-        """A message has come to the machine `to`."""
+        """Deliver a message that has arrived at the machine `to`."""
         control = self.world.captures[to].control
         if control is not None:
             self.world.time.within(control.process, 0.0, control.receive, sender, message)
 
     def reported(self, control: Control) -> Callable[[int, Report], None]:
-        """How a worker reports to the control process that began it."""
+        """The function by which a worker reports to the control process that began it."""
 
         def say(incarnation: int, report: Report) -> None:
             if control.processor is not None:
@@ -346,23 +348,23 @@ class Capture:
         return say
 
     def in_transaction(self) -> None:
-        """A worker has produced rows, and has not committed them."""
+        """A worker has produced rows and has not committed them yet."""
         self.spring(Moment.COMMIT)
 
     def begin_worker(self, worker: Worker) -> None:
-        """As soon as the application is there."""
+        """Begin a worker as soon as the application has started."""
         if len(self.workers) > WORKERS_KEPT:
             self.workers = [one for one in self.workers if one.process.alive]
         self.workers.append(worker)
         worker.start(max(0.01, self.application_at - self.world.time.now))
 
     def end_worker(self, worker: Worker) -> None:
-        """Ask it to end; one that stands still goes on later, and is a zombie then."""
+        """End a worker. A stopped one does not end: it continues later, as a zombie."""
         if not worker.process.stopped:
             self._kill_worker(worker)
 
     def lose_worker(self) -> None:
-        """Kill the application: it starts again."""
+        """Kill the application, which starts again."""
         self.kill_workers()
         self.application_at = self.world.time.now + self.world.time.rng.uniform(*WARM_UP_S)
         control = self.control

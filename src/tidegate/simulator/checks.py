@@ -1,7 +1,7 @@
-"""What must hold at any time, checked whenever something becomes visible or is stored.
+"""Checks the promises whenever a record becomes visible at the sink or a value is stored in etcd.
 
-`docs/guarantees.md` has the promises in words. A check compares the sink and etcd with the upstream. It knows
-nothing of the machines.
+`docs/guarantees.md` has the promises in words. A check compares the sink and etcd with upstream. It knows
+nothing about the machines.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tidegate.model.timestamp import MAX, Timestamp
 from tidegate.simulator.upstream import Table, Upstream, short
 
 BEGAN_MAX: Final = 16
-"""More writers than can be left over from earlier incarnations."""
+"""How many writers are kept: more than can be left over from earlier incarnations."""
 
 
 class Violation(Exception):
-    """A promise was broken; its words say which."""
+    """A promise was broken. The text says which one."""
 
 
 class Writer(NamedTuple):
-    """Who writes: an incarnation of a capture, and its ranges by the last proof."""
+    """A writer: an incarnation of a capture, with its ranges when it last read its grant."""
 
     capture: str
     incarnation: int
@@ -40,33 +40,33 @@ class Writer(NamedTuple):
 
 
 class Checks:
-    """What is downstream and what is stored, and whether it may be so."""
+    """Keeps what is downstream and what is stored, and checks each change."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._rows: dict[str, int] = {}
-        """By table of which something is downstream, how many of its rows are there, with those that are
-        older than the changefeed."""
+        """For each table with rows downstream, the number of these rows, including rows before the
+        changefeed's start ts."""
         self._ddl = 0
-        """How many DDL are."""
+        """The number of DDLs downstream."""
         self._resolved_ts = 0
         self.checkpoint_ts = upstream.start_ts
         self._owner_rev = 0
         self._began: deque[Writer] = deque(maxlen=BEGAN_MAX)
-        """The writers that have begun last."""
+        """The last writers that have begun."""
         self.counts: Counter[str] = Counter()
-        """How often each check was made."""
+        """The number of checks of each kind."""
         self.delivered = 0
 
     # --- what is downstream --------------------------------------------------------------------------
 
     def _next_row(self, table: Table) -> Timestamp:
-        """The first row that is not downstream; MAX: there is none."""
+        """The commit ts of the first row that is not downstream. MAX: there is none."""
         at = self._delivered(table)
         return table.rows[at] if at < len(table.rows) else MAX
 
     def _delivered(self, table: Table) -> int:
-        """How many of its rows are downstream, or are older than the changefeed."""
+        """The number of its rows that are downstream or before the changefeed's start ts."""
         return self._rows.get(table.id) or bisect_right(table.rows, self._upstream.start_ts)
 
     def _next_ddl(self) -> Timestamp:
@@ -75,7 +75,7 @@ class Checks:
 
     @property
     def durable_ts(self) -> Timestamp:
-        """Up to where everything is downstream."""
+        """The ts up to which everything is downstream."""
         return min(min(map(self._next_row, self._upstream.tables.values())), self._next_ddl()) - 1
 
     @property
@@ -86,8 +86,8 @@ class Checks:
         return f"a row of {next(found, '')}" if first != self._next_ddl() else "a DDL"
 
     def row(self, table_id: str, ts: Timestamp, by: Writer | None) -> None:
-        """A row becomes visible: once, in its table's order, in its place among DDL and Resolved, and by the
-        one capture that may write the table.
+        """A row becomes visible. Check that it comes once, in its table's order, in its place among DDL and
+        Resolved, and from the only writer that may write the table.
         """
         self.counts["rows: once, and in order"] += 1
         table, name = self._upstream.tables[table_id], f"row {table_id}@{short(ts)}"
@@ -108,7 +108,7 @@ class Checks:
         self.delivered += 1
 
     def resolved(self, ts: Timestamp) -> None:
-        """Resolved becomes visible: everything below is, and it never goes back."""
+        """A Resolved becomes visible. Check that everything up to it is visible, and that it rises."""
         self.counts["Resolved: complete, and rising"] += 1
         if ts > self.durable_ts:
             raise Violation(f"Resolved {short(ts)} is sent, and {self.missing} below it is missing")
@@ -117,7 +117,7 @@ class Checks:
         self._resolved_ts = ts
 
     def ddl(self, ts: Timestamp) -> None:
-        """A DDL becomes visible: once, in order, after all rows below it."""
+        """A DDL becomes visible. Check that it comes once, in order, and after all rows below it."""
         self.counts["DDL: once, and in its place"] += 1
         wanted = self._next_ddl()
         if ts != wanted:
@@ -131,7 +131,9 @@ class Checks:
     # --- who writes ----------------------------------------------------------------------------------
 
     def begins(self, writer: Writer, others: Iterable[Writer]) -> None:
-        """A writer begins. `others`: all that the sink would accept rows of."""
+        """A writer begins. Check that the sink accepts no other writer for its tables. `others`: all writers
+        that the sink accepts.
+        """
         self.counts["tables: one live writer"] += 1
         for table in self._upstream.there:
             if not writer.has(table):
@@ -142,7 +144,7 @@ class Checks:
         self._began.append(writer)
 
     def starts_at(self, who: str, starts: Iterable[tuple[str, Timestamp]]) -> None:
-        """Where a writer begins each table: nothing below may be missing."""
+        """A writer begins each table at a ts. Check that no row at or below it is missing."""
         self.counts["starts: nothing below is missing"] += 1
         for name, ts in starts:
             if ts >= self._next_row(self._upstream.tables[name]):
@@ -151,7 +153,7 @@ class Checks:
     # --- what is stored ------------------------------------------------------------------------------
 
     def grants(self, grants: Iterable[Grant], owner_rev: int) -> None:
-        """Grants are stored: by the latest owner that has stored any."""
+        """Grants are stored. Check that no later owner has stored grants before."""
         self.counts["grants: tokens rise"] += 1
         if owner_rev < self._owner_rev:
             raise Violation(f"owner {owner_rev} stores grants over those of owner {self._owner_rev}")
@@ -161,8 +163,8 @@ class Checks:
                 raise Violation(f"owner {owner_rev} stores a grant of owner {grant.token[0]}")
 
     def stored(self, ts: Timestamp, owner_rev: int) -> None:
-        """A checkpoint is stored: it never goes back, everything below is downstream, and no earlier owner
-        writes it after a later one.
+        """A checkpoint is stored. Check that it does not fall, that everything up to it is downstream, and
+        that no earlier owner stores it after a later one.
         """
         self.counts["checkpoint: complete, and never back"] += 1
         if ts < self.checkpoint_ts:
@@ -176,6 +178,6 @@ class Checks:
         self.checkpoint_ts = ts
 
     def behind(self, ts: Timestamp) -> int:
-        """How many rows at or below a ts are not downstream."""
+        """The number of rows at or below a ts that are not downstream."""
         found = self._upstream.tables.values()
         return sum(max(0, bisect_right(one.rows, ts) - self._delivered(one)) for one in found)

@@ -1,9 +1,9 @@
-"""A modelled etcd: keys with revisions, leases, transactions that compare; and how captures call it.
+"""A model of etcd, with keys, revisions, leases and guarded transactions, and a client for captures.
 
     keys and leases (`Etcd`, the contract of `control.metadata.MetadataStore`) <--calls-- `EtcdClient`
 
-Every call is linearizable. An answer may be lost, and etcd may be down for a while. After a restart each
-lease that was there has its whole TTL again, as etcd does it when a leader begins.
+Every call is linearizable. An answer may be lost, and etcd may be down for a while. After a restart every
+lease gets its whole TTL again, as in etcd when a new leader begins.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tidegate.simulator.network import ETCD, Network
 from tidegate.simulator.virtual_time import Process, Steps, VirtualTime
 
 ATTEMPT_S: Final = 1.0
-"""How long one request is waited for."""
+"""How long the client waits for the answer to one request."""
 ANSWER_S: Final = 4.0
-"""How long a call is tried again."""
+"""How long a call is retried."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """Keys go when it ends."""
+    """A lease. Its keys are deleted when it ends."""
 
     ttl_s: float
     until: float
 
 
 class Etcd:
-    """What etcd has. Its calls happen at one moment."""
+    """The state of etcd. Its calls take no virtual time."""
 
     def __init__(self, time: VirtualTime) -> None:
         self._time = time
@@ -52,7 +52,9 @@ class Etcd:
         return [self._keys[key] for key in sorted(self._keys) if key.startswith(prefix)]
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete], lease: int = 0) -> Outcome:
-        """Apply all writes at one new revision if all guards hold, else none. The lease's keys go with it."""
+        """Apply all writes at one new revision if all guards are true, otherwise none. Written keys are
+        attached to `lease`; 0: none.
+        """
         if not self.holds(guards) or (lease and lease not in self._leases):
             return Outcome(False, self.revision)
         self.revision += 1
@@ -67,14 +69,14 @@ class Etcd:
         return Outcome(True, self.revision)
 
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
-        """One after the other."""
+        """Apply transactions in order."""
         return [self.transact(one.guards, one.writes) for one in asked]
 
     def close(self) -> None:
-        """There is nothing to give up."""
+        """Does nothing: there is no connection."""
 
     def holds(self, guards: Sequence[Compare]) -> bool:
-        """Whether all guards hold now."""
+        """Whether all guards are true now."""
         return all(map(self._holds, guards))
 
     def _holds(self, guard: Compare) -> bool:
@@ -92,7 +94,7 @@ class Etcd:
         return self._next_lease
 
     def keep_alive(self, lease: int) -> int:
-        """Renew it; its TTL in seconds, 0 if it is gone."""
+        """Renew a lease. Returns its TTL in seconds, 0 if it does not exist any more."""
         found = self._leases.get(lease)
         if found is None:
             return 0
@@ -100,13 +102,13 @@ class Etcd:
         return int(found.ttl_s)
 
     def revoke(self, lease: int) -> None:
-        """End a lease, and with it its keys."""
+        """End a lease and delete its keys."""
         if self._leases.pop(lease, None) is not None:
             gone = [key for key, held in self._lease_of.items() if held == lease]
             self.transact((), [Delete(key) for key in gone])
 
     def lease_of(self, key: str) -> int:
-        """The lease under which a key is; 0: none."""
+        """The lease of a key. 0: none."""
         return self._lease_of.get(key, 0)
 
     def _expire_later(self, lease: int) -> None:
@@ -122,7 +124,7 @@ class Etcd:
             self.revoke(lease)
 
     def restarted(self) -> None:
-        """It answers again."""
+        """The service answers again after a restart. All leases get their whole TTL again."""
         self.up = True
         for lease in self._leases.values():
             lease.until = self._time.now + lease.ttl_s
@@ -130,24 +132,24 @@ class Etcd:
 
 @dataclass(slots=True)
 class EtcdClient:
-    """How one process calls etcd. Calls raise Retryable while it does not answer."""
+    """The etcd client of one process. Its calls raise Retryable while etcd does not answer."""
 
     etcd: Etcd
     network: Network
     process: Process
     place: str
     off: frozenset[str] = frozenset()
-    """Guards that are left out."""
+    """Disabled guards."""
     known: dict[str, int] = field(default_factory=dict)
-    """Revisions of keys, as this process has read or written them last."""
+    """The revisions of keys when this process last read or wrote them."""
 
     def ask(self, work: Any, *args: Any, patience_s: float = ATTEMPT_S) -> Steps[Any]:
-        """One attempt of one call."""
+        """One attempt of a call."""
         found = yield from self.network.call(self.process, self.place, ETCD, lambda: work(*args), patience_s)
         return found
 
     def read(self, work: Any, *args: Any) -> Steps[Any]:
-        """A call that may be made more than once, tried again for ANSWER_S."""
+        """An idempotent call, retried for ANSWER_S."""
         until = self.network.time.now + ANSWER_S
         while True:
             try:
@@ -165,11 +167,11 @@ class EtcdClient:
         lease: int = 0,
         stored: Callable[[], None] = lambda: None,
     ) -> Steps[bool]:
-        """As `etcd.metadata.EtcdMetadata`: each attempt compares the revision of each written key as it was
-        known first, so that an attempt that arrives late is carried out at most once.
+        """A transaction, as in `etcd.metadata.EtcdMetadata`. Returns False if a guard failed.
 
-        `stored` is called at the moment at which etcd carries it out. False: a guard failed. Raises
-        Retryable when nobody knows what has become of it.
+        Each attempt compares every written key with the revision that was known before the first attempt. So
+        the transaction is applied at most once, even if an earlier attempt arrives late. `stored`: called
+        when etcd applies it. Raises Retryable if it is unknown whether it was applied.
         """
         keys = [write.key for write in writes]
         if not self.known.keys() >= set(keys):

@@ -1,6 +1,7 @@
-"""Faults: what goes wrong in a simulation, and how it is healed.
+"""Injects faults into a simulation, and heals them.
 
-Each kind is a method of `Faults` that injects one fault and plans its end. `heal` ends all that are left.
+Each kind is a method of `Faults` that injects one fault and schedules its end. `heal` ends all remaining
+faults.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from tidegate.simulator.world import CLUSTER, World
 
 CALM: Final = Weather()
 LOSES_S: Final = 12.0
-"""How long a catalogue misses DDL."""
+"""How long a catalogue misses DDL. Seconds."""
 BAD: Final = Weather(lost=0.2, doubled=0.1, late=0.2)
 
 
 class Faults:
-    """Injects faults, one at a time, each with an end of its own."""
+    """Injects single faults, each with its own end."""
 
     def __init__(self, world: World) -> None:
         self._world, self._time, self._rng = world, world.time, world.time.rng
 
     def inject(self, kind: str) -> None:
-        """One fault of a kind; nothing if there is nothing that it could happen to."""
+        """Inject one fault of a kind. Does nothing if the fault cannot happen now."""
         what = KINDS[kind](self)
         if what:
             self._world.timeline.faults[kind] += 1
             self._world.note("FAULT", what)
 
     def heal(self) -> None:
-        """End all faults: every capture runs, and everybody reaches everybody."""
+        """End all faults: every capture runs, and all connections work."""
         world = self._world
         world.network.weather = CALM
         world.network.cuts.clear()
@@ -57,13 +58,13 @@ class Faults:
         world.note("FAULT", "all faults are healed")
 
     def _later(self, least_s: float, most_s: float, work: Callable[[], object]) -> str:
-        """Plan the end of a fault; how long it lasts, in words."""
+        """Schedule the end of a fault. Returns its duration in words."""
         seconds = self._rng.uniform(least_s, most_s)
         self._time.after(seconds, work)
         return f"for {seconds:.1f} s"
 
     def _any(self) -> Capture | None:
-        """A capture whose control process runs."""
+        """A random capture whose control process runs; None if there is none."""
         found = [one for one in self._world.captures.values() if one.control and not one.is_stopped]
         return self._rng.choice(found) if found else None
 
@@ -105,7 +106,7 @@ class Faults:
         capture.lose_worker()
         return f"{capture.name}'s application is killed"
 
-    # --- processes that stand still ------------------------------------------------------------------
+    # --- processes that are stopped ------------------------------------------------------------------
 
     @staticmethod
     def _processes(capture: Capture) -> list[Process]:
@@ -257,12 +258,12 @@ class Faults:
         return f"{capture.name}'s catalogue misses DDL of the next {LOSES_S:.0f} s; it is repaired {lasts}"
 
     def _find_ddl(self, capture: Capture) -> None:
-        """The catalogue is read again by a new process."""
+        """End the fault by killing the capture: its next process reads the catalogue again."""
         if capture.lost_ddl[1]:
             capture.lost_ddl = 0, 0
             self._kill(capture)
 
-    # --- what people do ------------------------------------------------------------------------------
+    # --- actions of operators ------------------------------------------------------------------------
 
     def resigned(self) -> str:
         owner = self._world.owner

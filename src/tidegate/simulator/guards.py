@@ -1,8 +1,8 @@
-"""The guards of the edges that a simulation can leave out, to show that it notices.
+"""The guards that a simulation can disable, to show that its checks find the violation.
 
-Guards of the machines are patched away instead, as `tests/control/sharing.py` does it; this list has those
-that the simulator's own tasks and services keep, in the way of `server.replication`, `pipeline.begin` and the
-sinks.
+This list has the guards in the simulator's own tasks and services, which correspond to those in
+`server.replication`, `pipeline.begin` and the sinks. Guards inside the machines are disabled by patches
+instead, as in `tests/control/sharing.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A network that delays, reorders, doubles and loses: messages between captures, requests to services.
+"""A network that delays, reorders, duplicates and loses messages between captures and requests to services.
 
-Places are the captures by name, `etcd` and `sink`. A cut is one way between two places. A message that meets
-a cut is sent again for a while, so that it may arrive long after; a request is lost.
+Places are the names of captures, `etcd` and `sink`. A cut blocks one direction between two places. A message
+that meets a cut is sent again for a while, so it may arrive much later; a request that meets a cut is lost.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
 ETCD: Final = "etcd"
 SINK: Final = "sink"
 QUICK_S: Final = (0.0005, 0.005)
-"""How long a message or a request is under way, at least and at most."""
+"""How long a message or a request takes, at least and at most."""
 SLOW_S: Final = (0.05, 12.0)
-"""And one that is late: others overtake it."""
+"""How long a late message takes, at least and at most. Others overtake it."""
 AGAIN_S: Final = (0.3, 2.0)
-"""The pause before a message that did not get through is sent again, as `server.courier` does it."""
+"""The pause before a message that met a cut is sent again, as in `server.courier`."""
 ATTEMPTS: Final = 12
-"""Then it is lost."""
+"""After this number of attempts a message is lost."""
 
 
 @dataclass(slots=True)
 class Weather:
-    """Shares of messages with which something happens."""
+    """The shares of messages that are lost, duplicated and late."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -37,20 +37,20 @@ class Weather:
 
 @dataclass(slots=True)
 class Network:
-    """All ways between places."""
+    """All connections between places."""
 
     time: VirtualTime
     timeline: Timeline
     weather: Weather = field(default_factory=Weather)
     cuts: set[tuple[str, str]] = field(default_factory=set)
-    """(from, to)."""
+    """(from, to) of each cut."""
     down: set[str] = field(default_factory=set)
-    """Services that do not answer anybody."""
+    """The services that are down."""
     slow: dict[str, float] = field(default_factory=dict)
-    """By service, how many times longer than usual its requests take."""
+    """For each slow service, the factor by which its requests take longer."""
 
     def send(self, source: str, to: str, deliver: Callable[[], None]) -> None:
-        """A message, which may arrive once, twice or never."""
+        """Send a message, which may arrive once, twice or never."""
         rng, weather, counts = self.time.rng, self.weather, self.timeline.counts
         counts["messages sent"] += 1
         chance = rng.random()
@@ -78,15 +78,17 @@ class Network:
             self.timeline.counts["messages cut off"] += 1
 
     def is_open(self, source: str, to: str) -> bool:
-        """Whether a request from one place arrives at another."""
+        """Whether a request from one place reaches another."""
         return (source, to) not in self.cuts and to not in self.down and source not in self.down
 
     def call(
         self, process: Process, source: str, service: str, work: Callable[[], Any], patience_s: float
     ) -> Steps[Any]:
-        """One request to a service, and its answer. Raises Retryable, or the error that `work` returns.
+        """Send one request to a service, and wait for its answer. Raises Retryable, or the error that `work`
+        returns.
 
-        `work` is carried out at the service, once, even if the process that asked is stopped or dead by then.
+        If the request arrives, the service carries out `work` once, even if the process that asked is stopped
+        or dead by then.
         """
         answer: list[Any] = []
         answered = Signal(self.time)

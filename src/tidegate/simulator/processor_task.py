@@ -1,6 +1,6 @@
-"""A processor's task: what `server.processor` does around the machine `control.processor`, in virtual time.
+"""The loop around the machine `control.processor` in virtual time. It follows `server.processor`.
 
-mail, reports, what has been received --> Processor --> messages to the owner, the bounds file, a worker
+messages, reports, resolved ts --> Processor --> messages to the owner, the bounds file, a worker
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from tidegate.simulator.capture import Control
 
 REST_S: Final = 1.0
-"""How long it rests if nothing happens: what it repeats by time is due every few seconds."""
+"""How long it waits if nothing happens. The machine repeats its messages every few seconds."""
 WEIGH_S: Final = 10.0
 """How often loads are measured."""
 KNOWN_S: Final = 0.2
-"""How often a start looks whether the catalogue is as far as the checkpoint."""
+"""How often a start checks whether the catalogue has reached the checkpoint."""
 REPORT_S: Final = (0.0002, 0.003)
-"""How long a worker's report takes to its control process."""
+"""How long a worker's report takes to its control process, at least and at most."""
 
 
 class ProcessorTask:
-    """The changefeed on one capture, from its owner's first word on."""
+    """The changefeed on one capture, from the owner's first message on."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -58,7 +58,7 @@ class ProcessorTask:
         self._rows = 0
 
     def run(self) -> Steps[None]:
-        """For as long as the control process lives."""
+        """Run as long as the control process lives."""
         while True:
             self._step()
             yield self.wake.wait(REST_S)
@@ -90,7 +90,7 @@ class ProcessorTask:
             self._control.post.to_owner(said)
 
     def _reach(self, dispatch: Dispatch) -> Steps[None]:
-        """Do what is wanted now, whatever was done before."""
+        """Bring the processor to the state that the Dispatch asks for, from any earlier state."""
         try:
             self._end_worker()
             if dispatch.wish is Wish.RUN:
@@ -108,7 +108,7 @@ class ProcessorTask:
         self.wake.set()
 
     def _open(self, dispatch: Dispatch) -> Steps[None]:
-        """Tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
+        """Open tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
         machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
         same = machine.is_open and ranges == self._ranges and machine.known >= dispatch.checkpoint
         if same and not self._has_missed_ddl(dispatch.checkpoint):
@@ -127,9 +127,10 @@ class ProcessorTask:
         self._ready = True
 
     def _has_missed_ddl(self, checkpoint: Timestamp) -> bool:
-        """Whether its catalogue has lost DDL that the checkpoint has passed since it was opened.
+        """Whether its catalogue has missed DDL that the checkpoint has passed since it was opened.
 
-        The product does not notice that (`simulator.guards`, "reread"): a simulation takes it as read again.
+        The product does not notice this case (`simulator.guards`, "reread"). The simulation assumes that the
+        catalogue is read again.
         """
         lost_after, lost_upto = self._control.machine.lost_ddl
         passed = self._world.upstream.ddl(self._opened_at, checkpoint)
@@ -137,13 +138,13 @@ class ProcessorTask:
         return missed and "reread" not in self._world.off
 
     def _ddl(self, after: Timestamp, upto: Timestamp) -> list[DdlBatch]:
-        """What the catalogue of this capture has."""
+        """The DDL in (after, upto] that this capture's catalogue has."""
         found = self._world.upstream.ddl(after, upto)
         lost_after, lost_upto = self._control.machine.lost_ddl
         return [batch for batch in found if not lost_after < batch.finished_ts <= lost_upto]
 
     def _start(self, dispatch: Dispatch) -> Steps[None]:
-        """Read the grant; then a worker begins."""
+        """Read the grant, then begin a worker."""
         control, world = self._control, self._world
         key = grant_key(CLUSTER, FEED, control.capture)
         found = yield from control.client.read(world.etcd.get, key)
@@ -182,7 +183,7 @@ class ProcessorTask:
     # --- what the worker says ------------------------------------------------------------------------
 
     def receive(self, incarnation: int, report: Report) -> None:
-        """A report; of an old incarnation it changes nothing."""
+        """Take a worker's report. A report of an old incarnation is ignored."""
         if self._worker is None or incarnation != self._worker.grant.incarnation:
             return
         match report:
@@ -197,7 +198,7 @@ class ProcessorTask:
         self.wake.set()
 
     def lost_worker(self, worker: Worker) -> None:
-        """The process is gone."""
+        """A worker's process is gone."""
         if worker is self._worker:
             self._fail(Retryable("The pipeline has ended.", where=self._control.capture))
 
@@ -229,7 +230,7 @@ class ProcessorTask:
             self._worker.wake.set()
 
     def _prepare_coming(self, dispatch: Dispatch) -> dict[str, None]:
-        """The tables of ranges that may come."""
+        """The tables of the ranges that the processor may get next."""
         if (ranges := tuple(dispatch.coming)) != self._coming:
             self._coming, self.machine.received = ranges, 0
         tasks = self._world.upstream.tasks_at(dispatch.checkpoint) if ranges else []

@@ -2,7 +2,7 @@
 
     build -> [workload and faults until `last_s`] -> heal -> [everything must arrive within HEAL_S] -> outcome
 
-The same scenario, seed and guards always give the same outcome, line by line.
+The same scenario, seed and guards always give the same outcome, with the same timeline.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from tidegate.simulator.virtual_time import Process, Steps, VirtualTime
 from tidegate.simulator.world import CLUSTER, FEED, World
 
 HEAL_S: Final = 150.0
-"""Virtual seconds after the last fault within which everything must be delivered: a session that ends by
-itself, the longest back-off of a changefeed, and a capture that is left out after failures."""
+"""Virtual seconds after the last fault within which everything must be delivered. They cover the end of a
+session by its TTL, the longest back-off of a changefeed, and a capture that gets no ranges after failures."""
 QUIET_S: Final = 1.0
-"""How long upstream goes on after the heal."""
+"""How long upstream continues to write after the heal."""
 LAG_S: Final = (0.005, 0.25)
-"""How long the resolved ts takes from upstream to a capture."""
+"""How long the resolved ts takes from upstream to a capture, at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation has shown."""
+    """The result of a simulation."""
 
     scenario: str
     seed: int
@@ -52,11 +52,11 @@ class Outcome:
     owner_failovers_s: Sequence[float]
     capture_failovers_s: Sequence[float]
     healed_s: float
-    """How long it took after the heal until everything was delivered."""
+    """The time from the heal until everything was delivered."""
     violation: str
-    """Which promise was broken, in words; empty: none."""
+    """The promise that was broken, in words. Empty: none."""
     lines: Sequence[str]
-    """The timeline: all of it if that was asked for, otherwise its end."""
+    """The timeline: all lines if `whole` was given, otherwise the last ones."""
 
 
 class Simulation:
@@ -71,7 +71,7 @@ class Simulation:
         off: frozenset[str] = frozenset(),
         whole: bool = False,
     ) -> None:
-        """`off`: guards to leave out (`simulator.guards`); `whole`: keep the whole timeline."""
+        """`off`: guards to disable (`simulator.guards`). `whole`: keep the whole timeline."""
         self.scenario, self.seed, self.name = scenario, seed, name
         rng = random.Random(f"{name}/{seed}")
         time, timeline = VirtualTime(rng), Timeline(whole=whole)
@@ -85,13 +85,13 @@ class Simulation:
             self.world.captures[letter] = Capture(self.world, letter)
         self._faults = Faults(self.world)
         self._target: Timestamp = 0
-        """The last ts of upstream; 0: it goes on."""
+        """The last ts of upstream. 0: it still writes."""
         self._healed_at = 0.0
 
     def run(self) -> Outcome:
-        """To its end, or to the first violation."""
+        """Run to the end, or to the first violation."""
         violation, collects = "", gc.isenabled()
-        gc.disable()  # it makes few rings, and ends soon
+        gc.disable()  # faster: a simulation makes few reference cycles, and is short
         try:
             self._begin()
             self.world.time.run(self.scenario.last_s + QUIET_S + HEAL_S, self._is_over)
@@ -119,7 +119,7 @@ class Simulation:
     # --- upstream ------------------------------------------------------------------------------------
 
     def _write(self) -> Steps[None]:
-        """Transactions, at random."""
+        """Commit transactions at random times."""
         world = self.world
         while not self._target:
             yield world.time.rng.expovariate(self.scenario.transactions_s)
@@ -127,7 +127,7 @@ class Simulation:
                 world.upstream.commit(world.time.now)
 
     def _change_tables(self) -> Steps[None]:
-        """Tables that come and go."""
+        """Create and drop tables at random times."""
         world = self.world
         while True:
             yield world.time.rng.expovariate(1 / self.scenario.ddl_every_s)
@@ -138,7 +138,7 @@ class Simulation:
                 world.note("upst", f"{change.__name__} table {table}")
 
     def _advance(self) -> Steps[None]:
-        """The resolved ts, and when it comes to each capture."""
+        """Advance the resolved ts, and let it arrive at each capture after a random delay."""
         world = self.world
         while True:
             yield TICK_S
@@ -158,7 +158,7 @@ class Simulation:
                 control.owner.wake.set()
 
     def _trouble(self) -> Steps[None]:
-        """Faults until they are all healed."""
+        """Inject faults, then heal them all."""
         scenario, time = self.scenario, self.world.time
         yield scenario.begin_s
         while scenario.faults:
@@ -175,7 +175,9 @@ class Simulation:
     # --- the verdict ---------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether everything that upstream has is downstream, stored and running."""
+        """Whether everything of upstream is downstream, the checkpoint is stored, and all ranges
+        are running.
+        """
         if not self._target or self.world.checks.checkpoint_ts < self._target:
             return False
         owner = self.world.owner

@@ -1,4 +1,4 @@
-"""Named scenarios: how large a simulation is, how long it lasts, and which faults happen in it."""
+"""Named scenarios: the size of a simulation, its duration, and the faults in it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tidegate.simulator.faults import EVERY_KIND
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a simulation is made of. Times in virtual seconds."""
+    """The parameters of a simulation. Times are in virtual seconds."""
 
     about: str
-    """In one line."""
+    """A description in one line."""
     faults: tuple[str, ...] = ()
-    """Kinds of `faults.KINDS`, one of which is drawn each time."""
+    """Names in `faults.KINDS`. One is drawn for each fault."""
     captures: int = 3
     tables: int = 8
     begin_s: float = 9.0
-    """When faults begin: the captures have joined and deliver by then."""
+    """When faults begin. By then the captures have joined and deliver."""
     last_s: float = 50.0
     """When all faults are healed."""
     every_s: float = 5.0
-    """Between two faults, on average."""
+    """The average time between two faults."""
     transactions_s: float = 4.0
-    """Transactions of upstream per second, on average."""
+    """The average number of upstream transactions per second."""
     ddl_every_s: float = 12.0
-    """Between two DDL, on average."""
+    """The average time between two DDLs."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -88,7 +88,7 @@ DEFAULT: Final = "storm"
 
 
 def scenario_of(name: str) -> Scenario:
-    """A scenario by its name. Raises InvalidInput, which lists them, when there is none."""
+    """The scenario with a name. Raises InvalidInput for an unknown name; the error lists all names."""
     if name in SCENARIOS:
         return SCENARIOS[name]
     known = "\n".join(f"  {one:<13} {scenario.about}" for one, scenario in SCENARIOS.items())

@@ -1,9 +1,9 @@
-"""A modelled sink in the way of Kafka: writers with epochs, transactions, one log of what they commit.
+"""A model of a sink like Kafka: writers with epochs, transactions, one log of committed records.
 
-Each writer has a transactional id: one for each capture, and one for the changefeed's owner. To initialise an
-id ends its open transaction and fences the writer that used it before. A reader of committed records stops
-at the first open transaction. Rows, the progress of their tables, Resolved and DDL are committed together or
-not at all; the writer may never learn which.
+Each writer has a transactional id: there is one for each capture, and one for the changefeed's owner. The
+initialisation of an id aborts its open transaction and fences the writer that used it before. A reader of
+committed records stops at the first open transaction. The rows of a transaction, the progress of their
+tables, Resolved and DDL are committed together or not at all, and the writer may never learn which.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Record(NamedTuple):
-    """One message; a row's progress record is part of it."""
+    """One message. A row includes its progress record."""
 
     kind: Kind
     table: str
@@ -41,7 +41,7 @@ class Record(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """What an owner finds when it opens the sink."""
+    """The last Resolved and DDL that an owner finds when it opens the sink."""
 
     resolved_ts: Timestamp
     ddl_ts: Timestamp
@@ -49,7 +49,7 @@ class Journal(NamedTuple):
 
 @dataclass(slots=True)
 class Transaction:
-    """What one writer has produced since its last commit."""
+    """The records that one writer has produced since its last commit."""
 
     records: list[Record] = field(default_factory=list)
     is_open: bool = True
@@ -57,28 +57,30 @@ class Transaction:
 
 
 class Sink:
-    """What is downstream. Its calls happen at one moment."""
+    """The sink. Its calls take no virtual time."""
 
     def __init__(self, time: VirtualTime, checks: Checks, off: frozenset[str] = frozenset()) -> None:
-        """`off`: guards that are left out, see `simulator.guards`."""
+        """`off`: disabled guards, see `simulator.guards`."""
         self._time, self._checks, self._off = time, checks, off
         self.epochs: dict[str, int] = {}
         self._open: dict[str, Transaction] = {}
         self._log: list[Transaction] = []
-        """In the order in which they were begun."""
+        """All transactions, in the order in which they were begun."""
         self._stable = 0
-        """How many of them, from the first on, are decided."""
+        """The number of transactions before the first open one."""
         self._progress: dict[str, Timestamp] = {}
         self._journal = Journal(0, 0)
 
     def initialise(self, writer: str) -> int:
-        """Fence a transactional id; its new epoch."""
+        """Fence the writers of a transactional id. Returns its new epoch."""
         self._decide(writer, commit=False)
         self.epochs[writer] = self.epochs.get(writer, 0) + 1
         return self.epochs[writer]
 
     def produce(self, writer: str, epoch: int, records: Sequence[Record]) -> Fenced | None:
-        """Add records to the writer's transaction, begun if need be."""
+        """Add records to the writer's transaction, which is begun if there is none. Returns an
+        error or None.
+        """
         if not self.accepts(writer, epoch):
             return Fenced("A later writer has this transactional id.", where=writer)
         if writer not in self._open:
@@ -89,12 +91,12 @@ class Sink:
         return None
 
     def _time_out(self, writer: str, found: Transaction) -> None:
-        """A transaction that is still open is ended, and its writer fenced."""
+        """Abort a transaction that is still open, and fence its writer."""
         if found.is_open:
             self.initialise(writer)
 
     def commit(self, writer: str, epoch: int, by: Writer | None) -> Fenced | None:
-        """Make the open transaction visible; None: it is, or there was none."""
+        """Commit the open transaction, if there is one. Returns an error or None."""
         if not self.accepts(writer, epoch):
             return Fenced("A later writer has this transactional id.", where=writer)
         if (found := self._open.get(writer)) is not None:
@@ -110,7 +112,7 @@ class Sink:
         return None
 
     def accepts(self, writer: str, epoch: int) -> bool:
-        """Whether a writer is not fenced."""
+        """Whether a writer with this epoch is not fenced."""
         guard = "owner_sink_fence" if writer == OWNER else "sink_fence"
         return epoch == self.epochs.get(writer, 0) or guard in self._off
 
@@ -136,11 +138,15 @@ class Sink:
                     self._journal = Journal(resolved_ts, max(ts, ddl_ts))
 
     def progress(self) -> dict[str, Timestamp]:
-        """By table, up to where rows are committed, as a reader of committed records sees it."""
+        """The commit ts up to which each table's rows are committed, as a reader of committed records sees
+        it.
+        """
         return dict(self._progress)
 
     def journal(self) -> Journal | Retryable:
-        """What the owner's side has committed; not while a transaction is open that may hide some of it."""
+        """The last committed Resolved and DDL, or Retryable while an open transaction may hide
+        some of them.
+        """
         if self._stable < len(self._log):
             return Retryable("A transaction is open at the sink.", where="sink")
         return self._journal

@@ -1,4 +1,4 @@
-"""What many simulations have shown together."""
+"""The combined results of many simulations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Summary:
     healed_s: list[float] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        """One more."""
+        """Add an outcome."""
         self.seeds += 1
         self.virtual_s += outcome.virtual_s
         self.steps += outcome.steps
@@ -50,7 +50,7 @@ def simulate(scenario: str, seeds: Sequence[int], *, whole: bool = False) -> Ite
 
 
 def distribution(seconds: Sequence[float]) -> str:
-    """Median, 90th percentile and maximum, in words; empty when there is nothing."""
+    """Median, 90th percentile and maximum, in words. Empty without values."""
     if not seconds:
         return ""
     ordered = sorted(seconds)

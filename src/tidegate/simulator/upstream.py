@@ -1,8 +1,9 @@
-"""A modelled upstream: tables with rows at commit ts, a resolved ts that advances, DDL that adds and drops.
+"""A model of upstream: tables with rows at commit ts, an advancing resolved ts, DDL that adds and drops
+tables.
 
     rows and DDL at PD's time --> resolved ts, every TICK_S --> each capture's `View`, a little later
 
-A view is what a capture's puller and catalogue have: up to where everything was received, table by table.
+A view is the state of a capture's puller and catalogue: the ts up to which each table was received.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EPOCH_MS: Final = 1_750_000_000_000
 TICK_S: Final = 0.5
 """How often the resolved ts advances."""
 SCAN_S: Final = (0.05, 0.8)
-"""How long a puller takes until it has a table that it did not hold."""
+"""How long the scan of a table takes that the puller did not pull before, at least and at most."""
 CREATE_TABLE: Final = 3
 DROP_TABLE: Final = 4
 """TiDB's action codes."""
@@ -52,15 +53,15 @@ class Table:
     number: int
     created_ts: Timestamp
     dropped_ts: Timestamp = 0
-    """0: it is there."""
+    """0: it is not dropped."""
     rows: list[Timestamp] = field(default_factory=list)
-    """Commit ts, rising."""
+    """The commit ts of its rows, rising."""
     load: int = 0
     """Bytes of changes per second, as captures measure them."""
 
     @property
     def id(self) -> str:
-        """Its name, which is that of its span."""
+        """Its name, which is also the id of its span."""
         return f"t{self.number:02d}"
 
     @property
@@ -69,11 +70,11 @@ class Table:
         return Span(self.id.encode(), self.id.encode() + b"\xff")
 
     def task(self, checkpoint: Timestamp = 0) -> SpanTask:
-        """To be delivered from its creation on, or from a checkpoint."""
+        """A task to deliver it from its creation on, or from a checkpoint."""
         return SpanTask(self.id, self.span, self.number, max(self.created_ts, checkpoint))
 
     def first_after(self, ts: Timestamp) -> Timestamp:
-        """The commit ts of the first row above a ts; 0: there is none."""
+        """The commit ts of the first row above a ts. 0: there is none."""
         at = bisect_right(self.rows, ts)
         return self.rows[at] if at < len(self.rows) else 0
 
@@ -89,17 +90,17 @@ class Upstream:
         self._rng = rng
         self.last_ts = compose(EPOCH_MS)
         self.start_ts = self.last_ts
-        """From where the changefeed begins. Each table has a row from before."""
+        """The start ts of the changefeed. Each table has one row before it."""
         self.resolved_ts = self.last_ts
         self.tables: dict[str, Table] = {}
         self.batches: list[DdlBatch] = []
-        """DDL, by finished ts."""
+        """All DDL, in order of finished ts."""
         self.rows = 0
         for _ in range(tables):
             self._add(self.start_ts).rows.append(self.start_ts - 1)
 
     def tso(self, now: float) -> Timestamp:
-        """The next timestamp; `now` in virtual seconds."""
+        """The next timestamp. `now`: virtual seconds."""
         self.last_ts = max(self.last_ts + 1, at(now))
         return self.last_ts
 
@@ -110,25 +111,25 @@ class Upstream:
 
     @property
     def there(self) -> list[Table]:
-        """Tables that are not dropped."""
+        """The tables that are not dropped."""
         return [table for table in self.tables.values() if not table.dropped_ts]
 
     def commit(self, now: float) -> None:
-        """One transaction: rows of one to three tables."""
+        """Commit one transaction with rows of one to three tables."""
         ts = self.tso(now)
         for table in self._rng.sample(self.there, k=min(len(self.there), self._rng.randint(1, 3))):
             table.rows.append(ts)
             self.rows += 1
 
     def create(self, now: float) -> str:
-        """A table is created; its name."""
+        """Create a table. Returns its name."""
         ts = self.tso(now)
         table = self._add(ts)
         self._log(ts, CREATE_TABLE, "create", table, added=(table.task(),))
         return table.id
 
     def drop(self, now: float) -> str:
-        """A table is dropped; its name, or empty when there are too few."""
+        """Drop a table. Returns its name, or an empty text if there are too few tables."""
         if len(self.there) < 3:
             return ""
         table, ts = self._rng.choice(self.there), self.tso(now)
@@ -153,7 +154,7 @@ class Upstream:
         self.batches.append(DdlBatch(ts, (ddl,), added, removed, removed_tables=frozenset(went)))
 
     def shift_loads(self) -> None:
-        """Some tables become busy and others idle."""
+        """Give all tables new random loads."""
         for table in self.there:
             table.load = self._rng.choice((0, 1 << 16, 1 << 20, 1 << 23))
 
@@ -172,14 +173,14 @@ class Upstream:
 
 @dataclass(slots=True)
 class View:
-    """What one capture has received."""
+    """The state of one capture's puller."""
 
     upstream: Upstream
     resolved_ts: Timestamp
     stalled: dict[str, Timestamp] = field(default_factory=dict)
-    """Tables that stand still at a ts, because a region of theirs does."""
+    """Tables whose resolved ts does not advance beyond a ts, because one of their regions is stalled."""
     ready_at: dict[str, float] = field(default_factory=dict)
-    """By table that the puller holds, from when on it has it."""
+    """For each table that is pulled, the time at which its scan is done."""
 
     def hold(self, tables: Iterable[str], now: float, rng: random.Random) -> None:
         """Pull these tables, and no others."""
@@ -190,9 +191,9 @@ class View:
         }
 
     def frontier(self, now: float) -> dict[str, Timestamp]:
-        """Up to where each table that is held was received; those that are still scanned are left out."""
+        """The resolved ts of each table that is pulled. Tables whose scan is not done are left out."""
         return {name: self.reach(name) for name, ready in self.ready_at.items() if ready <= now}
 
     def reach(self, table: str) -> Timestamp:
-        """Up to where a table was received."""
+        """The ts up to which a table was received."""
         return min(self.resolved_ts, self.stalled.get(table, self.resolved_ts))

@@ -2,9 +2,9 @@
 
     spawn(process, steps) --> [step] --yield seconds or Signal.wait(s)--> queue by time --> [step] --> ...
 
-A task is a generator. It yields how long it waits, and everything between two yields happens at one moment.
-The queue is ordered by time, then by the order in which entries were made, so that the same program with the
-same random numbers always does the same. Nothing here reads a clock.
+A task is a generator. It yields how long it waits, and everything between two yields takes no virtual time.
+The queue is ordered by time, then by the order in which entries were added, so that the same program with the
+same random numbers always gives the same run. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ T = TypeVar("T")
 
 
 class Waiting(NamedTuple):
-    """A wait for a signal that ends after so many seconds at the latest."""
+    """A wait for a signal, for at most `seconds`."""
 
     signal: Signal
     seconds: float
 
 
 Steps = Generator[float | Waiting, bool, T]
-"""What a task does. A yield returns whether the awaited signal was set; of a wait for time alone, False."""
+"""The steps of a task. A yield returns whether the awaited signal was set; for a wait for time alone,
+False."""
 
 
 class Signal:
-    """Something to wait for. Once set it stays set until it is cleared."""
+    """An event that tasks wait for. It stays set until it is cleared."""
 
     __slots__ = ("_time", "_waiting", "is_set")
 
@@ -39,22 +40,22 @@ class Signal:
         self.is_set = False
 
     def set(self) -> None:
-        """Continue all who wait, at this moment, in the order in which they came."""
+        """Resume all waiting tasks at this moment, in the order in which they began to wait."""
         self.is_set = True
         waiting, self._waiting = self._waiting, []
         for task, turn in waiting:
             self._time.after(0.0, self._time.resume, task, turn, True)
 
     def clear(self) -> None:
-        """From now on there is something to wait for again."""
+        """Make later waits block again."""
         self.is_set = False
 
     def wait(self, seconds: float) -> Waiting:
-        """To be yielded."""
+        """The value that a task yields to wait for this signal."""
         return Waiting(self, seconds)
 
     def join(self, task: Task) -> None:
-        """One more who waits."""
+        """Add a waiting task."""
         if self.is_set:
             self._time.after(0.0, self._time.resume, task, task.turn, True)
         else:
@@ -62,7 +63,7 @@ class Signal:
 
 
 class Process:
-    """An operating system's process: while it is stopped, what is due for it is held back."""
+    """A process of the operating system. While it is stopped, everything that is due for it is held back."""
 
     __slots__ = ("alive", "held", "name", "stopped", "tasks")
 
@@ -82,17 +83,17 @@ class Task:
         self.process, self.steps, self.done = process, steps, done
         self.over = False
         self.turn = 0
-        """Rises with each step: an entry of the queue that is for an earlier turn comes too late."""
+        """Rises with each step. A queue entry for an earlier turn is ignored."""
 
     def cancel(self) -> None:
-        """Do no more of it. A request that it has sent goes on."""
+        """End the task. Requests that it has sent are still carried out."""
         self.over = True
         self.turn += 1
         self.steps.close()
 
 
 class VirtualTime:
-    """The queue of what is to come."""
+    """The virtual clock and the queue of coming events."""
 
     def __init__(self, rng: random.Random) -> None:
         self.now = 0.0
@@ -102,15 +103,15 @@ class VirtualTime:
         self._count = 0
         self._processes: dict[Process, None] = {}
         self.steps = 0
-        """How many entries were carried out."""
+        """The number of entries carried out."""
 
     def after(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
-        """Do something later, whatever becomes of the processes."""
+        """Call `work` later, whether or not any process lives."""
         self._count += 1
         heapq.heappush(self._queue, (self.now + seconds, self._count, work, args))
 
     def within(self, process: Process, seconds: float, work: Callable[..., None], *args: Any) -> None:
-        """Do something later in a process: not while it is stopped, and not once it is dead."""
+        """Call `work` later in a process: after it continues if it is stopped, and never if it is dead."""
         self.after(seconds, self._enter, process, work, args)
 
     def _enter(self, process: Process, work: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -130,7 +131,7 @@ class VirtualTime:
         return task
 
     def resume(self, task: Task, turn: int, woken: bool) -> None:
-        """The next step of a task, unless it is over or has gone on already."""
+        """Run the next step of a task, unless the task is over or another event has resumed it already."""
         process = task.process
         if task.over or task.turn != turn or not process.alive:
             return
@@ -151,7 +152,7 @@ class VirtualTime:
             self.after(wait, self.resume, task, task.turn, False)
 
     def kill(self, process: Process) -> None:
-        """SIGKILL: no task of it takes another step."""
+        """SIGKILL: none of its tasks takes another step."""
         process.alive = process.stopped = False
         process.held.clear()
         self._processes.pop(process, None)
@@ -169,7 +170,7 @@ class VirtualTime:
         process.stopped = process.alive
 
     def go_on(self, process: Process) -> None:
-        """SIGCONT: what was due meanwhile happens now, in any order."""
+        """SIGCONT: everything that was due meanwhile happens now, in random order."""
         if not process.stopped:
             return
         process.stopped = False
@@ -179,7 +180,7 @@ class VirtualTime:
             self.within(process, 0.0, work, *args)
 
     def run(self, until: float, ended: Callable[[], bool]) -> None:
-        """Carry out what is due, up to a time or until `ended` says so after an entry."""
+        """Carry out entries up to a time, or until `ended` returns True after an entry."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             self.now, _, work, args = heapq.heappop(queue)

@@ -1,4 +1,4 @@
-"""Messages between captures in few words, for a timeline."""
+"""Short descriptions of messages between captures, for the timeline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tidegate.simulator.upstream import short
 
 
 def words(data: bytes) -> str:
-    """One message as it travels."""
+    """Describe one encoded message."""
     message = parse(json.loads(data), (*FROM_OWNER, *FROM_PROCESSOR))
     match message:
         case Announce():

@@ -1,10 +1,10 @@
-"""A worker: the process that delivers for one incarnation, as `pipeline.begin` and `pipeline.deliver` do it.
+"""A worker: the process that delivers for one incarnation, as in `pipeline.begin` and `pipeline.deliver`.
 
     fence earlier writers -> prove -> read progress -> take the slot -> prove -> [deliver, commit, report] ...
                                                           ^-- fenced before a commit, and proven again --+
 
-A worker knows how far it may go by the bounds file of its incarnation. If its capture's control process dies
-it may go on, up to what that file says, until it is fenced.
+A worker reads from the bounds file of its incarnation up to which ts it may deliver. If its capture's control
+process dies, it may continue up to that bound until it is fenced.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from tidegate.simulator.world import CLUSTER, FEED, World
 CALL_S: Final = 15.0
 """How long a worker waits for one answer of the sink."""
 IDLE_S: Final = 1.0
-"""How often a worker without work looks for some, if nobody wakes it."""
+"""How often a worker without work looks for work if it is not woken."""
 BATCH_ROWS: Final = 40
-"""Rows of one transaction at most."""
+"""The most rows of one transaction."""
 PRODUCE_S: Final = (0.002, 0.04)
-"""How long it takes to decode and send them."""
+"""How long it takes to decode and send them, at least and at most."""
 
 Report = Started | Durable | Failed
 
 
 @dataclass(slots=True)
 class BoundsFile:
-    """How far an incarnation may go, as its control process has written it last."""
+    """The bounds of an incarnation, as its control process last wrote them."""
 
     bound: Timestamp = 0
     spans: Mapping[str, SpanTask] = field(default_factory=dict)
-    """Tables that are to be delivered, each with the ts it is durable to as `start_ts`."""
+    """The tables to deliver. `start_ts` of each is the ts up to which it is durable."""
 
 
 class Worker:
@@ -60,25 +60,25 @@ class Worker:
         say: Callable[[int, Report], None],
         in_transaction: Callable[[], None],
     ) -> None:
-        """`say` reports to the control process, if that is there. `in_transaction` is called between the rows
-        of a transaction and its commit.
+        """`say`: reports to the control process, if it lives. `in_transaction`: called between the rows of a
+        transaction and its commit.
         """
         self.capture, self.grant, self.bounds = capture, grant, bounds
         self.process = Process(f"{capture}'s worker")
         self.epoch = 0
-        """Of its writer at the sink."""
+        """The epoch of its writer at the sink."""
         self.writes: Writer | None = None
-        """Itself, once it may write."""
+        """Its writer. None while it may not write."""
         self._world, self._view, self._say = world, view, say
         self._in_transaction = in_transaction
         self.wake = Signal(world.time)
         self._client = EtcdClient(world.etcd, world.network, self.process, capture)
         self._ranges: tuple[GrantedRange, ...] = grant.ranges
         self._at: dict[str, Timestamp] = {}
-        """By table, up to where its rows are downstream."""
+        """The commit ts up to which each table's rows are downstream."""
 
     def start(self, after_s: float) -> None:
-        """Begin once the application is there."""
+        """Begin after `after_s` seconds, when the application has started."""
         self._world.time.after(after_s, self._world.time.spawn, self.process, self._run())
 
     def _run(self) -> Steps[None]:
@@ -114,7 +114,7 @@ class Worker:
         world.note(self.capture, f"worker of incarnation {self.grant.incarnation} delivers")
 
     def _take_slot(self) -> Steps[None]:
-        """Initialise the writer, and prove after that: see `sink.kafka.slot.SlotWriter`."""
+        """Initialise the writer, and check the grant after that: see `sink.kafka.slot.SlotWriter`."""
         self.writes = None
         self.epoch = yield from self._call(self._world.sink.initialise, self.capture)
         yield from self._prove()
@@ -164,7 +164,7 @@ class Worker:
         self._report(Durable(self.grant.token, reached, {"rows": len(records)}))
 
     def _due(self) -> list[Record]:
-        """The next rows of every table that it may write."""
+        """The next rows of all tables that the worker may write, up to BATCH_ROWS."""
         upstream, view, found = self._world.upstream, self._view, list[Record]()
         stored = "stored" not in self._world.off
         for name, task in self.bounds.spans.items():

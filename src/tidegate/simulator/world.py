@@ -1,4 +1,4 @@
-"""What the parts of a simulation share: time, services, captures, guards that are off, measurements."""
+"""The state that all parts of a simulation share: time, services, captures, disabled guards, measurements."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ CLUSTER: Final = 1
 FEED: Final = FeedId("default", "orders")
 INSTANCE: Final = "i"
 TTL_S: Final = 10
-"""Of a capture's session: `--session-ttl` by default."""
+"""The TTL of a capture's session: the default of `--session-ttl`."""
 
 
 @dataclass(slots=True)
 class Failovers:
-    """How long it takes after a death until a checkpoint is stored that is above the time of the death."""
+    """Measures the time from a death until a checkpoint above the time of the death is stored."""
 
     owner_s: list[float] = field(default_factory=list)
     capture_s: list[float] = field(default_factory=list)
     _waiting: list[tuple[bool, float]] = field(default_factory=list)
 
     def died(self, now: float, *, was_owner: bool) -> None:
-        """A capture, which delivered."""
+        """A capture has died that was the owner or delivered."""
         self._waiting.append((was_owner, now))
 
     def stored(self, now: float, upto_s: float) -> None:
-        """A checkpoint of that virtual time is stored."""
+        """A checkpoint is stored; `upto_s` is its ts as a virtual time."""
         for was_owner, died in [one for one in self._waiting if one[1] <= upto_s]:
             (self.owner_s if was_owner else self.capture_s).append(now - died)
             self._waiting.remove((was_owner, died))
@@ -47,7 +47,7 @@ class Failovers:
 
 @dataclass(slots=True)
 class World:
-    """All there is."""
+    """All state of one simulation."""
 
     time: VirtualTime
     timeline: Timeline
@@ -57,12 +57,12 @@ class World:
     sink: Sink
     checks: Checks
     off: frozenset[str] = frozenset()
-    """Guards that are left out, by name (`simulator.guards`)."""
+    """Names of the guards that are disabled (`simulator.guards`)."""
     captures: dict[str, Capture] = field(default_factory=dict)
     failovers: Failovers = field(default_factory=Failovers)
 
     def note(self, who: str, what: str) -> None:
-        """A line of the timeline."""
+        """Add a line to the timeline."""
         self.timeline.note(self.time.now, who, what)
 
     def store(self, ts: Timestamp, owner_rev: int) -> None:
@@ -72,7 +72,7 @@ class World:
         self.failovers.stored(self.time.now, seconds(ts))
 
     def live_writers(self) -> Iterator[Writer]:
-        """Those that have begun and that the sink accepts, whether anybody wants them still or not."""
+        """The writers that have begun and that the sink accepts, including zombies."""
         for capture in self.captures.values():
             for worker in capture.workers:
                 accepted = worker.process.alive and self.sink.accepts(capture.name, worker.epoch)
@@ -81,6 +81,6 @@ class World:
 
     @property
     def owner(self) -> Capture | None:
-        """The capture with the latest owner, if there is one that has not noticed otherwise."""
+        """The capture with the latest owner. It may have been replaced without knowing it. None: no owner."""
         found = [one for one in self.captures.values() if one.control is not None and one.control.owner]
         return max(found, key=lambda one: one.control.owner_rev if one.control else 0, default=None)

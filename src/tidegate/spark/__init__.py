@@ -1,1 +1,1 @@
-"""Spark itself, for the two folders that use it: session.py starts it, daemon.py starts its workers warm."""
+"""Starts Spark: session.py opens the session, daemon.py starts Python workers with modules already loaded."""

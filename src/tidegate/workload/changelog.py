@@ -1,8 +1,8 @@
-"""Recorded change logs: what a real TiDB wrote while SQL ran, and its tables' contents by SQL.
+"""Recorded change logs: the writes of a real TiDB while SQL ran, and the contents of its tables read by SQL.
 
-gzipped (or plain) JSON Lines, UTF-8, in commit order; bytes in lowercase hex; timestamps, ids and sums are
-JSON integers up to 2^64-1. Line types: header, base, txn, rollback, ddl, snapshot. Read by `load` and by
-the comparison of a target with a log's snapshot lines; `snapshot_diff` is pure.
+The format is gzipped (or plain) JSON Lines in UTF-8, in commit order. Bytes are in lowercase hex; timestamps,
+ids and sums are JSON integers up to 2^64-1. Line types: header, base, txn, rollback, ddl, snapshot. `load`
+reads the logs, and a target is compared with a log's snapshot lines. `snapshot_diff` is pure.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tidegate.errors import InvalidInput
 OPS: Final = frozenset({"put", "insert", "delete", "lock", "check_not_exists"})
 
 Cell = str | bytes | None
-"""A text of the text protocol; bytes for binary columns; None for NULL."""
+"""A text as in the text protocol; bytes for binary columns; None for NULL."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogMutation:
-    """One key's change; `value` is empty for delete, lock and check_not_exists."""
+    """The change of one key. `value` is empty for delete, lock and check_not_exists."""
 
     op: str
     key: bytes
@@ -45,7 +45,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Txn:
-    """A committed transaction. A `base` line is one with start_ts = commit_ts - 1 and puts only."""
+    """A committed transaction. A `base` line is a transaction with start_ts = commit_ts - 1 and only puts."""
 
     start_ts: int
     commit_ts: int
@@ -56,7 +56,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """A transaction rolled back after a prewrite attempt; some keys may never have been locked."""
+    """A transaction that was rolled back after a prewrite attempt. Some keys may never have been locked."""
 
     start_ts: int
     keys: tuple[bytes, ...]
@@ -64,7 +64,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """A finished DDL job, right after the transaction that wrote it with state done."""
+    """A finished DDL job. It follows the transaction that wrote it with state done."""
 
     commit_ts: int
     job_id: int
@@ -75,7 +75,8 @@ class Ddl:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTable:
-    """One table by SQL. Tables of more than 1500 rows have count, sum_crc32 and sample instead of rows.
+    """One table, read by SQL. Tables with more than 1500 rows have count, sum_crc32 and sample instead of
+    rows.
 
     Row i of `sample` is row floor(i * count / len(sample)) in the order of the snapshot.
     """
@@ -90,7 +91,7 @@ class SnapshotTable:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLine:
-    """What SQL read in one transaction at `ts`; keys of `tables` are "db.table"."""
+    """The tables that SQL read in one transaction at `ts`. Keys of `tables` are "db.table"."""
 
     ts: int
     tables: dict[str, SnapshotTable]
@@ -100,11 +101,11 @@ Line = Header | Txn | Rollback | Ddl | SnapshotLine
 
 
 def read_log(path: str | Path, *, until: int | None = None) -> Iterator[Line]:
-    """The log's lines in order; ends before the first transaction, DDL or snapshot above `until`.
+    """The log's lines in order. Stops before the first transaction, DDL or snapshot above `until`.
 
-    Rollbacks stand where they happened, so one with a start_ts above `until` may come and is given, too.
+    Rollbacks are at the place where they happened, so one with a start_ts above `until` may be included.
 
-    Raises InvalidInput naming file and line for what is not such a log.
+    Raises InvalidInput with file and line if it is not a change log.
     """
     for number, raw in enumerate(_raw_lines(Path(path)), 1):
         try:
@@ -123,7 +124,7 @@ def read_log(path: str | Path, *, until: int | None = None) -> Iterator[Line]:
 
 
 def count_transactions(path: str | Path, *, until: int | None = None) -> int:
-    """How many transactions `read_log` would give, by a light scan: for progress bars."""
+    """The number of transactions that `read_log` would give, found by a fast scan. For progress bars."""
     count = 0
     for raw in _raw_lines(Path(path)):
         if raw.startswith((b'{"type":"txn"', b'{"type":"base"')):
@@ -134,7 +135,7 @@ def count_transactions(path: str | Path, *, until: int | None = None) -> int:
 
 
 def parse_line(raw: bytes) -> Line:
-    """One JSON line as a typed record; KeyError, TypeError or ValueError when it is none."""
+    """One JSON line as a typed record. Raises KeyError, TypeError or ValueError if it is malformed."""
     members = orjson.loads(raw)
     match members["type"]:
         case "txn":
@@ -167,7 +168,9 @@ def parse_line(raw: bytes) -> Line:
 
 
 def sum_crc32(rows: Iterable[Sequence[Cell]]) -> tuple[int, int]:
-    """Row count, and the sum modulo 2^64 of CRC-32 of each row's cells joined by 0x1f (NULL is 0x00)."""
+    """The row count, and the sum modulo 2^64 of the CRC-32 of each row's cells joined by 0x1f
+    (NULL is 0x00).
+    """
     count = total = 0
     for row in rows:
         total += zlib.crc32(row_bytes(row))
@@ -176,7 +179,7 @@ def sum_crc32(rows: Iterable[Sequence[Cell]]) -> tuple[int, int]:
 
 
 def row_bytes(row: Sequence[Cell]) -> bytes:
-    """A row as the checksum and the order of tables without a primary key take it."""
+    """A row's bytes for its checksum, and for the order of rows in tables without a primary key."""
     return b"\x1f".join(_cell_bytes(cell) for cell in row)
 
 
@@ -187,10 +190,11 @@ def snapshot_diff(
     columns: Sequence[str] | None = None,
     limit: int = 20,
 ) -> list[str]:
-    """How `rows` (any order, cells in the columns' order) differ from the expected table; empty: equal.
+    """The differences of `rows` (in any order, cells in the columns' order) from the expected table.
 
-    At most `limit` lines, each one finding for people. A big table is judged by row count, sum of CRC-32
-    and by its sample rows being present. Cells may be str or UTF-8 bytes; they are compared as bytes.
+    Returns at most about `limit` lines for people; empty: they are equal. For a big table it compares the row
+    count and the sum of CRC-32, and checks that its sample rows are present. Cells may be str or UTF-8 bytes,
+    and are compared as bytes.
     """
     findings: list[str] = []
     if columns is not None and tuple(columns) != expected.columns:

@@ -1,6 +1,7 @@
-"""Transactions in flight: side by side when they share no key, landed in the order they were launched.
+"""Transactions in flight: they run at the same time if they share no key, and land in the order of their
+launch.
 
-Used by the loader and the bank workload. One thread launches and lands; the work runs in a small pool.
+The loader and the bank workload use it. One thread launches and lands; the work runs in a small pool.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ T = TypeVar("T")
 
 
 class Flight(Generic[T]):
-    """At most `window` pieces of work, each over a set of keys, tagged with a T.
+    """At most `window` pieces of work in flight, each with a set of keys and a tag.
 
-    `landed(tag, result)` is called in launch order, in the launching thread, once the piece and all before it
-    are done. The first exception of a piece is raised by the call that lands it.
+    `landed(tag, result)` is called in launch order, in the launching thread, when the piece and all before it
+    are done. An exception of a piece is raised by the call that lands it.
     """
 
     def __init__(self, threads: int, window: int, landed: Callable[[T, Any], None]) -> None:
@@ -30,7 +31,7 @@ class Flight(Generic[T]):
         self._busy: set[bytes] = set()
 
     def launch(self, keys: frozenset[bytes], tag: T, work: Callable[[], Any]) -> None:
-        """Start `work` once nothing in flight touches its keys and there is room; waits until then."""
+        """Wait until no piece in flight has one of the keys and the window is not full, then start `work`."""
         while not keys.isdisjoint(self._busy):
             self.land(len(self._pieces) - 1)
         self.land(self._window - 1)
@@ -38,7 +39,7 @@ class Flight(Generic[T]):
         self._pieces.append((tag, keys, self._pool.submit(work)))
 
     def land(self, most: int) -> None:
-        """Wait until at most `most` pieces are in flight; lands all that are done at the front."""
+        """Wait until at most `most` pieces are in flight. Lands all that are done, in launch order."""
         while self._pieces and (len(self._pieces) > most or self._pieces[0][2].done()):
             tag, keys, future = self._pieces[0]
             result = future.result()

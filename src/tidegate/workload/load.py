@@ -1,9 +1,9 @@
-"""Replay a recorded change log into an embedded upstream, with exactly the recorded timestamps.
+"""Replays a recorded change log into an embedded upstream, with exactly the recorded timestamps.
 
-Called by `tidegate upstream load` and by tests. Transactions go through ordinary KvPrewrite and KvCommit;
-those that share no key run side by side, at most WINDOW ahead of the oldest unfinished one. The manual TSO
-follows: it is set to a commit_ts only when that transaction and all before it are committed, so the resolved
-ts never passes a transaction that is still to come. A second run skips what is there.
+`tidegate upstream load` and tests call it. Transactions use ordinary KvPrewrite and KvCommit. Transactions
+that share no key run at the same time, at most WINDOW of them. The manual TSO is set to a commit_ts only when
+that transaction and all before it are committed, so the resolved ts never passes a transaction that is not
+committed yet. A second run skips transactions that are there already.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tidegate.workload.changelog import Ddl, Header, Line, LogMutation, Rollback
 from tidegate.workload.flight import Flight
 
 WINDOW: Final = 64
-"""Transactions in flight at once."""
+"""The most transactions in flight."""
 THREADS: Final = 6
 TSO_EVERY_S: Final = 0.01
-"""The TSO moves at most this often while transactions follow each other closely."""
+"""The shortest time between two advances of the TSO while transactions follow each other closely."""
 
 _Sent = tuple[Txn, bool]
 
@@ -40,7 +40,7 @@ _OPS: Final = {
 
 @dataclass(slots=True)
 class LoadStats:
-    """What a load did so far. `rows` counts mutations that commit; `reached` is the newest ts set."""
+    """The counts of a load so far. `rows`: committed mutations; `reached`: the greatest ts that was set."""
 
     transactions: int = 0
     skipped: int = 0
@@ -54,9 +54,9 @@ class LoadStats:
 
 
 class KeyHistory:
-    """What the log did to each key so far; decides how the next transaction must be written. Pure.
+    """The history of each key in the log so far. It decides how the next transaction must be written. Pure.
 
-    Memory: one entry per distinct key of the log.
+    Memory: one entry for each distinct key of the log.
     """
 
     def __init__(self) -> None:
@@ -64,11 +64,11 @@ class KeyHistory:
         self._alive: set[bytes] = set()
 
     def plan(self, txn: Txn) -> tuple[tuple[Mutation, ...], bool]:
-        """The mutations to send and whether the transaction must be pessimistic; then takes it in.
+        """The mutations to send, and whether the transaction must be pessimistic. Adds it to the history.
 
-        An optimistic transaction cannot have a newer record (commit or rollback) on one of its keys. Asserted
-        absence (insert, check_not_exists) of a key that the log itself left alive is not sent as such: it
-        concerns system tables, whose deletions a log may leave out.
+        TiKV refuses an optimistic transaction if one of its keys has a newer record (commit or rollback). If
+        a mutation asserts that a key is absent (insert, check_not_exists), but the key exists by the log, it
+        is sent without the assertion: such keys are of system tables, whose deletions a log may leave out.
         """
         pessimistic = any(self._newest.get(m.key, 0) >= txn.start_ts for m in txn.mutations)
         mutations = tuple(Mutation(_OPS[op], m.key, m.value) for m in txn.mutations if (op := self._op(m)))
@@ -77,7 +77,7 @@ class KeyHistory:
         return mutations, pessimistic
 
     def rolled_back(self, rollback: Rollback) -> None:
-        """Take a rollback in: its record stands at start_ts."""
+        """Add a rollback to the history. Its record in TiKV is at start_ts."""
         for key in rollback.keys:
             self._newest[key] = max(self._newest.get(key, 0), rollback.start_ts)
 
@@ -98,7 +98,7 @@ class KeyHistory:
 
 
 class Loader:
-    """Loads logs, one after the other, into one upstream."""
+    """Loads logs into one upstream, one after another."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class Loader:
         self._began = 0.0
 
     def load(self, lines: Iterable[Line]) -> LoadStats:
-        """Replay the lines; returns when all is committed and the TSO has reached the last ts.
+        """Replay the lines. Returns when all is committed and the TSO has reached the last ts.
 
-        Raises InvalidInput when the upstream's TSO is not manual, or stands beyond a transaction that it
-        does not hold: to commit it then would break the resolved ts that was already given out.
+        Raises InvalidInput if the upstream's TSO is not manual, or if it is beyond a transaction that
+        upstream does not have: a commit now could be below a resolved ts that was already emitted.
         """
         self._start_tso = self._manual_tso()
         self.stats.reached = self._start_tso
@@ -164,7 +164,7 @@ class Loader:
         self._flight.launch(keys, (txn, pessimistic), lambda: self._write(txn, mutations, pessimistic))
 
     def _write(self, txn: Txn, mutations: tuple[Mutation, ...], pessimistic: bool) -> bool:
-        """In a pool thread. True: committed now; False: it was there."""
+        """Write a transaction; called in a pool thread. True: committed now; False: it was there already."""
         if txn.commit_ts > self._start_tso:
             return load_transaction(
                 self._pd,
@@ -184,7 +184,7 @@ class Loader:
         return False
 
     def _landed(self, sent: _Sent, committed: bool) -> None:
-        """A transaction, and all before it, is committed."""
+        """A transaction and all before it are committed."""
         txn, pessimistic = sent
         if committed:
             self.stats.transactions += 1
@@ -195,7 +195,7 @@ class Loader:
         self._move_tso(txn.commit_ts)
 
     def _move_tso(self, ts: int, *, at_once: bool = False) -> None:
-        """All up to `ts` is committed: let the TSO follow, soon."""
+        """Everything up to `ts` is committed: advance the TSO, at once or with the next call."""
         self.stats.reached = max(self.stats.reached, ts)
         now = self._clock.monotonic()
         if not at_once and now - self._moved_at < TSO_EVERY_S:

@@ -1,7 +1,8 @@
-"""Arithmetic and truth operators: what they give, and within which bounds.
+"""Arithmetic and truth operators: the types and the bounds of their results.
 
-Results as in TiDB: floating with a floating operand or a text, else decimal with a decimal one, else integer;
-`/` of exact numbers is a decimal whose digits after the point fill whole words of nine and are cut off there.
+As in TiDB, the result is floating if an operand is floating or a text, otherwise decimal if one is decimal,
+otherwise an integer. `/` of exact numbers is a decimal whose digits after the point fill whole words of nine
+digits and are truncated there.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.filter.expression.typed import BOOLEAN, INT64, UINT64, Domain, Typ
 _WORD: Final = 9
 _DIVISION_DIGITS: Final = 4
 MAX_SCALE: Final = 90
-"""Digits after the point of any decimal on the way."""
+"""The most digits after the point of any intermediate decimal."""
 
 Make = Callable[[str, list[Typed], int], Typed]
 
@@ -71,13 +72,13 @@ def _divide(op: str, given: list[Typed], at: int) -> Typed:
         return _floating(op, args, at)
     left, right = args
     scale = quotient_scale(left.scale, right.scale)
-    # The least divisor is one unit of its scale.
+    # The smallest divisor is one unit of its scale, so this bounds the quotient.
     most = max(abs(left.low), abs(left.high)) * 10 ** max(scale + right.scale - left.scale, 0)
     return _decimal(op, args, -most, most, scale, at)
 
 
 def quotient_scale(left: int, right: int) -> int:
-    """Digits after the point of a quotient (TiDB `mydecimal.go:doDivMod`)."""
+    """The number of digits after the point of a quotient (TiDB `mydecimal.go:doDivMod`)."""
     words = -(-left // _WORD) + -(-right // _WORD)
     spare = words * _WORD - left - right
     return -(-(words * _WORD + max(_DIVISION_DIGITS - spare, 0)) // _WORD) * _WORD
@@ -93,7 +94,7 @@ def _integer_divide(op: str, given: list[Typed], at: int) -> Typed:
 
 
 def _remainder(op: str, given: list[Typed], at: int) -> Typed:
-    """Has the sign of the dividend, and is smaller than either."""
+    """The remainder has the sign of the dividend, and is not greater than either operand."""
     args = _numbers(given)
     domain = _domain(args)
     if domain is Domain.REAL:
@@ -110,7 +111,7 @@ def _remainder(op: str, given: list[Typed], at: int) -> Typed:
 
 
 def negate(op: str, given: list[Typed], at: int) -> Typed:
-    """Unary minus: integers become signed."""
+    """Unary minus. An integer becomes signed."""
     (arg,) = _numbers(given)
     if arg.domain is Domain.REAL:
         return _floating(op, [arg], at)
@@ -170,6 +171,6 @@ OPERATORS: Final[dict[str, Make]] = {
     "is_true": _null_test,
     "is_false": _null_test,
 }
-"""Operators by name; comparisons, AND, OR, IN, BETWEEN, LIKE and REGEXP have makers of their own."""
+"""Operators by name. Comparisons, AND, OR, IN, BETWEEN, LIKE and REGEXP are made elsewhere."""
 
 REMAINDER: Final = _remainder

@@ -1,9 +1,9 @@
-"""From syntax to types: an expression over the columns of one table version, or why it is none.
+"""Binds a syntax tree to the columns and types of one table version, or refuses it.
 
-What is compared as what follows TiDB: numbers as integers, decimals or floating numbers; texts by their
-collation; a text beside a number as a floating number, unless it is a constant that the column's own type
-holds; constants beside dates and times as such; enum and set columns by name beside texts, by number beside
-numbers. Constants are computed here, once.
+Types of comparisons follow TiDB: numbers as integers, decimals or floating numbers; texts by their collation;
+a text and a number as floating numbers, unless the text is a constant that the column's own type can hold;
+constants and dates or times as dates or times; enum and set columns by name with texts, by number with
+numbers. Constant parts are computed here, once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tidegate.filter.expression.typed import NUMBERS, Typed
 from tidegate.model.schema import TableSchema
 
 VIRTUAL_DEPTH: Final = 3
-"""Virtual columns within virtual columns."""
+"""The greatest depth of virtual columns that use other virtual columns."""
 
 
 def bind(text: str, table: TableSchema) -> Typed:
-    """A whole expression for a table; raises Refusal."""
+    """Bind a whole expression to a table. Raises Refusal."""
     found = _Binder(table).bind(parse(text))
     return found if found.hybrid is None else number(found, "")
 
 
 class _Binder:
-    """Binds one tree; `depth` counts virtual columns within virtual columns."""
+    """Binds one tree. `depth`: the nesting of virtual columns so far."""
 
     def __init__(self, table: TableSchema, depth: int = 0) -> None:
         self.table, self.depth = table, depth
@@ -84,7 +84,7 @@ class _Binder:
         return self.virtual(name, node.at)
 
     def virtual(self, name: str, at: int) -> Typed:
-        """A virtual column's expression in its place."""
+        """A virtual column, replaced by its bound expression."""
         column = next((c for c in virtual_columns(self.table) if c.name.lower() == name.lower()), None)
         if column is None:
             known = ", ".join(column.name for column in self.table.columns)
@@ -99,7 +99,7 @@ class _Binder:
             raise Refusal(why, at) from None
 
     def case(self, node: Call) -> Typed:
-        """From the last branch to the first, as IFs within each other."""
+        """CASE as nested IFs, made from the last branch to the first."""
         value, *pairs, otherwise = node.args
         subject = None if isinstance(value, Literal) and value.at == -1 else self.bind(value)
         found = self.bind(otherwise)

@@ -1,6 +1,6 @@
-"""The cells that an expression reads: columns of some rows of one image, as numpy and Arrow.
+"""The cells that an expression reads: columns of some rows of one image, as numpy and Arrow arrays.
 
-Each column is taken once, however often the expressions of a table name it.
+Each column is converted once and cached, even if several expressions use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Cells:
-    """The cells of `rows` (int64[n], or all when None) of an image; every one of them valid."""
+    """The cells of `rows` (int64[n]; None: all rows) of an image. Each of these rows must have the image."""
 
     def __init__(self, table: TableSchema, image: Image, rows: Int64s | None, time_zone: str) -> None:
         self._table, self._image, self._rows, self._zone = table, image, rows, time_zone
@@ -52,21 +52,23 @@ class Cells:
         return found
 
     def nulls(self, position: int) -> Bools:
-        """Where a column is NULL."""
+        """In which rows a column is NULL."""
         return np.equal(self._words(position)[1], NULL)
 
     def integers(self, position: int, *, unsigned: bool = False) -> npt.NDArray[Any]:
-        """Integers, numbers of enums, masks of sets, nanoseconds: int64 or uint64."""
+        """The values as integers: integers, numbers of enums, masks of sets, nanoseconds. int64 or uint64."""
         words = self._words(position)[0]
         return words.view(np.uint64) if unsigned else words
 
     def floats(self, position: int) -> npt.NDArray[np.float64]:
-        """FLOAT and DOUBLE."""
+        """The values of a FLOAT or DOUBLE column."""
         words = np.where(self.nulls(position), 0, self._words(position)[0])
         return words.view(np.float64)
 
     def decimals(self, position: int, scale: int) -> npt.NDArray[Any]:
-        """Units of 10**-scale: int64 where all fit it, else Python ints. Beyond: some have more digits."""
+        """Decimals in units of 10**-scale: int64 if all fit, otherwise Python ints. Raises Beyond if one has
+        more digits.
+        """
         key = ("decimals", position)
         if key not in self._known:
             self._known[key] = self._decimals(position, scale)
@@ -90,7 +92,7 @@ class Cells:
         return units
 
     def texts(self, position: int) -> pa.Array:
-        """Texts, binaries and the names of enums and sets; empty where NULL."""
+        """Texts, binaries, or the names of enums and sets. Empty for NULL."""
         key = ("texts", position)
         if key not in self._known:
             column = self.column(position)
@@ -99,11 +101,11 @@ class Cells:
         return self._known[key]
 
     def raw(self, position: int) -> pa.Array:
-        """The bytes a cell points to, as they are stored; empty where NULL."""
+        """The bytes to which the cells point, as they are stored. Empty for NULL."""
         return self._bytes(position)
 
     def json(self, position: int) -> pa.Array:
-        """The texts of JSON values; empty where NULL."""
+        """The texts of JSON values. Empty for NULL."""
         key = ("json", position)
         if key not in self._known:
             self._known[key] = self._written(position, Text.JSON, JSON_GROWTH)
@@ -127,7 +129,7 @@ class Cells:
         return pa.Array.from_buffers(pa.binary(), n, held)
 
     def _names(self, position: int) -> pa.Array:
-        """Each distinct number once."""
+        """The names of enums or sets, made once for each distinct number."""
         column = self.column(position)
         numbers = np.where(self.nulls(position), 0, self._words(position)[0]).view(np.uint64)
         different, at = np.unique(numbers, return_inverse=True)
@@ -135,7 +137,7 @@ class Cells:
         return names.take(pa.array(at))
 
     def moments(self, position: int) -> Int64s:
-        """Packed times; TIMESTAMP as the feed's clock shows it, each distinct one once."""
+        """Packed times. TIMESTAMPs are converted to the feed's time zone, once for each distinct value."""
         key = ("moments", position)
         if key not in self._known:
             self._known[key] = self._moments(position)

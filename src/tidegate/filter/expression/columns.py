@@ -1,4 +1,4 @@
-"""Columns of a table as typed values, and virtual columns: what an expression gives when assigned to one."""
+"""Columns of a table as typed values, and the values of virtual columns from their expressions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tidegate.tidb import table_info
 from tidegate.tidb.value import fsp
 
 _BITS: Final = {1: 8, 2: 16, 9: 24, 3: 32, 8: 64}
-"""MySQL type code to its width."""
+"""The width in bits of each MySQL type code."""
 _YEARS: Final = (0, 2155)
 _DECIMAL: Final = (10, 0)
-"""Precision and scale of a DECIMAL that names none."""
+"""Precision and scale of a DECIMAL without its own."""
 
 _DOMAINS: Final = {
     Kind.FLOAT: Domain.REAL,
@@ -36,7 +36,7 @@ _WITH_CLOCK: Final = (Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME)
 
 
 def column_of(column: Column, position: int, at: int) -> Typed:
-    """The value of a row's column."""
+    """A node for the value of a row's column."""
     match column.kind:
         case Kind.INT:
             half = 1 << _BITS[column.mysql_type] - 1
@@ -67,16 +67,16 @@ def column_of(column: Column, position: int, at: int) -> Typed:
 
 
 def virtual_columns(table: TableSchema) -> list[Column]:
-    """The columns that rows do not carry though everybody sees them: virtual generated ones."""
+    """The virtual generated columns. They are visible in queries, but rows do not contain them."""
     carried = {column.id for column in table.columns}
-    # As if they were stored, they are columns like all others.
+    # Marked as stored, they are parsed like all other columns.
     entries = [entry | {"generated_stored": True} for entry in table.info.get("cols") or []]
     everyone = table_info.table_schema(table.schema, table.info | {"cols": entries}, table.version)
     return [column for column in everyone.columns if column.id not in carried and not column.hidden]
 
 
 def assigned(column: Column, value: Typed, at: int) -> Typed:
-    """A value as the column would hold it; TiDB has checked that it fits. Raises Refusal."""
+    """A value after assignment to a column. TiDB has checked that it fits. Raises Refusal."""
     shape = column_of(column, 0, at)
     if value.is_null:
         return value

@@ -1,4 +1,4 @@
-"""Comparisons: what two values are compared as (TiDB `GetAccurateCmpType`, `refineArgs`)."""
+"""Comparisons: the type in which two values are compared (TiDB `GetAccurateCmpType`, `refineArgs`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def compare(op: str, left: Typed, right: Typed, at: int, collate: str = "") -> Typed:
-    """A comparison, a constant to the right; raises Refusal where the two cannot be compared.
+    """A comparison, with a constant on the right side. Raises Refusal if the two cannot be compared.
 
-    `collate`: what texts are compared by, where that is decided already.
+    `collate`: the collation of the comparison, if it is decided already.
     """
     if left.is_const and not right.is_const:
         return compare(_MIRRORED.get(op, op), right, left, at, collate)
@@ -49,7 +49,9 @@ def _made(op: str, left: Typed, right: Typed, at: int, collate: str = "") -> Typ
 
 
 def _json(op: str, left: Typed, right: Typed, at: int) -> Typed:
-    """By TiDB's order of JSON kinds: numbers below texts, and so on; a constant text is a JSON text."""
+    """Compare a JSON value, in TiDB's order of JSON types, with a constant. A constant text is a
+    JSON text.
+    """
     if not right.is_const or right.domain not in (*NUMBERS, Domain.STRING):
         raise refuse(left, "beside anything but a constant number or text")
     return _made(op, left, right, at)
@@ -82,7 +84,7 @@ def _texts(op: str, left: Typed, right: Typed, at: int, collate: str) -> Typed:
 
 
 def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
-    """Numbers, and a number beside a text or an enum."""
+    """Compare numbers, or a number with a text or an enum."""
     where = "beside a number"
     if right.is_const and right.domain is Domain.STRING:
         right = _number_of_text(left, right)
@@ -92,7 +94,8 @@ def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
     domains = {left.domain, right.domain}
     if domains == {Domain.INT, Domain.REAL}:
         if left.domain is Domain.INT and right.is_const:
-            # TiDB turns such a constant into the integer that decides alike: as exact as a decimal.
+            # TiDB replaces such a constant by the integer that gives the same result. A comparison with the
+            # exact decimal gives that result as well.
             right = constants.decimal(Decimal(repr(right.value)), right.at)
         else:
             left, right = real(left), real(right)
@@ -100,7 +103,7 @@ def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
 
 
 def _number_of_text(column: Typed, text: Typed) -> Typed:
-    """A constant text beside a number: an integer or a decimal where the column is one, else floating."""
+    """A constant text compared with a number: an integer or a decimal if the column is one, else floating."""
     if column.domain is Domain.INT and text.collate == "binary":
         return constants.integer(int.from_bytes(text.value, "big"), text.at)
     whole = constants.whole_number(text)
@@ -113,9 +116,10 @@ def _number_of_text(column: Typed, text: Typed) -> Typed:
 
 
 def membership(value: Typed, items: list[Typed], at: int) -> list[Typed] | Typed:
-    """IN: one look into a set where all items are constants compared alike, else its comparisons.
+    """IN: one lookup in a set if all items are constants that are compared in the same way. Otherwise the
+    list of its comparisons.
 
-    NULLs among the items are for the caller; `items` holds none.
+    `items`: without NULLs, which the caller handles.
     """
     everyone = [value, *items]
     texts = all(one.domain is Domain.STRING for one in everyone)
@@ -142,14 +146,16 @@ def membership(value: Typed, items: list[Typed], at: int) -> list[Typed] | Typed
 
 
 def _form(left: Typed) -> tuple[object, ...]:
-    """Tells whether the same value was compared: each comparison may have cast it anew."""
+    """A key that is equal if the same value was compared. Each comparison may have made its own
+    cast of it.
+    """
     if left.op in ("real", "index"):
         return left.op, left.value, *(id(arg) for arg in left.args)
     return (id(left),)
 
 
 def is_in(value: Typed, items: list[Typed], at: int) -> tuple[list[Typed], bool]:
-    """The tests an IN is the OR of, and whether one of the items is NULL."""
+    """The tests that IN combines by OR, and whether one of the items is NULL."""
     known = [item for item in items if not item.is_null]
     nulls = len(known) < len(items)
     found = membership(value, known, at) if known else []

@@ -1,6 +1,7 @@
-"""Constants of expressions: numbers, dates and times as their texts say, and what a text means to a column.
+"""Constants of expressions: numbers, dates and times from their texts, also for comparisons with a column.
 
-Raises Refusal where a text is not what it is compared with: TiDB would take it for NULL and drop nothing.
+Raises Refusal if a text has not the type with which it is compared. TiDB would treat it as NULL, so that the
+expression would drop nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidegate.filter.expression.typed import BOOLEAN, INT64, UINT64, Domain, Typ
 from tidegate.tidb.types import temporal
 
 CONNECTION_COLLATE: Final = "utf8mb4_bin"
-"""The collation of a constant text that meets no column's."""
+"""The collation of constant texts, if no column's collation applies."""
 
 _DATE: Final = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[ T](\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?)?", re.ASCII
@@ -85,7 +86,7 @@ def decimal(number: Decimal, at: int) -> Typed:
 
 
 def whole_number(constant: Typed) -> int | None:
-    """The integer a constant text is, all of it; None when it is none of 64 bits."""
+    """The integer that a whole constant text is. None if it is not an integer of 64 bits."""
     text = constant.value.decode(errors="replace")
     if _INTEGER.fullmatch(text) is None:
         return None
@@ -94,20 +95,22 @@ def whole_number(constant: Typed) -> int | None:
 
 
 def whole_decimal(constant: Typed) -> Decimal | None:
-    """The decimal a constant text is, all of it; None when it is none, or written with an exponent."""
+    """The decimal that a whole constant text is. None if it is not one, or has an exponent."""
     text = constant.value.decode(errors="replace").strip()
     return Decimal(text) if _DECIMAL.fullmatch(text) else None
 
 
 def year(number: int) -> int:
-    """A constant as TiDB takes it beside a YEAR column: 1 to 69 are 2001 to 2069, 70 to 99 1970 to 1999."""
+    """A constant compared with a YEAR column, as in TiDB: 1 to 69 mean 2001 to 2069, 70 to 99
+    1970 to 1999.
+    """
     if 1 <= number <= 69:
         return number + 2000
     return number + 1900 if 70 <= number <= 99 else number
 
 
 def moment(text: str, at: int) -> Typed:
-    """A date, with or without time of day, at most six digits of the second counting (rounded)."""
+    """A date, with or without time of day. The fraction of a second is rounded to six digits."""
     match = _DATE.fullmatch(text.strip()) or _COMPACT.fullmatch(text.strip())
     if match is None:
         raise Refusal(f"{text!r} is not a date: write 'YYYY-MM-DD' or 'YYYY-MM-DD hh:mm:ss'", at)
@@ -123,7 +126,7 @@ def moment(text: str, at: int) -> Typed:
 
 
 def _is_day(y: int, month: int, day: int) -> bool:
-    """Zero months and days are TiDB's own."""
+    """Whether a date exists. TiDB also allows zero months and days."""
     if month == 0 or day == 0 or y == 0:
         return month <= 12 and day <= 31
     try:
@@ -152,7 +155,7 @@ def duration(text: str, at: int) -> Typed:
 
 
 def moment_of_number(number: int, with_clock: bool, at: int) -> Typed:
-    """A date written as a number: YYYYMMDD, and YYYYMMDDhhmmss beside columns that have a time of day."""
+    """A date written as a number: YYYYMMDD, or YYYYMMDDhhmmss for columns with a time of day."""
     digits = str(number)
     if len(digits) == 8 or (len(digits) == 14 and with_clock):
         return moment(digits, at)

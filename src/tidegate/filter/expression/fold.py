@@ -1,4 +1,4 @@
-"""What every maker of typed nodes needs: constants computed at once, operands as truth values and numbers."""
+"""Helpers to make typed nodes: constant folding, and conversion of operands to truth values and numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHOICES: Final = ("if", "coalesce")
 
 
 def folded(node: Typed) -> Typed:
-    """The node, or its value when all its arguments are constants."""
+    """The node, or a constant if all its arguments are constants."""
     if not all(arg.is_const for arg in node.args):
         return node
     try:
@@ -43,12 +43,12 @@ def null(at: int) -> Typed:
 
 
 def refuse(node: Typed, where: str) -> Refusal:
-    """The refusal of an operand that has no business there."""
+    """The refusal of an operand that is not allowed in this place."""
     return Refusal(f"a {node.domain} is not in the subset {where}", node.at)
 
 
 def number(node: Typed, where: str) -> Typed:
-    """An operand as a number: enums and sets count as theirs, texts as the number they begin with."""
+    """An operand as a number: the number of an enum or set, and a text converted by `real`."""
     if node.domain in NUMBERS:
         return node
     if node.hybrid is not None:
@@ -60,14 +60,14 @@ def number(node: Typed, where: str) -> Typed:
 
 _WRITTEN_DECIMALS: Final = frozenset({"column", "+", "-", "*", "%", "neg", "abs", "round"})
 _MOST_DIGITS: Final = 30
-"""Digits after the point that a decimal of TiDB has at most."""
+"""The most digits after the point that a decimal of TiDB has."""
 
 
 def text(node: Typed, where: str) -> Typed:
-    """An operand as a text: numbers, dates and times as TiDB casts them; raises Refusal.
+    """An operand as a text: numbers, dates and times as TiDB casts them. Raises Refusal.
 
-    Values whose digits are not known beforehand are refused: a quotient shows fewer than it has, and
-    branches of IF keep their own.
+    Values are refused if the number of digits in TiDB's text is not known beforehand: TiDB shows fewer digits
+    of a quotient than it computes, and branches of IF keep their own numbers of digits.
     """
     if node.domain is Domain.STRING or node.is_null:
         return node
@@ -80,13 +80,13 @@ def text(node: Typed, where: str) -> Typed:
 
 
 def cast(node: Typed) -> Typed:
-    """The text that `plain.written` gives."""
+    """A node for the text that `plain.written` gives."""
     collate = "binary" if node.bits else constants.CONNECTION_COLLATE
     return folded(Typed("text", Domain.STRING, node.at, (node,), collate=collate, weak=not node.bits))
 
 
 def _is_written(node: Typed) -> bool:
-    """Whether every value's text is known."""
+    """Whether we know how TiDB writes every value as a text."""
     match node.domain:
         case Domain.INT:
             return node.op not in _CHOICES or not any(arg.is_year or arg.bits for arg in node.args)
@@ -107,7 +107,7 @@ def real(node: Typed) -> Typed:
 
 
 def truth(node: Typed) -> Typed:
-    """An operand of AND, OR, NOT and IF."""
+    """A node as a truth value, for an operand of AND, OR, NOT or IF."""
     value = node if node.is_null else number(node, "where true or false is wanted")
     if value.domain is Domain.INT:
         return value
@@ -122,7 +122,9 @@ def connect(op: str, args: list[Typed], at: int) -> Typed:
 
 
 def integer_result(op: str, args: tuple[Typed, ...], low: int, high: int, at: int) -> Typed:
-    """An integer operation: unsigned when an operand is, as in TiDB; a row beyond its 64 bits fails."""
+    """An integer operation. As in TiDB it is unsigned if an operand is, and a row beyond its 64
+    bits fails.
+    """
     unsigned = any(arg.unsigned for arg in args)
     least, most = UINT64 if unsigned else INT64
     checked = low < least or high > most
@@ -131,7 +133,7 @@ def integer_result(op: str, args: tuple[Typed, ...], low: int, high: int, at: in
 
 
 def common(args: list[Typed], where: str) -> tuple[Domain, str]:
-    """The domain, and the collation, of a value that may be any of these."""
+    """The domain and the collation of a value that may be any of `args`."""
     known = [arg for arg in args if not arg.is_null]
     if not known:
         return Domain.INT, ""
@@ -146,7 +148,9 @@ def common(args: list[Typed], where: str) -> tuple[Domain, str]:
 
 
 def collation_of(args: list[Typed]) -> str:
-    """The collation texts meet under: a column's beats a constant's, binary beats all, `_bin` beats `_ci`."""
+    """The collation by which texts are compared: a column's is preferred to a constant's, binary to all
+    others, `_bin` to `_ci`.
+    """
     named = {arg.collate for arg in args if not gives_way(arg)} or {arg.collate for arg in args}
     if len(named) == 1:
         return named.pop()
@@ -160,12 +164,12 @@ def collation_of(args: list[Typed]) -> str:
 
 
 def gives_way(node: Typed) -> bool:
-    """Whether a text's collation counts only where no column's does."""
+    """Whether a text's collation is used only if no column's collation applies."""
     return node.is_const or node.weak
 
 
 def spread(args: list[Typed], scale: int) -> tuple[int, int]:
-    """Between which numbers of units of 10**-scale any of these lies; REAL and others: no matter."""
+    """The least and the greatest value of `args`, in units of 10**-scale. Only exact numbers count."""
     exact = [arg for arg in args if arg.domain in EXACT and not arg.is_null]
     if not exact:
         return INT64

@@ -1,4 +1,4 @@
-"""The functions of the subset: how many arguments they take, and what they give."""
+"""The functions of the subset: their numbers of arguments, and their results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tidegate.filter.expression.typed import Domain, Typed
 
 MANY: Final = 64
 _LONGEST: Final = 1 << 32
-"""More bytes than any text of TiDB has."""
+"""An upper bound for the bytes of any text in TiDB."""
 _UNICODE_CHARSETS: Final = ("utf8", "ascii", "latin1", "binary")
 
 
 def _branches(op: str, tests: list[Typed], values: list[Typed], at: int) -> Typed:
-    """A value that is one of several."""
+    """A node whose value is one of several, chosen for each row."""
     domain, collate = common(values, "as results of one expression")
     scale = max(value.scale for value in values)
     low, high = spread(values, scale)
@@ -137,4 +137,4 @@ FUNCTIONS: Final[dict[str, tuple[int, int, Make]]] = {
     "second": (1, 1, _part),
     "date": (1, 1, _date),
 }
-"""Name to the least and most arguments, and the maker."""
+"""For each name: the least and the greatest number of arguments, and the function that makes its node."""

@@ -1,7 +1,7 @@
-"""LIKE and REGEXP: patterns that are constants, made ready once.
+"""LIKE and REGEXP: constant patterns, which are prepared once.
 
-A LIKE pattern is a tuple of sign keys (`collation.sign_key`), None for `_` and True for `%`; trailing spaces
-count, as in TiDB. REGEXP is RE2, without case where the column's collation has none.
+A LIKE pattern is a tuple of character keys (`collation.sign_key`), None for `_` and True for `%`. Trailing
+spaces count, as in TiDB. REGEXP uses RE2, and ignores case if the column's collation does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def like(text: Typed, pattern: Typed, escape: Typed, at: int) -> Typed:
 
 
 def _signs(written: str, collate: str) -> list[str]:
-    """Characters; of a binary column bytes, one character each."""
+    """The characters of a pattern. For a binary column, its bytes as one character each."""
     return list(written.encode().decode("latin-1") if collate == "binary" else written)
 
 

@@ -1,4 +1,4 @@
-"""Expressions row by row: the oracle of `vector`, and its way out where a block is beyond it."""
+"""Evaluates expressions row by row: the oracle of `vector`, and its fallback if `vector` raises Beyond."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tidegate.tidb.types import collation, enum, temporal
 from tidegate.tidb.types import float as floats
 
 Plain = Any
-"""A value as `typed` lists them, or None."""
+"""A value of one of the domains in `typed`, or None."""
 
 _EXACT: Final = Context(prec=1200, Emax=999_999, Emin=-999_999)
 _NUMBER: Final = re.compile(rb"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|)\s*")
 
 
 def inner(column: Column, value: Value) -> Plain:
-    """A row's value (`model.row`) as expressions compute with it; an enum's or set's number stays one."""
+    """A row's value (`model.row`) in the form for expressions. An enum or a set stays a number."""
     if value is None:
         return None
     match column.kind:
@@ -42,12 +42,12 @@ def inner(column: Column, value: Value) -> Plain:
 
 
 def is_true(value: Plain, node: Typed) -> bool:
-    """Whether a whole expression says "drop": TiCDC asks for the integer 1, as comparisons give it."""
+    """Whether the value of a whole expression means "drop". As in TiCDC, it must be the integer 1."""
     return node.domain is Domain.INT and value == 1
 
 
 def evaluate(node: Typed, row: Sequence[Plain], columns: Sequence[Column]) -> Plain:
-    """The value for a row of `inner` values; raises Uncomputable."""
+    """The value for a row of `inner` values. Raises Uncomputable."""
     match node.op:
         case "const":
             return node.value
@@ -78,7 +78,7 @@ def _named(column: Column, value: Plain) -> Plain:
 
 
 def names(column: Column, number: int) -> bytes:
-    """The text of an enum's or set's number; empty where it has none."""
+    """The text of an enum's or set's number. Empty if the number has none."""
     name_of = enum.enum_name if column.kind is Kind.ENUM else enum.set_names
     try:
         return name_of(number, column.elems).encode()
@@ -87,7 +87,7 @@ def names(column: Column, number: int) -> bytes:
 
 
 def _connected(node: Typed, row: Sequence[Plain], columns: Sequence[Column]) -> int | None:
-    """AND, OR of three values; what decides ends it, as in TiDB, so that the rest cannot fail."""
+    """Three-valued AND and OR. As in TiDB, a deciding argument ends it, so that later ones cannot fail."""
     decisive = node.op == "or"
     seen_null = False
     for arg in node.args:
@@ -107,7 +107,7 @@ def _as(node: Typed, value: Plain) -> Plain:
 
 
 def _checked(node: Typed, value: Plain) -> Plain:
-    """What TiDB's result type holds, else Uncomputable; `Typed.low` and `high` are within it."""
+    """The value, if it is in the range of the result type. Otherwise raises Uncomputable, as TiDB fails."""
     if node.domain is Domain.INT and value is not None and not node.low <= value <= node.high:
         raise Uncomputable(f"the result of {node.op} is out of range")
     if node.domain is Domain.REAL and value is not None and not math.isfinite(value):
@@ -119,7 +119,7 @@ def _checked(node: Typed, value: Plain) -> Plain:
 
 
 def _order(node: Typed, left: Plain, right: Plain) -> int:
-    """Below, equal, above: -1, 0, 1."""
+    """-1, 0 or 1 if `left` is below, equal to or above `right`."""
     domains = [arg.domain for arg in node.args]
     if domains[0] is Domain.JSON:
         return json_order(left, right)
@@ -133,17 +133,18 @@ def _order(node: Typed, left: Plain, right: Plain) -> int:
 
 
 def exact(number: float | int | Decimal) -> Decimal:
-    """A number as TiDB makes a decimal of it: a floating one by its shortest text."""
+    """A number as a decimal, as TiDB converts it: a floating number by its shortest text."""
     return Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
 
 
 _JSON_RANKS: Final = {"n": 0, '"': 2, "{": 3, "[": 4, "t": 5, "f": 5}
-"""By the first sign of the text: null, text, object, array, boolean; 1 is for numbers."""
+"""The rank of a JSON type, by the first character: null, text, object, array, boolean. Numbers have rank
+1."""
 _JSON_EPSILON: Final = 1e-8
 
 
 def units(number: int | Decimal, scale: int) -> int:
-    """An exact number in units of 10**-scale; it has no more digits than that."""
+    """An exact number in units of 10**-scale. It must not have more digits after the point than `scale`."""
     return int(Fraction(number) * 10**scale)
 
 
@@ -153,7 +154,7 @@ def decimal_of(units: int, scale: int) -> Decimal:
 
 
 def json_order(text: str, constant: int | float | Decimal | bytes) -> int:
-    """How a JSON value stands to a constant number or text (TiDB `json_binary_functions.go`)."""
+    """Compare a JSON value with a constant number or text: -1, 0 or 1 (TiDB `json_binary_functions.go`)."""
     rank = _JSON_RANKS.get(text[0], 1)
     wanted = 2 if isinstance(constant, bytes) else 1
     if rank != wanted:
@@ -169,7 +170,7 @@ def json_order(text: str, constant: int | float | Decimal | bytes) -> int:
 
 
 def real(text: bytes) -> float:
-    """The number a text is. TiCDC's expressions are strict: Uncomputable where something else is in it."""
+    """The number in a text. As in TiCDC, it is strict: raises Uncomputable if the text has anything else."""
     found_number = _NUMBER.fullmatch(text)
     number = float(found_number[1] or 0) if found_number else math.inf
     if not math.isfinite(number):
@@ -178,7 +179,7 @@ def real(text: bytes) -> float:
 
 
 def like(node: Typed, data: bytes) -> int:
-    """Whether a text matches `node.value`, a pattern of signs: literals, and None and True for _ and %."""
+    """Whether a text matches `node.value`, a tuple of character keys, None for _ and True for %."""
     if node.collate == "binary":
         signs: list[bytes] = [bytes([byte]) for byte in data]
     else:
@@ -188,7 +189,7 @@ def like(node: Typed, data: bytes) -> int:
 
 
 def _matches(signs: Sequence[bytes], pattern: Sequence[bytes | bool | None]) -> bool:
-    """Greedy, with one place to come back to: linear in signs times pattern."""
+    """A greedy match that only backtracks to the last %: at most len(signs) * len(pattern) steps."""
     at = p = 0
     star, back = -1, 0
     while at < len(signs):
@@ -279,22 +280,22 @@ def _shift_right(node: Typed, left: int, right: int) -> int:
 
 
 def lower(data: bytes) -> bytes:
-    """A text in lower case, sign by sign."""
+    """A text in lower case, character by character."""
     return "".join(sign.lower()[:1] for sign in _text(data)).encode()
 
 
 def upper(data: bytes) -> bytes:
-    """A text in upper case, sign by sign; a sign that would become several stays."""
+    """A text in upper case, character by character. A character that would become several stays."""
     return "".join(sign.upper() if len(sign.upper()) == 1 else sign for sign in _text(data)).encode()
 
 
 def _text(data: bytes) -> str:
-    """What is not UTF-8 becomes U+FFFD."""
+    """Decode a text. Bytes that are not UTF-8 become U+FFFD."""
     return data.decode(errors="replace")
 
 
 def written(of: Typed, value: Plain) -> bytes:
-    """A number, date or time as TiDB casts it to text (`builtin_cast.go`); ZEROFILL adds no zeros there."""
+    """A number, date or time as TiDB casts it to text (`builtin_cast.go`). ZEROFILL does not add zeros."""
     match of.domain:
         case Domain.DECIMAL:
             text = f"{value.copy_abs() if value.is_zero() else value:.{of.scale}f}"
@@ -332,7 +333,7 @@ def _seconds(node: Typed, value: int) -> int:
 
 
 def _round(node: Typed, value: Plain) -> Decimal:
-    """Half up, away from zero, to the scale."""
+    """Round half away from zero, to the scale."""
     units = Fraction(value) * 10**node.scale
     rounded = math.floor(abs(units) + Fraction(1, 2))
     return _EXACT.scaleb(Decimal(rounded if units >= 0 else -rounded), -node.scale)
@@ -349,7 +350,7 @@ _ON_NULL: Final[dict[str, Callable[..., Plain]]] = {
     "is_true": lambda value: int(bool(value)),
     "is_false": lambda value: int(value is not None and not value),
 }
-"""Operators that say something of NULL."""
+"""Operators whose result for NULL is not NULL."""
 
 _FUNCTIONS: Final[dict[str, Callable[..., Plain]]] = {
     "=": lambda node, a, b: int(_order(node, a, b) == 0),

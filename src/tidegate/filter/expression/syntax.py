@@ -1,4 +1,4 @@
-r"""An expression as it is written: tokens and syntax tree, as TiDB's parser reads its default SQL mode.
+r"""Parses an expression to tokens and a syntax tree, as TiDB's parser does in its default SQL mode.
 
     or      xor {(OR | ||) xor}                     sum     product {(+ | -) product}
     xor     and {XOR and}                           product power {(* | / | DIV | % | MOD) power}
@@ -8,8 +8,8 @@ r"""An expression as it is written: tokens and syntax tree, as TiDB's parser rea
     predicate  bits [[NOT] IN | BETWEEN | LIKE | REGEXP]    | CASE [or] WHEN or THEN or ... [ELSE or] END
     bits    shift {(& | \|) shift}, & before |; shift  sum {(<< | >>) sum}
 
-Names and keywords are without case. What a text may be is bounded by `MAX_TEXT`, `MAX_NESTED` and
-`MAX_DEPTH`, so that nobody who walks the tree runs out of stack.
+Names and keywords ignore case. `MAX_TEXT`, `MAX_NESTED` and `MAX_DEPTH` bound the text and its tree, so that
+a recursive walk over the tree cannot overflow the stack.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tidegate.errors import InvalidInput
 
 MAX_TEXT: Final = 16_384
 MAX_NESTED: Final = 20
-"""Parentheses, calls and signs within each other."""
+"""The greatest depth of nested parentheses, calls and unary operators."""
 MAX_DEPTH: Final = 100
-"""Levels of the tree: `a + b + c` has two. A chain of OR or of AND is one."""
+"""The most levels of the tree. `a + b + c` has two levels; a chain of OR or of AND is one level."""
 
 SUBSET: Final = "see docs/filters.md for what an expression may hold"
 
@@ -46,7 +46,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A column, with table and schema before it where they are written."""
+    """A column, with its table and schema in front if they are written."""
 
     parts: tuple[str, ...]
     at: int
@@ -54,12 +54,12 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator or a function over arguments; functions by their name in lower case.
+    """An operator or a function with arguments. The name of a function is in lower case.
 
     Operators: or and (any number of arguments) xor not = <=> <> < <= > >= is_null is_true is_false in
     between like regexp | & << >> + - * / div % ^ neg ~ case.
 
-    case: value or nothing (a null literal at -1), then pairs of when and then, then else.
+    case: the value, or without one a null literal at -1; then pairs of WHEN and THEN; then ELSE.
     like: text, pattern, escape.
     """
 
@@ -80,7 +80,7 @@ class Token(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The keyword this may be; empty for what cannot be one."""
+        """The token in upper case if it may be a keyword. Empty if it cannot be one."""
         return self.text.upper() if self.kind == "name" else ""
 
 
@@ -105,19 +105,21 @@ _RESERVED: Final = frozenset(
     }
 )  # fmt: skip
 _INTRODUCERS: Final = frozenset({"_UTF8MB4", "_UTF8", "_ASCII", "_LATIN1"})
-"""Character sets of a text that change nothing; TiDB writes them into generated columns' expressions."""
+"""Introducers of character sets that are ignored. TiDB writes them into expressions of generated columns."""
 _CALLABLE_RESERVED: Final = frozenset({"MOD"})
 
 
 class Refusal(Exception):
-    """What is wrong with an expression, and where in its text (from 0). Never leaves this package."""
+    """Why an expression is refused, and the position in its text (from 0). Never leaves this package."""
 
     def __init__(self, why: str, at: int, *, column: str = "") -> None:
         self.why, self.at, self.column = why, at, column
         super().__init__(why)
 
     def as_input(self, text: str, where: str, table: str = "") -> InvalidInput:
-        """The error for the user; `where` names the option, `table` the table it does not fit."""
+        """The error for the user. `where`: the option; `table`: the table that the expression
+        does not fit.
+        """
         near = text[self.at : self.at + 40]
         shown = f": {near!r}" if near else ""
         what = f"[CDC:ErrExpressionParseFailed]a filter expression cannot be used: {text[:200]}"
@@ -133,7 +135,7 @@ class Refusal(Exception):
 
 
 def parse(text: str) -> Node:
-    """The syntax tree of an expression; raises Refusal."""
+    """The syntax tree of an expression. Raises Refusal."""
     if len(text) > MAX_TEXT:
         raise Refusal(f"it has {len(text)} characters, at most {MAX_TEXT} are read", 0)
     found = _Parser(_tokens(text)).whole()
@@ -164,7 +166,7 @@ def _tokens(text: str) -> list[Token]:
 
 
 def unquote(text: str) -> str:
-    r"""The content of a quoted text; `\%` and `\_` stay as they are, for LIKE."""
+    r"""The content of a quoted text. `\%` and `\_` stay as they are, for LIKE."""
     quote = text[0]
 
     def plain(match: re.Match[str]) -> str:
@@ -175,7 +177,7 @@ def unquote(text: str) -> str:
 
 
 class _Parser:
-    """Recursive descent over the tokens; a method a rule of the grammar above."""
+    """A recursive descent parser, with one method for each rule of the grammar above."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens, self.next, self.depth = tokens, 0, 0
@@ -192,7 +194,7 @@ class _Parser:
         return token
 
     def takes(self, *words: str) -> Token | None:
-        """The next token, taken, if it is one of these symbols or keywords."""
+        """Take the next token if it is one of these symbols or keywords; otherwise None."""
         token = self.token
         if token.word in words or (token.kind == "symbol" and token.text in words):
             return self.take()
@@ -218,7 +220,7 @@ class _Parser:
         return found
 
     def left(self, rule: Callable[[], Node], operators: dict[str, str]) -> Node:
-        """`rule {operator rule}`, from the left; OR and AND as one call."""
+        """`rule {operator rule}`, left-associative. A chain of OR or of AND becomes one call."""
         found = rule()
         while token := self.takes(*operators):
             name, right = operators[token.text.upper()], rule()
@@ -382,7 +384,7 @@ class _Parser:
         return Call("case", tuple(parts), at)
 
     def list_of(self, *, empty: bool = False) -> tuple[Node, ...]:
-        """Arguments up to the closing parenthesis; the opening one is taken."""
+        """Arguments up to the closing parenthesis. The opening one has been taken already."""
         if empty and self.takes(")"):
             return ()
         found = [self.disjunction()]

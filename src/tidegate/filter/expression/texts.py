@@ -1,7 +1,7 @@
-"""Columns of texts, as Arrow binaries: compared by collation, matched, changed.
+"""Operations on columns of texts, as Arrow binaries: comparison by collation, patterns, functions.
 
-ASCII goes through Arrow's own functions. Other text under a collation with weights of its own is computed
-once for each distinct value.
+ASCII texts use Arrow's functions. Other texts, under a collation with weights of its own, are computed once
+for each distinct value.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _COMPARE: Final = {
 
 
 def spread(array: pa.Array, n: int) -> pa.Array:
-    """An array of n rows; one row stands for all."""
+    """An array of n rows. An array of one row is repeated."""
     return array if len(array) == n else pa.repeat(array[0], n)
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """The same bytes as Arrow strings, unchecked: for functions that look at bytes only."""
+    """The same bytes as Arrow strings, without a check of UTF-8: for functions that only look at bytes."""
     return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count, array.offset)
 
 
 def is_ascii(array: pa.Array) -> bool:
-    """Whether every text is."""
+    """Whether every text is ASCII."""
     data = array.buffers()[2]
     if data is None:
         return True
@@ -54,7 +54,7 @@ def is_ascii(array: pa.Array) -> bool:
 
 
 def distinct(array: pa.Array, work: Callable[[bytes], Any], dtype: Any) -> npt.NDArray[Any]:
-    """`work` of every text, done once for each distinct one."""
+    """The result of `work` for every text, computed once for each distinct text."""
     coded = array.dictionary_encode()
     made = np.array([work(text) for text in coded.dictionary.to_pylist()], dtype)
     indices = coded.indices.to_numpy(zero_copy_only=False)
@@ -69,7 +69,9 @@ def _distinct_texts(array: pa.Array, work: Callable[[bytes], bytes]) -> pa.Array
 
 
 def written(of: Typed, data: npt.NDArray[Any], null: Bools) -> pa.Array:
-    """Numbers, dates and times as texts; integers by Arrow, others once for each distinct one."""
+    """Numbers, dates and times as texts. Arrow converts integers; others are converted once for each distinct
+    value.
+    """
     data = np.where(null, np.zeros(1, data.dtype), data)
     if of.domain is Domain.INT and not (of.is_year or of.bits or data.dtype == np.object_):
         return pa.array(data).cast(pa.string()).view(pa.binary())
@@ -95,7 +97,7 @@ def keys(array: pa.Array, collate: str) -> pa.Array:
         return array
     weighted = collation.ignores_case(collate)
     if weighted and collation.is_ordered(collate):
-        # Two bytes a sign, in order: for ASCII the capital letters are in the same order.
+        # Keys have two bytes for each character. For ASCII, upper case letters have the same order.
         weighted = not is_ascii(array)
     elif weighted:
         weighted = not is_ascii(array) or _has_control(array)
@@ -112,13 +114,13 @@ def keys(array: pa.Array, collate: str) -> pa.Array:
 
 
 def _has_control(array: pa.Array) -> bool:
-    """Signs below the space weigh nothing in some collations."""
+    """Whether a text has characters below the space, which have no weight in some collations."""
     data = array.buffers()[2]
     return data is not None and bool((np.frombuffer(data, np.uint8) < 0x20).any())
 
 
 def _weighed(arrays: Sequence[pa.Array], collate: str) -> list[pa.Array]:
-    """The keys of arrays that are compared with each other: of one kind."""
+    """Keys of arrays that are compared with each other. All keys are of the same kind."""
     try:
         return [keys(array, collate) for array in arrays]
     except ValueError:
@@ -149,9 +151,10 @@ def is_in(array: pa.Array, wanted: Sequence[bytes], collate: str) -> Bools:
 
 
 def like(node: Typed, array: pa.Array) -> Bools:
-    """LIKE: through RE2 where signs are ASCII or stand for themselves, else by distinct text.
+    """LIKE: by RE2 if characters are ASCII or equal only themselves, otherwise once for each distinct text.
 
-    One literal, with or without % at its ends, is looked for as bytes where signs stand for themselves.
+    If characters equal only themselves, a pattern of one literal, with or without % at its ends, is searched
+    as bytes.
     """
     literal = _literal(node)
     if literal is not None and (node.collate == "binary" or is_ascii(array) or _is_utf8(array)):
@@ -167,7 +170,7 @@ def like(node: Typed, array: pa.Array) -> Bools:
 
 
 def _literal(node: Typed) -> Callable[[pa.Array], pa.Array] | None:
-    """How to look for a pattern of one literal; None for other patterns, and where signs have weights."""
+    """A search for a pattern of one literal. None for other patterns, and if characters have weights."""
     parts = list(node.value)
     starts, ends = parts[:1] != [ANY], parts[-1:] != [ANY]
     inner = parts[not starts : len(parts) - (not ends)]
@@ -181,7 +184,7 @@ def _literal(node: Typed) -> Callable[[pa.Array], pa.Array] | None:
 
 
 def _ascii_pattern(node: Typed) -> str | None:
-    """The RE2 expression for ASCII texts; None when a literal has no ASCII form."""
+    """The RE2 expression for ASCII texts. None if a literal has no ASCII form."""
     signs = {_weight(node.collate, chr(code)): chr(code) for code in range(127, 31, -1)}
     if any(isinstance(part, bytes) and part not in signs for part in node.value):
         return None
@@ -215,7 +218,7 @@ def _is_utf8(array: pa.Array) -> bool:
 
 
 def regexp(regex: str, array: pa.Array) -> Bools:
-    """REGEXP by RE2; text that is not UTF-8 by distinct value, its bad bytes replaced."""
+    """REGEXP by RE2. In text that is not UTF-8, bad bytes are replaced first."""
     if not is_ascii(array) and not _is_utf8(array):
         repaired = _distinct_texts(array, lambda text: text.decode(errors="replace").encode())
         return regexp(regex, repaired)
@@ -226,13 +229,13 @@ def regexp(regex: str, array: pa.Array) -> Bools:
 
 
 def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each text."""
+    """The number of bytes of each text."""
     found: npt.NDArray[np.int64] = pc.binary_length(array).to_numpy(zero_copy_only=False)
     return found.astype(np.int64)
 
 
 def signs(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Characters of each text."""
+    """The number of characters of each text."""
     if is_ascii(array):
         return lengths(array)
     return distinct(array, lambda text: len(text.decode(errors="replace")), np.int64)

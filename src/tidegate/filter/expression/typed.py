@@ -1,15 +1,16 @@
-"""Expressions over the columns of one table version, every type known: what both evaluators walk.
+"""Expressions over the columns of one table version, with all types known. Both evaluators walk them.
 
-Values by domain, plain and in numpy or Arrow. NULL is None, or a mark in the mask beside the values.
+Values by domain: in the plain evaluator, and in numpy or Arrow. NULL is None in the plain evaluator, and in
+the other one it is marked in a separate mask.
 
-    INT       int                 int64, uint64, or Python ints where neither holds every value
+    INT       int                 int64, uint64, or Python ints if neither can hold every value
     DECIMAL   decimal.Decimal     the same, as a number of units of 10**-scale
     REAL      float               float64
     STRING    bytes               binary; compared by `collate`
     DATETIME  int, packed time    int64; DATE, DATETIME, and TIMESTAMP in the feed's zone
     TIME      int, nanoseconds    int64
-    JSON      str, its text       binary; compared with constants
-    OPAQUE    whether it is NULL is all one may ask: vectors
+    JSON      str, its text       binary; compared only with constants
+    OPAQUE    vectors             can only be tested for NULL
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ BOOLEAN: Final = (0, 1)
 
 
 class Domain(StrEnum):
-    """How a value is computed with."""
+    """The domain of a value: it decides how to compute with it."""
 
     INT = "integer"
     DECIMAL = "decimal"
@@ -45,8 +46,8 @@ class Typed:
     """An operation over typed arguments.
 
     op: const (`value`), column (`value`: position in the table's columns), index (the number of an enum or
-    set column), or an operator or function of `syntax`, some of which become others: in (`value`: constants,
-    NULLs left out; `nulls` says whether there were any), truth, real, and datetime parts.
+    set column), or an operator or function of `syntax`. Some of these are replaced by others: in (`value`:
+    constants without NULLs; `nulls`: whether there were NULLs), truth, real, and datetime parts.
     """
 
     op: str
@@ -56,25 +57,25 @@ class Typed:
     value: Any = None
     low: int = INT64[0]
     high: int = INT64[1]
-    """INT and DECIMAL: between which numbers (of units of 10**-scale) every value lies."""
+    """For INT and DECIMAL: every value is between `low` and `high`, in units of 10**-scale."""
     scale: int = 0
-    """Digits after the point; of DATETIME and TIME columns digits of the second."""
+    """Digits after the point. For DATETIME and TIME columns, digits of the fraction of a second."""
     unsigned: bool = False
     collate: str = ""
     hybrid: int | None = None
-    """Position of the enum or set column this is, which counts as its number beside numbers."""
+    """The position of the column, if this is an enum or set column. With numbers, its number is used."""
     is_year: bool = False
     is_date: bool = False
     """A date without time of day."""
     is_float: bool = False
     """A floating number of 32 bits."""
     bits: int = 0
-    """How wide a BIT column is."""
+    """The width of a BIT column."""
     weak: bool = False
-    """A text whose collation gives way to that of a text column: it is made of constants and numbers."""
+    """A text that is made of constants and numbers: with a text column, the column's collation is used."""
     nulls: bool = False
     checked: bool = False
-    """Whether a row may give a number beyond `low` and `high`: the row then fails, as in TiDB."""
+    """Whether the result for a row may be outside `low` and `high`. Such a row fails, as in TiDB."""
 
     @property
     def is_const(self) -> bool:
@@ -88,7 +89,7 @@ class Typed:
 
 
 class Uncomputable(Exception):
-    """A row for which TiDB refuses to compute the expression, and why, in words."""
+    """TiDB would fail to compute the expression for a row. `why`: the reason, in words."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -96,4 +97,4 @@ class Uncomputable(Exception):
 
 
 class Beyond(Exception):
-    """The vector path has no exact answer for this block: it is for the plain path."""
+    """The vector path has no exact result for this block. The caller must use the plain path."""

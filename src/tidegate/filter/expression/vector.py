@@ -1,10 +1,10 @@
-"""Expressions over whole blocks: numpy and Arrow over the cells of the rows asked for.
+"""Evaluates expressions over whole blocks, with numpy and Arrow.
 
-Each node gives values and a mask of NULLs. Integers and decimals are int64 where their bounds allow it, else
-uint64 or Python ints in object arrays, so that no value is ever rounded. Texts are Arrow binaries; what Arrow
-cannot do (collations beyond ASCII, numbers in texts) is done once for each distinct text by the plain path.
-Where a row's value is out of range, or a comparison has no exact vector form, `Beyond` is raised and the
-caller takes the plain path for the block; the results are the same.
+Each node gives values and a mask of NULLs. Integers and decimals are int64 if their bounds allow it,
+otherwise uint64 or Python ints in object arrays, so that no value is ever rounded. Texts are Arrow binaries.
+The plain path does what Arrow cannot do (collations beyond ASCII, numbers in texts), once for each distinct
+text. If a value is out of range, or a comparison has no exact vector form, `Beyond` is raised and the caller
+uses the plain path for the block. The results are the same.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One node over n rows; a constant has one row, which stands for all.
+    """The values of one node for n rows. A constant has one row, which stands for all rows.
 
-    data: numpy array, or an Arrow binary array in the domain STRING. Where `null` holds, data means nothing.
+    data: a numpy array, or an Arrow binary array in the domain STRING. If `null` is true for a row, its data
+    is undefined.
     """
 
     data: Any
@@ -39,7 +40,7 @@ class Values:
 
 
 def evaluate(node: Typed, cells: Cells) -> Bools:
-    """For which of the cells' rows the expression says "drop": bool[n]. Raises Beyond."""
+    """For which rows of the cells the expression means "drop": bool[n]. Raises Beyond."""
     if node.domain is not Domain.INT:
         return np.zeros(len(cells), np.bool_)
     with np.errstate(all="ignore"):
@@ -72,7 +73,7 @@ def _any_null(args: list[Values]) -> Bools:
 
 
 def _finished(node: Typed, data: Any, null: Bools) -> Values:
-    """A result, sure to be in range."""
+    """The result, if it is in range. Otherwise raises Beyond."""
     if node.domain is Domain.INT and (node.checked or data.dtype == np.object_):
         nowhere = np.broadcast_to(null, data.shape)
         if not (nowhere | ((data >= node.low) & (data <= node.high))).all():
@@ -84,7 +85,7 @@ def _finished(node: Typed, data: Any, null: Bools) -> Values:
 
 
 def _dtype(node: Typed) -> Any:
-    """What holds every value of an exact node."""
+    """The type that can hold every value of an exact node."""
     if INT64[0] <= node.low and node.high <= INT64[1]:
         return np.int64
     return np.uint64 if node.domain is Domain.INT and UINT64[0] <= node.low else np.object_
@@ -128,7 +129,7 @@ def _column(node: Typed, cells: Cells) -> Values:
 
 
 def _scaled(node: Typed, data: Numbers, scale: int) -> Numbers:
-    """Exact numbers as units of 10**-scale, in a type that holds them all."""
+    """Exact numbers in units of 10**-scale, in a type that can hold them all."""
     factor = 10 ** (scale - node.scale)
     low, high = node.low * factor, node.high * factor
     if INT64[0] <= low and high <= INT64[1] and data.dtype == np.int64:
@@ -139,7 +140,7 @@ def _scaled(node: Typed, data: Numbers, scale: int) -> Numbers:
 
 
 def _exact(node: Typed, data: list[Numbers], scale: int, work: Callable[[Any, Any], Any]) -> Numbers:
-    """An operation on exact numbers of the same scale, int64 if operands and result fit it."""
+    """An operation on exact numbers at one scale, in int64 if operands and result fit."""
     left, right = (_scaled(arg, one, scale) for arg, one in zip(node.args, data, strict=True))
     if left.dtype != right.dtype or _dtype(node) is not np.int64 or node.checked:
         left, right = left.astype(np.object_), right.astype(np.object_)
@@ -169,7 +170,7 @@ def _multiply(node: Typed, data: list[Any]) -> Numbers:
 
 
 def _quotient(left: Numbers, right: Numbers) -> Numbers:
-    """Integers divided towards zero; divisors are not 0."""
+    """Integer division that truncates towards zero. Divisors must not be 0."""
     if left.dtype == right.dtype == np.int64:
         rounded: Numbers = (left % right != 0) & ((left < 0) != (right < 0))
         found: Numbers = left // right + rounded
@@ -187,7 +188,7 @@ _truncate: Final[Callable[[Any, Any], Any]] = np.frompyfunc(_truncated, 2, 1)
 
 
 def _division(node: Typed, args: list[Values]) -> Values:
-    """`/`, DIV and %: NULL where the divisor is 0."""
+    """`/`, DIV and %. The result is NULL if the divisor is 0."""
     left, right = args
     zero = right.data == 0
     null = left.null | right.null | zero
@@ -203,7 +204,7 @@ def _division(node: Typed, args: list[Values]) -> Values:
             return _finished(node, np.fmod(dividend, divisor), null)
         dividend, divisor = dividend.astype(np.object_), divisor.astype(np.object_)
         return _finished(node, dividend - _quotient(dividend, divisor) * divisor, null)
-    # Of units: (a / 10**s) / (b / 10**t) in units of 10**-scale.
+    # In units: (a / 10**s) / (b / 10**t), as a number of units of 10**-scale.
     up = node.scale + under.scale - over.scale
     least = over.low == INT64[0]
     factor = 10 ** max(up, 0)
@@ -269,7 +270,7 @@ def _shift(work: Callable[[Any, Any], Any]) -> Callable[[Typed, list[Any]], Numb
 
 
 def _connected(node: Typed, args: list[Values]) -> Values:
-    """AND, OR of three values."""
+    """Three-valued AND and OR."""
     decisive = node.op == "or"
     decided, unknown = np.zeros(1, np.bool_), np.zeros(1, np.bool_)
     for arg in args:
@@ -371,10 +372,11 @@ def _json_order(text: bytes, constant: Any) -> int:
 
 
 def _mixed(node: Typed, left: Any, right: Any) -> Bools:
-    """A floating number beside a decimal constant, by the floating number's shortest text.
+    """Compare floating numbers with a decimal constant, by the floating number's shortest text.
 
-    All numbers that round to the same floating one lie between its neighbours, so only equality to the
-    constant's own one is left to ask, and that is the same for all rows.
+    Let `nearest` be the floating number nearest to the constant. Any other floating number is on the same
+    side of the constant as of `nearest`. Only a number equal to `nearest` needs an exact comparison, whose
+    result is the same for all rows.
     """
     floats, constant = node.args
     if floats.domain is not Domain.REAL or not constant.is_const:
@@ -420,7 +422,7 @@ def _real(node: Typed, data: list[Any]) -> Numbers:
     if scale == 0:
         return found
     if scale <= _TEN_EXACT and max(abs(arg.low), abs(arg.high)) <= _FLOAT_EXACT:
-        return found / 10.0**scale  # both are exact, so the quotient is rounded once
+        return found / 10.0**scale  # both operands are exact, so only the quotient is rounded
     return np.array([unit / 10**scale for unit in units.tolist()], np.float64)
 
 
@@ -440,7 +442,7 @@ def _clock(of_time: Callable[[Any], Any], of_moment: Callable[[Any], Any]) -> Ca
 
 _FLOAT_EXACT: Final = 1 << 53
 _TEN_EXACT: Final = 22
-"""Integers and powers of ten up to which floating numbers hold every one."""
+"""Floating numbers represent all integers up to `_FLOAT_EXACT` and 10**n up to n = `_TEN_EXACT` exactly."""
 _SECOND: Final = 1_000_000_000
 
 _FUNCTIONS: Final[dict[str, Callable[[Typed, list[Any]], Any]]] = {
@@ -475,7 +477,7 @@ _FUNCTIONS: Final[dict[str, Callable[[Typed, list[Any]], Any]]] = {
     "minute": _clock(lambda t: t // (60 * _SECOND) % 60, lambda m: m >> 30 & 63),
     "second": _clock(lambda t: t // _SECOND % 60, lambda m: m >> 24 & 63),
 }
-"""What is NULL when any argument is."""
+"""Operators whose result is NULL if any argument is NULL."""
 
 _MAKERS: Final[dict[str, Callable[[Typed, list[Values]], Values]]] = {
     **dict.fromkeys(_COMPARE, _compared),
@@ -492,4 +494,4 @@ _MAKERS: Final[dict[str, Callable[[Typed, list[Values]], Values]]] = {
     "div": _division,
     "%": _division,
 }
-"""What has its own way with NULL."""
+"""Operators that handle NULL themselves."""
