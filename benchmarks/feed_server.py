@@ -85,7 +85,7 @@ def read_log(path: Path) -> Log:
                 _apply(mutation, state, changes)
     tables = Counter(table for table, _ in changes)
     table_id = tables.most_common(1)[0][0]
-    schema = {k: v for k, v in state.items() if not k.startswith(_table_prefix(table_id))}
+    schema = {k: v for k, v in state.items() if not k.startswith(table_prefix(table_id))}
     return Log(table_id, [c for table, c in changes if table == table_id], schema, last_ts)
 
 
@@ -103,7 +103,8 @@ def _apply(mutation: dict[str, str], state: dict[bytes, bytes], changes: list[tu
         changes.append((int.from_bytes(key[1:9], "big") ^ SIGN, Change(put, key, value, old)))
 
 
-def _table_prefix(table_id: int) -> bytes:
+def table_prefix(table_id: int) -> bytes:
+    """Of all keys of a table."""
     return b"t" + (table_id ^ SIGN).to_bytes(8, "big")
 
 
@@ -128,7 +129,8 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(number: int, content: bytes) -> bytes:
+def sized_field(number: int, content: bytes) -> bytes:
+    """A length-delimited field as protobuf has it."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
@@ -188,8 +190,8 @@ def _row(change: Change, start: int, commit: int | None, handle: int) -> _Part:
     handles = [(len(data) + 11, handle)]
     data += change.key
     if commit is None:
-        data += _field(6, change.value) if change.value else b""
-        data += _field(7, change.old_value) if change.old_value else b""
+        data += sized_field(6, change.value) if change.value else b""
+        data += sized_field(7, change.old_value) if change.old_value else b""
     return _Part(data, ts, handles)
 
 
@@ -277,7 +279,7 @@ class Feed:
 
     def __init__(self, log: Log, settings: Settings) -> None:
         self.log, self.settings = log, settings
-        prefix = _table_prefix(log.table_id) + b"_r"
+        prefix = table_prefix(log.table_id) + b"_r"
         inner = [
             encode_bytes(prefix + (SIGN | i * REGION_HANDLES).to_bytes(8, "big"))
             for i in range(1, settings.regions)
@@ -301,14 +303,14 @@ class Feed:
     def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[bytes]:
         """EventFeedV2: answers registrations; sends the table's rows once all its regions are registered."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=_drain, args=(requests, arrived), daemon=True).start()
+        threading.Thread(target=drain, args=(requests, arrived), daemon=True).start()
         known: dict[int, set[int]] = {}
         while context.is_active():
-            request = _next(arrived, TICK_S)
+            request = next_request(arrived, TICK_S)
             if request is not None and request.HasField("register"):
                 known.setdefault(request.request_id, set()).add(request.region_id)
                 self._base = max(self._base, request.checkpoint_ts + timestamp.compose(1))
-                yield _initialized(request.region_id, request.request_id)
+                yield initialized_message(request.region_id, request.request_id)
             elif request is not None and request.HasField("deregister"):
                 known.pop(request.request_id, None)
             table = next((r for r, ids in known.items() if ids >= set(self.table_regions)), None)
@@ -316,7 +318,7 @@ class Feed:
                 yield from self._rows(table, known)
             elif request is None:
                 self.last_ts = self.now()
-                yield from _resolved(known, self.last_ts)
+                yield from resolved_messages(known, self.last_ts)
 
     def _rows(self, request: int, known: dict[int, set[int]]) -> Iterator[bytes]:
         settings = self.settings
@@ -333,10 +335,11 @@ class Feed:
             pages += 1
             self.sent_rows += page.rows
             if settings.live or pages % 4 == 0 or self.sent_rows >= settings.rows:
-                yield from _resolved(known, self.last_ts)
+                yield from resolved_messages(known, self.last_ts)
 
 
-def _drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
+def drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
+    """Put what a client asks into `arrived` until its stream ends."""
     try:
         for request in requests:
             arrived.put(request)
@@ -344,21 +347,24 @@ def _drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
         return  # the client went away; its stream ends by itself
 
 
-def _next(arrived: queue.SimpleQueue[Any], wait_s: float) -> Any:
+def next_request(arrived: queue.SimpleQueue[Any], wait_s: float) -> Any:
+    """The next request; None when none has come for so long."""
     try:
         return arrived.get(timeout=wait_s)
     except queue.Empty:
         return None
 
 
-def _initialized(region: int, request: int) -> bytes:
+def initialized_message(region: int, request: int) -> bytes:
+    """The message that ends the scan of a registration."""
     event = cdcpb.ChangeDataEvent()
     entries = event.events.add(region_id=region, request_id=request).entries
     entries.entries.add(type=cdcpb.Event.INITIALIZED)
     return bytes(event.SerializeToString())
 
 
-def _resolved(known: dict[int, set[int]], ts: int) -> Iterator[bytes]:
+def resolved_messages(known: dict[int, set[int]], ts: int) -> Iterator[bytes]:
+    """The messages that resolve regions, given by request, up to `ts`."""
     for request, regions in list(known.items()):
         resolved = cdcpb.ResolvedTs(regions=sorted(regions), ts=ts, request_id=request)
         yield cdcpb.ChangeDataEvent(resolved_ts=resolved).SerializeToString()
@@ -373,16 +379,16 @@ class Cluster:
 
     def members(self, _: Any) -> Any:
         member = pdpb.Member(name="feed", member_id=1, client_urls=[f"http://{self.address}"])
-        return pdpb.GetMembersResponse(header=_header(), members=[member], leader=member)
+        return pdpb.GetMembersResponse(header=response_header(), members=[member], leader=member)
 
     def tso(self, requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
         for request in requests:
             now = self.feed.now()
             stamp = pdpb.Timestamp(physical=timestamp.physical_ms(now), logical=timestamp.logical(now))
-            yield pdpb.TsoResponse(header=_header(), count=request.count, timestamp=stamp)
+            yield pdpb.TsoResponse(header=response_header(), count=request.count, timestamp=stamp)
 
     def regions(self, request: Any) -> Any:
-        response = pdpb.ScanRegionsResponse(header=_header())
+        response = pdpb.ScanRegionsResponse(header=response_header())
         bounds = self.feed.bounds
         for i in range(1, len(bounds)):
             start, end = bounds[i - 1], bounds[i]
@@ -398,25 +404,25 @@ class Cluster:
         return response
 
     def store(self, _: Any) -> Any:
-        response = pdpb.GetStoreResponse(header=_header())
+        response = pdpb.GetStoreResponse(header=response_header())
         response.store.id, response.store.address, response.store.version = 1, self.address, "8.5.0"
         return response
 
     def all_stores(self, _: Any) -> Any:
-        response = pdpb.GetAllStoresResponse(header=_header())
+        response = pdpb.GetAllStoresResponse(header=response_header())
         response.stores.add(id=1, address=self.address, version="8.5.0")
         return response
 
     def hold_gc(self, request: Any) -> Any:
         return pdpb.UpdateServiceGCSafePointResponse(
-            header=_header(),
+            header=response_header(),
             service_id=request.service_id,
             TTL=request.TTL,
             min_safe_point=request.safe_point,
         )
 
     def gc(self, _: Any) -> Any:
-        return pdpb.GetGCSafePointResponse(header=_header(), safe_point=0)
+        return pdpb.GetGCSafePointResponse(header=response_header(), safe_point=0)
 
     def get(self, request: Any) -> Any:
         value = self.feed.log.schema.get(request.key)
@@ -431,7 +437,8 @@ class Cluster:
         return response
 
 
-def _header() -> Any:
+def response_header() -> Any:
+    """What each response of PD begins with."""
     return pdpb.ResponseHeader(cluster_id=CLUSTER_ID)
 
 
@@ -443,7 +450,8 @@ def _unary(call: Callable[[Any], Any], request: Any) -> grpc.RpcMethodHandler:
     )
 
 
-def _handlers(cluster: Cluster) -> list[grpc.GenericRpcHandler]:
+def handlers_of(cluster: Cluster) -> list[grpc.GenericRpcHandler]:
+    """The services of a cluster, for gRPC's server."""
     pd = {
         "GetMembers": _unary(cluster.members, pdpb.GetMembersRequest),
         "ScanRegions": _unary(cluster.regions, pdpb.ScanRegionsRequest),
@@ -484,7 +492,7 @@ def start(cluster: Cluster, address: str) -> tuple[grpc.Server, str]:
     server = grpc.server(
         ThreadPoolExecutor(32), options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     )
-    server.add_generic_rpc_handlers(_handlers(cluster))
+    server.add_generic_rpc_handlers(handlers_of(cluster))
     port = server.add_insecure_port(address)
     cluster.address = f"{address.rpartition(':')[0]}:{port}"
     server.start()

@@ -97,7 +97,7 @@ def measure(mb: int, kind: str, target: str, progress: Callable[[str], None]) ->
                 first = 0 if kind == "update" else base
                 topic.fill_one(Part(kind, np.arange(first, first + rows)))
                 topic.ts = until - 2
-                topic._resolved()
+                topic.mark()
                 began = time.monotonic()
                 progress("the consumer applies it")
                 child.wait_line(lambda line: line.get("event") == "stopped", PATIENCE_S)

@@ -75,7 +75,7 @@ class Capture(Many):
 
     def serve(self, pd: str) -> None:
         """Start the capture, and who plays its pipelines."""
-        probe = [sys.executable, "-m", "benchmarks.control_probe", str(self._ticks), "--played", "server"]
+        probe = [sys.executable, "-m", "benchmarks.control_probe", str(self.ticks_file), "--played", "server"]
         command = [*probe, "--pd", pd, "--data-dir", str(self.folder / "data"), "--json"]
         server = self._child("server", [*command, "--addr", "127.0.0.1:0", "--log-level", "warn"])
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
@@ -150,12 +150,12 @@ def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
             with PdClient(capture.pd) as pd, InTurns(pd, capture.row(), tables, sizes.rows) as writers:
                 ticker(f"{name}: rows flow")
                 time.sleep(sizes.settle_s)
-                ticks = json.loads(capture._ticks.read_text())
+                ticks = json.loads(capture.ticks_file.read_text())
                 before, had, began = ledger.cpu(), writers.rows, time.monotonic()
                 time.sleep(sizes.seconds)
                 used, wall = spent(before, ledger.cpu()), time.monotonic() - began
                 found: dict[str, Any] = {role: round(100 * used.get(role, 0.0) / wall, 1) for role in ROLES}
-                found["ticks"] = between(ticks, json.loads(capture._ticks.read_text()), wall)
+                found["ticks"] = between(ticks, json.loads(capture.ticks_file.read_text()), wall)
                 found["rows_a_second"] = round((writers.rows - had) / wall)
             capture.delivering(max(1, feeds))
     return {"feeds": feeds or 1, "all": round(sum(found[role] for role in ROLES), 1), **found}

@@ -95,7 +95,7 @@ class Many(Product):
 
     def __init__(self, folder: Path, upstream: Upstream, sink_uri: str) -> None:
         super().__init__(folder, "narrow", 0, sink_uri)
-        self._upstream, self._ticks = upstream, folder / "ticks.json"
+        self._upstream, self.ticks_file = upstream, folder / "ticks.json"
 
     def begin(self) -> None:
         """Start upstream and capture; the catalogue is there on return."""
@@ -107,17 +107,17 @@ class Many(Product):
 
     def serve(self, pd: str) -> None:
         """Start the capture, with a clock around its ticks."""
-        command = [sys.executable, "-m", "benchmarks.control_probe", str(self._ticks), "server", "--pd", pd]
-        command += ["--data-dir", str(self.folder / "data"), "--json", "--addr", "127.0.0.1:0"]
+        command = [sys.executable, "-m", "benchmarks.control_probe", str(self.ticks_file), "server"]
+        command += ["--pd", pd, "--data-dir", str(self.folder / "data"), "--json", "--addr", "127.0.0.1:0"]
         server = self._child("server", [*command, "--log-level", "warn"])
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
         self.ledger = Ledger([server.pid])
 
     def ticks(self, seconds: float) -> dict[str, dict[str, float]]:
         """What ticks of the control process cost over some seconds."""
-        before, began = json.loads(self._ticks.read_text()), time.monotonic()
+        before, began = json.loads(self.ticks_file.read_text()), time.monotonic()
         time.sleep(seconds)
-        return between(before, json.loads(self._ticks.read_text()), time.monotonic() - began)
+        return between(before, json.loads(self.ticks_file.read_text()), time.monotonic() - began)
 
     def look_ms(self) -> float:
         """CPU of a look at what has come, each a tick of the store after the one before."""

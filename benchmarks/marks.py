@@ -76,30 +76,30 @@ class Store(feed_server.Cluster):
         return self._cluster.regions(request)
 
     def store(self, request: Any) -> Any:
-        response = pdpb.GetStoreResponse(header=feed_server._header())
+        response = pdpb.GetStoreResponse(header=feed_server.response_header())
         response.store.CopyFrom(self._cluster.line(request.store_id))
         return response
 
     def all_stores(self, _: Any) -> Any:
         stores = [self._cluster.line(number) for number in range(1, len(self._cluster.stores) + 1)]
-        return pdpb.GetAllStoresResponse(header=feed_server._header(), stores=stores)
+        return pdpb.GetAllStoresResponse(header=feed_server.response_header(), stores=stores)
 
     def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[bytes]:
         """EventFeedV2: each registration is initialized at once; then marks, when it is time for one."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=feed_server._drain, args=(requests, arrived), daemon=True).start()
+        threading.Thread(target=feed_server.drain, args=(requests, arrived), daemon=True).start()
         known: dict[int, set[int]] = {}
         stores = len(self._cluster.stores)
         due = time.monotonic() + self._number / stores
         while context.is_active():
-            request = feed_server._next(arrived, POLL_S)
+            request = feed_server.next_request(arrived, POLL_S)
             if request is not None and request.HasField("register"):
                 known.setdefault(request.request_id, set()).add(request.region_id)
-                yield feed_server._initialized(request.region_id, request.request_id)
+                yield feed_server.initialized_message(request.region_id, request.request_id)
             rate = self._cluster.rate
             if rate and time.monotonic() >= due:
                 due = max(due + 1 / rate, time.monotonic())
-                yield from feed_server._resolved(known, self.feed.now())
+                yield from feed_server.resolved_messages(known, self.feed.now())
 
 
 class Stores:
@@ -125,7 +125,7 @@ class Stores:
 
     def regions(self, request: Any) -> Any:
         """PD's answer to ScanRegions."""
-        response = pdpb.ScanRegionsResponse(header=feed_server._header())
+        response = pdpb.ScanRegionsResponse(header=feed_server.response_header())
         for number, (start, end) in enumerate(itertools.pairwise(self._bounds), 1):
             if (end and end <= request.start_key) or (request.end_key and start >= request.end_key):
                 continue
@@ -146,7 +146,7 @@ class Stores:
 
 def _serve_one(store: Store) -> grpc.Server:
     server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
-    server.add_generic_rpc_handlers(feed_server._handlers(store))
+    server.add_generic_rpc_handlers(feed_server.handlers_of(store))
     store.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     return server
@@ -197,7 +197,7 @@ def _capture(address: str) -> None:
 
 
 def _messages(puller: Puller) -> int:
-    return sum(stream.messages for stream in list(puller._registrar.streams.values()))
+    return sum(stream.messages for stream in puller.streams)
 
 
 class Capture:

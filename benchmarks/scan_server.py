@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from benchmarks.feed_server import SIGN, Cluster, Feed, Log, Settings, _field, _table_prefix, read_log, start
+from benchmarks.feed_server import (
+    SIGN,
+    Cluster,
+    Feed,
+    Log,
+    Settings,
+    read_log,
+    sized_field,
+    start,
+    table_prefix,
+)
 from benchmarks.rows import BLOCK
 
 from tidegate.tidb.memcomparable import encode_bytes
@@ -46,18 +56,19 @@ class Table(Cluster):
     def __init__(self, log: Log, rows: int, regions: int) -> None:
         feed = Feed(log, Settings(0, 1, 1, regions, 0))
         super().__init__(feed)
-        self._rows, self._prefix = rows, _table_prefix(log.table_id) + b"_r"
+        self._rows, self._prefix = rows, table_prefix(log.table_id) + b"_r"
         starts = [rows * at // regions for at in range(1, regions)]
         inner = [encode_bytes(self._prefix + (SIGN | handle).to_bytes(8, "big")) for handle in starts]
         feed.bounds[1:-1] = [encode_bytes(self._prefix), *inner, encode_bytes(self._prefix[:-1] + b"s")]
         values = [change.value for change in log.changes if change.put][-BLOCK:]
-        pairs = [_field(2, _field(2, bytes(KEY_SIZE)) + _field(3, value)) for value in values]
+        pairs = [sized_field(2, sized_field(2, bytes(KEY_SIZE)) + sized_field(3, value)) for value in values]
         self._values = len(values)
         # Twice, so that a page may begin anywhere.
         self._data = np.frombuffer(b"".join(pairs) * 2, np.uint8)
         self._ends = np.concatenate([[0], np.cumsum([len(pair) for pair in pairs] * 2)])
         heads = [
-            len(pair) - len(_field(3, value)) - KEY_SIZE for pair, value in zip(pairs, values, strict=True)
+            len(pair) - len(sized_field(3, value)) - KEY_SIZE
+            for pair, value in zip(pairs, values, strict=True)
         ]
         self._keys_at = self._ends[:-1] + np.array(heads * 2)
 

@@ -191,7 +191,7 @@ def _of_each_lane(lanes: int) -> list[str]:
     found: dict[int, str] = {}
     for at in range(10_000):
         name = f"t{at}"
-        found.setdefault(target._lane_of(SCHEMA, name), name)
+        found.setdefault(target.lane_of(SCHEMA, name), name)
         if len(found) == lanes:
             break
     target.close()
@@ -224,7 +224,7 @@ class Topic:
             for partition in range(PARTITIONS if self._marks.ddl_to_all_partitions() else 1):
                 headers = list(message.headers)
                 self._producer.produce(self.name, message.value, message.key, partition, headers=headers)
-        self._resolved()
+        self.mark()
 
     def fill(self, parts: Sequence[Part]) -> int:
         """Each part in blocks, the kinds in turn, a mark after each round; returns the last mark's ts."""
@@ -233,7 +233,7 @@ class Topic:
             for part in parts:
                 cut = np.array_split(part.handles, rounds)[at]
                 self.ts += self._rows(Part(part.kind, cut))
-            self._resolved()
+            self.mark()
         return self.ts
 
     def fill_one(self, part: Part) -> int:
@@ -242,7 +242,7 @@ class Topic:
             self._rows(Part(part.kind, cut, rows_a_txn=len(part.handles)))
             self._producer.flush(60)
         self.ts += 2
-        self._resolved()
+        self.mark()
         return self.ts
 
     @contextmanager
@@ -278,7 +278,8 @@ class Topic:
                     self.messages, self.bytes = self.messages + 1, self.bytes + len(value)
         return 2 * (len(part.handles) // part.rows_a_txn + 1)
 
-    def _resolved(self) -> None:
+    def mark(self) -> None:
+        """A mark behind all that was written, in every partition."""
         self.ts += 2
         mark = self._marks.encode_resolved(self.ts)
         assert mark is not None
@@ -311,7 +312,7 @@ def by_consumer(
             with topic.hidden():
                 topic.fill(parts)
                 topic.ts = until - 2
-                topic._resolved()
+                topic.mark()
                 time.sleep(1.0)  # the broker and the page cache come to rest
                 ledger = Ledger([child.pid, services.broker_pid, services.server_pid])
                 before, busy, began = ledger.cpu(), busy_seconds(), time.time()

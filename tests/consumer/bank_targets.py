@@ -261,7 +261,7 @@ def _rows(cursor: Any, name: str) -> Rows:
 def lane_of(name: str, lanes: int) -> int:
     """The lane of one of the bank's tables."""
     target = MySqlTarget(MySqlServer("127.0.0.1", 1, "nobody", ""), "nobody", lanes)
-    return target._lane_of(SCHEMA, name)
+    return target.lane_of(SCHEMA, name)
 
 
 def moment(position: str | None) -> int:

@@ -226,6 +226,50 @@ def test_a_full_receiver_stops_its_peer_within_a_window_and_goes_on(
     assert taker.messages == [b"f" * (1 << 16)] * 200 + [b"flood"]
 
 
+def test_compressed_messages_stay_packed_while_the_receiver_has_enough(loop: StreamLoop, echo: Echo) -> None:
+    """The peer's window does not bound them: these 13 MB fit into it many times over."""
+    server, address = served(echo, None, grpc.Compression.Gzip)
+    try:
+        taker = Taker(lambda _: False)
+        call = loop.call(address, PATH, (), taker)
+        call.send(b"flood")
+        eventually(lambda: echo.sent == 200 and bool(taker.messages), "the server to have sent all")
+        seen = -1
+        while (size := sum(map(len, taker.messages))) != seen:
+            seen = size
+            time.sleep(0.3)
+        assert seen < http2.UNPACK_BYTES + (1 << 16), "one batch, and the rest waits as it came"
+        while len(taker.messages) < 201:
+            call.resume()
+            time.sleep(0.001)
+        assert taker.messages == [b"f" * (1 << 16)] * 200 + [b"flood"]
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_posted_task_that_fails_takes_no_other_with_it(loop: StreamLoop, address: str) -> None:
+    """A call's start, message or end may be posted behind it, and nobody would post that again."""
+    taker = Taker()
+    call = loop.call(address, PATH, (), taker)
+    is_busy, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def block() -> None:
+        is_busy.set()
+        assert go_on.wait(60)
+
+    def fail() -> None:
+        raise MemoryError
+
+    loop.post(block)
+    assert is_busy.wait(60)
+    for task in (fail, done.set):  # the loop takes both at once
+        loop.post(task)
+    go_on.set()
+    assert done.wait(60)
+    call.send(b"still here")
+    assert taker.batches.get(timeout=60) == [b"still here"]
+
+
 def test_the_last_answer_of_a_receiver_counts(loop: StreamLoop, address: str) -> None:
     answers = iter([False])
     taker = Taker(lambda _: next(answers, True))

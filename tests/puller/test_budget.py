@@ -177,15 +177,14 @@ def test_one_budget_serves_all_stores_and_lost_streams_return_their_share(
         changes = {b"t" + bytes([i % 256]) + b"%d" % i: b"value" * 1000 for i in range(300)}
         large = TwoPhase(pd, pd.tso(), min(changes), ttl_ms=60_000)
         large.prewrite([Mutation(PUT, *change) for change in changes.items()], Backoff(20_000))
-        streams = puller._registrar.streams
-        eventually(lambda: sum(s.spilled() != {} for s in list(streams.values())) > 1, "two spills")
+        eventually(lambda: sum(s.spilled() != {} for s in puller.streams) > 1, "two spills")
         assert memory.open_rows.members == memory.queued.members == 3
         for _ in range(3):
-            seen = set(streams.values())
+            seen = set(puller.streams)
             upstream.cut_streams()
             # A stream is cut only where its store knows of it.
             eventually(
-                lambda seen=seen: sum(s.messages > 0 for s in set(streams.values()) - seen) == 3, "streams"
+                lambda seen=seen: sum(s.messages > 0 for s in set(puller.streams) - seen) == 3, "streams"
             )
             eventually(lambda: memory.open_rows.members == memory.queued.members == 3, "their shares")
         commit_ts = pd.tso()

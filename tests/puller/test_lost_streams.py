@@ -33,7 +33,7 @@ def test_a_lost_stream_is_told_with_its_reason(tmp_path: Path, caplog: pytest.Lo
         world.check(SPAN, start)
         for times in (1, 2):
             before = len(caplog.records)
-            [stream] = puller._registrar.streams.values()
+            [stream] = puller.streams
             stream.close()
             world.run(2)
             world.check(SPAN, start)

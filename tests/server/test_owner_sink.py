@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.server.test_node import metadata, owner
 from tests.sink.test_kafka_owner import event
 
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
-from tidegate.control.metadata import FeedId, Grant
+from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus, Grant
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
+from tidegate.model.span import Span
 from tidegate.server.feed_plan import FeedPlan, Paths
+from tidegate.server.feed_record import FeedRecord
+from tidegate.server.feed_shares import FeedShares
+from tidegate.server.node import Node
 from tidegate.server.owner_sink import SinkThread, open_sink
+from tidegate.server.peers import Peers
+from tidegate.server.processor_link import ProcessorLink
+from tidegate.sink.kafka import sink as kafka
 from tidegate.sink.kafka import slot
+
+__all__ = ["metadata", "owner"]
 
 URI = parse_sink_uri("kafka://h/own?protocol=open-protocol")
 
@@ -80,7 +90,9 @@ def test_topics_are_in_use_before_anything_is_told_that_needs_them(tmp_path: Pat
     ]
 
 
-def test_a_fence_of_many_writers_does_not_seem_to_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fence_of_many_writers_does_not_seem_to_stand_still(
+    owner: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each id takes its time at the broker, and thousands of them more than `start-timeout`."""
 
     class Broker:
@@ -88,19 +100,27 @@ def test_a_fence_of_many_writers_does_not_seem_to_stand_still(monkeypatch: pytes
             self.id = settings["transactional.id"]
 
         def init_transactions(self, timeout_s: float) -> None:
-            seen.append(watched.answers)
+            fenced.append(self.id)
 
-    seen: list[int] = []
-    watched = SinkThread(FeedId("default", "one"))
+    fenced: list[str] = []
+    feed, node = FeedId("default", "one"), owner()
+    nothing: Any = None
+    node.captured = lambda mode: nothing
     monkeypatch.setattr(slot, "Producer", Broker)
-    monkeypatch.setattr(slot, "FENCES_AT_ONCE", 1)
-    config = merge_config({}, URI)
+    monkeypatch.setattr(kafka, "ensure_progress_topic", lambda *_: None)
+    monkeypatch.setattr(kafka, "read_records", lambda *_: {})
+    info = FeedInfo(URI.render(redact=False), merge_config({}, URI).to_json(), 1, 0, 0, "normal", "i")
+    peers, watched = Peers(), SinkThread(feed)
+    link = ProcessorLink(node, feed, peers, nothing, nothing, nothing)
+    shares = FeedShares(node, FeedRecord(node, feed, info, FeedStatus(1)), peers, link, nothing)
+    plan = FeedPlan.of(node.cluster, feed, info, node.paths, node.capture)
 
     async def fence() -> None:
-        ids = [f"id-{number}" for number in range(50)]
-        await watched.call("the fence", lambda: slot.fence_slots(URI, config, ids, alive=watched.answered))
+        halves = {node.capture: [Span(b"", b"m")], "there": [Span(b"m", b"")]}
+        grants = await node.share_out(feed, "i", node.token(), halves, dict.fromkeys(halves, 25))
+        await shares.fence_all(plan, grants, watched)
 
     asyncio.run(fence())
     watched.end()
-    assert len(seen) == 50
+    assert len(set(fenced)) == 50
     assert watched.answers == 51, "one for each, and one for the call"

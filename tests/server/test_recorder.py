@@ -106,11 +106,73 @@ def test_the_command_names_the_first_difference_and_its_place(tmp_path: Path) ->
     assert (said["file"], said["difference"]["line"]) == (path.name, 3)
 
 
-def test_what_is_no_record_is_an_error_with_its_place(tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["replay", str(tmp_path)]).exit_code == 2
-    path = tmp_path / "x.jsonl"
-    path.write_text("{}\n")
+def test_a_record_that_a_kill_cut_off_is_replayed_up_to_there(tmp_path: Path) -> None:
+    owner = owner_in(Recorder(tmp_path))
+    owner.tick(1.0)
+    owner.tick(2.0)
+    (path,) = segments(tmp_path)
+    path.write_bytes(path.read_bytes()[:-9])
     done = CliRunner().invoke(app, ["replay", str(path)])
-    assert done.exit_code == 2
-    assert f"{path}, line 1" in done.stderr
-    assert CliRunner().invoke(app, ["replay", str(tmp_path / "missing")]).exit_code == 2
+    assert done.exit_code == 0
+    assert "1 events, the same effects, and a line that was cut off" in done.stdout
+
+
+def is_refused(path: Path, place: str, why: str) -> None:
+    """The command says in one error what is wrong, where, why, and what to do."""
+    done = CliRunner().invoke(app, ["replay", str(path)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    what, *parts = done.stderr.splitlines()
+    assert what
+    assert [part.split(":")[0].strip() for part in parts] == ["where", "why", "to do"]
+    assert parts[0].endswith(f"{path}{place}")
+    assert why in parts[1]
+
+
+def test_a_path_without_records_is_refused(tmp_path: Path) -> None:
+    is_refused(tmp_path / "missing", "", "No such file or directory")
+    (tmp_path / "notes.txt").write_text("no record")
+    is_refused(tmp_path, "", "named as records are")
+    is_refused(tmp_path / "notes.txt" / "below", "", "Not a directory")
+    is_refused(tmp_path / ("x" * 300), "", "File name too long")
+
+
+HEAD = b'{"trace": 1, "machine": "owner", "state": {}}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "why"),
+    [
+        pytest.param(b"", 1, "it is empty", id="nothing"),
+        pytest.param(b"# Read me\n", 1, "no JSON object", id="text"),
+        pytest.param(bytes(range(256)), 1, "no JSON object", id="bytes"),
+        pytest.param(b"[1]\n", 1, "no JSON object", id="a-list"),
+        pytest.param(HEAD[:20], 1, "no JSON object, or was cut off", id="half-a-head"),
+        pytest.param(b"{}\n", 1, "it says trace None, machine None", id="another-object"),
+        pytest.param(b'{"trace": 1, "machine": [1]}\n', 1, "machine [1]", id="another-machine"),
+        pytest.param(b'{"trace": 1, "machine": "owner"}\n', 1, "KeyError", id="no-state"),
+        pytest.param(HEAD.replace(b"{}", b"[]"), 1, "AttributeError", id="another-state"),
+        pytest.param(HEAD + b"# Read me\n", 2, "JSONDecodeError", id="text-behind-a-head"),
+        pytest.param(HEAD + b"1\n", 2, "it is no JSON object", id="a-number-behind-a-head"),
+        pytest.param(HEAD + b"{}\n", 2, "KeyError", id="an-object-behind-a-head"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path: Path, content: bytes, line: int, why: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    is_refused(path, f", line {line}", why)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"args": {}}, {"set": []}, {"shows": 1}, {"event": "__init__"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_damaged_event_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    owner = owner_in(Recorder(tmp_path))
+    owner.tick(1.0)
+    owner.tick(2.0)
+    (path,) = segments(tmp_path)
+    head, first, second = path.read_text().splitlines(keepends=True)
+    damaged = json.dumps(json.loads(first) | change) + "\n"
+    path.write_text(head + damaged + second)
+    is_refused(path, ", line 2", "Error")

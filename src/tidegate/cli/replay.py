@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -15,6 +17,7 @@ from tidegate.errors import InvalidInput
 if TYPE_CHECKING:
     from tidegate.control.trace import Replayed
 
+FIX: Final = "give the folder that `tidegate server --record` was started with, or one file of it"
 WIDTH: Final = 400
 """The number of characters of an effect that are shown."""
 
@@ -27,34 +30,56 @@ def replay(
 ) -> None:
     """Give the recorded events of owners and processors to fresh machines, and compare what they do.
 
-    Exit 0: every effect is the recorded one; 1: one is not, and the first difference of each file is printed.
+    Exit 0: every effect is the recorded one; 1: one is not, and the first difference of each file is printed;
+    2: there is no record, or one that cannot be read.
     docs/internals/machines.md says what a difference means.
     """
-    from tidegate.control.trace import replay as replayed
-    from tidegate.server.recorder import segments
-
     with reported():
-        files = segments(path) if path.is_dir() else [path]
-        if not files:
-            raise InvalidInput(
-                "nothing is recorded here",
-                where=str(path),
-                fix="give the folder that `tidegate server --record` was started with",
-            )
         differ = False
-        for file in files:
-            try:
-                with file.open("rb") as lines:
-                    done = replayed(lines)
-            except OSError as error:
-                raise InvalidInput("the record cannot be read", where=str(file), why=str(error)) from error
-            except InvalidInput as error:
-                where = f"{file}, {error.where}"
-                raise InvalidInput(error.what, where=where, why=error.why, fix=error.fix) from error
+        for file in _files(path):
+            done = _replayed(file)
             differ = differ or done.difference is not None
             print(json.dumps({"file": file.name, **asdict(done)}) if as_json else _words(file, done))
     if differ:
         raise typer.Exit(1)
+
+
+def _files(path: Path) -> list[Path]:
+    """The records that a path means, at least one. Raises InvalidInput."""
+    from tidegate.server.recorder import segments
+
+    with _readable(path):
+        found = segments(path) if path.is_dir() else [path]
+    if not found:
+        raise InvalidInput(
+            "nothing is recorded here",
+            where=str(path),
+            why="no file in it is named as records are, NUMBER-MACHINE-CHANGEFEED.jsonl",
+            fix=FIX,
+        )
+    return found
+
+
+def _replayed(file: Path) -> Replayed:
+    """What comes of one record. Raises InvalidInput."""
+    from tidegate.control.trace import replay as replayed
+
+    with _readable(file), file.open("rb") as lines:
+        try:
+            return replayed(lines)
+        except InvalidInput as error:
+            where = f"{file}, {error.where}"
+            raise InvalidInput(error.what, where=where, why=error.why, fix=error.fix) from error
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises InvalidInput for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InvalidInput("the record cannot be read", where=str(path), why=why, fix=FIX) from error
 
 
 def _words(file: Path, done: Replayed) -> str:

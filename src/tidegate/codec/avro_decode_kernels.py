@@ -25,7 +25,6 @@ from tidegate.codec.avro_read_kernels import (
     MessageCells,
     find_name,
     find_names,
-    is_text,
     put_cell,
     read_bits,
     read_digits,
@@ -55,6 +54,7 @@ from tidegate.kernel import (
 from tidegate.kernel_ascii import LOWER_C, LOWER_D, LOWER_U
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.cells import DELETE, INSERT, UPDATE
+from tidegate.tidb.kernels.json import is_utf8
 from tidegate.tidb.kernels.text import I64, U64
 
 FIELD: Final = Layout(
@@ -121,7 +121,7 @@ def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: i
     stop = at + size
     cell = load_i64(field + F_CELL)
     if form in (TEXT, BYTES):
-        if form == TEXT and not is_text(at, stop):
+        if form == TEXT and not is_utf8(at, stop):
             return 0
         put_cell(starts, lengths, cell, at, size)
     elif form == DECIMAL:

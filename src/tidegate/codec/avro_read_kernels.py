@@ -14,10 +14,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tidegate.codec.layout_kernels import NAME_AT, NAME_BYTES, NAME_SIZE
-from tidegate.kernel import inline, load_u8, load_u32, load_u64, same_bytes, store_u32, store_u64
+from tidegate.kernel import inline, load_u8, load_u32, same_bytes, store_u32, store_u64
 from tidegate.kernel_ascii import APOSTROPHE, BACKSLASH, COMMA, ZERO
 from tidegate.kernel_layout import Layout, signed, word
-from tidegate.tidb.kernels.json import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
 NULL: Final = -1
@@ -54,7 +53,6 @@ MAX_DECIMAL: Final = 40
 
 _TENTH: Final = U64(((1 << 64) - 1) // 10)
 """The digits of 2**64 - 1 without the last one, which is 5."""
-_HIGH: Final = U64(0x8080808080808080)
 
 
 @inline
@@ -81,22 +79,6 @@ def read_size(at: int, end: int) -> tuple[int, int]:
     if at == 0 or size < 0 or size > end - at:
         return 0, 0
     return size, at
-
-
-@inline
-def is_text(at: int, end: int) -> bool:
-    """Whether the bytes are UTF-8."""
-    while at < end:
-        if at + 8 <= end and load_u64(at) & _HIGH == U64(0):
-            at += 8
-        elif load_u8(at) < 0x80:
-            at += 1
-        else:
-            used = utf8_size(at, end - at)
-            if used < 0:
-                return False
-            at += used
-    return True
 
 
 @inline

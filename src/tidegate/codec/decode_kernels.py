@@ -57,7 +57,7 @@ from tidegate.kernel_ascii import (
 )
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.cells import DELETE, INSERT
-from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.json import is_utf8
 from tidegate.tidb.kernels.text import I64, U64
 
 # How a column's values are written in messages.
@@ -360,20 +360,6 @@ def unquote(start: int, end: int) -> int:
         else:
             return 0
     return out
-
-
-@inline
-def is_utf8(at: int, end: int) -> bool:
-    """Whether the bytes are UTF-8."""
-    while at < end:
-        if load_u8(at) < NOT_ASCII:
-            at += 1
-        else:
-            used = utf8_size(at, end - at)
-            if used < 0:
-                return False
-            at += used
-    return True
 
 
 @inline

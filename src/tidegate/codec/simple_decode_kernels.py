@@ -24,7 +24,6 @@ from tidegate.codec.avro_read_kernels import (
     R_TS,
     RESULT_BYTES,
     MessageCells,
-    is_text,
     put_cell,
     read_digits,
     read_size,
@@ -46,6 +45,7 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_layout import Layout, pointer, signed, word
 from tidegate.model.cells import DELETE, INSERT, UPDATE
+from tidegate.tidb.kernels.json import is_utf8
 from tidegate.tidb.kernels.text import I64, U64
 
 HEAD: Final = Layout(
@@ -196,7 +196,7 @@ def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: in
     elif branch != (_BYTES if form == BINARY else _STRING):
         return 0
     size, at = read_size(at, end)
-    if at == 0 or (form != BINARY and not is_text(at, at + size)):
+    if at == 0 or (form != BINARY and not is_utf8(at, at + size)):
         return 0
     put_cell(starts, lengths, cell, at, size)
     return at + size

@@ -287,18 +287,10 @@ def replay(lines: Iterable[bytes]) -> Replayed:
     `lines`: with their line ends. Raises InvalidInput if they are not a record of this version.
     """
     source = iter(lines)
-    head = _parsed(next(source, b""), 1)
-    if head.get("trace") != VERSION or head.get("machine") not in KINDS:
-        raise InvalidInput(
-            "this is no record of a machine that this release can replay",
-            where="line 1",
-            why=f"it says trace {head.get('trace')!r:.40}, machine {head.get('machine')!r:.40}",
-            fix=f"give files that `tidegate server --record` wrote, of version {VERSION}",
-        )
-    kind = KINDS[head["machine"]]
+    head, kind = _begun(next(source, b""))
     try:
         machine = _filled(kind.type, {name: decode(one) for name, one in head["state"].items()})
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # a file may hold anything
         raise _unreadable(1, error) from error
     done, number, torn = 0, None, False
     found = Replayed(kind.name, str(head.get("name", "")), str(head.get("release", "")), 0, None)
@@ -309,12 +301,35 @@ def replay(lines: Iterable[bytes]) -> Replayed:
         record = _parsed(text, line)
         try:
             difference = _missing(record, number, line) or _differs(kind, machine, record, line)
-        except (KeyError, TypeError, ValueError) as error:
+            number = record["n"]
+        except Exception as error:  # not one of the machine's own, which `_differs` compares
             raise _unreadable(line, error) from error
         if difference is not None:
             return Replayed(found.machine, found.name, found.release, done, difference)
-        number, done = record["n"], done + 1
+        done += 1
     return Replayed(found.machine, found.name, found.release, done, None, torn)
+
+
+def _begun(text: bytes) -> tuple[Record, Kind]:
+    """The first line of a segment, and its kind of machine. Raises InvalidInput for that of anything else."""
+    try:
+        head = orjson.loads(text)
+    except ValueError:
+        head = None
+    if not text:
+        why = "it is empty"
+    elif not isinstance(head, dict):
+        why = "its first line is no JSON object" + ("" if text.endswith(b"\n") else ", or was cut off")
+    elif head.get("trace") == VERSION and (kind := KINDS.get(str(head.get("machine")))) is not None:
+        return head, kind
+    else:
+        why = f"it says trace {head.get('trace')!r:.40}, machine {head.get('machine')!r:.40}"
+    raise InvalidInput(
+        "this is no record of a machine that this release can replay",
+        where="line 1",
+        why=why,
+        fix=f"give files that `tidegate server --record` wrote, of version {VERSION}",
+    )
 
 
 def _missing(record: Record, before: int | None, line: int) -> Difference | None:

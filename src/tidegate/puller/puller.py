@@ -234,6 +234,11 @@ class Puller:
                 self._upkeep.keep(watched)
 
     @property
+    def streams(self) -> list[Stream]:
+        """Those that are open now, one for each store."""
+        return list(self._registrar.streams.values())
+
+    @property
     def trouble(self) -> str:
         """The reason why the puller takes no rows in now; empty if it does."""
         return self._upkeep.backpressure.words or self._held_up

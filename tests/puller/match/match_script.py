@@ -1,7 +1,8 @@
 """Scripts of a matcher: `testdata/match/*.txt`. A command is a row of one registration's stream.
 
     register [a,m) checkpoint=10 [trust-empty]            a new registration, in place of the last
-    prewrite key=a start-ts=10 put v1 [old=v0] [generation=2]; `put` alone writes the empty value
+    prewrite key=a start-ts=10 put v1 [old=v0] [generation=2]; `put` alone writes the empty value, and
+                                                          `put 2000*v` a long one
     prewrite key=a start-ts=10 delete [old=v0]
     commit key=a start-ts=10 commit-ts=12 [delete]        without values, as TiKV sends it
     committed key=a start-ts=10 commit-ts=12 put v1       found by the scan, or committed in one phase
@@ -31,6 +32,8 @@ from tidegate.puller.match.matched import Happening
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 _REGION, _REQUEST = 1, 7
+LONG = 40
+"""A longer value of one letter is shown as `2000*v`."""
 _OPERATIONS = {"put": OP_PUT, "delete": OP_DELETE, "lock": 0}
 
 
@@ -137,10 +140,13 @@ class MatchScript:
             case "open", ():
                 return "something is open" if self._registration.holds() else "nothing is open"
             case "message", ():
-                return _shown(
-                    self._registration.push([_row(_parsed(command, line)) for line in command.body])
-                )
-        return _shown(self._registration.push([_row(command)]))
+                return _shown(self._registration.push(rows_of(command)))
+        return _shown(self._registration.push([row_of(command)]))
+
+
+def rows_of(message: Command) -> list[Row]:
+    """The rows in a message's body."""
+    return [row_of(_parsed(message, line)) for line in message.body]
 
 
 def _parsed(message: Command, line: str) -> Command:
@@ -150,12 +156,13 @@ def _parsed(message: Command, line: str) -> Command:
     return Command(message.where, name, tuple(word for word in rest if "=" not in word), options, ())
 
 
-def _row(command: Command) -> Row:
+def row_of(command: Command) -> Row:
+    """The row that a command is."""
     key, start = command.options.get("key", "").encode(), command.number("start-ts", 0)
     commit, generation = command.number("commit-ts", 0), command.number("generation", 0)
-    old = command.options.get("old", "").encode()
+    old = _bytes_of(command.options.get("old", ""))
     operation, *values = command.words or ("put",)
-    value = "".join(values).encode()
+    value = _bytes_of("".join(values))
     match command.name:
         case "initialized":
             return Row(Kind.INITIALIZED)
@@ -169,13 +176,32 @@ def _row(command: Command) -> Row:
     raise ValueError(f"{command.where}: a matcher does not know '{command.name}'")
 
 
+def _bytes_of(text: str) -> bytes:
+    """`v1`, or `2000*v`: so many of them."""
+    count, times, one = text.partition("*")
+    return (one * int(count) if times else text).encode()
+
+
+def _text_of(value: bytes) -> str:
+    text = value.decode()
+    return f"{len(text)}*{text[0]}" if len(text) > LONG and len(set(text)) == 1 else text
+
+
+def shown_change(change: Change) -> str:
+    """A change as scripts show it."""
+    key, value, old = change.key.decode(), _text_of(change.value), _text_of(change.old_value)
+    what = f"{key} = '{value}'" if change.op == OP_PUT else f"{key} is deleted"
+    return f"{what}, start {change.start_ts}, commit {change.commit_ts}, before '{old}'"
+
+
+def shown_violation(rule: Violation, ts: int) -> str:
+    """A broken rule as scripts show it, and the commit ts of its row."""
+    return f"broken: {rule.name.lower().replace('_', ' ')}, commit {ts}"
+
+
 def _shown(pushed: Pushed) -> str:
     lines = ["initialized"] if pushed.initialized else []
-    for change in pushed.changes:
-        key, value, old = (text.decode() for text in (change.key, change.value, change.old_value))
-        what = f"{key} = '{value}'" if change.op == OP_PUT else f"{key} is deleted"
-        lines.append(f"{what}, start {change.start_ts}, commit {change.commit_ts}, before '{old}'")
+    lines += map(shown_change, pushed.changes)
     if pushed.broken is not None:
-        rule, ts = pushed.broken
-        lines.append(f"broken: {rule.name.lower().replace('_', ' ')}, commit {ts}")
+        lines.append(shown_violation(*pushed.broken))
     return "\n".join(lines)

@@ -16,7 +16,6 @@ from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
-from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.match.matched import Happening, Matched
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 from tidegate.tidb.keys import table_prefix
@@ -201,8 +200,8 @@ def test_thousands_of_open_rows_over_many_batches_all_find_their_commit(
     assert matcher.open_bytes == 0
 
 
-def live(open_bytes_max: int = 1 << 30) -> BlockMatcher:
-    matcher = BlockMatcher(StreamMemory(open_bytes_max))
+def live() -> BlockMatcher:
+    matcher = BlockMatcher()
     matcher.register(7, 1, 0, 0, Span(b"a", b"z"), CHECKPOINT)
     matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
     return matcher
@@ -233,16 +232,6 @@ def test_thousands_of_registrations_come_and_go() -> None:
         assert matcher.feed(rows_of_all).changes == 0
 
 
-def test_dropped_prewrites_above_the_limit_make_their_commit_a_violation() -> None:
-    matcher = live(open_bytes_max=10_000)
-    big = [Row(1, 30, 0, 1, b"k%03d" % i, b"v" * 500) for i in range(100)]
-    matcher.feed([rows_message(1, 7, big)])
-    matcher.relieve()
-    assert matcher.open_bytes <= 10_000
-    notes = matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, b"k000")])]).notes
-    assert [n.violation for n in notes] == [Violation.PREWRITE_MISSING]
-
-
 def test_the_memory_of_a_peak_is_given_back_and_what_is_still_open_is_kept() -> None:
     matcher = live()
     names = [b"k%03d" % i for i in range(400)]
@@ -258,26 +247,6 @@ def test_the_memory_of_a_peak_is_given_back_and_what_is_still_open_is_kept() -> 
     assert matcher.open_bytes < matcher.arena_bytes < peak // 3
     found, _ = changes_of(matcher.feed([rows_message(1, 7, [Row(2, 30, 50, 1, key) for key in left])]))
     assert found == [Change(50, 30, 1, key, key * 25_000, b"") for key in left]
-
-
-def test_what_the_resolved_ts_has_passed_goes_first() -> None:
-    matcher = live(open_bytes_max=30_000)
-    matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
-    matcher.feed([resolved_message([1], 7, 25)])
-    matcher.relieve()
-    matcher.feed([rows_message(1, 7, [Row(1, 30, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
-    matcher.relieve()
-    assert matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, b"k07")])]).changes == 1
-
-
-def test_a_prewrite_may_come_after_a_resolved_ts_above_its_start_and_stays() -> None:
-    """A client may take its start_ts, wait, and write: from then on its lock holds the resolved ts."""
-    matcher = live(open_bytes_max=30_000)
-    matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
-    matcher.feed([resolved_message([1], 7, 25)])
-    matcher.feed([rows_message(1, 7, [Row(1, 21, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
-    matcher.relieve()
-    assert matcher.feed([rows_message(1, 7, [Row(2, 21, 40, 1, b"k07")])]).changes == 1
 
 
 def test_a_malformed_message_ends_the_stream() -> None:

@@ -12,14 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.puller.match.spill_script import SpillScript
 from tests.puller.match.test_matcher import BOUNDS, CHECKPOINT, REGIONS, SPANS, changes_of, rows
-from tests.puller.wire import error_message, resolved_message, rows_message
+from tests.puller.wire import resolved_message, rows_message
+from tests.scripts import run_script, scripts
 from tidegate.model.span import Span
-from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import StreamMemory
-from tidegate.puller.match.matched import Happening, Registration
+from tidegate.puller.match.matched import Happening
 from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row
+
+
+@pytest.mark.parametrize("path", scripts(Path(__file__).parents[1] / "testdata" / "spill"))
+def test_a_matcher_with_little_memory_does_what_the_script_says(
+    path: Path, tmp_path: Path, *, rewrite: bool
+) -> None:
+    run_script(path, SpillScript(tmp_path).run, rewrite=rewrite)
 
 
 class Spilling:
@@ -159,70 +167,10 @@ def test_transactions_come_out_before_the_resolved_ts_that_covers_them(
     assert spilling.matcher.open_bytes == 0
 
 
-def spilled(folder: Path, rows_of: int = 400, bound: int = 100_000) -> tuple[Spilling, Registration]:
-    """One live registration with an open transaction of 20 times the bound."""
-    spilling = Spilling(folder, bound)
-    held = spilling.matcher.register(7, 1, 0, 0, Span(b"a", b"z"), CHECKPOINT)
-    spilling.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
-    for first in range(0, rows_of, 50):
-        some = range(first, min(first + 50, rows_of))
-        spilling.feed([rows_message(1, 7, [Row(1, 30, 0, 1, b"k%05d" % i, b"v" * 5000) for i in some])])
-    return spilling, held
-
-
-COMMITS = [Row(2, 30, 40, 1, b"k%05d" % i) for i in range(400)]
-
-
-def test_a_transaction_of_twenty_times_the_bound_arrives_whole_within_it(tmp_path: Path) -> None:
-    spilling, _ = spilled(tmp_path / "spill")
-    folder = spilling.folder
-    assert sum(path.stat().st_size for path in folder.iterdir()) > 19 * 100_000
-    spilling.feed([resolved_message([1], 7, 29)])
-    assert spilling.resolved == {0: 29}  # what lies before it is told at once
-    spilling.feed([rows_message(1, 7, COMMITS)])
-    assert spilling.changes[0] == []
-    spilling.feed([resolved_message([1], 7, 50)])
-    assert Counter(spilling.changes[0]) == Counter(
-        Change(40, 30, 1, row.key, b"v" * 5000, b"") for row in COMMITS
-    )
-    assert spilling.largest_open <= 100_000
-    assert (spilling.resolved, spilling.violated) == ({0: 50}, set())
-    assert list(folder.iterdir()) == []
-    spilling.feed([rows_message(1, 7, [Row(1, 60, 0, 1, b"kk", b"v"), Row(2, 60, 61, 1, b"kk")])])
-    assert spilling.changes[0][-1] == Change(61, 60, 1, b"kk", b"v", b"")
-
-
-def test_files_go_at_rollback_at_abort_and_at_the_end(tmp_path: Path) -> None:
-    spilling, _ = spilled(tmp_path / "rollback")
-    spilling.feed([rows_message(1, 7, [Row(3, 30, 0, 0, row.key) for row in COMMITS])])
-    spilling.feed([resolved_message([1], 7, 50)])
-    assert list((tmp_path / "rollback").iterdir()) == []
-    spilling, held = spilled(tmp_path / "stopped")
-    spilling.matcher.stop(held)
-    assert list((tmp_path / "stopped").iterdir()) == []
-    spilling, _ = spilled(tmp_path / "failed")
-    spilling.feed([error_message(1, 7, cdcpb.Error(congested=cdcpb.Congested(region_id=1)))])
-    assert list((tmp_path / "failed").iterdir()) == []
-    spilling, _ = spilled(tmp_path / "closed")
-    spilling.matcher.close()
-    assert not (tmp_path / "closed").exists()
-
-
-def test_a_damaged_log_is_never_believed_its_registration_is_made_anew(tmp_path: Path) -> None:
-    for at, what in ((5, "crc"), (3000, "value"), (-1, "cut")):
-        spilling, _ = spilled(tmp_path / what)
-        [path] = (tmp_path / what).iterdir()
-        good = path.read_bytes()
-        path.write_bytes(good[:-100] if at < 0 else good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-        spilling.feed([rows_message(1, 7, COMMITS), resolved_message([1], 7, 50)])
-        assert (spilling.violated, spilling.resolved) == ({0}, {})
-        assert list((tmp_path / what).iterdir()) == []
-
-
 FULL = """
 import resource, sys
 from pathlib import Path
-from tests.puller.match.test_spill import COMMITS, Spilling, rows_message, resolved_message, Row, Kind, Span
+from tests.puller.match.test_spill import Spilling, rows_message, resolved_message, Row, Kind, Span
 from tidegate.disk import DiskFull
 spilling = Spilling(Path(sys.argv[1]), 100_000)
 spilling.matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 10)
@@ -239,7 +187,8 @@ for limit in (0, 150_000, 400_000, 1_200_000):
         print("full")
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
     spilling.feed([])
-spilling.feed([rows_message(1, 7, COMMITS), resolved_message([1], 7, 50)])
+commits = [Row(2, 30, 40, 1, b"k%05d" % i) for i in range(400)]
+spilling.feed([rows_message(1, 7, commits), resolved_message([1], 7, 50)])
 assert len({c.key for c in spilling.changes[0]}) == len(spilling.changes[0]) == 400
 assert spilling.resolved == {0: 50} and not spilling.violated
 """

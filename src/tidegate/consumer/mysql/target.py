@@ -180,7 +180,7 @@ class MySqlTarget:
                 self._check_uniques(known)
         of_lanes: dict[int, list[Parted]] = {number: [] for number in lanes}
         for table in parted:
-            of_lanes.setdefault(self._lane_of(*table.name), []).append(table)
+            of_lanes.setdefault(self.lane_of(*table.name), []).append(table)
         made = {
             number: order(lanes.get(number, Statements()), tables, self._part)
             for number, tables in of_lanes.items()
@@ -217,7 +217,7 @@ class MySqlTarget:
                     raise
                 time.sleep(PAUSES_S[attempt])
 
-    def _lane_of(self, schema: str, table: str) -> int:
+    def lane_of(self, schema: str, table: str) -> int:
         """The lane of a table: the same in every process and release, so a restart assigns rows alike."""
         hashed = hashlib.blake2b(f"{schema}\0{table}".encode(), digest_size=8).digest()
         return int.from_bytes(hashed) % self._lanes
@@ -231,7 +231,7 @@ class MySqlTarget:
         self._check_uniques(table)
         self._render_deletes(changes, made)
         self._render_inserts(changes, made)
-        return self._lane_of(table.schema, table.table), made
+        return self.lane_of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
         made = Statements()

@@ -195,36 +195,19 @@ def resolve_many(
     ts, request = event_word(events, event, E_TS), event_word(events, event, E_REQUEST)
     while at < end:
         tag, at = read_varint(at, end)
-        wire = i64(tag & np.uint64(7))
         if tag == REGIONS_TAG:
             size, at = read_varint(at, end)
             stop = at + i64(size)
-            while at < stop:
-                region, at = read_varint(at, stop)
-                if not resolve(
-                    registrations,
-                    find_registration(index, registrations, region, request),
-                    ts,
-                    moved,
-                    log,
-                    log_size,
-                    counts,
-                ):
-                    return False
         elif tag == REGION_TAG:
-            region, at = read_varint(at, end)
-            if not resolve(
-                registrations,
-                find_registration(index, registrations, region, request),
-                ts,
-                moved,
-                log,
-                log_size,
-                counts,
-            ):
-                return False
+            stop = at + 1  # a varint begins before it, and no other
         else:
-            at = skip_field(wire, at, end)
+            at = skip_field(i64(tag & np.uint64(7)), at, end)
+            stop = at
+        while at < stop:
+            region, at = read_varint(at, end)
+            registration = find_registration(index, registrations, region, request)
+            if not resolve(registrations, registration, ts, moved, log, log_size, counts):
+                return False
     return True
 
 

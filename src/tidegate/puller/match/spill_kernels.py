@@ -171,8 +171,8 @@ def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_si
     Returns the offset to continue at; `end` if all are appended.
 
     Reads the arena's records. Writes the log and C_LOG. Bound: `log_size`; the caller empties the log to disk
-    and calls again. Twin: none, the plain matcher never spills; scripts run both and compare
-    (`tests.puller.match.match_script`).
+    and calls again. Twin: none, the plain matcher never spills; what comes out is compared
+    (tests/puller/match/test_spill.py).
     """
     while at < end:
         size = record_bytes(arena, np.uint64(at))
@@ -290,7 +290,7 @@ def load(log: int, at: int, end: int, to: Played) -> int:
 
     Reads the log's records. Writes the events and rows of `to`, and their numbers. Bound: `to.room` of each.
     Twin: none, it undoes `log_open` and `log_waiting`; what `match` then emits is compared
-    (`tests.puller.match.match_script`). Trick: rows point into the log, so no key or value is copied.
+    (tests/puller/match/test_spill.py). Trick: rows point into the log, so no key or value is copied.
     """
     events, rows, room = to.events, to.rows, to.room
     e, r, open_event = 0, 0, False

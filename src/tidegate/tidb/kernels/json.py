@@ -316,6 +316,22 @@ def utf8_size(addr: int, room: int) -> int:
 
 
 @inline
+def is_utf8(at: int, end: int) -> bool:
+    """Whether the bytes are UTF-8. Nothing is read from `end` on."""
+    while at < end:
+        if at + 8 <= end and load_u64(at) & _HIGH_BITS == U64(0):
+            at += 8
+        elif load_u8(at) < 0x80:
+            at += 1
+        else:
+            used = utf8_size(at, end - at)
+            if used < 0:
+                return False
+            at += used
+    return True
+
+
+@inline
 def put_escape(out: int, byte: int) -> int:
     """A quote, backslash or control character, escaped: at most 6 bytes."""
     store_u8(out, BACKSLASH)
