@@ -1,20 +1,20 @@
-"""Planted damage among clean rows with checksums: what is accused, and what decoding alone would notice.
+"""Plants damaged rows among clean rows with checksums: how many are found, and how many without checksums.
 
     python -m benchmarks.corruption [--rows 10000000] [--plant 10000] [--json FILE]
 
-Rows of the recorded logs `narrow` (5 columns) and `wide` (44), half of each, lie under handles of their own,
-sealed by zlib as a TiDB with row checksums seals them: versions 1 and 2 in turn, every third an update with
-an old image. They go block by block through `mounter.decode.mount` and `mounter.integrity.verify`, as in a
-changefeed with `[integrity]` on. Spread over them are damaged ones, three kinds in turn, in the new or the
-old image:
+Half of the rows are from the recorded log `narrow` (5 columns), half from `wide` (44), under new handles.
+Their checksums are made with zlib, as a TiDB with row checksums makes them: versions 1 and 2 in turn. Every
+third row is an update with an old image. The rows pass `mounter.decode.mount` and `mounter.integrity.verify`
+block by block, as in a changefeed with `[integrity]` on. Among them are damaged rows, of three kinds in turn,
+in the new or the old image:
 
     flipped  one to three bits of the stored value, its checksum included
-    swapped  the value, whole and sealed, of another row
-    lost     one column gone, the value otherwise well formed, its checksum as it was
+    swapped  the whole value of another row, with its checksum
+    lost     one column removed, the value otherwise well formed, its checksum unchanged
 
-*Found* is a row whose image does not match, or that cannot be decoded. The same rows damaged in the same ways
-but without checksums are decoded too: the share that is refused then is what one has without checksums.
-Exit code 1: damage was missed, or a clean row accused.
+A damaged row is *found* if its image does not match its checksum, or if it cannot be decoded. Rows with the
+same damage but without checksums are decoded as well: the share that is refused then is what decoding alone
+finds. Exit code 1: damage was missed, or a clean row was reported.
 """
 
 from __future__ import annotations
@@ -45,38 +45,38 @@ LOGS: Final = ("narrow", "wide")
 KINDS: Final = ("flipped", "swapped", "lost")
 UPDATE_EVERY: Final = 3
 COMMIT_TS: Final = 1 << 62
-"""Later than every schema of the logs."""
+"""A commit ts after every schema of the logs."""
 _OPTIONS: Final = MountOptions(force_replicate=True)
 _HANDLE_AT: Final = 11
 _APART: Final = 7
-"""So many rows of the log lie between the new and the old value of an update."""
+"""The distance in the log between the new and the old value of an update."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """What a run saw; counts of damage are by kind."""
+    """The result of a run. Counts of damage are by kind."""
 
     log: str
     rows: int = 0
     images: int = 0
     cpu_seconds: float = 0.0
-    """Of mounting and comparing alone."""
+    """CPU seconds of mounting and comparing only."""
     planted: Counter[str] = field(default_factory=Counter)
     by_checksum: Counter[str] = field(default_factory=Counter)
     by_decoding: Counter[str] = field(default_factory=Counter)
     missed: list[str] = field(default_factory=list)
-    """Damaged images that nothing accused, described."""
+    """Descriptions of damaged images that were not found."""
     false_alarms: int = 0
     without_checksums: Counter[str] = field(default_factory=Counter)
     """The damage that decoding refuses when rows carry no checksum."""
 
     @property
     def good(self) -> bool:
-        """Whether all damage was found, and nothing else."""
+        """Whether exactly the damaged rows were found."""
         return not self.missed and not self.false_alarms
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The form for JSON."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
@@ -90,7 +90,7 @@ class Plant:
 
 
 class Rows:
-    """The values of a log under any number of handles: row i is always the same."""
+    """The values of a log under any number of handles. Row i is always the same."""
 
     def __init__(self, name: str) -> None:
         source = Source.read(name)
@@ -107,7 +107,7 @@ class Rows:
         return keys.int_record(self._table_id, number + 1)
 
     def plain(self, number: int, image: int) -> bytes:
-        """The value as the log has it, without a checksum."""
+        """The value in the log, without a checksum."""
         return self._plain[self._at(number, image)]
 
     def sealed(self, number: int, image: int) -> bytes:
@@ -118,12 +118,12 @@ class Rows:
         return body + crc32(key if version == 1 else key[_HANDLE_AT:], register).to_bytes(4, "little")
 
     def images(self, number: int) -> list[bytes]:
-        """New and old value, sealed; the old one is empty where the row is an insert."""
+        """New and old value with checksums. The old one is empty if the row is an insert."""
         return [self.sealed(number, 0), self.sealed(number, 1) if is_update(number) else b""]
 
 
 def _body(value: bytes, version: int) -> tuple[bytes, int]:
-    """What a sealed value is up to its sum, and the CRC so far."""
+    """A value up to its checksum, and the CRC so far."""
     body = bytes([value[0], value[1] | row.CHECKSUM]) + value[2:] + bytes([version])
     return body, crc32(body)
 
@@ -154,7 +154,7 @@ def damaged(value: bytes, kind: str, another: bytes, rng: random.Random) -> byte
 
 
 def flipped(value: bytes, rng: random.Random) -> bytes:
-    """One to three bits the other way."""
+    """Flip one to three bits."""
     out = bytearray(value)
     for bit in rng.sample(range(8 * len(out)), rng.choice((1, 1, 2, 3))):
         out[bit >> 3] ^= 1 << (bit & 7)
@@ -162,7 +162,7 @@ def flipped(value: bytes, rng: random.Random) -> bytes:
 
 
 def without_a_column(value: bytes, rng: random.Random) -> bytes:
-    """A v2 value that no longer holds one of its columns; its checksum, if it has one, as it was."""
+    """Remove one column from a v2 value. Its checksum, if it has one, stays unchanged."""
     fields = row.split(value)
     filled = [(i, cell) for i, cell in fields.cells.items() if isinstance(cell, bytes)]
     nulls = [i for i, cell in fields.cells.items() if cell is None]
@@ -192,7 +192,7 @@ def block_of(entries: Sequence[tuple[bytes, bytes, bytes]]) -> pa.RecordBatch:
 def blocks(
     rows: Rows, number: int, batch: int, damage: Sequence[Plant], rng: random.Random
 ) -> Iterator[tuple[pa.RecordBatch, dict[int, Plant]]]:
-    """Blocks, and the damaged rows of each by position."""
+    """Blocks, each with its damaged rows by position."""
     waiting = list(reversed(damage))
     for first in range(0, number, batch):
         size = min(batch, number - first)
@@ -253,7 +253,7 @@ def _judge(rows: Rows, block: pa.RecordBatch, here: dict[int, Plant], found: Fin
 
 
 def shown(found: Findings) -> str:
-    """For people."""
+    """The result as text for people."""
     planted = found.planted.total()
     lines = [
         f"{found.log}: {found.rows:,} rows, {found.images:,} images compared, "
@@ -274,7 +274,7 @@ def shown(found: Findings) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what was found, and write it as JSON where asked."""
+    """Print the result, and write it as JSON if a file is given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--plant", type=int, default=10_000)

@@ -1,7 +1,8 @@
-"""The pipeline's task with the broker left out: everything up to encoded messages, then counted and dropped.
+"""The pipeline's task without a broker: everything up to encoded messages, which are counted and dropped.
 
-`encode_and_count` has the shape of `tidegate.pipeline.kept.deliver` and runs in the same jobs; what
-it does with a block is `deliver`'s own code. CPU seconds per stage go to a file beside the feed's spec.
+`encode_and_count` has the signature of `tidegate.pipeline.kept.deliver` and runs in the same jobs. It handles
+a block with `deliver`'s own code. CPU seconds per stage are written to a file in the folder of the feed's
+spec.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ class NoBroker:
         """Take the messages and drop them."""
 
     def commit(self, progress: Mapping[str, bytes]) -> None:
-        """Nothing waits."""
+        """Does nothing: nothing waits."""
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no transaction is open."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is open."""
 
     @contextmanager
     def writer(self) -> Iterator[NoBroker]:
-        """It lends itself."""
+        """Lend this writer."""
         yield self
 
 
 def install() -> None:
-    """Wrap the stages, once a process."""
+    """Wrap the stages, once in each process."""
     if not CLOCK.seconds:
         CLOCK.seconds["tasks"] = 0.0
         modules: tuple[Any, Any] = (stages, reader)
@@ -66,12 +67,12 @@ def install() -> None:
 
 
 def stages_file(spec: Path) -> Path:
-    """Where this worker process tells its seconds."""
+    """The file where this worker process writes its seconds."""
     return spec.parent / f"stages-{os.getpid()}.json"
 
 
 def encode_and_count(piece: Deliver, tell: Tell) -> list[Report]:
-    """What a task does: ranges in, reports out, nothing delivered."""
+    """The task: takes ranges and returns reports, but delivers nothing."""
     install()
 
     def work(worker: deliver.Worker) -> list[Report]:
@@ -84,12 +85,12 @@ def encode_and_count(piece: Deliver, tell: Tell) -> list[Report]:
 
 
 def begin_without_broker(piece: Begin) -> Begun:
-    """Nothing is fenced, and nothing durable."""
+    """The begin of an incarnation: fences nothing, and finds nothing durable."""
     return Begun(Bounds.load(Path(piece.spec).parent / "bounds.json").spans)
 
 
 def deliver_timed(piece: Deliver, tell: Tell) -> list[Report]:
-    """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
+    """`deliver` itself with a clock around its stages. `send` is the producer's part in this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
         CLOCK.wrap(writer, "write", "send")

@@ -1,20 +1,20 @@
-"""Rows per CPU-second of the decoder: kernels beside their plain twins, on rows that a real TiDB wrote.
+"""Rows per CPU-second of the decoder: kernels and their plain twins, on rows that a real TiDB wrote.
 
     python benchmarks/decode.py LOG.jsonl.gz... [--rows N] [--json]
 
 LOG is a recorded change log (`narrow`: 5 columns, `wide`: 44). A third of the rows are updates with both
-images, the others inserts, as in a loaded table; they are shuffled anew in every pass, because a repeated
-order flatters the branch predictor. Each figure is the best of the passes, CPU time of this process alone.
+images, the others inserts, as in a loaded table. They are shuffled again in every pass, because the branch
+predictor would learn a repeated order. Each figure is the best of the passes, in CPU time of this process.
 
     decode   row_kernels.decode_rows alone: bytes in, slots out
-    texts    the same, and JSON columns of both images turned into text: arrow_kernels.fill of these alone
-    verify   decode with the checksums compared, both images; rows sealed with version 2
+    texts    the same, and JSON columns of both images converted to text: arrow_kernels.fill of these only
+    verify   decode with the checksums of both images compared; rows have checksums of version 2
     mount    mounter.decode.mount: with grouping and allocation, Python included
     checked  mount with checksums compared, and mounter.integrity.verify
-    sums     the comparison alone, checksum_kernels.check_image of every image: bytes of values a CPU-second
+    sums     the comparison alone, checksum_kernels.check_image of every image: bytes of values per CPU-second
     columns  mounter.integrity.column_sums of the new image: what version 0 compares and messages carry
     arrow    mount and to_arrow of both images: from bytes to typed Arrow columns, JSON as text
-    binary   the same with JSON columns taken as bytes, neither checked nor turned into text
+    binary   the same with JSON columns taken as bytes, neither checked nor converted to text
     plain    mounter.mounter.mount_row, row by row
 """
 
@@ -60,7 +60,7 @@ SUMS = "sums"
 
 @kernel
 def check_images(n: int, ends: int, data: int, key_ends: int, keys: int) -> int:
-    """How many of a column's values match their checksums under the keys; offsets int32[n + 1], and bytes."""
+    """How many of a column's values match their checksums under the keys. Offsets are int32[n + 1]."""
     matched = 0
     for i in range(n):
         at, end = I64(load_i32(ends + 4 * i)), I64(load_i32(ends + 4 * i + 4))
@@ -71,7 +71,7 @@ def check_images(n: int, ends: int, data: int, key_ends: int, keys: int) -> int:
 
 
 class OneTable:
-    """A schema store that knows one version of one table."""
+    """A schema store with one version of one table."""
 
     def __init__(self, table: TableSchema) -> None:
         self.table = table
@@ -123,7 +123,7 @@ def _note(
 
 
 def with_updates(entries: list[Entry]) -> list[Entry]:
-    """Every third row an update, its old image the value of another row."""
+    """Make every third row an update, with the value of another row as its old image."""
     values = [entry.value for entry in entries if entry.value]
     return [
         entry._replace(old_value=values[i % len(values)]) if i % 3 == 0 and entry.value else entry
@@ -143,7 +143,7 @@ def blocks_of(entries: list[Entry], batch: int) -> list[pa.RecordBatch]:
 
 
 def best(prepare: Callable[[], tuple[Callable[[], object], int]], passes: int) -> float:
-    """Rows per CPU-second, the best of several passes; preparation not counted."""
+    """Rows per CPU-second, the best of several passes. Preparation is not counted."""
     rates = []
     for _ in range(passes):
         run, rows = prepare()
@@ -154,7 +154,7 @@ def best(prepare: Callable[[], tuple[Callable[[], object], int]], passes: int) -
 
 
 def sealed(entries: list[Entry]) -> list[Entry]:
-    """The entries as a TiDB with row checksums on writes them."""
+    """The entries as TiDB writes them with row checksums on."""
     return [
         entry._replace(
             value=checksum.sealed(entry.value, entry.key) if entry.value else b"",
@@ -229,7 +229,7 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
 
 
 def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
-    """The figures of verifying; without a number, in batches of 10,000."""
+    """The figures with checksums. A figure without a number in its name is for batches of 10,000."""
     store: Any = OneTable(table)
     options = decode.MountOptions(force_replicate=True)
     rows = sealed(entries)
@@ -287,12 +287,12 @@ def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> 
 
 
 def _decode_call(table: TableSchema, block: pa.RecordBatch, checked: bool = False) -> Callable[[], int]:
-    """The bare kernel call for a block, its buffers allocated and touched."""
+    """The kernel call for a block, with its buffers allocated and touched before."""
     return _decoding(table, block, checked)[0]
 
 
 def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
-    """The same, and the JSON columns of both images as text into buffers that are there; for one call."""
+    """The same, plus the JSON columns of both images as text into existing buffers. For one call."""
     call, images, ops = _decoding(table, block)
     assert call() >= 0
     schema = pa.schema([(column.name, target_type(column)) for column in table.columns])
@@ -325,7 +325,7 @@ def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
 def _decoding(
     table: TableSchema, block: pa.RecordBatch, checked: bool = False
 ) -> tuple[Callable[[], int], list[cells.Image], Any]:
-    """The call, and what it writes: the images and each row's operation."""
+    """The call, and its outputs: the images and each row's operation."""
     n, plan = block.num_rows, decode.plan_of(table, False)
     columns = decode.columns_of(block)
     rows = np.arange(n)

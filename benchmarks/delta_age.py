@@ -1,16 +1,16 @@
-"""What a Delta target costs as it ages: commits, a restart and upkeep, by tables and by snapshots.
+"""The cost of a Delta target as it ages: commits, a restart and upkeep, by tables and by snapshots.
 
     python -m benchmarks.delta_age [--tables 10,100,400] [--snapshots 300,1000,3000] [--s3] [--json FILE]
 
-The target alone, without a topic and without Spark. Each commit changes one table of the target by ten rows
-(two inserts and then eight updates of rows that are there) and names a snapshot; snapshots are two seconds
-of the source's time apart. `commit` is the median of the last 30, `recover` what a restart takes until the
-position is known, `upkeep` one whole round of tidying and `longest` the longest time that it keeps the loop
-waiting. Every 300 snapshots, which is ten minutes, there is a round, too. Before the last round all files
-are dated two hours back, because young ones are never deleted. `log` is the number of files in the log of
-the table that changed most, before and after the round, and `open` the time to open it (from the disk).
-With `--s3` the target is in an S3 server on this machine (`tools/services start s3`), whose answers take a
-few milliseconds: what is measured is the number of requests, not a network.
+It measures the target alone, without a topic and without Spark. Each commit changes ten rows of one table
+(two inserts and then eight updates of existing rows) and names a snapshot. Snapshots are two seconds of the
+source's time apart. `commit` is the median of the last 30; `recover` the time of a restart until the position
+is known; `upkeep` one whole round of upkeep; `longest` the longest time for which upkeep blocks the loop.
+There is also a round after every 300 snapshots, which is ten minutes. Before the last round all files are
+dated two hours back, because young files are never deleted. `log` is the number of files in the log of the
+table that changed most, before and after the round, and `open` the time to open it (from the disk). With
+`--s3` the target is in an S3 server on this machine (`tools/services start s3`), which answers in a few
+milliseconds: this measures the number of requests, not a network.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ VARCHAR: Final = 15
 STEP_MS: Final = 2_000
 BEGIN_MS: Final = 1_700_000_000_000
 SAMPLE: Final = 30
-"""Commits that are timed."""
+"""The number of timed commits."""
 ROUND: Final = 300
-"""Snapshots between two rounds of upkeep: ten minutes."""
+"""The number of snapshots between two rounds of upkeep: ten minutes."""
 FEW_TABLES: Final = 4
 FEW_SNAPSHOTS: Final = 60
 AGED_S: Final = 7_200.0
@@ -61,10 +61,10 @@ SERVICES: Final = Path(__file__).parents[1] / "tools" / "services"
 
 
 class Aging:
-    """One target that grows older."""
+    """One target that ages."""
 
     def __init__(self, root: Path, tables: int, store: Store | None = None) -> None:
-        """`root`: where the files are; `store`: how they are reached, None for the disk."""
+        """`root`: the place of the files. `store`: the access to them; None for the disk."""
         self.root, self.snapshots = root, 0
         self.at: Path | Store = store or root
         self.target = DeltaTarget(self.at, consumer="bench")
@@ -75,7 +75,9 @@ class Aging:
         self.position = position_of(0)
 
     def commit(self) -> float:
-        """Change one table and name a snapshot; its seconds. The first table changes every second time."""
+        """Change one table and name a snapshot. Returns the seconds. Every second commit changes the first
+        table.
+        """
         self.snapshots += 1
         at = 0 if self.snapshots % 2 else self.snapshots // 2 % len(self.made)
         rows, fresh = rows_of(self.snapshots)
@@ -87,7 +89,7 @@ class Aging:
         return time.perf_counter() - began
 
     def measure(self, snapshots: int) -> dict[str, Any]:
-        """Grow to `snapshots` snapshots, then time what a reader of the table above sees."""
+        """Grow to `snapshots` snapshots, then measure the figures described above."""
         commits: list[float] = []
         while self.snapshots < snapshots:
             commits.append(self.commit())
@@ -145,14 +147,14 @@ def definition_of(name: str) -> Definition:
 
 
 def rows_of(number: int) -> tuple[pa.Table, np.ndarray[Any, Any]]:
-    """Ten rows, and which of them are new."""
+    """Ten rows, and a mask of the new ones."""
     fresh = np.arange(10) < 2
     ids = np.where(fresh, 1_000 + 2 * number + np.arange(10), (number * 8 + np.arange(10)) % 1_000)
     return pa.table([ids, [f"value {number}"] * 10], schema=SCHEMA), fresh
 
 
 def position_of(number: int) -> Position:
-    """After `number` snapshots."""
+    """The position after `number` snapshots."""
     part = {0: PartitionPosition(number, number, number)}
     return Position(compose(BEGIN_MS + STEP_MS * number), "t", "open-protocol", "transaction", part)
 
@@ -163,12 +165,12 @@ def ms(seconds: float) -> float:
 
 
 Place = Callable[[str], tuple[Path, Store | None]]
-"""By the name of a target, where its files are and how they are reached."""
+"""For the name of a target: the place of its files, and the access to them."""
 
 
 @contextmanager
 def places(s3: bool) -> Iterator[Place]:
-    """A folder for targets, or an S3 server for them; gone afterwards."""
+    """A folder for targets, or an S3 server for them. It is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
         if not s3:
             yield lambda name: (Path(folder) / name, None)
@@ -184,7 +186,7 @@ def places(s3: bool) -> Iterator[Place]:
 
 
 def measure(tables: Sequence[int], snapshots: Sequence[int], place: Place) -> list[dict[str, Any]]:
-    """First by the number of tables, each in a target of its own; then by the number of snapshots."""
+    """Measure by the number of tables, with a target for each number, then by the number of snapshots."""
     found = []
     for count in tables:
         print(f"  {count} tables", file=sys.stderr)
@@ -198,7 +200,7 @@ def measure(tables: Sequence[int], snapshots: Sequence[int], place: Place) -> li
 
 
 def numbers(text: str) -> list[int]:
-    """Of a list with commas."""
+    """The numbers of a comma-separated list."""
     return [int(one) for one in text.split(",") if one]
 
 

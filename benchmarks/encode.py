@@ -1,13 +1,13 @@
-"""Encode and dispatch: rows per CPU-second of a core, from cells to messages. Back: `benchmarks/messages.py`.
+"""Encode and dispatch: rows per CPU-second, from cells to messages. For decoding: `benchmarks/messages.py`.
 
     PYTHONPATH=src python benchmarks/encode.py [--rows 65536] [--passes 5] [--json] [--verify]
 
-Three tables: `narrow` (5 columns, short strings), `sbtest` (5 columns, 180 characters) and `wide` (44
-columns of many types). A third of the rows are updates or deletes with old values. Rows are drawn anew
-for every pass, so that the branch predictor does not learn them. CPU time, best pass. The last column is
-against the peer, over the messages of that pass: orjson's `dumps` of the same texts, from objects that are
-there, or fastavro's if it is installed (`benchmarks/peers.py`). `--verify` measures what
-`integrity.verify-encoded` costs instead.
+There are three tables: `narrow` (5 columns, short strings), `sbtest` (5 columns, 180 characters) and `wide`
+(44 columns of many types). A third of the rows are updates or deletes with old values. New rows are drawn for
+every pass, so that the branch predictor does not learn them. Figures are CPU time of the best pass. The last
+column compares with the peer, over the messages of the same pass: orjson's `dumps` of the same texts from
+existing objects, or fastavro if it is installed (`benchmarks/peers.py`). `--verify` measures the cost of
+`integrity.verify-encoded` instead.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TABLES = {
 
 
 def options_by_label() -> Iterator[tuple[str, CodecOptions]]:
-    """Every protocol with what its rows need to be read back, and simple in both of its encodings."""
+    """Every protocol with the options for reading rows back. `simple` occurs with both of its encodings."""
     for label in row_protocols():
         unmarked = CODECS[label].unmarked
         given = dict(one.split("=") for one in unmarked.option.split("&")) if unmarked is not None else {}
@@ -79,7 +79,7 @@ def make_table(name: str) -> TableSchema:
 
 
 def random_cell(rng: random.Random, table: TableSchema, position: int) -> Any:
-    """A plain value of one column; a seventh of the wide table's are NULL."""
+    """A plain value of one column. In the wide table a seventh of the values are NULL."""
     column = table.columns[position]
     if table.table == "wide" and position and rng.random() < 0.14:
         return None
@@ -166,7 +166,7 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
 
 
 def batch_of(block: MessageBlock) -> Batch:
-    """The messages as a reader gets them."""
+    """The messages in the form for a reader."""
     data = block.data.tobytes()
 
     def texts(starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
@@ -188,7 +188,7 @@ def best(
     rng: Any,
     form: Form,
 ) -> dict[str, float]:
-    """The fastest of several passes, each over new rows."""
+    """The fastest of several passes, each with new rows."""
     zeros, room, figures = np.zeros(rows, dtype=np.int32), None, {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
     for _ in range(passes):
         block = draw(table, pool, owner, rows, rng)
@@ -206,7 +206,7 @@ def best(
 
 
 def verified(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
-    """What `integrity.verify-encoded` makes of encoding, in turns with encoding alone."""
+    """Encoding with `integrity.verify-encoded`, in turns with encoding alone."""
     table, rng, found = make_table(name), np.random.default_rng(11), {}
     pool, owner = pool_of(table, 4096, random.Random(11))
     zeros = np.zeros(rows, dtype=np.int32)
@@ -219,7 +219,7 @@ def verified(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
             middle = time.process_time()
             if reader.compare(block, done, zeros):
                 raise SystemExit(f"{name}, {label}: a message does not say what its row is")
-            if number:  # in the first the decoder learns the table
+            if number:  # in the first pass the decoder learns the table
                 alone.append(middle - start)
                 whole.append(time.process_time() - start)
         found[label] = {"rows_per_cpu_s": rows / min(whole), "times_alone": min(whole) / min(alone)}

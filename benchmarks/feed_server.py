@@ -1,13 +1,13 @@
-"""A PD and a change feed that serve a recorded table's rows again and again, as fast as they are taken.
+"""A PD and a change feed that serve a recorded table's rows repeatedly, as fast as the client reads them.
 
     python -m benchmarks.feed_server LOG --rows 10000000 [--live RATE]
 
-LOG is a recorded change log (`tests/golden/changelog/*.jsonl.gz`). Its row changes of the largest table, a
-third of them updates and deletes with old values, are laid out once as one *page* of change data messages
-the way TiKV batches them: one event per transaction for the prewrites, some transactions later one for the
-commits, 64 events a message. Serving copies the page and patches new handles and timestamps into it, in
-compiled code. With `--live RATE` a page holds 10 ms of rows and takes the present time as its timestamps.
-Schema keys of the log are served to KvScan and KvGet, so that a schema store can be filled.
+LOG is a recorded change log (`tests/golden/changelog/*.jsonl.gz`). The row changes of its largest table, a
+third of them updates and deletes with old values, are encoded once as one *page* of change data messages,
+batched as in TiKV: for each transaction one event with the prewrites, and some transactions later one with
+the commits, 64 events in a message. To serve it, compiled code copies the page and patches new handles and
+timestamps into it. With `--live RATE` a page has the rows of 10 ms, and its timestamps are the current time.
+The server answers KvScan and KvGet with the schema keys of the log, so that a schema store can be filled.
 
 Prints one JSON line when ready: {"pd": "host:port", "table_id": n, "rows": n}. Ends with SIGTERM.
 """
@@ -43,10 +43,10 @@ from tidegate.tidb.memcomparable import encode_bytes
 CLUSTER_ID: Final = 7_000_000_000_000_000_001
 SIGN: Final = 1 << 63
 REGION_HANDLES: Final = 1 << 40
-"""Handles between two regions' bounds."""
+"""The number of handles in a region."""
 EVENTS_PER_MESSAGE: Final = 64
 COMMIT_LAG: Final = 4
-"""So many transactions prewrite before the first of them commits."""
+"""The number of transactions that prewrite before the first of them commits."""
 TICK_S: Final = 0.01
 
 
@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(slots=True)
 class Log:
-    """What a recorded change log holds: the largest table's changes, and everything else's last state."""
+    """The content of a recorded change log: the largest table's changes, and the last state of all else."""
 
     table_id: int
     changes: list[Change]
@@ -71,7 +71,7 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """Read a log. About one second per 100,000 changes."""
+    """Read a log. Takes about one second per 100,000 changes."""
     state: dict[bytes, bytes] = {}
     changes: list[tuple[int, Change]] = []
     last_ts = 0
@@ -109,10 +109,10 @@ def table_prefix(table_id: int) -> bytes:
 
 
 def mixed(changes: list[Change], rows: int) -> list[Change]:
-    """`rows` of them: two inserts, then one update or delete, each kind in the log's order, repeated."""
+    """`rows` changes: repeatedly two inserts, then one update or delete, each kind in the log's order."""
     fresh = [c for c in changes if not c.old_value]
     others = [c for c in changes if c.old_value] or fresh
-    # The newest inserts: those of the last schema, like the updates that follow them in the log.
+    # Take the newest inserts: they have the last schema, like the updates that follow them in the log.
     fresh = fresh[-rows:]
     return [others[(i // 3) % len(others)] if i % 3 == 2 else fresh[i % len(fresh)] for i in range(rows)]
 
@@ -135,12 +135,14 @@ def sized_field(number: int, content: bytes) -> bytes:
 
 
 _TS: Final = _varint(1 << 62)
-"""A placeholder of the nine bytes that every present-day timestamp takes."""
+"""A placeholder of nine bytes, the length of every current timestamp."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Messages in one buffer, and where timestamps and handles go: position, then what to add to the base."""
+    """Messages in one buffer, with the position of each timestamp and handle and its difference
+    to the base.
+    """
 
     data: npt.NDArray[np.uint8]
     bounds: list[tuple[int, int]]
@@ -154,14 +156,14 @@ class Page:
 
 @dataclass(slots=True)
 class _Part:
-    """Bytes with the places in them that are to be patched."""
+    """Bytes, and the places in them to patch."""
 
     data: bytes
     ts: list[tuple[int, int]] = field(default_factory=list)
     handles: list[tuple[int, int]] = field(default_factory=list)
 
     def inside(self, number: int) -> _Part:
-        """As a length-delimited field."""
+        """The part as a length-delimited field."""
         head = _varint(number << 3 | 2) + _varint(len(self.data))
         return _joined([_Part(head), self])
 
@@ -202,7 +204,7 @@ def _event(rows: list[_Part], region: int, request: int) -> _Part:
 
 
 def make_page(changes: list[Change], rows_per_txn: int, regions: list[int], request: int) -> Page:
-    """Lay out the changes as messages; transactions go to the regions in turn."""
+    """Encode the changes as messages. Transactions go to the regions in turn."""
     txns = [changes[i : i + rows_per_txn] for i in range(0, len(changes), rows_per_txn)]
     prewrites, commits = [], []
     for number, rows in enumerate(txns):
@@ -265,7 +267,7 @@ def patched(page: Page, base: int, first_handle: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to serve. `live`: rows a second, 0 for as fast as possible."""
+    """What to serve. `live`: rows per second; 0: as fast as possible."""
 
     rows: int
     rows_per_txn: int
@@ -275,7 +277,7 @@ class Settings:
 
 
 class Feed:
-    """The table's regions and what each stream is sent."""
+    """The table's regions, and the messages for each stream."""
 
     def __init__(self, log: Log, settings: Settings) -> None:
         self.log, self.settings = log, settings
@@ -291,7 +293,7 @@ class Feed:
         self._base = timestamp.compose(time.time_ns() // 1_000_000)
 
     def now(self) -> int:
-        """The TSO: the system's time, never below what was sent."""
+        """The TSO: the system's time, but never below a timestamp that was sent."""
         return max(timestamp.compose(time.time_ns() // 1_000_000), self._base, self.last_ts)
 
     def region_of(self, encoded: bytes) -> int:
@@ -301,7 +303,9 @@ class Feed:
         )
 
     def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """EventFeedV2: answers registrations; sends the table's rows once all its regions are registered."""
+        """EventFeedV2: answers registrations, and sends the table's rows when all its regions are
+        registered.
+        """
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=drain, args=(requests, arrived), daemon=True).start()
         known: dict[int, set[int]] = {}
@@ -344,7 +348,7 @@ def drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
         for request in requests:
             arrived.put(request)
     except grpc.RpcError:
-        return  # the client went away; its stream ends by itself
+        return  # the client has gone, and its stream ends by itself
 
 
 def next_request(arrived: queue.SimpleQueue[Any], wait_s: float) -> Any:
@@ -371,7 +375,7 @@ def resolved_messages(known: dict[int, set[int]], ts: int) -> Iterator[bytes]:
 
 
 class Cluster:
-    """Just enough of PD and TiKV: one store, fixed regions, the schema's keys."""
+    """The needed part of PD and TiKV: one store, fixed regions, the schema's keys."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed, self.address = feed, ""
@@ -482,13 +486,13 @@ def handlers_of(cluster: Cluster) -> list[grpc.GenericRpcHandler]:
 
 
 def serve(log: Log, settings: Settings, address: str) -> tuple[grpc.Server, str, Feed]:
-    """Start serving; returns the server and the address it listens on."""
+    """Start serving. Returns the server and the address at which it listens."""
     feed = Feed(log, settings)
     return *start(Cluster(feed), address), feed
 
 
 def start(cluster: Cluster, address: str) -> tuple[grpc.Server, str]:
-    """Serve a cluster; the server and the address it listens on."""
+    """Serve a cluster. Returns the server and the address at which it listens."""
     server = grpc.server(
         ThreadPoolExecutor(32), options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     )

@@ -1,21 +1,21 @@
-"""Many changefeeds on one capture: what they cost, how soon a further one delivers, and who waits for whom.
+"""Many changefeeds on one capture: their cost, the start of a further one, and the effect of a dead broker.
 
     python -m benchmarks.feeds [--feeds 200] [--active 20] [--rows 500] [--seconds 30] [--dead 10]
                                [--json FILE]
     python -m benchmarks.feeds --smoke
 
-A real capture, broker and embedded upstream. Each changefeed has a table and a topic of its own. `--active`
-of them get so many rows a second each, the others none. Then `--dead` changefeeds at a second broker get
-rows, too, and that broker is stopped (SIGSTOP).
+It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. `--active`
+changefeeds get `--rows` rows per second each, the others none. Then `--dead` changefeeds with a second broker
+get rows as well, and that broker is stopped (SIGSTOP).
 
 | figure | what it is |
 |---|---|
 | open s | until all have delivered beyond the time of their creation |
-| idle % | CPU of all processes but upstream and broker, in per cent of a core, without rows |
+| idle % | CPU of all processes except upstream and broker, in per cent of a core, without rows |
 | lag | from commit to readable, of the active ones together |
-| memory | anonymous memory of all processes but upstream and broker |
-| further s | from `changefeed create` to the first row of one more, readable; of `FURTHER` |
-| beside dead | the same of the active ones from the moment when the second broker is stopped |
+| memory | anonymous memory of all processes except upstream and broker |
+| further s | from `changefeed create` of one more until its first row is readable; `FURTHER` times |
+| beside dead | the lag of the active ones after the second broker is stopped |
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from tidegate.kvclient.transaction import Transaction
 from tidegate.tidb import keys
 
 AT_ONCE: Final = 8
-"""Changefeeds that are created at the same time."""
+"""The number of changefeeds that are created at the same time."""
 FURTHER: Final = 5
 WRITES_A_S: Final = 5
-"""Transactions a second and table."""
+"""Transactions per second for each table."""
 SETTLE_S: Final = 10.0
 WARM_S: Final = 20.0
-"""After rows have begun to come: workers open their writers."""
+"""The wait after the first rows, in which workers open their writers."""
 PREFIX: Final = "feeds-"
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of a run."""
 
     feeds: int = 200
     active: int = 20
     rows: int = 500
-    """A second and active changefeed."""
+    """Rows per second for each active changefeed."""
     dead: int = 10
     seconds: float = 30.0
 
@@ -77,10 +77,10 @@ SMOKE: Final = Sizes(4, 2, 50, 2, 4.0)
 
 
 class Feeds(Many):
-    """The capture, and changefeeds of a table each."""
+    """The capture, and its changefeeds of one table each."""
 
     def create(self, number: int = 0, bootstrap: str = "", start_ts: int = 0) -> None:
-        """One of the table with that number."""
+        """Create the changefeed of the table with this number."""
         uri = f"kafka://{bootstrap or self.sink_uri}/{PREFIX}{number}?protocol=open-protocol&partition-num=1"
         body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": uri, "start_ts": start_ts}
         body |= {"replica_config": {"filter": {"rules": [name_of(number)]}}}
@@ -89,9 +89,9 @@ class Feeds(Many):
             raise RuntimeError(made.text)
 
     def create_all(self, numbers: Sequence[int], bootstrap: str = "") -> float:
-        """Many, and wait until each has delivered; seconds."""
+        """Create changefeeds, and wait until each has delivered. Returns the seconds."""
         began = time.monotonic()
-        self.create(numbers[0], bootstrap)  # reads upstream's catalogue for all
+        self.create(numbers[0], bootstrap)  # the first one makes the capture read upstream's catalogue
         with ThreadPoolExecutor(AT_ONCE) as threads:
             for done in [threads.submit(self.create, number, bootstrap) for number in numbers[1:]]:
                 done.result()
@@ -110,14 +110,14 @@ class Feeds(Many):
         return time.monotonic() - began
 
     def memory_mb(self) -> float:
-        """Of the capture's processes together."""
+        """The memory of all processes of the capture together."""
         root = self.children["server"].pid
         return sum(map(anonymous_mb, (root, *(pid for pid, _ in descendants(root)))))
 
 
 @contextmanager
 def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> Iterator[None]:
-    """Commit rows to tables meanwhile, so many a second and table."""
+    """Commit `rows` rows per second to each table during the `with` block."""
     done = threading.Event()
     size = max(1, rows // WRITES_A_S)
 
@@ -145,7 +145,7 @@ def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> It
 
 @contextmanager
 def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
-    """One reader of their topics for all that is measured: another one would first have to catch up."""
+    """One reader of their topics for the whole run, because a new one would have to catch up first."""
     reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     thread.start()
@@ -157,7 +157,7 @@ def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
 
 
 def lags(reader: Reader, seconds: float, warm_s: float) -> dict[str, int]:
-    """From commit to readable, of rows that arrive within so many seconds after a warm-up."""
+    """The lag from commit to readable, of rows that arrive within `seconds` after a warm-up."""
     time.sleep(warm_s)
     first = len(reader.arrived)
     time.sleep(seconds)
@@ -168,7 +168,7 @@ def lags(reader: Reader, seconds: float, warm_s: float) -> dict[str, int]:
 
 
 def further(product: Feeds, bootstrap: str, numbers: Sequence[int]) -> list[float]:
-    """Seconds from the creation of a changefeed to its first row, one after the other."""
+    """Create changefeeds one after another. Returns the seconds from each creation to its first row."""
     found = []
     with PdClient(product.pd) as pd:
         for number in numbers:
@@ -229,7 +229,7 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
 
 
 def _beside_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
-    """The lag of the active ones beside some whose broker stands still."""
+    """The lag of the active changefeeds while the broker of others is stopped."""
     dead = range(sizes.feeds + FURTHER, sizes.feeds + FURTHER + sizes.dead)
     with broker_with_pid() as (other, pid), writing(product.pd, dead, sizes.rows, product.row()):
         progress(f"{sizes.dead} at a second broker")

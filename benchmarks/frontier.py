@@ -1,15 +1,15 @@
-"""The capture client's bookkeeping over many regions: range lock and frontier, without network or rows.
+"""Range lock and frontier of the capture client with many regions, without network or rows.
 
     python -m benchmarks.frontier [--regions 100000] [--json FILE]
 
-- lock, unlock: every region of one span is locked; then all are unlocked and locked again, in random order,
-  as after a lost store;
-- tick: every region's resolved ts rises once, in messages of 8, 32, 128, ... regions as TiKV groups them;
-  after every 1,000 updates the minimum is asked for, as the sealer does at most every 10 ms;
-- single: one region's ts rises, then the minimum is asked for, without any batching;
-- worst: the same, and it is always a region that holds the minimum, so each update costs a whole pass.
+- lock, unlock: lock every region of one span; then unlock all and lock them again, in random order, as after
+  the loss of a store;
+- tick: raise every region's resolved ts once, in messages of 8, 32, 128, ... regions, as TiKV groups them;
+  after every 1,000 updates read the minimum, as the sealer does at most every 10 ms;
+- single: raise one region's ts, then read the minimum, without batching;
+- worst: the same, always for a region that has the minimum, so that each update needs a whole pass.
 
-All by the wall clock on one core, microseconds for one region's update.
+Figures are by the wall clock on one core, in microseconds for one region's update.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _key(number: int) -> bytes:
 
 
 def measure(regions: int) -> dict[str, float]:
-    """Microseconds an update, by figure."""
+    """Microseconds for an update, by figure."""
     found: dict[str, float] = {}
     rng = np.random.default_rng(1)
     bounds = [Span(_key(i), _key(i + 1)) for i in range(regions)]

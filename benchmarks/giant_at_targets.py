@@ -1,12 +1,12 @@
-"""One transaction of 2 GB into a target: the memory that the consumer needs for it.
+"""The memory that the consumer needs to apply one transaction of 2 GB to a target.
 
     python -m benchmarks.giant_at_targets [--mb N] [--kind insert|update] [--target mariadb|delta]
 
-Canal-json of about 440 bytes a message, with DDL headers, in a real Kafka; the real `tidegate consumer run`
-into a real MariaDB or Delta tables. First it applies ordinary transactions: the most memory that its
-processes have meanwhile, all together, is the base. Then comes one transaction of N MB of messages over four
-tables. Counted is anonymous memory, not the pages of mapped files (see `accounting`). With `update` the
-transaction changes every row there is; with `insert` all its rows are new.
+Messages are canal-json of about 440 bytes, with DDL headers, in a real Kafka. The real `tidegate consumer
+run` writes to a real MariaDB or to Delta tables. First it applies ordinary transactions: the peak memory of
+all its processes together is the base. Then it applies one transaction with N MB of messages over four
+tables. Memory is anonymous memory, without the pages of mapped files (see `accounting`). With `update` the
+transaction changes every existing row; with `insert` all its rows are new.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SAMPLE_S: Final = 0.2
 
 
 class Memory:
-    """The anonymous memory of a process tree, all together: the most there was, and by role then."""
+    """Samples the anonymous memory of a process tree: the peak of the sum, and its parts by role."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._done = pid, threading.Event()
@@ -51,13 +51,13 @@ class Memory:
         self._thread.start()
 
     def begin_again(self) -> tuple[float, dict[str, float]]:
-        """The peak so far, which is forgotten."""
+        """Return the peak so far and reset it."""
         found = self.peak, self.roles
         self.peak = 0.0
         return found
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._done.set()
         self._thread.join()
 
@@ -117,7 +117,7 @@ def measure(mb: int, kind: str, target: str, progress: Callable[[str], None]) ->
         "peak_mb": memory.peak,
         "peak_by_process": memory.roles,
         "above_mb": memory.peak - before,
-        "wall_s": wall,  # since the topic has its end; until then it was read and staged
+        "wall_s": wall,  # from the end of the topic on; before, it was read and staged
     }
 
 
@@ -131,7 +131,7 @@ def _target(name: str, folder: Path) -> Iterator[tuple[str, MySqlServer | None]]
 
 
 def _until(child: Child, ts: int) -> None:
-    """Until the consumer says that its snapshot is there."""
+    """Wait until the consumer reports the snapshot at `ts`."""
     child.wait_line(lambda line: int(line.get("ts", 0)) >= ts, PATIENCE_S)
 
 

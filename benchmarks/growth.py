@@ -1,27 +1,27 @@
-"""How the embedded upstream and the capture client grow with regions and with streams.
+"""How the cost of the embedded upstream and the capture client grows with regions and with streams.
 
     python -m benchmarks.growth [--regions 1 100 10000] [--streams 1 4 16 64] [--rounds 3] [--json FILE]
     python -m benchmarks.growth --regions --streams 1 16      # one half only
 
-Every size has an upstream of its own, a process with one table cut into as many regions; all run from the
+Every size has its own upstream, a process with one table cut into as many regions. All of them run from the
 start, and the sizes are measured in turns, round by round, because a machine's speed drifts. A figure is the
-median of its rounds, and beside it the ratio to the first size: what does not grow stays at 1.0.
+median of its rounds, with its ratio to the first size: if a cost does not grow, its ratio is 1.0.
 
 | figure | what happens |
 |---|---|
-| commit | two-phase transactions of 20 rows through gRPC, each in one region, over all regions in turns |
+| commit | two-phase transactions of 20 rows over gRPC, each in one region, all regions in turns |
 | live | the same, while a ChangeData client is registered for every region and receives each row |
-| scan | an incremental scan of all rows, of all regions at once, to a ChangeData client |
+| scan | an incremental scan of all rows, of all regions at the same time, to a ChangeData client |
 | capture scan, live | the same two with the real client: puller, region locks, matcher, frontier |
 | idle | nothing is written; every region is registered by one ChangeData client, or by the capture |
 
-`us/row` is CPU of the upstream's and of the receiving process; the writer is a process of its own and not
-counted. By streams: of one upstream with 100 regions, each of n streams is registered for every region, so n
-times as many rows are delivered as committed, and figures are per row delivered. The capture has n stores, so
-n streams, each with its part of 128 regions.
+`us/row` is the CPU of upstream and of the receiving process; the writer is a separate process and is not
+counted. By streams: one upstream has 100 regions, and each of n streams is registered for every region. So n
+times as many rows are delivered as committed, and figures are for a delivered row. The capture has n stores
+and therefore n streams, each with its part of 128 regions.
 
-Idle figures: share of a core by process, anonymous memory, and of the resolved ts how many messages come in a
-second and how far a region's mark lies behind the clock, in the mean over all marks told.
+Idle figures: the share of a core by process, anonymous memory, the resolved ts messages per second, and how
+far a region's mark is behind the clock, as the mean over all marks received.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 
 ROWS: Final = 100_000
-"""Loaded before anything is measured."""
+"""The rows that are loaded before the measurement."""
 TXN_ROWS: Final = 20
 STREAM_REGIONS: Final = 100
 STORE_REGIONS: Final = 128
@@ -67,14 +67,14 @@ Figures = dict[str, float]
 
 
 class Work(NamedTuple):
-    """Rows, and how long they took: without the starting of a process."""
+    """A number of rows, and the time they took, without the start of a process."""
 
     rows: int
     seconds: float
 
 
 class Upstream:
-    """The upstream's process, with its rows, and who writes to it."""
+    """The upstream's process with its rows, and the process that writes to it."""
 
     def __init__(self, folder: Path, regions: int, stores: int = 1) -> None:
         command = ["--serve", str(folder), str(regions), str(stores)]
@@ -82,15 +82,15 @@ class Upstream:
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         self.regions, self.rows = regions, 0
-        self._handle = 0  # the first in each region that has no row
+        self._handle = 0  # the first handle without a row in each region
 
     def load(self, rows: int) -> None:
-        """Commit so many rows, over all regions."""
+        """Commit `rows` rows, over all regions."""
         each = max(1, min(1000, rows // self.regions))
         self._write("one-phase", each, rows, 0.0)
 
     def commit(self, seconds: float) -> Work:
-        """Commit transactions of `TXN_ROWS` rows for so long."""
+        """Commit transactions of `TXN_ROWS` rows for `seconds`."""
         return self._write("two-phase", TXN_ROWS, 0, seconds)
 
     def _write(self, mode: str, txn_rows: int, rows: int, seconds: float) -> Work:
@@ -117,7 +117,7 @@ class Upstream:
 
 
 class Receiver:
-    """`streams` ChangeData streams, each registered for every region; counts rows and marks."""
+    """`streams` ChangeData streams, each registered for every region. Counts rows and marks."""
 
     def __init__(self, address: str, streams: int, checkpoint_ts: int) -> None:
         self.rows = self.marks = self.initialized = 0
@@ -172,7 +172,7 @@ class Receiver:
                         self.lags_ms += [lag] * len(message.resolved_ts.regions)
 
     def until(self, what: str, check: Callable[[], bool]) -> None:
-        """Wait for it."""
+        """Wait until `check` is true. `what`: its name for an error."""
         eventually(what, check, PATIENCE_S, 0.01)
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Receiver:
 
 
 class Counted:
-    """Where the capture's rows go: counted and forgotten (`puller.store_protocol`)."""
+    """A store for the capture that counts rows and drops them (`puller.store_protocol`)."""
 
     held_bytes = used_bytes = disk_bytes = 0
     pressure = ""
@@ -199,43 +199,43 @@ class Counted:
 
     @property
     def ranges(self) -> list[tuple[Span, Timestamp]]:
-        """One, as far as it is sealed."""
+        """The only range, and the ts up to which it is sealed."""
         return [(self.span, self.resolved)]
 
     def open_span(self, span: Span) -> Self:
-        """The only one."""
+        """The store of the only span."""
         self.span = span
         return self
 
     def begin(self, start_ts: Timestamp) -> None:
-        """From here on."""
+        """Begin at a ts."""
         self.resolved = self.complete_from = start_ts
 
     def append(self, block: pa.RecordBatch) -> None:
-        """Count."""
+        """Count the rows of a block."""
         self.rows += block.num_rows
 
     def seal(self, resolved: Timestamp) -> None:
-        """All up to here is there."""
+        """Note that everything up to a ts has arrived."""
         self.resolved = resolved
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
-        """Nothing is kept."""
+        """Does nothing: nothing is kept."""
 
     def shed(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is in memory."""
 
     def publish(self) -> None:
-        """Nobody reads."""
+        """Does nothing: there are no readers."""
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Nothing is spilled."""
+        """Does nothing: nothing is spilled."""
 
     def recover(self) -> None:
-        """There is room."""
+        """Does nothing: there is no disk that could be full."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
 
 class Capture:
@@ -248,7 +248,7 @@ class Capture:
         self._puller.watch(Span(key_of(TABLE, 0), key_of(TABLE + 1, 0)), Timestamp(start_ts))
 
     def caught_up(self) -> None:
-        """Wait until everything that is committed now has come."""
+        """Wait until everything that is committed now has been received."""
         now = Timestamp(self.pd.tso())
         eventually(
             "a resolved ts", lambda: self.sink.resolved >= now or self._puller.failure, PATIENCE_S, 0.01
@@ -262,7 +262,7 @@ class Capture:
 
 
 def measured(upstream: Upstream, work: Callable[[], Work]) -> Figures:
-    """rows/s and CPU of both processes per row of a piece of work."""
+    """Rows per second, and CPU of both processes per row, for a piece of work."""
     server, client = upstream.cpu(), time.process_time()
     rows, seconds = work()
     return {
@@ -273,28 +273,28 @@ def measured(upstream: Upstream, work: Callable[[], Work]) -> Figures:
 
 
 def until_told(committed: Work, copies: int, reported: Callable[[], None]) -> Work:
-    """Rows that were committed and then received, each `copies` times."""
+    """The work of rows that are committed and then received `copies` times each."""
     began = time.monotonic()
     reported()
     return Work(committed.rows * copies, committed.seconds + time.monotonic() - began)
 
 
 def from_the_start(receive: Callable[[], int]) -> Work:
-    """Rows that were all there."""
+    """The work of rows that existed before."""
     began = time.monotonic()
     rows = receive()
     return Work(rows, time.monotonic() - began)
 
 
 def committing(upstream: Upstream, seconds: float) -> Figures:
-    """Commits alone."""
+    """The figures of commits alone."""
     found = measured(upstream, lambda: upstream.commit(seconds))
     del found["us/row client"]
     return found
 
 
 def receiving(upstream: Upstream, streams: int, seconds: float) -> dict[str, Figures]:
-    """A scan, then live rows, then nothing, to plain ChangeData streams."""
+    """The figures of a scan, then live rows, then an idle time, with plain ChangeData streams."""
     found = {}
     memory = anonymous_mb(os.getpid())
     with ExitStack() as stack:
@@ -327,7 +327,7 @@ IDLE_S: Final = 4.0
 
 
 def idling(upstream: Upstream, memory: float) -> Figures:
-    """What nothing costs."""
+    """The figures of an idle upstream."""
     server, client = upstream.cpu(), time.process_time()
     time.sleep(IDLE_S)
     return {
@@ -339,7 +339,7 @@ def idling(upstream: Upstream, memory: float) -> Figures:
 
 
 def capturing(upstream: Upstream, seconds: float) -> dict[str, Figures]:
-    """A scan, then live rows, then nothing, to the real client."""
+    """The figures of a scan, then live rows, then an idle time, with the real client."""
     found = {}
     memory = anonymous_mb(os.getpid())
     with ExitStack() as stack:
@@ -365,7 +365,7 @@ def capturing(upstream: Upstream, seconds: float) -> dict[str, Figures]:
 
 
 Rounds = dict[tuple[str, str], dict[int, list[float]]]
-"""(figure, measure) -> size -> one number a round."""
+"""(figure, measure) -> size -> one number for each round."""
 
 
 def _note(rounds: Rounds, size: int, found: dict[str, Figures]) -> None:
@@ -412,7 +412,7 @@ def by_regions(folder: Path, sizes: Sequence[int], arguments: argparse.Namespace
 
 
 def by_streams(folder: Path, sizes: Sequence[int], arguments: argparse.Namespace) -> Rounds:
-    """Streams of one store, each for all regions; and a capture of as many stores."""
+    """Streams of one store, each for all regions, and a capture with as many stores."""
     rounds: Rounds = defaultdict(dict)
     with ExitStack() as stack:
         one = _opened(stack, folder / "streams", STREAM_REGIONS)

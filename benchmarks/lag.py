@@ -1,14 +1,15 @@
-"""(c) Lag from commit to readable: rows stamped with the present time, seen by a read_committed consumer.
+"""(c) Lag from commit to readable: rows with the current time as commit ts, read by a read_committed
+consumer.
 
     python -m benchmarks.lag [--rates 500 20000] [--seconds 60] [--first-rows 30] [--json FILE]
 
-The feed server sends `rate` rows a second, every 10 ms the rows of that time, and stamps them with the
-present time; the whole capture (server, puller, pipeline) delivers them; a consumer in this process reads
-every message as it becomes readable and compares.
+The feed server sends `rate` rows per second, every 10 ms the rows of that time, with the current time as
+commit ts. The whole capture (server, puller, pipeline) delivers them. A consumer in this process reads every
+message as soon as it is readable, and compares the times.
 
-`--first-rows` measures that of single rows, each the first after QUIET_S or more without any: over the
-embedded upstream, which the feed server, since it never rests, cannot stand in for. Two commits are compared
-by running this with the same arguments in turns.
+`--first-rows` measures the lag of single rows, each after QUIET_S or more without rows. It uses the embedded
+upstream, because the feed server never pauses. To compare two commits, run this with the same arguments in
+turns.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from tidegate.tidb import keys
 
 WARM_UP_S: Final = 20.0
 PATIENCE_S: Final = 300.0
-"""With a row: the first waits for JVM and workers to start."""
+"""How long to wait for a row. The first one waits for the start of JVM and workers."""
 QUIET_S: Final = (2.5, 3.5)
-"""Without a row before each of `--first-rows`: longer than anything takes until it calls itself quiet."""
+"""The pause before each of `--first-rows`: longer than the time after which any part counts as quiet."""
 FIRST: Final = 5
-"""So many of these are not counted: the JVM compiles."""
+"""How many of these rows are not counted at first, while the JVM compiles."""
 TS: Final = re.compile(rb'"(?:ts":(?=\d+,"scm":)|commitTs":)(\d{17,19})')
 """A row's commit ts, in an open-protocol key or a canal-json value (`ts` of 13 digits is its build time).
 Resolved marks have no `scm`."""
@@ -67,14 +68,14 @@ class Reader:
     _done: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Read until `stop`."""
         settings = {"bootstrap.servers": self.bootstrap, "group.id": "lag", "enable.auto.commit": False}
         settings |= {"isolation.level": "read_committed", "fetch.wait.max.ms": 5, "fetch.queue.backoff.ms": 5}
         consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
         places = [TopicPartition(topic, p, 0) for topic in self.topics for p in range(self.partitions)]
         consumer.assign(places)
         while not self._done.is_set():
-            # What has come, or at most 2 ms more: never waits for a full batch.
+            # Take what has arrived, or wait at most 2 ms, but never wait for a full batch.
             messages = consumer.consume(1000, timeout=0.002)
             now, stamp = time.time() * 1000, time.monotonic()
             for message in messages:
@@ -87,7 +88,7 @@ class Reader:
         self._done.set()
 
     def wait(self, rows: int) -> None:
-        """Until so many rows were read."""
+        """Wait until `rows` rows were read."""
         eventually(f"{rows} rows read", lambda: len(self.lags) >= rows, PATIENCE_S, pause_s=0.05)
 
     def _take(self, key: bytes, value: bytes, now: float, stamp: float) -> None:
@@ -107,7 +108,8 @@ def measure(
     protocol: str = "open-protocol",
     pipeline: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """One run of the whole capture; lags in ms, of rows that arrive `warm_up_s` after the first one.
+    """One run of the whole capture. Lags are in ms, of rows that arrive `warm_up_s` after the first one or
+    later.
 
     `pipeline`: run the rig with these arguments for the pipeline process instead (for A/B runs).
     """
@@ -138,7 +140,7 @@ def measure(
                 2 * (seconds + warm_up_s) + 120,
                 lambda n: progress(f"{name}: {n:,} of {rows:,} rows"),
             )
-            time.sleep(0.5)  # the last transaction's way to the reader
+            time.sleep(0.5)  # until the last transaction reaches the reader
             wall, roles = time.monotonic() - began, spent(before, setup.ledger.cpu())
             peaks = setup.ledger.peaks()
             reader.stop()
@@ -153,7 +155,7 @@ def measure(
 
 
 def sink_uri(bootstrap: str, topic: str, protocol: str) -> str:
-    """A topic with nothing but rows in it, where the protocol can leave marks out."""
+    """A URI for a topic that contains only rows, if the protocol can leave marks out."""
     unmarked = registry.codec(protocol).unmarked
     options = f"&{unmarked.option}" if unmarked is not None else ""
     return f"kafka://{bootstrap}/{topic}?protocol={protocol}{options}"
@@ -169,7 +171,7 @@ def distribution(reader: Reader, warm_up_s: float) -> dict[str, int]:
 
 
 def percentiles(kept: npt.NDArray[np.float64]) -> dict[str, int]:
-    """Of lags, in ms."""
+    """Percentiles of lags, in ms."""
     p50, p99 = np.percentile(kept, [50, 99])
     return {
         "rows_counted": len(kept),
@@ -180,7 +182,7 @@ def percentiles(kept: npt.NDArray[np.float64]) -> dict[str, int]:
 
 
 def measure_first(bootstrap: str, progress: Progress, rows: int) -> dict[str, Any]:
-    """Lags of single rows, each the first after a quiet time; in ms."""
+    """Lags of single rows, each after a pause, in ms."""
     topic = new_topic(bootstrap)
     reader, pauses = Reader(bootstrap, [topic]), random.Random(1)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
@@ -218,7 +220,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     end_in_order()
-    # Kernels compiled now are not compiled within a measurement.
+    # Compile kernels now, so that they are not compiled during a measurement.
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     ticker, found = Ticker(), dict[str, dict[str, Any]]()
     with running_broker() as bootstrap:

@@ -1,11 +1,11 @@
-"""An initial load into a real Kafka broker: rows a second, and what it costs.
+"""An initial load into a real Kafka broker: rows per second, and its cost.
 
     python -m benchmarks.load [--rows 4000000] [--regions 8] [--protocol open-protocol] [--json FILE]
 
-The source is `scan_server`: PD and TiKV played by a process of its own, which serves the recorded table
-`narrow` (5 columns, 200 bytes) under new handles; its CPU is not counted, though it runs on the same cores.
-Measured is the whole capture, from the first rows that are durable to the last: the start of Spark and its
-first tasks are not in the figure.
+The source is `scan_server`: a separate process in place of PD and TiKV, which serves the recorded table
+`narrow` (5 columns, 200 bytes) under new handles. Its CPU is not counted, though it uses the same cores. It
+measures the whole capture from the first durable rows to the last, without the start of Spark and its first
+tasks.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What n changefeeds of one table each cost, beside one changefeed of all tables.
+"""The cost of n changefeeds of one table each, compared with one changefeed of all tables.
 
     python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
     python -m benchmarks.tables --smoke
 
-A real capture, its puller and the embedded upstream; `--rows` a second go to all tables in turns. No JVM and
-no broker: one process, `player`, is the pipeline of every changefeed. For each it looks at the event store as
-Spark's source does, takes what has come up to encoded messages, and reports to the control process over its
-socket; the owner's sink keeps nothing. So what is measured is what changefeeds cost beside Spark.
+It uses a real capture, its puller and the embedded upstream; `--rows` rows per second go to all tables in
+turns. There is no JVM and no broker: one process, `player`, takes the place of the pipelines of all
+changefeeds. For each changefeed it looks at the event store as the application does, encodes new rows to
+messages, and reports to the control process over its socket. The owner's sink keeps nothing. So this measures
+the cost of changefeeds without Spark.
 
-First one changefeed of all tables, then n of one table each, on captures of their own, rows flowing in both.
-Figures are per cent of a core by process, and the ratio of their sums. The one changefeed has its tables in
-stripes, the n have a span each.
+First it measures one changefeed of all tables, then n of one table each, on separate captures, with rows in
+both. Figures are per cent of a core by process, and the ratio of their sums. The one changefeed has its
+tables in stripes; each of the n changefeeds has one span.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from tidegate.tidb import keys
 
 ROWS_A_TXN: Final = 10
 AT_ONCE: Final = 8
-"""Changefeeds that are created at the same time."""
+"""The number of changefeeds that are created at the same time."""
 ROLES: Final = ("control", "puller", "player")
 KINDS: Final = ("owner", "processor")
 URI: Final = "kafka://127.0.0.1:1/{}?protocol=open-protocol"
@@ -54,12 +55,12 @@ def name_of(table: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of a run."""
 
     tables: int = 10_000
     feeds: int = 100
     rows: int = 500
-    """A second, over all tables."""
+    """Rows per second, over all tables."""
     seconds: float = 20.0
     settle_s: float = 10.0
 
@@ -68,13 +69,13 @@ SMOKE: Final = Sizes(50, 5, 50, 2.0, 1.0)
 
 
 class Capture(Many):
-    """A capture over an upstream of many tables, whose pipelines and sinks are played."""
+    """A capture over an upstream of many tables, with `player` in place of its pipelines and sinks."""
 
     def __init__(self, folder: Path, upstream: Upstream) -> None:
         super().__init__(folder, upstream, "")
 
     def serve(self, pd: str) -> None:
-        """Start the capture, and who plays its pipelines."""
+        """Start the capture and the player."""
         probe = [sys.executable, "-m", "benchmarks.control_probe", str(self.ticks_file), "--played", "server"]
         command = [*probe, "--pd", pd, "--data-dir", str(self.folder / "data"), "--json"]
         server = self._child("server", [*command, "--addr", "127.0.0.1:0", "--log-level", "warn"])
@@ -83,7 +84,7 @@ class Capture(Many):
         self.ledger = Ledger([server.pid, player.pid])
 
     def create_feeds(self, names: list[str]) -> None:
-        """A changefeed of all tables, or of each of those that are named."""
+        """Create a changefeed of all tables, or one for each table in `names`."""
 
         def create(number: int, name: str) -> None:
             body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": URI.format(f"t{number}")}
@@ -93,7 +94,7 @@ class Capture(Many):
                 raise RuntimeError(made.text)
 
         wanted = list(enumerate(names or ["*.*"]))
-        create(*wanted[0])  # reads upstream's catalogue for all
+        create(*wanted[0])  # the first one makes the capture read upstream's catalogue
         with ThreadPoolExecutor(AT_ONCE) as threads:
             for done in [threads.submit(create, *one) for one in wanted[1:]]:
                 done.result()
@@ -115,14 +116,14 @@ class Capture(Many):
 
 
 class InTurns(Writers):
-    """Rows into all tables in turns, so many a second."""
+    """Writes rows into all tables in turns, at a rate."""
 
     def __init__(self, pd: PdClient, row: bytes, tables: int, a_second: int) -> None:
         super().__init__(pd, row)
         self._tables, self._rate = tables, a_second
 
     def _run(self) -> None:
-        began, stride = time.monotonic(), 7919  # neighbours in time lie far apart, in stripes and regions
+        began, stride = time.monotonic(), 7919  # consecutive rows are far apart in stripes and regions
         while not self._done.is_set():
             transaction = Transaction(self._pd)
             for number in range(self.rows, self.rows + ROWS_A_TXN):
@@ -134,7 +135,7 @@ class InTurns(Writers):
 
 
 def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
-    """One changefeed of all tables (`feeds` is 0), or so many of one each."""
+    """Measure one changefeed of all tables (`feeds` is 0), or `feeds` changefeeds of one table each."""
     tables = sizes.tables
     name = f"{feeds} changefeeds of a table" if feeds else f"one changefeed of {tables:,} tables"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
@@ -174,8 +175,8 @@ def shown(found: list[dict[str, Any]]) -> Table:
 
 
 def run(sizes: Sizes, figures: Path | None) -> None:
-    """Both, one after the other; the figures and their ratio."""
-    # Kernels compiled now are not compiled within a measurement.
+    """Measure both, one after the other, and show the figures and their ratio."""
+    # Compile kernels now, so that they are not compiled during a measurement.
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     ticker = Ticker()
     found = [measure(sizes, feeds, ticker) for feeds in (0, sizes.feeds)]

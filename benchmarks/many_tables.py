@@ -1,4 +1,4 @@
-"""An upstream of many empty tables, and the product over it; for `tables`, `many` and `lag`."""
+"""An upstream of many empty tables, and the product over it. Used by `tables`, `many` and `lag`."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.workload.changelog import Txn, read_log
 
 BATCH: Final = 500
-"""Keys of a transaction that loads the catalogue."""
+"""The number of keys in a transaction that loads the catalogue."""
 LOOKS: Final = 50
 LOOK_S: Final = 0.05
 SYSTEM_ID: Final = 1 << 40
-"""From here on the ids of TiDB's own tables."""
+"""The first id of TiDB's own tables."""
 
 
 class Writers(ABC):
-    """Writes rows from a thread of this process, until the context ends; `rows`: so many so far."""
+    """Writes rows from a thread of this process, until the context ends. `rows`: the number so far."""
 
     def __init__(self, pd: PdClient, row: bytes) -> None:
         self._pd, self._row = pd, row
@@ -58,11 +58,11 @@ class Writers(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Until `_done` is set."""
+        """Write until `_done` is set."""
 
 
 class Upstream:
-    """The embedded upstream in a process of its own, with so many empty tables; use it as a context."""
+    """The embedded upstream in a separate process, with many empty tables. Use it as a context."""
 
     def __init__(self, folder: Path, tables: int, regions: int) -> None:
         self.tables = tables
@@ -71,7 +71,7 @@ class Upstream:
         self._regions = regions
 
     def load(self, pd: PdClient) -> None:
-        """Write the catalogue, and cut the tables into regions."""
+        """Write the catalogue, and split the tables into regions."""
         found = pairs(self.tables, "narrow")
         while batch := list(islice(found, BATCH)):
             transaction = Transaction(pd)
@@ -98,7 +98,7 @@ class Many(Product):
         self._upstream, self.ticks_file = upstream, folder / "ticks.json"
 
     def begin(self) -> None:
-        """Start upstream and capture; the catalogue is there on return."""
+        """Start upstream and capture. On return the catalogue is complete."""
         ready = self._child("feed", self._upstream.command).wait_line(lambda line: "pd" in line, READY_S)
         self.pd = ready["pd"]
         with PdClient(self.pd) as pd:
@@ -114,13 +114,13 @@ class Many(Product):
         self.ledger = Ledger([server.pid])
 
     def ticks(self, seconds: float) -> dict[str, dict[str, float]]:
-        """What ticks of the control process cost over some seconds."""
+        """The cost of the control process's ticks over some seconds."""
         before, began = json.loads(self.ticks_file.read_text()), time.monotonic()
         time.sleep(seconds)
         return between(before, json.loads(self.ticks_file.read_text()), time.monotonic() - began)
 
     def look_ms(self) -> float:
-        """CPU of a look at what has come, each a tick of the store after the one before."""
+        """CPU of one look at the store. Each look is made a tick of the store after the last one."""
         (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
         spec = FeedSpec.load(path)
         frontier = store_view.read_frontier(spec.store_dir)
@@ -135,7 +135,9 @@ class Many(Product):
         return round(1000 * took / LOOKS, 3)
 
     def open(self) -> float:
-        """Create the feed and wait until its checkpoint has passed the time of the call; seconds."""
+        """Create the feed and wait until its checkpoint has passed the time of the call. Returns
+        the seconds.
+        """
         began = time.monotonic()
         self.create()
         with PdClient(self.pd) as pd:
@@ -157,7 +159,7 @@ class Many(Product):
         return round(time.monotonic() - began, 1)
 
     def row(self) -> bytes:
-        """A row that the narrow table takes."""
+        """A row of the narrow table."""
         return next(_rows())
 
 

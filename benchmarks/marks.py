@@ -1,20 +1,20 @@
-"""What a mark of a quiet store costs the capture: CPU per ResolvedTs message, by thread.
+"""The capture's cost of a mark from a quiet store: CPU per ResolvedTs message, by thread.
 
     python -m benchmarks.marks [--stores 16] [--rate 5] [--regions 128] [--seconds 8] [--rounds 3]
     python -m benchmarks.marks --src src /tmp/before/src      # two checkouts in turns
 
-One process serves PD and the stores, each at an address of its own. A store's stream sends nothing but marks,
-`--rate` a second, as a store does while nothing is written. The capture is a process of its own: the real
-`Puller`, over all regions, into a sink that keeps nothing.
+One process serves PD and the stores, each at its own address. A store's stream only sends marks, `--rate` per
+second, as a store does while nothing is written. The capture is a separate process: the real `Puller`, over
+all regions, into a sink that keeps nothing.
 
-A round measures the capture twice with the same streams: while a tenth of the marks come, then while all
-come. The difference, divided by the marks that came more, is the cost of a mark. (Without any marks the lock
-cleaner would begin to work, and what it takes would be subtracted.) What a quiet capture does however many
-marks there are, sealing four times a second, is the base and not in the cost.
+A round measures the capture twice with the same streams: first while a tenth of the marks arrive, then while
+all arrive. The difference, divided by the number of additional marks, is the cost of a mark. (Without any
+marks the lock cleaner would begin to work, and its cost would be subtracted.) The work that does not depend
+on the number of marks, such as sealing four times a second, is the base and not part of the cost.
 
-The clocks are those of the threads (`CLOCK_THREAD_CPUTIME_ID` of each), so other work on the machine adds
-only what it takes from the caches. Still, on a busy machine compare only what ran in turns. Threads that the
-process had no Python name for are gRPC's own (`grpc`).
+The clocks are those of the threads (`CLOCK_THREAD_CPUTIME_ID` of each), so other work on the machine disturbs
+only through the caches. Still, on a busy machine compare only figures of runs in turns. Threads without a
+Python name are gRPC's own (`grpc`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ from tidegate.tidb.memcomparable import encode_bytes
 
 WATCHED: Final = Span(b"t", b"u")
 SETTLE_S: Final = 3.0
-"""A stream is quiet after two seconds without a change (`event_feed.QUIET_S`)."""
+"""The wait before a measurement: a stream is quiet after two seconds without a change
+(`event_feed.QUIET_S`)."""
 BASE_SHARE: Final = 10
-"""So many times fewer marks come in the base."""
+"""The factor by which fewer marks arrive in the base."""
 PATIENCE_S: Final = 60.0
 POLL_S: Final = 0.01
 
@@ -85,7 +86,7 @@ class Store(feed_server.Cluster):
         return pdpb.GetAllStoresResponse(header=feed_server.response_header(), stores=stores)
 
     def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """EventFeedV2: each registration is initialized at once; then marks, when it is time for one."""
+        """EventFeedV2: initialises each registration at once, and then sends marks at the given rate."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=feed_server.drain, args=(requests, arrived), daemon=True).start()
         known: dict[int, set[int]] = {}
@@ -103,7 +104,7 @@ class Store(feed_server.Cluster):
 
 
 class Stores:
-    """All stores, which share the regions evenly. `rate`: marks a second of each."""
+    """All stores, which share the regions evenly. `rate`: marks per second of each."""
 
     def __init__(self, stores: int, regions: int) -> None:
         self.rate = 0.0
@@ -114,11 +115,11 @@ class Stores:
 
     @property
     def address(self) -> str:
-        """PD's."""
+        """The address of PD."""
         return self.stores[0].address
 
     def line(self, number: int) -> Any:
-        """A store as PD knows it."""
+        """The description of a store by PD."""
         store = pdpb.GetStoreResponse().store
         store.id, store.address, store.version = number, self.stores[number - 1].address, "8.5.0"
         return store
@@ -158,7 +159,8 @@ def thread_seconds() -> dict[int, float]:
     for task in Path("/proc/self/task").iterdir():
         number = int(task.name)
         try:
-            # As the kernel's MAKE_THREAD_CPUCLOCK (include/linux/posix-timers.h), which glibc uses as well.
+            # The same as the kernel's MAKE_THREAD_CPUCLOCK (include/linux/posix-timers.h), which glibc also
+            # uses.
             found[number] = time.clock_gettime(~number << 3 | 6)
         except OSError:
             continue  # the thread has ended
@@ -166,7 +168,7 @@ def thread_seconds() -> dict[int, float]:
 
 
 def kind_of(name: str) -> str:
-    """Threads of all stores together."""
+    """The kind of a thread. Threads of all stores count together."""
     return re.sub(r"\d+", "N", re.sub(r"^Thread-.*", "grpc, in Python", name))
 
 
@@ -175,7 +177,7 @@ def _kinds() -> dict[int, str]:
 
 
 def _capture(address: str) -> None:
-    """The capture's process: a line of figures for each line `seconds`."""
+    """The capture's process: for each input line with seconds it prints a line of figures."""
     block_matcher.warm()
     sink = Counted()
     with PdClient(address) as pd:
@@ -214,7 +216,7 @@ class Capture:
         )
 
     def measure(self, seconds: float) -> dict[str, Any]:
-        """CPU and marks of so many seconds."""
+        """The CPU and the marks of `seconds` seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{seconds}\n")
@@ -232,7 +234,7 @@ class Capture:
 
 
 def one_round(stores: Stores, capture: Capture, rate: float, seconds: float) -> Costs:
-    """The cost of a mark: with all marks, less what the same time costs with few."""
+    """The cost of a mark: the CPU with all marks, minus that of the same time with few marks."""
     stores.rate = rate
     eventually(
         "marks of all stores", lambda: capture.measure(1.0)["marks"] >= len(stores.stores), PATIENCE_S, 0.01

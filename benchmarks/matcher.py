@@ -2,10 +2,11 @@
 
     python -m benchmarks.matcher [--open 10000] [--events 4000000] [--json FILE]
 
-Rows of 200 bytes (key 32, value 140, old value 28) in messages of 1,000 rows; transactions of 20 rows over 64
-regions; `--open` rows are prewritten before the first is committed, and that many stay open throughout. An
-event is a prewrite or a commit. CPU seconds of the one thread, messages made beforehand: of all that becomes
-of them, to Arrow blocks, and of the kernels that scan the wire format and match, without the copies.
+Rows have 200 bytes (key 32, value 140, old value 28), in messages of 1,000 rows and transactions of 20 rows
+over 64 regions. `--open` rows are prewritten before the first is committed, and that number stays open all
+the time. An event is a prewrite or a commit. Messages are made beforehand. Figures are CPU seconds of the one
+thread: for the whole way to Arrow blocks, and for the kernels that scan the wire format and match, without
+the copies.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _message(kind: int, first: int) -> bytes:
 
 
 def measure(open_rows: int, events: int, clock: KernelClock) -> dict[str, float]:
-    """Events per CPU second with `open_rows` rows open."""
+    """Events per CPU second while `open_rows` rows are open."""
     matcher = BlockMatcher()
     for region in range(1, REGIONS + 1):
         matcher.register(7, region, 0, region, Span(b"", b""), 1)

@@ -1,7 +1,7 @@
-"""(e) Peak memory of each process over a run and over one ten times as long: flat.
+"""(e) Peak memory of each process over a run and over one ten times as long: it should be flat.
 
-The whole capture delivers recorded rows into a real broker at full speed, so every buffer there is fills up.
-Counted is anonymous memory (see `accounting`): what a process allocated, not the pages of mapped segments.
+The whole capture delivers recorded rows into a real broker at full speed, so that every buffer fills up.
+Memory is anonymous memory (see `accounting`): what a process allocated, without the pages of mapped segments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.model.timestamp import compose
 
 LONGER: Final = 10
 ALLOWED: Final = 1.25
-"""A process is flat when ten times the rows take at most a quarter more."""
+"""A process is flat if ten times the rows take at most a quarter more memory."""
 SLACK_MB: Final = 32.0
 
 

@@ -2,12 +2,13 @@
 
     PYTHONPATH=src python benchmarks/messages.py [--rows 65536] [--passes 5] [--json]
 
-The tables and rows are those of `benchmarks/encode.py`, encoded anew for every pass by the protocol that is
-then read. The decoder has met the table before. CPU time of this process, best pass. `canal-json, mixed` is
-canal-json with the members of `mysqlType` in an order of its own in each message, as TiCDC writes them.
+The tables and rows are those of `benchmarks/encode.py`, encoded again for every pass with the protocol that
+is then decoded. The decoder knows the table already. Figures are CPU time of this process in the best pass.
+`canal-json, mixed` is canal-json with the members of `mysqlType` in another order in each message, as TiCDC
+writes them.
 
-The last column is against the peer, in the same pass over the same bytes: orjson's bare parse of each text,
-or fastavro's if it is installed (`benchmarks/peers.py`). It says how many times as fast our columns are made.
+The last column compares with the peer, in the same pass over the same bytes: orjson's parse of each text, or
+fastavro if it is installed (`benchmarks/peers.py`). It is the factor by which we make columns faster.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BUILD_MS = 1_795_246_227_886
 
 
 def mixed(batch: Batch, seed: int) -> Batch:
-    """Canal-json's messages with `mysqlType` in an order of its own in each."""
+    """Canal-json messages with the members of `mysqlType` in another order in each."""
     dice, values = random.Random(seed), []
     for value in batch.values:
         assert value is not None, "a row has a value"
@@ -59,7 +60,7 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
             reported = definitions.encode(table, options, BUILD_MS)
             reader.decode(Batch([reported.key], [reported.value], [0]))
         best = {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
-        for number in range(passes + 1):  # the first learns the table
+        for number in range(passes + 1):  # the first pass learns the table
             zeros = np.zeros(rows, dtype=np.int32)
             block = encode_block(draw(table, pool, owner, rows, rng), zeros, options, BUILD_MS)
             batch = batch_of(block) if shown == label else mixed(batch_of(block), number)

@@ -1,26 +1,26 @@
-"""What a changefeed in trouble costs the others: one that is resumed far back, and one that has stopped.
+"""How a changefeed in trouble affects the others: one that resumes far back, and one that has stopped.
 
     python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--only stopped] [--json FILE]
 
-One table of so many rows is written to all the time, 10 transactions of 20 rows a second. Its span has been
-read up to now and let go; then a changefeed needs it from its beginning. The figure is the lag of the others:
-how far the greatest resolved ts they have seen lies behind PD's clock, looked at every 10 ms.
+A table with `--rows` rows gets 10 transactions of 20 rows per second all the time. Its span was read up to
+now and dropped from the store; then a changefeed needs it from its beginning. The figure is the lag of the
+others: how far the greatest resolved ts that they have seen is behind PD's clock, sampled every 10 ms.
 
 | figure | when |
 |---|---|
 | quiet | before that |
-| beside | what is missing is pulled beside the part that the others read, as a capture does |
-| again | all of the span is pulled again from its beginning: the same puller without `on_watch` |
+| beside | the missing part is pulled in addition to the part that the others read, as in a capture |
+| again | the whole span is pulled again from its beginning: the same puller without `on_watch` |
 
-Then a table of its own, that others read and let go, beside one whose reader has stopped, until this one has
-filled the store's quota:
+Then it measures a table that others read and drop, while another table has a stopped reader and fills the
+store's quota:
 
 | figure | when |
 |---|---|
-| roomy | before the store is crowded |
+| roomy | before the store is full |
 | stopped | for `--seconds` from then on, at least 8 s; with no span given up early, all wait for 5 s |
 
-In turns, in one process, on one upstream, which is a process of its own.
+The cases run in turns, in one process, on one upstream, which is a separate process.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ LOOK_S: Final = 0.01
 WRITE_S: Final = 0.1
 SPAN: Final = keys.record_span(TABLE)
 OTHER: Final = TABLE + 1
-"""The table that others read beside the one whose reader has stopped."""
+"""The table with readers, while the reader of the first table has stopped."""
 QUOTA_BYTES: Final = 4 << 20
 FAT_BYTES: Final = 4_000
 STOPPED_S: Final = 8.0
 FULL_S: Final = 60.0
-"""The store is crowded within so long."""
+"""The store must be full within this time."""
 
 
 class Capture:
-    """The puller's process: a puller, an event store, and what pulls from earlier."""
+    """The puller's process: a puller, an event store, and the pull of earlier parts."""
 
     def __init__(
         self, address: str, folder: Path, *, beside: bool, span: Span = SPAN, disk_bytes: int = 0
@@ -79,11 +79,11 @@ class Capture:
 
     @property
     def span(self) -> SpanStore:
-        """That of those who are not in trouble."""
+        """The span that the healthy readers use."""
         return self.store.open_span(self._name)
 
     def lags(self, until: Callable[[], bool], each: Callable[[], None] = lambda: None) -> list[float]:
-        """In ms, until something holds; `each` is done after each look."""
+        """Lags in ms, until `until` is true. `each`: called after each sample."""
         found = []
         while not until():
             self._seen = max(self._seen, self.span.resolved)
@@ -102,7 +102,7 @@ class Capture:
 
 @contextmanager
 def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[None]:
-    """Commit to a table meanwhile."""
+    """Commit to a table during the `with` block."""
     done = threading.Event()
 
     def write() -> None:
@@ -124,7 +124,7 @@ def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[
 
 
 def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -> tuple[list[float], ...]:
-    """The lags before, and while the beginning is needed again."""
+    """The lags before the beginning is needed again, and while it is pulled."""
     capture = Capture(upstream.address, folder, beside=beside)
     start = 1
     capture.puller.watch(SPAN, start)
@@ -144,7 +144,7 @@ def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -
 
 
 def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[list[float], list[float]]:
-    """The lags of a table that is read, before and after one that nobody reads has filled the quota."""
+    """The lags of a table with readers, before and after a table without readers has filled the quota."""
     other = keys.record_span(OTHER)
     capture = Capture(upstream.address, folder, beside=True, span=other, disk_bytes=QUOTA_BYTES)
     start = capture.pd.tso()
@@ -172,7 +172,7 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
 
 
 def shown(lags: list[float]) -> dict[str, float]:
-    """Percentiles, and how long it took."""
+    """Percentiles, and the duration."""
     ordered = sorted(lags)
     return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
 

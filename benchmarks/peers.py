@@ -1,9 +1,9 @@
-"""Peers of the codecs: what a fast library needs for the bare syntax of the same messages.
+"""Peers of the codecs: the time of a fast library for only the syntax of the same messages.
 
-For JSON orjson, one object a call: `loads` of each text, `dumps` of what came of it. It makes no columns,
-looks up no table and checks no value, so that it is a bound for programs that go message by message. For Avro
-fastavro, which reads and writes values by their schemas. It is no dependency of ours: without it there is no
-figure. To have it for one run:
+For JSON the peer is orjson, with one object in each call: `loads` of each text, `dumps` of the result. It
+makes no columns, looks up no table and checks no value, so it is a bound for programs that handle single
+messages. For Avro the peer is fastavro, which reads and writes values by their schemas. It is not a
+dependency of ours; without it there is no figure. To install it for one run:
 
     .venv/bin/uv pip install --target /tmp/peers fastavro
     PYTHONPATH=src:/tmp/peers python benchmarks/messages.py
@@ -27,13 +27,13 @@ from tidegate.codec.registry import codec_of
 from tidegate.codec.schema_book import LOCAL
 
 AVRO_HEAD = 5
-"""Bytes of a message before its Avro: a zero and the schema's number."""
+"""The bytes of a message before its Avro value: a zero and the schema's id."""
 SIMPLE_HEAD = 1
-"""And of one of simple: the branch of a union that is always the same."""
+"""The same for a message of simple: the branch of a union, which is always the same."""
 
 
 class Form(StrEnum):
-    """How messages are written."""
+    """The form of messages."""
 
     JSON = "JSON"
     AVRO = "Avro, with a schema registry"
@@ -41,7 +41,7 @@ class Form(StrEnum):
 
 
 def form_of(options: CodecOptions) -> Form:
-    """That of a protocol under these options."""
+    """The form of a protocol with these options."""
     if codec_of(options).schemas is not None:
         return Form.AVRO
     is_avro = getattr(options, "encoding_format", "json") == "avro"
@@ -49,7 +49,9 @@ def form_of(options: CodecOptions) -> Form:
 
 
 def texts_of(batch: Batch) -> list[bytes]:
-    """The JSON texts of messages: keys, where there are some, and values; of framed ones each item's."""
+    """The JSON texts of messages: keys, if there are any, and values. A framed message gives one for each
+    item.
+    """
     keys, values = batch.keys.to_pylist(), batch.values.to_pylist()  # type: ignore[union-attr]
     found: list[bytes] = []
     for key, value in zip(keys, values, strict=True):
@@ -61,7 +63,7 @@ def texts_of(batch: Batch) -> list[bytes]:
 
 
 def cpu_seconds(work: Callable[[Any], Any], things: Sequence[Any]) -> float:
-    """The CPU time of doing it to each."""
+    """The CPU time of calling `work` with each of `things`."""
     start = time.process_time()
     for thing in things:
         work(thing)
@@ -69,7 +71,7 @@ def cpu_seconds(work: Callable[[Any], Any], things: Sequence[Any]) -> float:
 
 
 def parse_seconds(batch: Batch, form: Form = Form.JSON) -> float | None:
-    """What parsing the messages costs the peer; None where there is none."""
+    """The peer's CPU seconds for parsing the messages. None without a peer."""
     if form is Form.JSON:
         return cpu_seconds(orjson.loads, texts_of(batch))
     found = _avro(batch, form)
@@ -80,7 +82,7 @@ def parse_seconds(batch: Batch, form: Form = Form.JSON) -> float | None:
 
 
 def dump_seconds(batch: Batch, form: Form = Form.JSON) -> float | None:
-    """What writing the messages costs the peer, from objects that are there; None where there is none."""
+    """The peer's CPU seconds for writing the messages from existing objects. None without a peer."""
     if form is Form.JSON:
         return cpu_seconds(orjson.dumps, [orjson.loads(text) for text in texts_of(batch)])
     found = _avro(batch, form)
@@ -93,13 +95,13 @@ def dump_seconds(batch: Batch, form: Form = Form.JSON) -> float | None:
 def _avro(
     batch: Batch, form: Form
 ) -> tuple[Callable[[bytes], Any], Callable[[Any], Any], list[bytes]] | None:
-    """How fastavro reads a value, how it writes one that it has read, and the values; keys are left out."""
+    """Functions by which fastavro reads a value and writes it again, and the values. Keys are left out."""
     try:
         fastavro = importlib.import_module("fastavro")
     except ImportError:
         return None
     values = [value for value in batch.values.to_pylist() if value]  # type: ignore[union-attr]
-    # Deletes of avro have no Avro in their values, but at most a commit ts.
+    # Deletes of avro have no Avro value, but at most a commit ts.
     values = [value for value in values if form is Form.SIMPLE_AVRO or value[0] == 0]
     if form is Form.SIMPLE_AVRO:
         only = fastavro.parse_schema(simple_schema())
@@ -128,7 +130,9 @@ def _avro(
 
 
 def simple_schema() -> dict[str, Any]:
-    """That of simple's messages (TiCDC: pkg/sink/codec/simple/message.json), without the outer union."""
+    """The schema of simple's messages (TiCDC: pkg/sink/codec/simple/message.json), without the
+    outer union.
+    """
 
     def record(of: str, /, **fields: Any) -> dict[str, Any]:
         listed = [{"name": field, "type": kind} for field, kind in fields.items()]

@@ -1,8 +1,8 @@
-"""A feed's pipeline in an application of its own with one thing changed: its task, or a setting of Spark.
+"""A feed's pipeline in its own application with one thing changed: its task, or a setting of Spark.
 
     python -m benchmarks.pipeline_probe SPEC_JSON [--task count|deliver|timed] [--set KEY=VALUE]...
 
-`count` leaves the broker out; `timed` is `deliver` with a clock around its stages. Everything else is
+`count` runs without a broker; `timed` is `deliver` with a clock around its stages. Everything else is
 `tidegate.pipeline.application`.
 """
 

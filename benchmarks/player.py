@@ -2,8 +2,8 @@
 
     python -m benchmarks.player DATA_DIR
 
-Every changefeed that is to run is taken up as soon as its spec is there. Each round, every LOOK_S, looks for
-each at what has come (`pipeline.backlog`), and takes that through the worker up to encoded messages, which a
+It begins with a changefeed as soon as its spec exists. In each round, every LOOK_S, it looks at the new rows
+of each changefeed (`pipeline.backlog`) and delivers them through the worker up to encoded messages, which a
 writer drops. For `benchmarks.many`.
 """
 
@@ -44,7 +44,7 @@ class Played:
         self._control.send(Started(starts))
 
     def round(self) -> None:
-        """Deliver what has come since the last one."""
+        """Deliver the rows that have arrived since the last round."""
         shares = [share.ranges for share in self._backlog.take(1)]
         reports = [one for share in shares for one in self._worker.deliver(share)]
         for share in shares:
@@ -57,7 +57,7 @@ class Played:
 
 
 def play(data_dir: Path) -> None:
-    """Until the process is ended."""
+    """Run until the process is ended."""
     played: dict[Path, Played] = {}
     found_at = float("-inf")
     while True:
@@ -71,7 +71,7 @@ def play(data_dir: Path) -> None:
             try:
                 one.round()
             except (Fenced, store_view.NoManifest):
-                if not path.exists():  # another incarnation has followed
+                if not path.exists():  # another incarnation has replaced it
                     del played[path]
         time.sleep(max(0.0, began + LOOK_S - time.monotonic()))
 

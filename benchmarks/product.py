@@ -1,4 +1,4 @@
-"""The whole capture as its user runs it, against the feed server: `tidegate server` and one changefeed."""
+"""The whole capture as a user runs it, with the feed server: `tidegate server` and one changefeed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def tidegate(*arguments: str | Path) -> list[str]:
 
 
 class Product:
-    """Started by `start`, ended by `close`; use it as a context."""
+    """The processes of a capture. `start` starts and `close` ends them; use it as a context."""
 
     def __init__(self, folder: Path, log: str, rows: int, sink_uri: str, live: int = 0) -> None:
         self.folder, self.sink_uri = folder, sink_uri
         self.source = [sys.executable, "-m", "benchmarks.feed_server", str(LOGS / f"{log}.jsonl.gz")]
         self.source += ["--rows", str(rows)] + (["--live", str(live)] if live else [])
         self.options: list[str] = []
-        """Further words of `changefeed create`."""
+        """Further options of `changefeed create`."""
         self.children: dict[str, Child] = {}
         self.ledger: Ledger | None = None
 
@@ -45,7 +45,7 @@ class Product:
         self.close()
 
     def start(self) -> None:
-        """Start feed server, capture and changefeed. On return Spark's query runs, or is about to."""
+        """Start feed server, capture and changefeed. On return the pipeline runs or is starting."""
         ready = self._child("feed", self.source).wait_line(lambda line: "pd" in line, READY_S)
         config = self.folder / "feed.toml"
         config.write_text(f"[filter]\nrules = ['{_table_name(ready['pd'], ready['table_id'])}']\n")
@@ -77,7 +77,7 @@ class Product:
         return found
 
     def wait_rows(self, rows: int, patience_s: float, progress: Callable[[int], None]) -> int:
-        """Wait until the capture has delivered so many rows."""
+        """Wait until the capture has delivered `rows` rows."""
 
         def enough() -> int:
             for child in self.children.values():

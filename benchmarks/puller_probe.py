@@ -1,4 +1,4 @@
-"""The capture's puller process, unchanged but for a clock around its stages.
+"""The capture's puller process, unchanged except for a clock around its stages.
 
     python -m benchmarks.puller_probe DATA_DIR PD STAGES_FILE
 

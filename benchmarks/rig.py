@@ -1,9 +1,9 @@
 """A capture without its control process: feed server, puller process and pipeline process over one folder.
 
-The control process's part is small and constant here (one table, no DDL, no barrier), so the rig plays it:
-it writes the catalogue, the bounds file, the grant and the spec, tells the puller what to watch, and sums up
-what the pipeline reports. The table is watched only once the pipeline has run some batches over other
-rows, so that the start of JVM, workers and kernels is not measured with it.
+The control process's part is small and constant here (one table, no DDL, no barrier), so the rig takes its
+place: it writes the catalogue, the bounds file, the grant and the spec, sends the puller the spans to watch,
+and sums up the pipeline's reports. The table is watched only after the pipeline has run some batches with
+other rows, so that the start of JVM, workers and kernels is not measured.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ FAR: Final = 1 << 62
 """A bound beyond every ts."""
 WARM_BATCHES: Final = 80
 WARM_SMOKE: Final = 4
-"""Where nothing is to be measured."""
+"""The batches of the warm-up in a trial, in which nothing is measured."""
 SMOKE_ROWS: Final = 20_000
-"""So few rows are a trial."""
+"""A run with at most this many rows is a trial."""
 WARM_ROWS: Final = 1_000
-"""Rows of each batch of the warm-up."""
+"""The number of rows in each batch of the warm-up."""
 READY_S: Final = 120.0
 
 
@@ -76,9 +76,10 @@ def eventually(
     *,
     children: Iterable[Child] = (),
 ) -> Any:
-    """The first true result of `check`; TimeoutError naming `what` when there is none in time.
+    """The first true result of `check`. Raises TimeoutError with `what` if there is none in time.
 
-    Raises ChildError, with its last lines, as soon as one of `children` has ended: nothing will come then.
+    Raises ChildError with the last lines of its log as soon as one of `children` has ended, because the
+    result will never come then.
     """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -92,7 +93,9 @@ def eventually(
 
 
 class ControlStandIn:
-    """Listens on the capture's socket, keeps the connections by hello, sums up what the pipeline reports."""
+    """Listens on the capture's socket, keeps the connections by their hello, and sums up the pipeline's
+    reports.
+    """
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,15 +109,15 @@ class ControlStandIn:
         threading.Thread(target=self._accept, name="stand-in", daemon=True).start()
 
     def send(self, message: ToPuller) -> None:
-        """To the puller, once it has introduced itself."""
+        """Send a message to the puller, which must have sent its hello."""
         self._peers[PullerHello].sendall(frame(message))
 
     def knows(self, hello: type[Hello]) -> bool:
-        """Whether a process has introduced itself."""
+        """Whether a process has sent this kind of hello."""
         return hello in self._peers
 
     def delivered(self) -> dict[str, int]:
-        """Rows, messages, bytes and batches reported so far. Raises RuntimeError when a process failed."""
+        """Rows, messages, bytes and batches reported so far. Raises RuntimeError if a process has failed."""
         if self.errors:
             raise RuntimeError(self.errors[0])
         with self._lock:
@@ -126,7 +129,7 @@ class ControlStandIn:
             self.totals = dict.fromkeys(self.totals, 0)
 
     def close(self) -> None:
-        """Let every process go."""
+        """End all connections."""
         self._listener.close()
         for peer in self._peers.values():
             peer.close()
@@ -149,7 +152,7 @@ class ControlStandIn:
                     self._peers[type(said)], kinds = peer, SAID_BY[type(said)]
                 self._take(said)
         except OSError:
-            return  # the process ended; whoever waits for it sees its exit code and its log
+            return  # the process ended; its exit code and its log say why
 
     def _take(self, said: Report) -> None:
         match said:
@@ -165,7 +168,7 @@ class ControlStandIn:
 
 
 class Rig:
-    """Started by `start`, ended by `close`; use it as a context."""
+    """The processes of the rig. `start` starts and `close` ends them; use it as a context."""
 
     def __init__(self, folder: Path, log: str, rows: int, sink_uri: str, live: int = 0) -> None:
         self.folder, self.rows, self.sink_uri, self._log = folder, rows, sink_uri, log
@@ -187,8 +190,8 @@ class Rig:
         self.close()
 
     def start(self, pipeline: Sequence[str | Path], timed: bool = True) -> None:
-        """Start everything; `pipeline` are Python's arguments before the spec. On return the table's rows can
-        begin to flow.
+        """Start everything. `pipeline`: Python's arguments before the spec. On return `flow` may
+        be called.
         """
         self._feed_server()
         self.control = ControlStandIn(self.folder / "control.sock")
@@ -220,7 +223,7 @@ class Rig:
         self._watch(self._span)
 
     def wait_rows(self, rows: int, patience_s: float, progress: Callable[[int], None]) -> dict[str, int]:
-        """Wait until so many rows were reported; what was reported then."""
+        """Wait until `rows` rows were reported. Returns what was reported then."""
         deadline, last, seen_at = time.monotonic() + patience_s, -1, time.monotonic()
         while (found := self.control.delivered())["rows"] < rows:
             for child in self.children.values():
@@ -239,7 +242,7 @@ class Rig:
 
     @property
     def stages_file(self) -> Path:
-        """Where the puller's probe tells its seconds."""
+        """The file where the puller's probe writes its seconds."""
         return self.folder / "stages-puller.json"
 
     def close(self) -> None:
@@ -272,7 +275,7 @@ class Rig:
         self.control.send(Watch(span, self.start_ts, True))
 
     def _store_warm_up(self) -> None:
-        """Rows of the table in a span of their own, there before anything runs: some for each batch."""
+        """Store rows of the table in a separate span before anything runs: some for each batch."""
         source = Source.read(self._log)
         self._warm_span = Span(self._span.end, self._span.end + b"\xff")
         store = EventStore(self.store)
@@ -288,7 +291,9 @@ class Rig:
         store.close()
 
     def _warm_up(self) -> None:
-        """Let the pipeline deliver the stored rows in some batches, so that all of it is warm."""
+        """Let the pipeline deliver the stored rows in some batches, so that JVM, workers and kernels are
+        warm.
+        """
         for number, ts in enumerate(self._warm_ts[1:], 1):
             self._write_bounds(ts)
             self.wait_rows(number * WARM_ROWS, READY_S, lambda rows: None)
@@ -348,5 +353,5 @@ def use_repository() -> None:
 
 
 def end_in_order() -> None:
-    """Let SIGTERM end this process through its `finally` clauses, so that no service is left behind."""
+    """Make SIGTERM run this process's `finally` clauses, so that no service is left running."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

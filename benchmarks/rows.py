@@ -21,7 +21,7 @@ ROWS_A_TXN: Final = 50
 
 @dataclass(slots=True)
 class Source:
-    """The rows that are sent: values of the log under new handles."""
+    """The rows to send: values of the log under new handles."""
 
     store: SchemaStore
     table_id: int
@@ -29,14 +29,16 @@ class Source:
 
     @classmethod
     def read(cls, name: str = "narrow") -> Source:
-        """From a recorded log."""
+        """A source from a recorded log."""
         log = read_log(LOGS / f"{name}.jsonl.gz")
         meta = ((k, v) for k, v in log.schema.items() if k.startswith(b"m"))
         fresh = [change.value for change in log.changes if change.put][-BLOCK:]
         return cls(SchemaStore.from_meta(meta, 1), log.table_id, pa.array(fresh, pa.binary()))
 
     def block(self, first: int, rows: int, begin_ts: int, updates: bool) -> pa.RecordBatch:
-        """Entries for handles first.. with commit timestamps from begin_ts on; updates change every row."""
+        """Entries for handles from `first` on, with commit timestamps from `begin_ts` on. `updates`: each
+        entry is an update.
+        """
         handles = np.arange(first, first + rows, dtype=np.int64)
         ts = begin_ts + 2 * (np.arange(rows) // ROWS_A_TXN).astype(np.uint64)
         at = handles % len(self.values)

@@ -1,4 +1,4 @@
-"""All figures of the main path in one run: a table for people, JSON for later.
+"""All figures of the main path in one run, as a table for people and as JSON.
 
     python -m benchmarks.run [a] [b] [c] [d] [e] [--rows N] [--smoke] [--json FILE]
 
@@ -8,8 +8,8 @@
     d  a topic to Delta tables                    rows/s for inserts and for updates
     e  peak memory of each process                a run and one ten times as long
 
-Without letters: all of them. `--smoke` runs a to d small and checks only that they complete with the right
-number of rows.
+Without letters, all of them. `--smoke` runs small versions of a to d and only checks that they complete with
+the right number of rows.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from benchmarks.show import Progress, Ticker, machine, short, table
 
 PARTS: Final = "abcde"
 NOWHERE: Final = "kafka://127.0.0.1:1/bench"
-"""A sink URI for runs that leave the broker out: it is parsed, never used."""
+"""A sink URI for runs without a broker. It is parsed but never used."""
 GOALS: Final = {"a": 800_000, "p50_ms": 300, "p99_ms": 800}
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of a run."""
 
     narrow: int = 10_000_000
     wide: int = 1_000_000
@@ -49,15 +49,15 @@ class Sizes:
     delta: int = 1_000_000
     memory: int = 1_000_000
     memory_delta: int = 1_200_000
-    """More than one commit of the consumer takes, so that the shorter run fills what there is, too."""
+    """More rows than one commit of the consumer, so that the shorter run fills all buffers as well."""
 
 
 SMOKE: Final = Sizes(20_000, 5_000, 20_000, 2_000, 19.0, 1.0, 5_000, 5_000, 2_000)
-"""Of the lag so many seconds that rows still come when the pipeline, which starts meanwhile, is up."""
+"""Its lag runs for so many seconds that rows still come after the pipeline has started."""
 
 
 def cases(sizes: Sizes, smoke: bool) -> list[Case]:
-    """What (a) measures."""
+    """The cases of (a)."""
     found = [
         Case(log, rows, protocol)
         for log, rows in (("narrow", sizes.narrow), ("wide", sizes.wide))
@@ -72,7 +72,7 @@ def encoded(sizes: Sizes, smoke: bool, progress: Progress) -> list[dict[str, Any
 
 
 def into_broker(bootstrap: str, sizes: Sizes, smoke: bool, progress: Progress) -> list[dict[str, Any]]:
-    """(b), with Kafka's own tool on the very same messages right after each run."""
+    """(b), with Kafka's own tool on the same messages right after each run."""
     found = []
     for protocol in ("open-protocol",) if smoke else ("open-protocol", "canal-json"):
         topic = broker.new_topic(bootstrap)
@@ -103,7 +103,7 @@ def lags(bootstrap: str, sizes: Sizes, smoke: bool, progress: Progress) -> list[
 
 
 def check(found: dict[str, Any]) -> list[str]:
-    """What is wrong with the number of rows of a run; empty: nothing."""
+    """The errors in the numbers of rows of a run. Empty: none."""
     wrong = [
         f"{part}: {run['quarantined']} rows in quarantine"
         for part in "ab"
@@ -133,7 +133,7 @@ def check(found: dict[str, Any]) -> list[str]:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The figures as one table, and the CPU seconds of (a) and (b) per stage under it."""
+    """The figures as one table, with the CPU seconds of (a) and (b) per stage below it."""
     lines = [["", "what", "figure", "goal", "beside it"]]
     for run in found.get("a", []):
         goal = f">= {GOALS['a']:,}" if run["log"] == "narrow" else ""
@@ -190,7 +190,7 @@ def machine_line(facts: dict[str, Any]) -> str:
 
 
 def measure(parts: Sequence[str], sizes: Sizes, smoke: bool, progress: Progress) -> dict[str, Any]:
-    """The figures of the wanted parts."""
+    """The figures of the requested parts."""
     found: dict[str, Any] = {}
     if "a" in parts:
         found["a"] = encoded(sizes, smoke, progress)
@@ -233,7 +233,7 @@ def main() -> int:
         parser.error(f"parts are {', '.join(PARTS)}")
     use_repository()
     end_in_order()
-    # Kernels compiled now are not compiled within a measurement.
+    # Compile kernels now, so that they are not compiled during a measurement.
     subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
     facts, ticker = machine(), Ticker()
     if facts["load_before"] > 1.0:

@@ -1,11 +1,11 @@
-"""A PD and a TiKV that serve a table of any size to scans: a recorded table's rows again and again.
+"""A PD and a TiKV that serve a table of any size to scans: the rows of a recorded table, repeated.
 
     python -m benchmarks.scan_server LOG --rows 10000000
 
 LOG is a recorded change log (`tests/golden/changelog/*.jsonl.gz`). Row n of the table has handle n and the
-value of the log's row n modulo as many as there are. Pages of ScanResponse are laid out once; serving copies
-a piece and patches handles into it, so that its CPU is little beside the client's. Catalogue keys are the
-log's.
+value of the log's row n modulo the log's number of rows. Pages of ScanResponse are encoded once; to serve
+one, a piece is copied and its handles are patched, so that the server needs little CPU compared with the
+client. Catalogue keys are those of the log.
 
 Prints one JSON line when ready: {"pd": "host:port", "table_id": n, "rows": n}. Ends with SIGTERM.
 """
@@ -41,17 +41,17 @@ KEY_SIZE: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A response that is serialised already."""
+    """A response that is already serialised."""
 
     data: bytes
 
     def SerializeToString(self) -> bytes:
-        """As protobuf messages have it."""
+        """The bytes. The name is that of protobuf messages."""
         return self.data
 
 
 class Table(Cluster):
-    """The table's rows beside the catalogue that `Cluster` serves."""
+    """The table's rows, in addition to the catalogue that `Cluster` serves."""
 
     def __init__(self, log: Log, rows: int, regions: int) -> None:
         feed = Feed(log, Settings(0, 1, 1, regions, 0))
@@ -63,7 +63,7 @@ class Table(Cluster):
         values = [change.value for change in log.changes if change.put][-BLOCK:]
         pairs = [sized_field(2, sized_field(2, bytes(KEY_SIZE)) + sized_field(3, value)) for value in values]
         self._values = len(values)
-        # Twice, so that a page may begin anywhere.
+        # The rows twice, so that a page may begin at any row.
         self._data = np.frombuffer(b"".join(pairs) * 2, np.uint8)
         self._ends = np.concatenate([[0], np.cumsum([len(pair) for pair in pairs] * 2)])
         heads = [
@@ -89,7 +89,7 @@ class Table(Cluster):
         return Raw(page.tobytes())
 
     def _number(self, key: bytes) -> int:
-        """The number of the first row at or after a key, as far as there are rows."""
+        """The number of the first row at or after a key, at most the number of rows."""
         handle = key[len(self._prefix) :] if key.startswith(self._prefix) else b"\xff" * 8
         number = int.from_bytes(handle[:8].ljust(8, b"\0"), "big") + (len(handle) > 8)
         return min(max(number - SIGN, 0), self._rows)

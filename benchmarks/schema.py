@@ -1,16 +1,16 @@
-"""The catalogue of a large cluster: how long it takes to read, save and load it, and how much memory.
+"""The catalogue of a large cluster: the time to read, save and load it, and its memory.
 
     python -m benchmarks.schema [--tables N] [--columns narrow|wide] [--upstream] [--json]
 
-Tables are copies of one that a real TiDB wrote (`narrow`: 5 columns, `wide`: 44), under ids and names of
-their own, in 100 schemas. Each part runs in a process of its own; memory is what it holds more at its peak
-(the most resident, less what was resident before), so mapped files count as far as they were read.
+Tables are copies of one that a real TiDB wrote (`narrow`: 5 columns, `wide`: 44), with new ids and names, in
+100 schemas. Each part runs in its own process. Memory is the growth of resident memory up to its peak, so
+mapped files count as far as they were read.
 
     build   SchemaStore.from_meta over the pairs under `m`, as a feed's creation does
     save    the image of it written as a base file
-    load    that file, as the control process and each worker of a pipeline do
-    ask     version_at and table for tables at random, after load
-    apply   add column to tables at random, as DDL jobs
+    load    that file loaded, as in the control process and in each worker of a pipeline
+    ask     version_at and table for random tables, after load
+    apply   add column to random tables, as DDL jobs
     pull    (--upstream) build, with the pairs read from the embedded PD and TiKV over gRPC
 
 The goal is 100,000 tables in 20 s and 1 GB.
@@ -57,7 +57,7 @@ PARTS: Final = ("build", "save", "load", "ask", "apply")
 
 
 def template(log: str) -> bytes:
-    """The TableInfo of the log's table when it was first public, its id and name to be filled in."""
+    """The TableInfo of the log's table when it was first public. Id and name must be filled in."""
     for line in read_log(LOGS / f"{log}.jsonl.gz"):
         if not isinstance(line, Txn) or line.is_base:
             continue
@@ -71,7 +71,7 @@ def template(log: str) -> bytes:
 
 
 def pairs(tables: int, log: str) -> Iterator[tuple[bytes, bytes]]:
-    """The keys under `m` of so many tables, in the order of keys; `DBs` comes last there."""
+    """The keys under `m` of `tables` tables, in the order of keys, in which `DBs` comes last."""
     text = template(log)
     for schema in range(SCHEMAS):
         name = b"DB:%d" % (FIRST_ID + schema)
@@ -90,7 +90,7 @@ def pairs(tables: int, log: str) -> Iterator[tuple[bytes, bytes]]:
 
 
 def build(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """From pairs that are made on the way; what making them costs is taken off."""
+    """Build from pairs that are made meanwhile; the cost of making them is subtracted."""
     began = time.process_time()
     size = sum(len(value) for _, value in pairs(tables, log))
     making = time.process_time() - began
@@ -102,7 +102,7 @@ def build(tables: int, log: str, path: Path) -> dict[str, Any]:
 
 
 def save(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """A loaded catalogue, as the control process saves it."""
+    """Save a loaded catalogue, as the control process does."""
     store = SchemaStore.load(map_file(path))
     with _Measured() as measured:
         replace_file(path, chunks(store.image(TS)))
@@ -110,7 +110,7 @@ def save(tables: int, log: str, path: Path) -> dict[str, Any]:
 
 
 def load(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """The index; definitions stay in the file."""
+    """Load the index. Definitions stay in the file."""
     with _Measured() as measured:
         store = SchemaStore.load(map_file(path))
     assert len(store.entries(TS)) == tables
@@ -118,7 +118,7 @@ def load(tables: int, log: str, path: Path) -> dict[str, Any]:
 
 
 def ask(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """Versions of tables at random, then the same parsed."""
+    """Look up versions of random tables, then parse them."""
     store = SchemaStore.load(map_file(path))
     ids = _ids(tables, ASKED)
     with _Measured() as light:
@@ -132,7 +132,7 @@ def ask(tables: int, log: str, path: Path) -> dict[str, Any]:
 
 
 def apply(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """Jobs that replace definitions, as `add column` does, and the image after them."""
+    """Apply jobs that replace definitions, as `add column` does, and make the image after them."""
     store = SchemaStore.load(map_file(path))
     info = orjson.loads(template(log))
     jobs = []
@@ -152,7 +152,7 @@ def apply(tables: int, log: str, path: Path) -> dict[str, Any]:
 
 
 def pull(tables: int, log: str, path: Path) -> dict[str, Any]:
-    """The whole way of a feed's creation: scanned over gRPC, page by page."""
+    """The whole work at a feed's creation: pairs scanned over gRPC, page by page."""
     with (
         tempfile.TemporaryDirectory() as folder,
         EmbeddedUpstream(Path(folder), regions=3) as upstream,
@@ -176,7 +176,7 @@ def _ids(tables: int, count: int) -> list[int]:
 
 
 class _Measured:
-    """Seconds and peak memory of a block, which must be the largest of its process so far."""
+    """Measures seconds and peak memory of a block, whose peak must be the largest of its process so far."""
 
     def __enter__(self) -> _Measured:
         self._before = resident_mb()
@@ -189,7 +189,7 @@ class _Measured:
         self.peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - self._before
 
     def figures(self, count: int, *, less: float = 0.0) -> dict[str, Any]:
-        """Of so many things; `less`: CPU seconds that are not theirs."""
+        """The figures for `count` things. `less`: CPU seconds to subtract."""
         seconds = max(self.cpu - less, 1e-9)
         return {
             "seconds": round(self.wall - less, 2),
@@ -200,7 +200,7 @@ class _Measured:
 
 
 def resident_mb() -> float:
-    """Of this process, with what it has mapped."""
+    """Resident memory of this process, including mapped files."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
@@ -216,7 +216,7 @@ MEASURES: Final[dict[str, Callable[[int, str, Path], dict[str, Any]]]] = {
 
 
 def main() -> None:
-    """Run the parts, each in a process of its own, and print their figures."""
+    """Run each part in its own process, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

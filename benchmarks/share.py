@@ -1,23 +1,25 @@
-"""How long it takes to divide a key space among captures, how even the loads are, and how much moves.
+"""The division of a key space among captures: its time, how even the loads are, and how much moves.
 
     python -m benchmarks.share [--json FILE]
 
-A second table has the owner of the changefeed (`control/owner.py`): what its tick takes if nothing has
-changed, if one range was reported since, and if all were; milliseconds of one core, the least of some ticks.
+A second table is for the owner of the changefeed (`control/owner.py`): the time of a tick if nothing has
+changed, if one range was reported since, and if all were. It is in milliseconds of one core, the least of
+some ticks.
 
-Each case has a division among captures, an event, and the division after it. Weights are bytes a second, from
-a lognormal distribution (sigma 1.5: 1 % of the pieces have about 20 % of it). The events:
+Each case has a division among captures, an event, and the division after it. Weights are bytes per second,
+from a lognormal distribution (sigma 1.5: 1 % of the pieces have about 20 % of the bytes). The events:
 
-- first: no capture has anything yet;
+- first: no capture has pieces yet;
 - same: nothing happens;
-- gone, joined: one capture;
+- gone, joined: one capture leaves or joins;
 - drift: each weight is multiplied by a lognormal factor (sigma 0.5);
 - skew: weights were equal; then 1 % of the pieces, all neighbours, have 90 % of the bytes;
-- skew first: the same weights, and no capture has anything yet.
+- skew first: the same weights, and no capture has pieces yet.
 
-The baseline, `count`, gives as many pieces to each capture, in order, and divides all of it at each event.
-Loads are the greatest as a multiple of the mean. None can be below the least possible: 1, or the heaviest
-piece. What moves is a share of all bytes. Milliseconds are the least of some calls, by the wall clock.
+The baseline, `count`, gives the same number of pieces to each capture, in order, and divides everything again
+at each event. A load is the greatest load as a multiple of the mean. It cannot be below 1, nor below the
+heaviest piece. What moves is given as a share of all bytes. Milliseconds are the least of some calls, by the
+wall clock.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Figures:
     captures: int
     ms: float
     load_before: float
-    """Of the division before the event, with the weights and the number of captures after it."""
+    """The load of the division before the event, with the weights and the number of captures after it."""
     load_after: float
     load_least: float
     load_of_count: float
@@ -78,7 +80,7 @@ class Figures:
 
 
 def by_count(pieces: Sequence[Piece], captures: Sequence[str]) -> Shares:
-    """The baseline: as many pieces to each."""
+    """The baseline: the same number of pieces for each capture."""
     count = len(pieces)
     firsts = [count * number // len(captures) for number in range(1, len(captures))]
     spans = ALL.cut_at([pieces[first].span.start for first in firsts])
@@ -97,7 +99,7 @@ def _skewed(count: int) -> list[float]:
 
 
 def _greatest(shares: Shares, pieces: Sequence[Piece], captures: int) -> float:
-    """As a multiple of the mean over so many captures; 0: there are no shares."""
+    """The greatest load as a multiple of the mean over `captures` captures. 0: there are no shares."""
     total = sum(piece.weight for piece in pieces)
     return max(load_of(shares, pieces).values(), default=0.0) / (total / captures)
 
@@ -112,7 +114,7 @@ def _timed(call: Callable[[], Shares]) -> tuple[Shares, float]:
 
 
 def measure(event: str, count: int, captures: int) -> Figures:
-    """One event. The weights follow from the numbers, so two runs measure the same."""
+    """Measure one event. The arguments determine the weights, so two runs measure the same."""
     rng = random.Random(count + captures)
     weights = [1.0 if event == "skew" else rng.lognormvariate(0, 1.5) for _ in range(count)]
     names = [f"capture-{number:03}" for number in range(captures)]
@@ -157,7 +159,7 @@ class Ticks:
 
 
 def measure_ticks(count: int) -> Ticks:
-    """An owner of so many ranges on ten captures, which all run."""
+    """Measure an owner of `count` ranges on ten captures, all running."""
     edges = [b"t" + number.to_bytes(8, "big") for number in range(1, count)]
     granted = [GrantedRange(span, (1, 1)) for span in ALL.cut_at(edges)]
     owner = Owner(100, Barrier(100), ALL)

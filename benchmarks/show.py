@@ -1,4 +1,4 @@
-"""What people see: a progress line while it runs, the table at the end, and the machine's description."""
+"""The output for people: a progress line, the table at the end, and the machine's description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 
 
 class Ticker:
-    """Shows what is being measured: one line, replaced in place on a terminal, at most twice a second."""
+    """Shows the current measurement: one line, replaced in place on a terminal, at most twice a second."""
 
     def __init__(self) -> None:
         self._shown_at, self._wide = 0.0, sys.stderr.isatty()
@@ -39,7 +39,7 @@ class Ticker:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """A description of the machine on which the figures were measured."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -58,12 +58,12 @@ def machine() -> dict[str, Any]:
 
 
 def short(number: float) -> str:
-    """A figure with thousands separated, or with two decimals when small."""
+    """A figure with thousands separators, or with two decimals if it is small."""
     return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.2f}"
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns set under each other; the first line is the heading."""
+    """A table with aligned columns. The first line is the heading."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
 
     def row(line: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""CPU seconds per stage inside one process: functions of the hot path wrapped with a thread clock.
+"""CPU seconds per stage inside one process: functions of the hot path are wrapped with a thread clock.
 
-Only functions that handle whole blocks are wrapped, so the clock costs microseconds a block. A stage's time
-is its own: what a wrapped function spends in another wrapped one is the other's.
+Only functions that handle whole blocks are wrapped, so the clock costs microseconds per block. Time that a
+wrapped function spends in another wrapped function counts only for the inner one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StageClock:
         self._local = threading.local()
 
     def wrap(self, owner: Any, name: str, stage: str) -> None:
-        """Replace `owner.name` by itself with the clock around it."""
+        """Replace `owner.name` by a timed version."""
         inner = getattr(owner, name)
 
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -35,7 +35,7 @@ class StageClock:
         setattr(owner, name, timed)
 
     def wrap_iterator(self, owner: Any, name: str, stage: str) -> None:
-        """The same for a function that returns an iterator: its steps count, not what is between them."""
+        """The same for a function that returns an iterator: only the time inside its steps counts."""
         inner = getattr(owner, name)
 
         def timed(*arguments: Any, **named: Any) -> Iterator[Any]:
@@ -47,7 +47,7 @@ class StageClock:
         setattr(owner, name, timed)
 
     def run(self, stage: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call `function` on the account of `stage`."""
+        """Call `function`, and add its time to `stage`."""
         inside: list[float] = self._local.__dict__.setdefault("inside", [])
         inside.append(0.0)
         began = time.thread_time()
@@ -62,7 +62,7 @@ class StageClock:
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + own
 
     def write(self, path: Path, **more: Any) -> None:
-        """Put the seconds into a file, atomically."""
+        """Write the seconds to a file, atomically."""
         with self._lock:
             text = json.dumps({"stages": self.seconds, **more})
         partial = path.with_suffix(f".{os.getpid()}.tmp")

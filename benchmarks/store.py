@@ -1,19 +1,20 @@
-"""The event store alone: sealing many spans a tick, writing and reading one, and one table of many.
+"""The event store alone: sealing many spans in a tick, writing and reading one span, and one table among
+many.
 
     python -m benchmarks.store [--against CHECKOUT] [--rounds N] [--json FILE]
 
 | figure | what runs |
 |---|---|
-| seal_ms | a tick that seals 1,000 spans with a row each, and publishes: milliseconds, median |
+| seal_ms | a tick that seals 1,000 spans with one row each, and publishes: milliseconds, median |
 | idle_ms | the same without rows, 10,000 spans |
 | look_ms | one look at the floors of 10,000 spans |
 | write | rows/s of one table, appended in blocks and sealed every 200,000 rows |
 | mixed | the same, rows of 10,000 tables in one span |
-| read | rows/s of reading the former back |
+| read | rows/s of reading the rows of `write` |
 | one_ms | reading one of the 10,000 tables |
 
-Times are this process's CPU. With `--against`, a checkout of another commit runs in turns with this one, and
-its figures stand first. It reads one table by filtering all rows if it knows no better.
+Times are CPU time of this process. With `--against`, a checkout of another commit runs in turns with this
+one, and its figures come first. If that version cannot read one table alone, it filters all rows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TICKS: Final = 20
 
 
 def blocks(tables: int) -> Iterator[pa.RecordBatch]:
-    """ROWS rows of about 150 bytes; a commit ts has ten. Their tables are those below `tables`, at random."""
+    """ROWS rows of about 150 bytes, ten for each commit ts, of random tables below `tables`."""
     generator = np.random.default_rng(7)
     prefixes = np.array([int_record(table, 0)[:11] for table in range(tables)])
     values = pa.array([b"v" * 90] * BLOCK, pa.binary())
@@ -93,7 +94,7 @@ def throughput(folder: Path, tables: int) -> dict[str, float]:
 
 
 def one_table(folder: Path, span: str, upto: int, table: int) -> int:
-    """Rows of a table, found as well as this version can."""
+    """The number of rows of a table, read in the best way that this version has."""
     if "tables" in inspect.signature(reader.read).parameters:
         named: dict[str, Any] = {"tables": [table]}
         return sum(block.num_rows for block in reader.read(folder, span, 1, upto, **named))
@@ -105,7 +106,7 @@ def one_table(folder: Path, span: str, upto: int, table: int) -> int:
 
 
 def ticks(folder: Path) -> dict[str, float]:
-    """Milliseconds of a tick with rows, of one without, and of a look."""
+    """Milliseconds of a tick with rows, of a tick without rows, and of a look."""
     store = EventStore(folder)
     spans = [store.open_span(record_span(table)) for table in range(SPANS)]
     for span in spans:
@@ -156,7 +157,7 @@ def measure() -> dict[str, float]:
 
 
 def child(checkout: Path) -> dict[str, float]:
-    """The figures of a checkout, from a process of its own, by this very program."""
+    """The figures of a checkout, measured by this program in a separate process."""
     path = os.pathsep.join([str(checkout / "src"), str(ROOT)])
     command = [sys.executable, "-m", "benchmarks.store", "--child"]
     done = subprocess.run(

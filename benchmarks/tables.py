@@ -1,30 +1,30 @@
-"""What a capture costs by the number of tables it follows.
+"""The cost of a capture, by the number of tables that it follows.
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
                                 [--seconds 20] [--ids-per-stripe 1] [--json FILE]
     python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
 
-One changefeed of all tables, on the whole product: `tidegate server`, its puller and its Spark application,
-over the embedded upstream and a real broker, all on this machine. Tables are copies of the narrow one of
-`benchmarks.schema`, in 100 schemas, empty at the start; `--regions` is in how many regions they lie (`each`:
-a region a table).
+It measures one changefeed of all tables with the whole product: `tidegate server`, its puller and its Spark
+application, with the embedded upstream and a real broker, all on this machine. Tables are copies of the
+narrow one of `benchmarks.schema`, in 100 schemas, empty at the start. `--regions` is the number of regions
+(`each`: one region for each table).
 
 | figure | what it is |
 |---|---|
 | open s | from `changefeed create` until the pipeline runs and the checkpoint has passed that call |
-| idle % | of a core, by process and together, while no row comes |
-| active % | the same while `--active` tables get a row a second each |
-| owner, processor | CPU of one tick of the control process, in ms, idle and active; and how many a second |
-| look | CPU of one look of the pipeline at what has come, in ms, idle and active |
-| memory | the most anonymous memory, of control process and puller |
-| files | in the capture's data folder |
+| idle % | per cent of a core, by process and together, while no rows come |
+| active % | the same while `--active` tables get one row per second each |
+| owner, processor | CPU of one tick of the control process, in ms, idle and active; ticks per second |
+| look | CPU of one look of the pipeline at new rows, in ms, idle and active |
+| memory | the peak of anonymous memory, of control process and puller |
+| files | the number of files in the capture's data folder |
 
-Nothing of it may grow with tables but what is said of them once. `--ids-per-stripe` is the changefeed's
-setting: with several widths each size is measured with each. Ratios against another commit: run this with
-`--json` on both in turns.
+Only work that is done once for each table may grow with the number of tables. `--ids-per-stripe` is the
+changefeed's setting: with several widths each size is measured with each width. For ratios against another
+commit, run this with `--json` on both in turns.
 
-With `--feeds` something else is measured: what so many changefeeds of a table each cost beside one of all
-tables (`benchmarks.many`); `--smoke` tries it small.
+`--feeds` measures something else: the cost of n changefeeds of one table each, compared with one of all
+tables (`benchmarks.many`). `--smoke` is a small trial of it.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from tidegate.tidb import keys
 
 SETTLE_S: Final = 5.0
 OPENED_S: Final = 10.0
-"""After a feed has opened: what its start left to do is done by then."""
+"""The wait after a feed has opened, in which the rest of its start is done."""
 OURS: Final = ("control", "puller", "driver", "JVM", "workers")
 
 
 class OfActive(Writers):
-    """A row a second into each of some tables."""
+    """Writes one row per second into each of some tables."""
 
     def __init__(self, pd: PdClient, row: bytes, tables: int, active: int) -> None:
         super().__init__(pd, row)
@@ -86,7 +86,7 @@ def measure(
     seconds: float,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One size, with stripes of one width."""
+    """Measure one size, with stripes of one width."""
     topic = new_topic(bootstrap)
     name = f"{tables:,} tables in {regions:,} regions, {width} ids a stripe"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
@@ -124,7 +124,7 @@ def measure(
 
 
 def share(ledger: Ledger, seconds: float) -> dict[str, float]:
-    """Per cent of a core that each process takes over some seconds, and all of them."""
+    """Per cent of a core that each process uses over some seconds, and the sum."""
     before, began = ledger.cpu(), time.monotonic()
     time.sleep(seconds)
     used, wall = spent(before, ledger.cpu()), time.monotonic() - began
@@ -155,7 +155,7 @@ def shown(found: list[dict[str, Any]]) -> Table:
 
 
 def ticks_shown(found: list[dict[str, Any]]) -> Table:
-    """What a tick and a look cost, as a table."""
+    """The cost of ticks and looks as a table."""
     table = Table(title="CPU of a tick, of a look (ms), and ticks a second: idle, active")
     for name in ("tables", "regions", "stripe", "owner", "processor", "look"):
         table.add_column(name, justify="right")

@@ -1,11 +1,11 @@
-"""Rows into MariaDB: what the consumer's target writes, beside a loader that does nothing else.
+"""Rows into MariaDB: the throughput of the consumer's target, compared with a plain loader.
 
     python -m benchmarks.to_database [--rows N] [--rounds N] [--json FILE]
 
-A real MariaDB is started for it. In turns, on one connection each, into an empty table of five columns: the
-target (note, digests, guard, rows, position: all that makes a write happen once), and a bare loader that
-sends the same INSERT statements in one transaction. Rendering is in both; the topic and Spark are in neither.
-`mixed` is the target alone: half of the rows are there and change, a delete and an insert each.
+It starts a real MariaDB. In turns, on one connection each, two programs write into an empty table of five
+columns: the target (note, digests, guard, rows, position: everything for exactly-once), and a loader that
+sends the same INSERT statements in one transaction. Both include rendering, neither includes the topic and
+Spark. `mixed` is the target alone: half of the rows exist and change, with a delete and an insert each.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ COLUMNS: Final = (("id", 8, 3, 20, 0), ("name", TEXT, 0, 40, -1), ("x", 5, 0, 22
 
 
 class NoDigest(Digest):
-    """A loader needs none."""
+    """A digest that does nothing, for the loader."""
 
     def add(self, what: bytes, texts: pa.Array) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 def info_of(name: str) -> dict[str, Any]:
@@ -89,12 +89,12 @@ def rows_of(begin: int, count: int) -> pa.Table:
 
 
 def position(ts: int) -> Position:
-    """One partition at `ts`."""
+    """The position with one partition at `ts`."""
     return Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(ts, ts, ts)})
 
 
 def into_target(server: MySqlServer, made: Definition, batches: list[tuple[pa.Table, bool]]) -> float:
-    """Seconds to write the batches; with each, whether its rows are new."""
+    """Seconds to write the batches. Each batch has a flag that says whether its rows are new."""
     target = MySqlTarget(server, "bench", lanes=1)
     target.recover()
     message = DdlMessage(1, "create table", 3, made.schema, made.table, None, 0)
@@ -112,7 +112,7 @@ def into_target(server: MySqlServer, made: Definition, batches: list[tuple[pa.Ta
 
 
 def by_loader(server: MySqlServer, made: Definition, batches: list[tuple[pa.Table, bool]]) -> float:
-    """Seconds of a loader that only inserts, a transaction for each batch."""
+    """Seconds of a loader that only inserts, with a transaction for each batch."""
     connection = server.connect()
     connection.query(create_table(made).encode())
     began = time.perf_counter()
@@ -127,7 +127,7 @@ def by_loader(server: MySqlServer, made: Definition, batches: list[tuple[pa.Tabl
 
 
 def emptied(server: MySqlServer) -> None:
-    """A server as if nothing had been written."""
+    """Empty the server, as if nothing had been written."""
     connection = server.connect()
     for schema in ("bench", "tidegate"):
         connection.query(f"DROP DATABASE IF EXISTS {schema}")

@@ -1,10 +1,10 @@
-"""(d) A topic to Delta or Iceberg tables: rows/s of the consumer, for new rows and then for their updates.
+"""(d) A topic to Delta or Iceberg tables: rows/s of the consumer, for inserts and then for updates.
 
     python -m benchmarks.to_delta [--rows N] [--target delta|iceberg] [--master M] [--json FILE]
 
-The topic is filled beforehand with what a changefeed would send (open-protocol, index-value dispatch, a
+The topic is filled beforehand with the messages of a changefeed (open-protocol, index-value dispatch, a
 Resolved after each block), made by the mounter and the encoder from the rows of the recorded log. The clock
-runs from the consumer's ready line to its end, so Spark's start is not in it and the last snapshot is.
+runs from the consumer's ready line to its end, so it includes the last snapshot but not Spark's start.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ READY_S: Final = 120.0
 def measure(
     bootstrap: str, rows: int, progress: Progress, target: str = "delta", master: str = "local[2]"
 ) -> list[dict[str, Any]]:
-    """Inserts of `rows` rows, then updates of them all, into one target."""
+    """Insert `rows` rows into one target, then update all of them."""
     topic = new_topic(bootstrap)
     uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
     progress(f"consumer: filling the topic with 2 x {rows:,} rows")
@@ -63,7 +63,7 @@ def measure(
 def consume(
     uri: str, folder: Path, until: int, rows: int, target: str = "", master: str = "local[2]"
 ) -> dict[str, Any]:
-    """One run of the consumer up to `until`; by default into Delta tables in folder/lake."""
+    """One run of the consumer up to `until`, by default into Delta tables in folder/lake."""
     where = ["--target", target or f"delta://{folder / 'lake'}", "--master", master]
     command = tidegate("consumer", "run", "--source", uri, *where)
     child = Child("consumer", [*command, "--until", str(until), "--json"], folder / "consumer.log")
@@ -71,7 +71,7 @@ def consume(
         child.wait_line(lambda line: line.get("event") == "ready", READY_S)
         ledger = Ledger([child.pid])
         before, began = ledger.cpu(), time.monotonic()
-        # Asked often: the processes' accounts end with them.
+        # Sample often, because a process's account is lost when the process ends.
         cpu = before
         while not (stopped := [line for line in child.lines if line.get("event") == "stopped"]):
             child.check()
@@ -99,7 +99,7 @@ def consume(
 
 
 def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, updates: bool) -> int:
-    """Write the rows to the topic; returns the last Resolved."""
+    """Write the rows to the topic. Returns the last Resolved."""
     options = codec_options({"protocol": "open-protocol"})
     encode = encoder(options)
     settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20}

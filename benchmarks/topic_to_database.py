@@ -1,23 +1,24 @@
-"""From a topic into MariaDB: rows/s of the consumer, beside a loader of the same rows.
+"""From a topic into MariaDB: rows/s of the consumer, compared with a loader of the same rows.
 
     python -m benchmarks.topic_to_database [--rows N] [--changes N] [--lanes N] [--rounds N] [--json FILE]
 
-Canal-json of about 440 bytes a message, written by our encoder, with DDL headers, into a real Kafka; the real
-`tidegate consumer run --until` and a real MariaDB. As many tables as lanes, one in each. In turns:
+Messages are canal-json of about 440 bytes, written by our encoder, with DDL headers, in a real Kafka. It runs
+the real `tidegate consumer run --until` with a real MariaDB. There are as many tables as lanes, one in each.
+In turns:
 
     inserts  the consumer: new rows
     loader   no topic, no Spark: one process renders the same rows and sends INSERTs of many rows through
-             the same driver, over as many connections as there are lanes, a thread each
-    sender   the same with the statements made beforehand: what the server takes
-    mixed    the consumer: two fifths inserts, two fifths updates and one fifth deletes, of rows at random
+             the same driver, over as many connections as there are lanes, with a thread for each
+    sender   the same with the statements made beforehand: the throughput of the server
+    mixed    the consumer: two fifths inserts, two fifths updates and one fifth deletes, of random rows
 
-Only a consumer that has been at work is measured. First it applies the DDLs and some rows. Then the topic is
-filled behind an open transaction, where a reader of committed messages does not see it, and the transaction
-is committed. The rate is that from the end of the first write to the end of the last one; `from the first`
-counts from that commit on, with the first fetch, during which nothing is written yet.
+The consumer is warm when it is measured: first it applies the DDLs and some rows. Then the topic is filled
+behind an open transaction, so that a reader of committed messages does not see the messages, and the
+transaction is committed. The rate is from the end of the first write to the end of the last one. `from the
+first` counts from that commit on, and includes the first fetch, during which nothing is written.
 
-Of that whole time are the cores by process and the seconds by stage. Workers and driver work in parallel, and
-so do the driver's threads: the stages' sum is more than the whole.
+The cores by process and the seconds by stage are of this whole time. Workers and driver work in parallel, and
+so do the driver's threads, so the sum of the stages is more than the whole.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ PROTOCOL: Final = {"protocol": "canal-json", "enable-tidb-extension": "true"}
 SCHEMA: Final = "bench"
 CREATE_TABLE: Final = 3
 BLOCK: Final = 50_000
-"""Changes between two marks."""
+"""The number of changes between two marks."""
 ROWS_A_TXN: Final = 50
 VALUES: Final = 10_000
-"""Different rows; keys aside."""
+"""The number of different rows, apart from their keys."""
 WARM_UP: Final = 200_000
 """Changes that the consumer has applied before it is measured."""
 POLL_S: Final = 0.05
@@ -90,7 +91,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the consumer reads from and writes into."""
+    """The services that the consumer reads from and writes to."""
 
     bootstrap: str
     broker_pid: int
@@ -131,17 +132,17 @@ class Tables:
         yield keys.meta_hash(b"DBs", b"DB:1"), orjson.dumps({"id": 1, "db_name": names, "state": 5})
 
     def of(self, number: int, handles: Ints) -> Ints:
-        """Those of the rows that are in this table."""
+        """The handles of the rows that are in this table."""
         mine: Ints = handles[handles % len(self.names) == number]
         return mine
 
     def rows(self, handles: Ints) -> pa.Table:
-        """Rows as they are inserted, in the types of the target."""
+        """The rows as they are inserted, in the types of the target."""
         found = self._rows.take(pa.array(handles % VALUES))
         return found.add_column(0, "id", pa.array(handles))
 
     def block(self, number: int, part: Part, begin_ts: int) -> pa.RecordBatch:
-        """Entries of one table with commit timestamps from `begin_ts` on."""
+        """A block of entries of one table, with commit timestamps from `begin_ts` on."""
         handles, count = part.handles, len(part.handles)
         ts = begin_ts + 2 * (np.arange(count) // part.rows_a_txn).astype(np.uint64)
         at, nothing = handles % VALUES, pa.array([b""] * count, pa.binary())
@@ -158,7 +159,7 @@ class Tables:
         return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
 
     def ddl(self, number: int, ts: int) -> DdlEvent:
-        """CREATE TABLE of one of them."""
+        """The CREATE TABLE of one of the tables."""
         name, info, table_id = self.names[number], self.infos[number], self.ids[number]
         return DdlEvent(
             job_id=table_id,
@@ -179,7 +180,7 @@ class Tables:
         )
 
     def mounted(self, number: int, part: Part, begin_ts: int) -> list[Any]:
-        """Decoded, as a changefeed would have them."""
+        """The block, mounted as in a changefeed."""
         found, bad = mount(self.block(number, part, begin_ts), self._store, MountOptions())
         assert not bad, bad[0].why
         return found
@@ -211,12 +212,12 @@ class Topic:
 
     @property
     def uri(self) -> str:
-        """For `--source`."""
+        """The URI for `--source`."""
         settings = "&".join(f"{name}={value}" for name, value in PROTOCOL.items())
         return f"kafka://{self.bootstrap}/{self.name}?{settings}"
 
     def create_tables(self) -> None:
-        """Their DDLs, and a mark behind them."""
+        """Write the tables' DDLs, and a mark after them."""
         for number in range(len(self.tables.names)):
             self.ts += 2
             message = self._marks.encode_ddl(self.tables.ddl(number, self.ts))
@@ -227,7 +228,9 @@ class Topic:
         self.mark()
 
     def fill(self, parts: Sequence[Part]) -> int:
-        """Each part in blocks, the kinds in turn, a mark after each round; returns the last mark's ts."""
+        """Write the parts in blocks, one kind after another, with a mark after each round. Returns the last
+        mark's ts.
+        """
         rounds = -(-sum(len(part.handles) for part in parts) // BLOCK)
         for at in range(rounds):
             for part in parts:
@@ -237,7 +240,7 @@ class Topic:
         return self.ts
 
     def fill_one(self, part: Part) -> int:
-        """All of it in one transaction; returns the mark behind it."""
+        """Write a part in one transaction. Returns the mark after it."""
         for cut in np.array_split(part.handles, -(-len(part.handles) // BLOCK)):
             self._rows(Part(part.kind, cut, rows_a_txn=len(part.handles)))
             self._producer.flush(60)
@@ -247,7 +250,9 @@ class Topic:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """What is written meanwhile is read by nobody who wants committed messages, until it ends."""
+        """Hide messages written in the `with` block from readers of committed messages until the
+        block ends.
+        """
         gate = self._new_producer(**{"transactional.id": f"gate-{self.name}"})
         gate.init_transactions(30)
         gate.begin_transaction()
@@ -260,7 +265,7 @@ class Topic:
         gate.commit_transaction(30)
 
     def delete(self) -> None:
-        """Give the disk back."""
+        """Delete the topic, to free its disk space."""
         delete_topic(self.bootstrap, self.name)
 
     def _new_producer(self, **more: Any) -> Producer:
@@ -268,7 +273,7 @@ class Topic:
         return Producer(settings | {"queue.buffering.max.messages": 1_000_000} | more)
 
     def _rows(self, part: Part) -> int:
-        """Write them with commit timestamps from here on; how many these are."""
+        """Write rows with the next commit timestamps. Returns the number of messages."""
         for number in range(len(self.tables.names)):
             handles = self.tables.of(number, part.handles)
             for rows in self.tables.mounted(number, replace(part, handles=handles), self.ts + 1):
@@ -291,7 +296,7 @@ class Topic:
 def by_consumer(
     services: Services, tables: Tables, base: Sequence[Part], parts: Sequence[Part]
 ) -> dict[str, Any]:
-    """Apply `base` unmeasured, then `parts`."""
+    """Apply `base` without measurement, then measure `parts`."""
     lanes, topic, server = len(tables.names), Topic(services.bootstrap, tables), services.server
     topic.create_tables()
     warm = topic.fill(base)
@@ -299,7 +304,7 @@ def by_consumer(
         folder = Path(made)
         (folder / "clocks").mkdir()
         os.environ[FOLDER] = str(folder / "clocks")
-        # The consumer has to know its end before the topic has it.
+        # The consumer must know its end ts before the topic contains it.
         until = warm + compose(600_000)
         command = [sys.executable, "-m", "benchmarks.consumer_probe", "run", "--source", topic.uri, "--json"]
         command += ["--target", str(server), "--name", "bench", "--folder", str(folder / "own")]
@@ -313,10 +318,10 @@ def by_consumer(
                 topic.fill(parts)
                 topic.ts = until - 2
                 topic.mark()
-                time.sleep(1.0)  # the broker and the page cache come to rest
+                time.sleep(1.0)  # until the broker and the page cache are idle
                 ledger = Ledger([child.pid, services.broker_pid, services.server_pid])
                 before, busy, began = ledger.cpu(), busy_seconds(), time.time()
-            # Asked often: the processes' accounts end with them.
+            # Sample often, because a process's account is lost when the process ends.
             cpu = _wait_position(server, until, child, ledger.cpu)
             ended, busy = time.time(), busy_seconds() - busy
             ledger.close()
@@ -341,7 +346,9 @@ def by_consumer(
 def _wait_position(
     server: MySqlServer, ts: int, child: Child, reading: Callable[[], dict[str, float]] = dict
 ) -> dict[str, float]:
-    """Until the consumer's position at the target is a snapshot at `ts` or above; the last reading before."""
+    """Wait until the consumer's position at the target is at or above `ts`. Returns the last
+    reading before.
+    """
     connection = server.connect()
     until, found = time.monotonic() + PATIENCE_S, reading()
     while time.monotonic() < until:
@@ -358,13 +365,13 @@ def _wait_position(
 
 
 def read_clocks(folder: Path, began: float, ended: float) -> list[dict[str, Any]]:
-    """The calls that ended within the measured time, in that order."""
+    """The calls that ended within the measured time, in the order of their ends."""
     lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
     return sorted((one for one in lines if began <= one["at"] <= ended), key=lambda one: one["at"])
 
 
 def steady(calls: Sequence[dict[str, Any]]) -> float:
-    """Rows a second from the end of the first write to that of the last; 0 when there was one write only."""
+    """Rows per second from the end of the first write to that of the last. 0 if there was only one write."""
     ends = [one["at"] for one in calls if one["stage"] == "write"]
     if len(ends) < 2:
         return 0.0
@@ -373,7 +380,7 @@ def steady(calls: Sequence[dict[str, Any]]) -> float:
 
 
 def by_stage(calls: Sequence[dict[str, Any]], changes: int) -> dict[str, dict[str, float]]:
-    """Seconds of 100,000 changes, and the number of all calls."""
+    """Seconds for 100,000 changes, and the number of calls, by stage."""
     total: dict[str, dict[str, float]] = {}
     for one in calls:
         of = total.setdefault(one["stage"], {"wall": 0.0, "cpu": 0.0, "calls": 0})
@@ -386,14 +393,14 @@ def by_stage(calls: Sequence[dict[str, Any]], changes: int) -> dict[str, dict[st
 def by_loader(
     server: MySqlServer, tables: Tables, base: Sequence[Part], part: Part, *, ready: bool
 ) -> dict[str, Any]:
-    """The same rows by threads that do nothing else; `ready`: statements are made before the clock runs."""
+    """Load the same rows by threads that do nothing else. `ready`: make statements before the clock runs."""
     lanes = len(tables.names)
     connections = [server.connect() for _ in range(lanes)]
     for made, connection in zip(tables.made, connections, strict=True):
         connection.query(create_table(made).encode())
 
     def blocks(handles: Ints, number: int) -> Iterator[list[bytes]]:
-        """Statements of one table, a transaction each, of as many rows as a block."""
+        """Statements of one table: a list for each transaction, which has as many rows as a block."""
         mine = tables.of(number, handles)
         for at in range(0, len(mine), BLOCK):
             yield _statements(tables, number, mine[at : at + BLOCK])
@@ -429,7 +436,7 @@ def _statements(tables: Tables, number: int, handles: Ints) -> list[bytes]:
 
 
 def check(server: MySqlServer, tables: Tables, rows: int) -> None:
-    """All rows are there."""
+    """Check that all rows have arrived."""
     connection = server.connect()
     with connection.cursor() as cursor:
         found = 0
@@ -442,7 +449,7 @@ def check(server: MySqlServer, tables: Tables, rows: int) -> None:
 
 @contextmanager
 def running_mariadb() -> Iterator[tuple[MySqlServer, int]]:
-    """A MariaDB of our own, and its process."""
+    """A new MariaDB server, and its process id."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
         command = [str(SERVICES), "start", "mariadb", "--dir", folder, "--owner", str(os.getpid()), "--json"]
@@ -453,7 +460,9 @@ def running_mariadb() -> Iterator[tuple[MySqlServer, int]]:
 
 
 def mixed(changes: int) -> tuple[list[Part], list[Part]]:
-    """What must be there, and the changes: two fifths inserts, two fifths updates, one fifth deletes."""
+    """The rows that must exist before, and the changes: two fifths inserts, two fifths updates, one fifth
+    deletes.
+    """
     fifth = changes // 5
     there = np.random.default_rng(7).permutation(3 * fifth)
     parts = [
@@ -466,7 +475,7 @@ def mixed(changes: int) -> tuple[list[Part], list[Part]]:
 def measure(
     rows: int, changes: int, warm_up: int, lanes: int, rounds: int, progress: Progress
 ) -> dict[str, list[dict[str, Any]]]:
-    """All in turns."""
+    """Measure all kinds in turns."""
     tables = Tables(lanes)
     fresh = Part("insert", np.arange(warm_up, warm_up + rows))
     base = [Part("insert", np.arange(warm_up))]

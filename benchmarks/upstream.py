@@ -2,20 +2,20 @@
 
     python -m benchmarks.upstream [--seconds 8] [--rows 300000] [--txn-rows 20] [--json FILE]
 
-The upstream is a process of its own; the client is this one. Both are counted. The client works as client-go
-does: one BatchCommands stream with many transactions under way, timestamps asked for in batches. Rows have
-a key of 19 bytes (`t{table}_r{handle}`) and a value of 100.
+The upstream is a separate process; the client is this one. Both are counted. The client works like client-go:
+one BatchCommands stream with many concurrent transactions, and timestamps requested in batches. Rows have a
+key of 19 bytes (`t{table}_r{handle}`) and a value of 100.
 
 | figure | what happens |
 |---|---|
 | two-phase | start ts, prewrite of all rows, commit ts, commit |
-| async commit, one-phase | start ts, one prewrite; async commit then a commit |
+| async commit, one-phase | start ts, one prewrite; async commit has a commit after it |
 | with capture | two-phase, while a ChangeData client receives every row |
-| raw | RawBatchPut of as many pairs, on a store of API V2 |
+| raw | RawBatchPut of the same number of pairs, on a store of API V2 |
 | scan | an incremental scan of everything that was committed, from checkpoint 0, to one ChangeData client |
 
-`rows/s` is by the wall clock; `rows per CPU-second` divides by the CPU of both processes (`server`: of the
-upstream's alone).
+`rows/s` is by the wall clock; `rows per CPU-second` divides by the CPU of both processes (`server`: only of
+the upstream's).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 SIGN: Final = 1 << 63
 TABLE: Final = 100
 HANDLES: Final = 1 << 32
-"""Of each region, where there are several."""
+"""The handles of each region, if there are several."""
 VALUE: Final = b"v" * 100
 UNDER_WAY: Final = 48
-"""Transactions the client has open at once."""
+"""The number of transactions that the client has open at the same time."""
 RAW_PREFIX: Final = b"r\x00\x00\x00"
 
 
@@ -70,7 +70,7 @@ class Figure:
     client_cpu_s: float
 
     def line(self) -> str:
-        """For people."""
+        """The line as text for people."""
         both = self.server_cpu_s + self.client_cpu_s
         return (
             f"{self.name:14} {self.rows / self.seconds:10,.0f} rows/s {self.rows / both:10,.0f} rows/CPU-s"
@@ -85,7 +85,7 @@ def key_of(table: int, handle: int) -> bytes:
 
 
 def channel_to(address: str) -> grpc.Channel:
-    """A channel of its own, for large messages."""
+    """A new channel for large messages."""
     return grpc.insecure_channel(
         address,
         options=[("grpc.max_receive_message_length", 256 << 20), ("grpc.use_local_subchannel_pool", 1)],
@@ -93,7 +93,9 @@ def channel_to(address: str) -> grpc.Channel:
 
 
 class Client:
-    """One BatchCommands stream a store, one Tso stream; everything happens on the caller's thread."""
+    """One BatchCommands stream for each store, and one Tso stream. All work happens in the
+    caller's thread.
+    """
 
     def __init__(self, address: str, api_version: pb.APIVersion) -> None:
         self.channel = channel_to(address)
@@ -108,7 +110,7 @@ class Client:
             )
             for each in found
         ]
-        """Of all regions, in key order."""
+        """All regions, in key order."""
         self.region = found[0].region
         stores = pd.GetAllStores(pdpb_pb2.GetAllStoresRequest()).stores
         self.stores = {
@@ -141,7 +143,7 @@ class Client:
             return  # closed
 
     def send(self, name: str, request: Any, then: Callable[[Any], None]) -> None:
-        """Put a command into the next message; `then` gets its response."""
+        """Put a command into the next message. `then` is called with its response."""
         self._next_id += 1
         self._waiting[self._next_id] = then
         batch = self._batches.setdefault(request.context.peer.store_id, tikvpb_pb2.BatchCommandsRequest())
@@ -149,11 +151,11 @@ class Client:
         batch.request_ids.append(self._next_id)
 
     def stamp(self, then: Callable[[int], None]) -> None:
-        """Ask for a timestamp."""
+        """Request a timestamp. `then` is called with it."""
         self._asked.append(then)
 
     def turn(self) -> None:
-        """Send what was collected, wait for answers, act on all that are there."""
+        """Send the collected commands, wait for answers, and handle all that have arrived."""
         for store, batch in self._batches.items():
             self._commands[store].put(batch)
         self._batches = {}
@@ -194,13 +196,13 @@ class Client:
 
 
 class Writer:
-    """Commits transactions of `rows` rows each until told to stop, each in one region, over all in turns.
+    """Commits transactions of `rows` rows, each in one region, all regions in turns.
 
-    The regions are those of one table, cut at the multiples of `HANDLES`.
+    The regions are those of one table, split at the multiples of `HANDLES`.
     """
 
     def __init__(self, client: Client, rows: int, mode: str, first: int = 0) -> None:
-        """`first`: the first handle to be used in each region."""
+        """`first`: the first handle to use in each region."""
         self.client = client
         self.rows = rows
         self.mode = mode
@@ -211,7 +213,7 @@ class Writer:
         self._limit = 0
 
     def run(self, seconds: float, rows: int = 0) -> None:
-        """Work for so long, or until `rows` were asked for, then finish what is under way."""
+        """Work for `seconds`, or until `rows` were begun, then finish the open transactions."""
         self._limit = self.committed + rows if rows else 0
         for _ in range(UNDER_WAY):
             self._begin()
@@ -348,7 +350,7 @@ class Upstream:
         self.client = Client(self.address, pb.APIVersion.V2 if api_version == 2 else pb.APIVersion.V1)
 
     def measure(self, name: str, work: Callable[[], int]) -> Figure:
-        """Do the work, which returns its rows, and take time and CPU."""
+        """Do the work, which returns its number of rows, and measure time and CPU."""
         server, client = self._cpu(), time.process_time()
         began = time.monotonic()
         rows = work()

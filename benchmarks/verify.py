@@ -1,12 +1,13 @@
-"""`tidegate verify` on a large table with three planted differences: found in which time, and nothing else?
+"""`tidegate verify` on a large table with three planted differences: its time, and whether it finds only
+these.
 
     python -m benchmarks.verify [--rows 10000000] [--cores 2] [--regions 8] [--json FILE]
 
-The source is `scan_server`: PD and TiKV played by a process of its own, which serves 50,000 rows of the
-recorded table `narrow` (5 columns, 200 bytes) again and again under new handles; its CPU is not counted,
-though it runs on the same cores. The target is a Delta table with the same rows, written by the benchmark,
-but one row has another value, one is missing, and one is too many. Measured is the whole command, Spark's
-start included.
+The source is `scan_server`: a separate process in place of PD and TiKV, which serves 50,000 rows of the
+recorded table `narrow` (5 columns, 200 bytes) repeatedly under new handles. Its CPU is not counted, though it
+uses the same cores. The target is a Delta table with the same rows, written by the benchmark, except that one
+row has another value, one is missing, and one is too many. It measures the whole command, including Spark's
+start.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ from tidegate.sink.snapshot_rows import SnapshotRow
 LOG: Final = "narrow"
 READY_S: Final = 120.0
 COMMIT_BLOCKS: Final = 20
-"""Blocks of rows written in one commit: about a million rows a file."""
+"""The number of blocks written in one commit: about a million rows in each file."""
 
 
 def planted(rows: int) -> dict[str, int]:
-    """Which row is changed, which is missing, and which is too many."""
+    """The numbers of the changed row, the missing row, and the additional row."""
     return {"changed": rows // 3, "missing": rows * 2 // 3, "extra": rows}
 
 
 def fill(root: Path, source: Source, rows: int, ts: int) -> str:
-    """Make the target; the table's name."""
+    """Make the target. Returns the table's name."""
     table = source.store.version_at(source.table_id, ts)
     assert table is not None
     lake, path = Lakehouse(root), slot_path(table.schema, table.table)
@@ -66,7 +67,7 @@ def fill(root: Path, source: Source, rows: int, ts: int) -> str:
 
 
 def _blocks(source: Source, rows: int) -> Iterator[pa.RecordBatch]:
-    """The rows in the target's types, with what is planted."""
+    """The rows in the target's types, with the planted differences."""
     odd = planted(rows)
     for first in range(0, rows, BLOCK):
         count = min(BLOCK, rows - first)
@@ -87,7 +88,7 @@ def _blocks(source: Source, rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def measure(rows: int, cores: int, regions: int, progress: Ticker) -> dict[str, Any]:
-    """One run of the command; what it found, and what it took."""
+    """One run of the command. Returns what it found and its time."""
     source = Source.read(LOG)
     ts = compose(int(time.time() * 1000))
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
@@ -113,7 +114,7 @@ def _run(folder: Path, pd: str, root: Path, name: str, cores: int) -> dict[str, 
         ledger = Ledger([child.pid])
         cpu = before = ledger.cpu()
         while not (answered := _answer(child)):
-            # Workers end, and their accounts with them, before the answer comes.
+            # Sample often: workers end before the answer comes, and their accounts are lost then.
             now = ledger.cpu()
             cpu = {role: max(cpu.get(role, 0.0), seconds) for role, seconds in now.items()}
             time.sleep(0.05)
@@ -138,7 +139,7 @@ def _run(folder: Path, pd: str, root: Path, name: str, cores: int) -> dict[str, 
 
 
 def _answer(child: Child) -> list[dict[str, Any]]:
-    """The command's own line, once it is there; fails when the command ends without."""
+    """Wait for the command's JSON output. Fails if the command ends without it."""
     ended = child.ended
     found = [line for line in child.lines if "tables" in line]
     if ended and not found:
@@ -147,7 +148,7 @@ def _answer(child: Child) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """The command line. Exit 1 when anything but what was planted is found."""
+    """The command line. Exit code 1 if it finds anything else than the planted differences."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

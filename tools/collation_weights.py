@@ -3,10 +3,10 @@
     tools/services start mariadb --dir DIR
     .venv/bin/python -m tools.collation_weights PORT allkeys-9.0.0.txt
 
-TiDB has its weights from MySQL's tables, and MariaDB has kept those of three collations as they were. Those of
+TiDB's weights are from MySQL's tables, and MariaDB still has the same weights for three collations. Those of
 utf8mb4_0900_ai_ci are the primary weights of Unicode's default table of version 9.0.0, `allkeys.txt`, which
-the package pyuca 1.2 has as `pyuca/allkeys-9.0.0.txt`. TiDB's recorded sort keys
-(`tests/golden/keys/collation`) say whether all this holds.
+the package pyuca 1.2 has as `pyuca/allkeys-9.0.0.txt`. Tests compare the result with TiDB's recorded sort keys
+(`tests/golden/keys/collation`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SIGNS = [code for code in range(0x10000) if not 0xD800 <= code < 0xE000]
 
 
 def dump(cursor: pymysql.cursors.Cursor, text: str, codes: Iterable[int]) -> dict[int, bytes]:
-    """Weights by code point; `text` is SQL with {} for the sign's UTF-8 in hex."""
+    """Weights by code point. `text`: SQL with {} for the character's UTF-8 in hex."""
     found: dict[int, bytes] = {}
     todo = list(codes)
     for at in range(0, len(todo), STEP):
@@ -39,7 +39,7 @@ def dump(cursor: pymysql.cursors.Cursor, text: str, codes: Iterable[int]) -> dic
 
 
 def primary(allkeys: Iterable[str]) -> dict[int, bytes]:
-    """The primary weights of single signs in Unicode's table, those of 0 left out, 8 at most (U+FDFA has more)."""
+    """The primary weights of single characters in Unicode's table without zeros, at most 8 (U+FDFA has more)."""
     found: dict[int, bytes] = {}
     for line in allkeys:
         entry = re.match(r"([0-9A-F]+)\s*;\s*(\[.*\])", line)
@@ -59,7 +59,7 @@ def main() -> int:
         unicode = dump(cursor, "_utf8mb4 0x{} COLLATE utf8mb4_unicode_ci", SIGNS)
         known = [code for code in SIGNS if chr(code).encode("gbk", "ignore")]
         gbk = dump(cursor, "CONVERT(_utf8mb4 0x{} USING gbk) COLLATE gbk_chinese_ci", known)
-    gbk[ord("\\")] = b"\\"  # MariaDB's answer for it is that of a closing bracket
+    gbk[ord("\\")] = b"\\"  # MariaDB returns the weight of a closing bracket for it
     TARGET.write_bytes(weights.packed(general, unicode, gbk, unicode_9))
     print(f"{TARGET}: {TARGET.stat().st_size} bytes")
     return 0

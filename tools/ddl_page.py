@@ -1,6 +1,6 @@
-"""docs/formats/ddl.md, written from the rules the code goes by.
+"""Writes docs/formats/ddl.md from the rules that the code uses.
 
-python -m tools.ddl_page        writes the page; a test says when it is out of date
+python -m tools.ddl_page        writes the page; a test fails if it is out of date
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorded vectors, and blocks of Markdown that show one, byte by byte."""
+"""Recorded vectors, and blocks of Markdown that show a vector byte by byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GOLDEN: Final = ROOT / "tests" / "golden"
 PER_LINE: Final = 12
 
 Piece = tuple[bytes, str]
-"""Some bytes and what they are."""
+"""Some bytes and their meaning."""
 
 
 # --- vectors -----------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def vector(part: str, **wanted: Any) -> dict[str, Any]:
 
 
 def message(part: str, kind: str) -> dict[str, Any]:
-    """A message of a kind in a file of messages/: the first, of watermarks the newest."""
+    """A message of a kind in a file of messages/: the first one, or for watermarks the newest."""
     found = [one for one in lines(f"messages/{part}") if one.get("kind") == kind]
     return max(found, key=lambda one: one.get("ts", 0))
 
@@ -48,7 +48,7 @@ def message(part: str, kind: str) -> dict[str, Any]:
 
 
 def taken_apart(whole: str | bytes, pieces: list[Piece]) -> str:
-    """A block of bytes, a piece a line; the pieces must be the whole vector."""
+    """A block of bytes with one piece in each line. The pieces together must be the whole vector."""
     data = bytes.fromhex(whole) if isinstance(whole, str) else whole
     assert b"".join(piece for piece, _ in pieces) == data, (data.hex(), pieces)
     out = []
@@ -68,7 +68,7 @@ class Cursor:
         self.pieces: list[Piece] = []
 
     def take(self, size: int, said: str | Callable[[bytes], str]) -> bytes:
-        """The next bytes, with what they are."""
+        """Take the next bytes. `said`: their meaning."""
         piece = self.data[self.at : self.at + size]
         self.at += size
         if piece:
@@ -76,16 +76,16 @@ class Cursor:
         return piece
 
     def rest(self, said: str) -> bytes:
-        """What is left."""
+        """Take the remaining bytes."""
         return self.take(len(self.data) - self.at, said)
 
     def block(self) -> str:
-        """The block; nothing may be left."""
+        """The block. All bytes must have been taken."""
         return taken_apart(self.data, self.pieces)
 
 
 def table_of_key(data: str | bytes) -> Cursor:
-    """A cursor behind 't' and the table id."""
+    """A cursor after 't' and the table id."""
     cursor = Cursor(data)
     cursor.take(1, "'t'")
     cursor.take(8, lambda piece: f"table id {memcomparable.decode_int(piece)}, comparable")
@@ -93,7 +93,7 @@ def table_of_key(data: str | bytes) -> Cursor:
 
 
 def row_v2(data: str | bytes, said: dict[int, str]) -> str:
-    """A row of format v2; `said`: what the value of a column is."""
+    """A row of format v2. `said`: the meaning of each column's value."""
     cursor = Cursor(data)
     cursor.take(1, "format v2")
     flags = cursor.take(1, lambda p: f"flags: {flags_text(p[0])}")[0]
@@ -129,7 +129,7 @@ def numbers(data: bytes, size: int) -> list[int]:
 
 
 def groups(data: str) -> str:
-    """Comparable bytes, a group a line."""
+    """Comparable bytes with one group in each line."""
     cursor = Cursor(data)
     while cursor.at < len(cursor.data):
         cursor.take(8, "eight bytes, the last padded with zeros")
@@ -146,7 +146,7 @@ def text_of(value: Any) -> str:
 
 
 def varint_size(cursor: Cursor) -> int:
-    """Bytes of the varint at a cursor."""
+    """The number of bytes of the varint at a cursor."""
     return memcomparable.read_varint(cursor.data, cursor.at)[1] - cursor.at
 
 
@@ -172,7 +172,7 @@ def framed(data: str, versioned: bool) -> str:
 
 
 def wrapped(text: str) -> str:
-    """A JSON document in lines of a page's width, as it is but for spaces."""
+    """A JSON document in lines of a page's width, unchanged except for spaces."""
     return (
         json.dumps(json.loads(text), ensure_ascii=False, indent=1)
         .replace("\n   ", " ")

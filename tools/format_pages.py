@@ -1,8 +1,8 @@
-"""docs/formats/*.md: each format of TiDB and TiCDC with recorded bytes, taken apart one by one.
+"""Writes docs/formats/*.md: each format of TiDB and TiCDC with recorded bytes, explained byte by byte.
 
-python -m tools.format_pages    writes the pages; a test says when they are out of date
+python -m tools.format_pages    writes the pages; a test fails if they are out of date
 
-Every block of bytes is a vector of tests/golden, whole: `taken_apart` refuses pieces that do not add up to it.
+Every block of bytes is a whole vector of tests/golden: `taken_apart` refuses pieces that are not all of it.
 """
 
 from __future__ import annotations

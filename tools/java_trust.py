@@ -1,7 +1,7 @@
-"""The certificates that Python trusts, as a trust store for Java.
+"""Writes the certificates that Python trusts into a trust store for Java.
 
-The JDK from PyPI brings certificates of its own and knows none that a company, or this machine, has added.
-Python and pip take those from SSL_CERT_FILE; so that Java can, they are written in the JKS format (Java's own
+The JDK from PyPI has its own certificates and does not know those that a company, or this machine, has added.
+Python and pip read them from SSL_CERT_FILE. For Java they are written in the JKS format (Java's own
 `sun.security.provider.JavaKeyStore`: big-endian words, then a SHA-1 digest keyed with the password).
 """
 
@@ -13,12 +13,12 @@ import ssl
 import struct
 from pathlib import Path
 
-PASSWORD = "changeit"  # a trust store holds nothing secret; Java asks for a word to check its digest with
+PASSWORD = "changeit"  # no secret: Java only needs a password to check the digest of a trust store
 MAGIC, VERSION, TRUSTED = 0xFEEDFEED, 2, 2
 
 
 def java_options(folder: Path) -> list[str]:
-    """Options that make Java trust what SSL_CERT_FILE names; none when it is not set or empty."""
+    """Options that make Java trust the certificates in SSL_CERT_FILE. Empty if it is not set or empty."""
     if not os.environ.get("SSL_CERT_FILE"):
         return []
     certificates = ssl.create_default_context().get_ca_certs(binary_form=True)

@@ -1,15 +1,15 @@
-"""What kernels say about themselves: reads, writes, bound, twin, and parameters with words for names.
+"""Checks the docstrings of kernels (reads, writes, bound, twin), and that parameters have words for names.
 
-python -m tools.kernel_docs     each place that breaks a rule
+python -m tools.kernel_docs     prints each place that breaks a rule
 
-A test (`tests/test_tidy.py`) refuses every place. The rules:
+A test (`tests/test_tidy.py`) fails if there is any. The rules:
 
 params     no parameter of a `@kernel` or `@inline` function has a name of one letter
 sentence   each of these functions has a docstring of a whole sentence
 contract   the docstring of a `@kernel` function has sentences that begin with `Reads`, `Writes`, `Bound:` and
            `Twin:`, and, if there is one, `Trick:`; `Reads and writes` is both
-twin       behind `Twin:` or `Twins:` stand functions, methods or classes that exist, as dotted paths within
-           backticks from `tidegate` or `tests` on; or `none` with the reason
+twin       after `Twin:` or `Twins:` come functions, methods or classes that exist, as dotted paths in
+           backticks that begin with `tidegate` or `tests`; or `none` with the reason
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TREES: Final = {"tidegate": ROOT.parent, "tests": ROOT.parents[1]}
 """The folder that holds the package with which a dotted path begins."""
 LABEL: Final = re.compile(r"(?:^|(?<=[.:)`] ))(Reads and writes|Reads|Writes|Bound:|Twins?:|Trick:)(?= )")
 REASON_WORDS: Final = 3
-"""Words behind `none` that are at least a reason."""
+"""The least number of words after `none` that count as a reason."""
 SENTENCE_WORDS: Final = 3
 
 
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 def places(folder: Path = ROOT) -> Iterator[Place]:
-    """All of them in the kernels under a folder."""
+    """All broken rules in the kernels under a folder."""
     for file in kernel_files(folder):
         for node in ast.walk(ast.parse(file.read_text())):
             decorator = compiled_by(node)
@@ -78,7 +78,7 @@ def _broken_contract(text: str) -> Iterator[tuple[str, str]]:
 
 
 def clauses(text: str) -> dict[str, str]:
-    """What a docstring in one line says behind each label; without the labels' colons and plurals."""
+    """The text after each label in a docstring of one line. Labels are without colon and plural."""
     _, *parts = LABEL.split(text)
     said: dict[str, str] = {}
     for label, clause in zip(parts[::2], parts[1::2], strict=True):
@@ -112,7 +112,7 @@ def _definitions(file: Path) -> frozenset[str]:
 
 
 def main() -> int:
-    """Print the places; 1 if there are any."""
+    """Print the places. Returns 1 if there are any."""
     found = list(places())
     for one in found:
         print(f"{one.file}:{one.line}: {one.rule}: {one.text}")

@@ -1,9 +1,9 @@
-"""Numbers in kernels that should have names: enumeration values, ASCII codes, byte offsets, long argument lists.
+"""Finds numbers in kernels that should have names: enumeration values, ASCII codes, byte offsets, long argument lists.
 
 python -m tools.kernel_numbers [--places]     counts by file and kind, and each place
 
-A test (`tests/test_tidy.py`) holds the counts down. It reads the syntax tree of every `@kernel` and `@inline`
-function, so the rules are about shape, not about meaning:
+A test (`tests/test_tidy.py`) limits the counts. The tool reads the syntax tree of every `@kernel` and `@inline`
+function, so the rules are about form, not about meaning:
 
 enum     a number compared with `==`, `!=` or `in`, unless the other side is a size, a count or a month
 ascii    a character's code that is stored as a byte, or compared with a byte
@@ -25,15 +25,15 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).parents[1] / "src" / "tidegate"
 MOST_PARAMS: Final = 8
 WORDS: Final = frozenset({"U64", "I64", "i64", "int", "np.uint64", "np.int64", "np.uint32", "np.uint8"})
-"""Conversions: the number inside is still a bare one."""
+"""Conversions. A number inside one still counts as a bare number."""
 BYTES: Final = frozenset({"byte", "letter", "short", "lead"})
-"""Variables that hold one byte of a text."""
+"""Variables with one byte of a text."""
 ENUMS: Final = frozenset(
     {"kind", "op", "code", "form", "flag", "wire", "field", "tag", "wanted", "branch", "version"}
 )
-"""Variables that hold an enumeration's value, so that 0 and 1 count, too."""
+"""Variables with an enumeration's value, for which 0 and 1 count as well."""
 RESULTS: Final = frozenset({"code", "tag"})
-"""Of these, those whose 0 is for nothing: no fault, no entry."""
+"""The variables among these for which 0 means nothing: no fault, no entry."""
 MEASURES: Final = frozenset(
     [
         "size",
@@ -65,7 +65,7 @@ MEASURES: Final = frozenset(
         "step",
     ]
 )
-"""Variables that are measured or counted: a number on the other side is a number."""
+"""Variables with a size or a count, which may be compared with a bare number."""
 RECORDS: Final = frozenset({16, 24, 32, 40, 48, 64})
 """Sizes of records; 8 and 4 are sizes of words."""
 
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
 
 def places(folder: Path = ROOT) -> Iterator[Place]:
-    """All of them in the kernels under a folder."""
+    """All such places in the kernels under a folder."""
     for file in kernel_files(folder):
         name = str(file.relative_to(folder))
         for node in ast.walk(ast.parse(file.read_text())):
@@ -90,12 +90,12 @@ def places(folder: Path = ROOT) -> Iterator[Place]:
 
 
 def kernel_files(folder: Path) -> list[Path]:
-    """The files under a folder that hold kernels, or helpers of kernels."""
+    """The files under a folder that contain kernels or helpers of kernels."""
     return sorted({*folder.rglob("*kernels.py"), *folder.glob("*/kernels/*.py"), folder / "kernel.py"})
 
 
 def compiled_by(node: ast.AST) -> str:
-    """The decorator that compiles a function: `kernel` or `inline`; empty for all that is not compiled."""
+    """The decorator that compiles a function: `kernel` or `inline`. Empty if it is not compiled."""
     for one in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
         if isinstance(one, ast.Name) and one.id in ("kernel", "inline"):
             return one.id
@@ -118,7 +118,7 @@ def _in_function(node: ast.FunctionDef) -> Iterator[tuple[int, str, str]]:
 
 
 def _number(node: ast.AST) -> int | None:
-    """The number that a node is, within a conversion or not."""
+    """The number of a node, directly or inside a conversion. None: it is not a number."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func) in WORDS:
@@ -127,7 +127,7 @@ def _number(node: ast.AST) -> int | None:
 
 
 def _is_code_of_a_byte(node: ast.Assign) -> bool:
-    """Whether a variable of one byte becomes a number that is the code of a character."""
+    """Whether a variable of one byte is assigned a number that is the code of a character."""
     return ast.unparse(node.targets[0]) in BYTES and (_number(node.value) or 0) >= 8
 
 
@@ -146,7 +146,7 @@ def _compared(node: ast.Compare) -> Iterator[tuple[int, str, str]]:
 
 
 def _kind_of(other: str, number: int, op: ast.cmpop) -> str | None:
-    """How a number compared with `other` counts."""
+    """The kind of place that a number compared with `other` is. None: it may be bare."""
     bare = other.removeprefix("I64(").removeprefix("int(")
     if bare.startswith("load_u8(") or other in BYTES:
         is_code = number in range(8, 14) or number in range(32, 127)
@@ -196,7 +196,7 @@ def _terms(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _choices(node: ast.AST) -> Iterator[int]:
-    """The numbers that a stored value may be, or is put together from."""
+    """The numbers that a stored value may have, or that it is composed of."""
     number = _number(node)
     if number is not None:
         yield number
@@ -209,7 +209,7 @@ def _choices(node: ast.AST) -> Iterator[int]:
 
 
 def _is_text(number: int, width: int) -> bool:
-    """Whether a stored number of `width` bytes is a character, or several."""
+    """Whether a stored number of `width` bytes is one or more characters."""
     if number < 9 or number >= 1 << (8 * width):
         return False
     used = number.to_bytes(width, "little").rstrip(b"\0").lstrip(b"\0")

@@ -1,11 +1,11 @@
-"""The tables of docs/internals/*.md, between markers, drawn from the machines themselves.
+"""Writes the tables of docs/internals/*.md, between markers, from the machines themselves.
 
-python -m tools.machines            writes the tables into the pages; a test says when they are out of date
+python -m tools.machines            writes the tables into the pages; a test fails if they are out of date
 python -m tools.machines --check    names the pages that are out of date; exit code 1 if there are any
 
-A machine with a transition table in its code has exactly that table on its page. A machine that would become worse by one
-is run instead, over all pairs of state and event: `ran` tables are what it did. Everything outside of the markers is
-written by hand.
+If a machine has a transition table in its code, its page has exactly that table. If a transition table would make a
+machine's code worse, the machine is run over all pairs of state and event, and its page has a `ran` table with the
+results. Everything outside of the markers is written by hand.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ FOLDER: Final = ROOT / "docs" / "internals"
 BLOCK: Final = re.compile(
     r"(<!-- table: ([\w-]+), by tools/machines\.py -->\n)(?:(?!<!-- ).)*?(<!-- end -->)", re.DOTALL
 )
-"""A marked place. No marker lies between its own two, so that a page with a broken one loses nothing."""
+"""A marked place. It contains no other marker, so that a page with a broken marker loses no text."""
 NONE: Final = "-"
 ALL: Final = Span(b"", b"")
 LOW, HIGH = Span(b"", b"m"), Span(b"m", b"")
 
 
-# Tables that the code has.
+# Tables in the code.
 
 
 def transitions(found: Transitions[Any, Any]) -> str:
@@ -65,13 +65,13 @@ def transitions(found: Transitions[Any, Any]) -> str:
 
 
 def matrix(found: Transitions[Any, Any], states: type[StrEnum], events: type[StrEnum]) -> str:
-    """The same as a square: what follows each state on each event."""
+    """The same as a matrix: the next state for each state and event."""
     rows = ([state, *(found.after(state, on) or NONE for on in events)] for state in states)
     return table(["", *events], rows)
 
 
 def received() -> str:
-    """What a processor does with a message of an owner."""
+    """How a processor handles each message of an owner."""
     rows = (
         [word, *(processor.RECEIVED.get((sender, word), "cannot be") for sender in processor.Sender)]
         for word in processor.Word
@@ -80,7 +80,7 @@ def received() -> str:
 
 
 def constants(module: ModuleType, names: Sequence[str]) -> str:
-    """Named numbers of a module with the docstrings beneath them."""
+    """Named numbers of a module, with the docstrings below them."""
     body = ast.parse(inspect.getsource(module)).body
     notes = {
         ast.unparse(node.target): " ".join(str(note.value.value).split())
@@ -93,7 +93,7 @@ def constants(module: ModuleType, names: Sequence[str]) -> str:
     return table([f"`{module.__name__.removeprefix('tidegate.')}`", "value", "meaning"], rows)
 
 
-# Tables that are what a machine did.
+# Tables from runs of a machine.
 
 
 def _header(epoch: int = 1, sequence: int = 1, owner_rev: int = 7) -> Header:
@@ -150,7 +150,7 @@ def _processor_state(machine: Processor) -> str:
 
 
 def processor_life() -> str:
-    """What a processor is after each event, from each of its states."""
+    """The state of a processor after each event, from each of its states."""
     rows = []
     for name, steps in TO_STATES.items():
         cells = [name]
@@ -167,7 +167,7 @@ def processor_life() -> str:
 
 
 def bounds() -> str:
-    """How far spans and the checkpoint may go, by what holds them."""
+    """The bounds of spans and of the checkpoint, by the reason that holds them."""
     ddl = DdlBatch(60, ())
     situations: dict[str, Callable[[], Barrier]] = {
         "nothing but what is known": lambda: Barrier(100),
@@ -254,7 +254,7 @@ OWNERS: Final[Mapping[str, Callable[[], Owner]]] = {
 
 
 def owner_tick() -> str:
-    """What an owner does at a tick, by what it knows."""
+    """The effects of an owner's tick, by what it knows."""
     rows = []
     for words, make in OWNERS.items():
         machine = make()
@@ -325,7 +325,7 @@ def _grant(found: Grant | None) -> str:
 
 
 def dog() -> str:
-    """What a watchdog says, by its state and what it sees."""
+    """The answers of a watchdog, by its state and its input."""
     looks: dict[str, tuple[str, int, float]] = {
         "no work": ("", 0, 60.0),
         "work, and something was reported": ("rows", 1, 60.0),
@@ -357,7 +357,7 @@ def _tick_in_vain(machine: gc.GcGuard) -> None:
 
 
 def guard() -> str:
-    """What a GC guard asks of PD."""
+    """The requests of a GC guard to PD."""
     needs = {FeedId("default", "a"): 500}
     begins: dict[str, Callable[[gc.GcGuard], Any]] = {
         "the process has just started": lambda one: None,
@@ -413,7 +413,7 @@ def lease() -> str:
 
 
 def standing() -> str:
-    """What an owner takes a processor for, by what it asked last."""
+    """How an owner classifies a processor, by the owner's last request."""
     rows = []
     for wish, given_up in product((None, *Wish), (False, True)):
         if wish is None and given_up:
@@ -430,7 +430,7 @@ def standing() -> str:
 
 
 def shunned() -> str:
-    """For how long a capture that fails is left out."""
+    """For how long a failing capture gets no ranges."""
     peer, rows = Peer("a"), []
     for failures in range(1, 9):
         peer.fails(100.0)
@@ -440,7 +440,7 @@ def shunned() -> str:
 
 
 def verdicts() -> str:
-    """The answers of GET synced, in the order in which the rules are tried."""
+    """The answers of GET synced, in the order of the rules."""
     cases = {
         "rows came within the last 300 s": (1000, 1000, 900),
         "no rows came; the checkpoint is 5 s behind": (995, 995, 100),
@@ -459,7 +459,7 @@ def verdicts() -> str:
 
 
 def guards() -> str:
-    """Every guard of the explorer, and what goes wrong without it."""
+    """Every guard of the explorer, and the violation without it."""
     traces = sharing.sections(sharing.TRACES.read_text())
     rows = []
     for name, words in sharing.GUARDS.items():
@@ -508,7 +508,7 @@ DDL_KNOWN: Final = {
 
 
 def configurations() -> str:
-    """What is explored with all guards on."""
+    """The configurations that are explored with all guards on."""
     rows = []
     for name, found in sharing.CLEAN.items():
         faults = [f"{FAULTS[what]}: {count}" for what, count in found.budget._asdict().items() if count]
@@ -574,7 +574,7 @@ def on_pages() -> list[str]:
 
 
 def out_of_date() -> list[Path]:
-    """The pages whose tables are not what the code says."""
+    """The pages whose tables differ from the code."""
     return [page for page in pages() if page.read_text() != drawn(page.read_text())]
 
 

@@ -1,10 +1,10 @@
 """The conversions of MODIFY COLUMN in docs/ddl-at-targets.md: one rule for every pair of types.
 
-python -m tools.modify_page     writes the part between the marks; a test says when it is out of date
+python -m tools.modify_page     writes the part between the marks; a test fails if it is out of date
 
-Which pairs TiDB allows is TiDB's own rule (`pkg/types/field_type.go`,
-`checkTypeChangeSupported`), which the consumer refuses is asked of the code (`tidb.cast.refusal`). What becomes
-of the values is said here in words, and tried by `tests/tidb/test_modify_pairs.py` for every pair.
+The pairs that TiDB allows follow TiDB's own rule (`pkg/types/field_type.go`, `checkTypeChangeSupported`). The pairs
+that the consumer refuses come from the code (`tidb.cast.refusal`). The conversion of values is described here in
+words, and `tests/tidb/test_modify_pairs.py` checks it for every pair.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMED: Final = ("ENUM", "SET")
 TYPES: Final = (
     *INTEGERS, "DECIMAL", *REALS, "BIT", "YEAR", *MOMENTS, "TIME", *TEXTS, *NAMED, "JSON", "VECTOR"
 )  # fmt: skip
-"""Every column type of TiDB that holds rows, with and without UNSIGNED."""
+"""Every column type of TiDB, with and without UNSIGNED."""
 NUMBERS: Final = (*INTEGERS, "DECIMAL", *REALS)
 
 _CODES: Final = {
@@ -54,7 +54,7 @@ REFUSED_HERE: Final = "**R**"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of the values of some types under some others."""
+    """How values of some types are converted to some other types."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -124,7 +124,7 @@ RULES: Final = (
 
 
 def tidb_allows(before: str, after: str) -> bool:
-    """Whether TiDB's MODIFY COLUMN takes a column from one type to the other at all."""
+    """Whether TiDB's MODIFY COLUMN allows the change from one type to the other."""
     if before == after:
         return True
     if "VECTOR" in (before, after):
@@ -166,7 +166,7 @@ def column(
 
 
 def rule_of(before: str, after: str) -> int | None:
-    """The number of the rule of a pair, from 1; None if TiDB or the consumer refuses the pair."""
+    """The number of the rule for a pair, from 1. None if TiDB or the consumer refuses the pair."""
     if not tidb_allows(before, after) or refusal(column(before), column(after), UTC):
         return None
     (found,) = [
@@ -176,7 +176,7 @@ def rule_of(before: str, after: str) -> int | None:
 
 
 def cell(before: str, after: str) -> str:
-    """A pair as the table shows it."""
+    """The text of a pair in the table."""
     number = rule_of(before, after)
     if number is not None:
         return str(number)
@@ -184,7 +184,7 @@ def cell(before: str, after: str) -> str:
 
 
 def part() -> str:
-    """What stands between the marks."""
+    """The text between the marks."""
     lines = ["| | from | to | result |", "|---|---|---|---|"]
     lines += [
         f"| {number} | {_listed(rule.before)} | {_listed(rule.after)} | {rule.result} |"
@@ -228,7 +228,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its written part brought up to date."""
+    """The page with its generated part updated."""
     head, _, tail = text.partition(BEGIN)
     _, _, tail = tail.partition(END)
     return f"{head}{BEGIN}\n{part()}\n{END}{tail}"

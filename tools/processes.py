@@ -1,4 +1,4 @@
-"""Child processes of demo and tests: started, read line by line, ended without leaving one behind."""
+"""Child processes of demo and tests: start them, read their lines, and end them so that none is left running."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KEPT_LINES = 400
 
 
 class ChildError(Exception):
-    """A child process ended or did not get ready; the message holds its last lines."""
+    """A child process ended or did not become ready. The message has its last lines."""
 
 
 class Child:
-    """One process with its JSON lines on standard output and a log file for the rest."""
+    """One process, with JSON lines on its standard output and a log file for the rest."""
 
     def __init__(self, name: str, command: Sequence[str | Path], log: Path) -> None:
         self.name, self._log_path = name, log
@@ -41,11 +41,11 @@ class Child:
         self._reader.start()
 
     def on_line(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Call `listener` with every further JSON line."""
+        """Call `listener` with every later JSON line."""
         self._listeners.append(listener)
 
     def wait_line(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 240) -> dict[str, Any]:
-        """The first JSON line that fits, seen already or to come."""
+        """The first JSON line for which `wanted` is true. Earlier lines count as well."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             found = next((line for line in list(self.lines) if wanted(line)), None)
@@ -64,7 +64,7 @@ class Child:
             raise ChildError(f"{self.name} did not end within {patience_s:.0f} s.\n{self.tail()}") from error
 
     def check(self) -> None:
-        """Raise when the process has ended unasked."""
+        """Raise if the process has ended unexpectedly."""
         if self._process.poll() is not None:
             raise ChildError(f"{self.name} ended with {self._process.returncode}.\n{self.tail()}")
 
@@ -79,17 +79,17 @@ class Child:
         return self._process.pid
 
     def kill(self) -> None:
-        """SIGKILL to the process itself, and wait until it is gone."""
+        """Send SIGKILL to the process itself, and wait for its end."""
         self._process.kill()
         self._process.wait()
 
     def ask_to_end(self) -> None:
-        """SIGTERM, if it still runs."""
+        """Send SIGTERM if it still runs."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def end(self, patience_s: float = 10) -> None:
-        """SIGTERM, then SIGKILL to its whole group."""
+        """Send SIGTERM, then SIGKILL to its whole process group."""
         self.ask_to_end()
         try:
             self._process.wait(patience_s)

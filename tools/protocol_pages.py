@@ -1,4 +1,4 @@
-"""The pages of docs/formats about protocols that are written from the code: what each carries, simple, and ticdc-mq."""
+"""Writes pages of docs/formats about protocols from the code: a comparison of all, and those of simple and ticdc-mq."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABSENT: Final = "-"
 
 
 def protocols_page() -> str:
-    """All protocols side by side."""
+    """The comparison of all protocols."""
     codecs = list(CODECS.values())
     rows = [codec for codec in codecs if isinstance(codec, ReadCodec)]
     losses = [[f"`{codec.name}`", *(_lost(codec, loss) for loss in Loss)] for codec in rows]
@@ -91,7 +91,7 @@ _JSON_WRITERS: Final = [
 
 
 def _left_out(codec: RowCodec) -> str:
-    """The kinds of columns that a protocol's losses keep from being compared, with its marks."""
+    """The kinds of columns that are not compared because of a protocol's losses, with its marks."""
     given = (
         dict(one.split("=") for one in codec.unmarked.option.split("&")) if codec.unmarked is not None else {}
     )
@@ -139,7 +139,7 @@ def _lost(codec: ReadCodec, loss: Loss) -> str:
     held = loss in codec.losses(usual)
     other = [name for name, options in turned.items() if (loss in codec.losses(options)) != held]
     if not other:
-        # Some things take two switches.
+        # Some losses depend on two switches.
         changes: dict[str, Any] = {name: not getattr(usual, name) for name in switches}
         every = replace(usual, **changes)
         if (loss in codec.losses(every)) != held:

@@ -1,10 +1,11 @@
-"""docs/reference/*.md, written from the code: settings, HTTP API, metrics, errors, commands; and the layouts of kernels.
+"""Writes docs/reference/*.md from the code: settings, HTTP API, metrics, errors, commands; and the layouts of kernels.
 
-python -m tools.reference            writes the pages; a test says when they are out of date
+python -m tools.reference            writes the pages; a test fails if they are out of date
 python -m tools.reference --check    names the pages that are out of date; exit code 1 if there are any
 
-The meaning of each thing is written where it is declared: docstrings beneath settings and above handlers, help texts of
-metrics and options, the table of error codes, the layouts that kernels share with Python (docs/internals/layouts.md).
+The meaning of each thing is written where it is declared: in docstrings of settings and handlers, help texts of
+metrics and options, the table of error codes, and the layouts that kernels share with Python
+(docs/internals/layouts.md).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ NONE: Final = "-"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; pipes in cells are escaped."""
+    """A table. Pipes in cells are escaped."""
     lines = [list(head), ["---"] * len(head), *map(list, rows)]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -66,7 +67,7 @@ TYPES: Final[Mapping[Any, str]] = {bool: "boolean", int: "integer", str: "text",
 
 @cache
 def notes(module: ModuleType) -> dict[str, str]:
-    """The docstring beneath each field: by `Class.field`."""
+    """The docstring below each field, by `Class.field`."""
     found = {}
     for owner in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(owner, ast.ClassDef):
@@ -96,7 +97,7 @@ TiCDC: *same* means that TiCDC has the setting under this name.
 
 
 def _sections(owner: type, path: str) -> Iterator[str]:
-    """A section and, behind it, those in it. `path`: as the file writes it, with [[ ]] for a list."""
+    """A section and, after it, its subsections. `path`: as in the file, with [[ ]] for a list."""
     hints, inner = get_type_hints(owner), []
     for field in dataclasses.fields(owner):
         kind = hints[field.name]
@@ -120,7 +121,7 @@ def _sections(owner: type, path: str) -> Iterator[str]:
 
 
 def _about(owner: type) -> str:
-    """A section's docstring without the name of the section, which is its heading."""
+    """A section's docstring without the name of the section, which is in the heading."""
     text = re.sub(r"^(One )?`[^`]+`( entry)?[:;]? ", "", linked(owner.__doc__ or ""))
     return text[:1].upper() + text[1:]
 
@@ -202,7 +203,7 @@ These parameters of the URI are refused: {_names(sorted(URI_TO_COME))}.
 
 
 def routes() -> list[Route]:
-    """Those below /api/v2, then those at the root."""
+    """The routes below /api/v2, then those at the root."""
     return [*app.ROUTES, *app.ROOT_ROUTES]
 
 
@@ -259,13 +260,13 @@ def _route(route: Route, base: str) -> str:
 
 
 def method_of(route: Route) -> str:
-    """The one method of a route; a GET route answers HEAD, too."""
+    """The method of a route. A GET route also answers HEAD."""
     (method,) = (route.methods or set()) - {"HEAD"}
     return method
 
 
 def described(route: Route) -> tuple[str, dict[str, str]]:
-    """What a handler's docstring says: what it does, and by name query, body, answer and errors."""
+    """The parts of a handler's docstring: the description, and by name query, body, answer and errors."""
     text = inspect.getdoc(route.endpoint) or ""
     first, *rest = re.split(r"^(Query|Body|Answer|Errors): ", text, flags=re.MULTILINE)
     named, _, about = first.partition(": ")
@@ -356,7 +357,7 @@ status; a changefeed becomes *failed*, or is retried with a back-off and shown a
 
 
 def raised() -> set[str]:
-    """Every code that stands in the source, apart from the table of them."""
+    """Every code in the source, except in the table of codes."""
     found: set[str] = set()
     for path in SOURCE.rglob("*.py"):
         if path != SOURCE / "errors.py":
@@ -512,12 +513,12 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 
 def page(name: str) -> str:
-    """A page as it should be, ending in one line feed."""
+    """The generated text of a page, which ends in one line feed."""
     return PAGES[name]().rstrip("\n") + "\n"
 
 
 def out_of_date() -> list[str]:
-    """The names of pages that are not what the code says, or not there."""
+    """The names of pages that differ from the code or do not exist."""
     return [
         name for name in PAGES if not (FOLDER / name).is_file() or (FOLDER / name).read_text() != page(name)
     ]

@@ -1,1 +1,1 @@
-"""The demo: every process of the main path, a live view of them, and the proof at the end."""
+"""The demo: every process of the main path, a live view of them, and a comparison at the end."""

@@ -1,10 +1,11 @@
 """`make demo`: the main path, live, and the proof at the end.
 
-Starts an embedded TiKV with a bank workload, a Kafka broker, a capture with its Spark pipeline and the Spark
-consumer, shows them at work, then lets them drain and compares source and target at one timestamp.
+It starts an embedded TiKV with a bank workload, a Kafka broker, a capture with its Spark pipeline and the Spark
+consumer. It shows them at work, stops the workload, waits until everything is delivered, and compares source and
+target at one timestamp.
 The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB. With `make demo CAPTURES=3` three
-captures share the tables: the owner is killed, then another is drained, and what is left ends the run.
-Ctrl-C at any moment ends every process. Everything it makes lies under build/demo.
+captures share the tables: the owner is killed, then another one is drained, and the remaining capture ends the run.
+Ctrl-C ends every process at any moment. All files are under build/demo.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DRAIN_S = 60
 
 
 def main() -> int:
-    """Run the demo; 0 when source and target are equal."""
+    """Run the demo. Returns 0 if source and target are equal."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--seconds", type=float, default=60, help="how long the workload runs once all is live"

@@ -1,4 +1,4 @@
-"""The demo's processes, what each says of itself, and the comparison at the end."""
+"""The demo's processes, their state, and the comparison at the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tidegate.model.timestamp import physical_ms
 FEED = "bank"
 PARTITIONS = 3
 START_S = 120
-"""Patience with Spark's start on a slow machine."""
+"""How long Spark's start may take on a slow machine. Seconds."""
 
 
 @dataclass(slots=True)
@@ -38,31 +38,31 @@ class Proof:
     equal: bool
     tables: list[dict[str, Any]]
     sums: dict[int, str]
-    """Snapshot ts to the sum of all balances in it."""
+    """The sum of all balances in each snapshot, by its ts."""
     total: str
-    """What the sum must be."""
+    """The expected sum."""
 
 
 @dataclass(slots=True)
 class Lags:
-    """Milliseconds from commit to readable, sampled; at most LIMIT are kept, evenly thinned out."""
+    """Samples of the milliseconds from commit to readable. At most LIMIT are kept, thinned out evenly."""
 
     values: list[float] = field(default_factory=list)
 
     def add(self, values: list[float]) -> None:
-        """More samples."""
+        """Add samples."""
         self.values += values
         if len(self.values) > 400_000:
             self.values = self.values[::2]
 
     def quantile(self, share: float) -> float:
-        """A quantile in ms, 0 when there is none."""
+        """A quantile in ms. 0 without samples."""
         found = sorted(self.values)
         return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
 
 
 class MainPath:
-    """Upstream, workload, broker, capture, consumer; started in parallel where nothing depends."""
+    """Upstream, workload, broker, capture and consumer. Independent ones are started in parallel."""
 
     def __init__(self, folder: Path, rate: float, target: DemoTarget, captures: int = 1) -> None:
         self.folder, self.rate, self.target = folder, rate, target
@@ -70,9 +70,9 @@ class MainPath:
             [f"capture-{number + 1}" for number in range(captures)] if captures > 1 else ["capture"]
         )
         self.addresses: dict[str, str] = {}
-        """Of the captures that run."""
+        """The addresses of the captures that run."""
         self.takeovers: list[tuple[str, float]] = []
-        """What happened to an owner, and the seconds until the next one delivered."""
+        """Each event of an owner, with the seconds until the next owner delivered."""
         self.children: dict[str, Child] = {}
         self.stage = "starting"
         self.server = self.pd = self.uri = self._kafka_said = ""
@@ -86,7 +86,7 @@ class MainPath:
     # --- life --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start everything; returns when all of it is live."""
+        """Start everything. Returns when all processes are ready."""
         self.stage = "broker and upstream start"
         broker = threading.Thread(target=self._start_kafka)
         broker.start()
@@ -126,7 +126,7 @@ class MainPath:
         self.addresses[name] = capture.wait_line(lambda line: "addr" in line)["addr"]
 
     def kill_owner(self) -> None:
-        """kill -9 of the capture that owns the changefeed; another must take over."""
+        """Kill (SIGKILL) the capture that owns the changefeed. Another one must take over."""
         owner, at = self.owner(), time.monotonic()
         self.children.pop(owner).kill()
         del self.addresses[owner]
@@ -134,7 +134,7 @@ class MainPath:
         self._thread(lambda: self._watch_takeover(f"{owner} was killed", at))
 
     def drain(self) -> None:
-        """Have a capture that is not the owner give its tables to the others, as before it is stopped."""
+        """Drain a capture that is not the owner: it gives its tables to the others, as before a planned stop."""
         owner, at = self.owner(), time.monotonic()
         name = next(name for name in self.addresses if name != owner)
         base = f"http://{self.addresses[owner]}/api/v2/captures"
@@ -154,7 +154,7 @@ class MainPath:
         self._thread(drained)
 
     def owner(self) -> str:
-        """The capture that owns the changefeed, as soon as there is one."""
+        """Wait for an owner of the changefeed. Returns its capture."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             for name, address in self.addresses.items():
@@ -182,13 +182,13 @@ class MainPath:
             time.sleep(0.1)
 
     def end_workload(self) -> int:
-        """Stop the bank; returns its last commit ts."""
+        """Stop the bank. Returns its last commit ts."""
         workload = self.children["workload"]
         workload.ask_to_end()
         return int(workload.wait_line(lambda line: line.get("event") == "done", 30)["last_commit_ts"])
 
     def check(self) -> None:
-        """Raise when a process has died."""
+        """Raise if a process has died."""
         for name, child in list(self.children.items()):
             if name != "workload" or self.stage == "live":
                 child.check()
@@ -204,7 +204,7 @@ class MainPath:
             thread.join(5)
         subprocess.run([SERVICES, "stop", "--dir", self.folder / "services"], check=False)
 
-    # --- what the board shows -----------------------------------------------------------------------------
+    # --- for the board ------------------------------------------------------------------------------------
 
     def workload_now(self) -> dict[str, Any]:
         """The workload's last line."""
@@ -213,7 +213,7 @@ class MainPath:
         return lines[-1] if lines else {}
 
     def feed_now(self) -> dict[str, Any]:
-        """The feed as the API shows it, {} while there is none."""
+        """The feed's state from the API. {} while there is none."""
         if not self.server:
             return {}
         try:
@@ -230,7 +230,7 @@ class MainPath:
         self.stage = "comparing source and target"
         found = self.target.compare(self.pd)
         total = str(self.workload_now().get("total", ""))
-        # Before the last account is open the sum still grows.
+        # The sum still grows until the last account is open.
         sums = {ts: one for ts, one in self.snapshots.items() if ts >= self.opened_ts}
         equal = found.equal and all(one == total for one in sums.values())
         return Proof(found.ts, equal, found.tables, sums, total)
@@ -272,7 +272,7 @@ class MainPath:
         self._threads.append(thread)
 
     def _watch_kafka(self) -> None:
-        """Read the topic as any committed reader would and note how old each row is when it is readable."""
+        """Read the topic as a reader of committed messages, and note the age of each row when it is readable."""
         uri = parse_sink_uri(self.uri)
         decode = decoder(options_of(load_config(None, uri))).decode
         settings = {
@@ -296,7 +296,7 @@ class MainPath:
             found = decode(Batch([m.key() for m in messages], [m.value() for m in messages], numbers))
             for table in found.rows:
                 self.kafka_rows += len(table)
-                # Rows of the start have waited for Spark: they say nothing of the lag of what runs.
+                # The first rows have waited for Spark's start, so they say nothing about the lag.
                 committed = table.commit_ts >> 18
                 self.kafka_lag.add((now - committed[committed >= self.live_ms]).tolist())
         consumer.close()

@@ -1,4 +1,4 @@
-"""Where the demo's consumer writes: how to start it, what its reader sees, and what it holds at the end."""
+"""The targets of the demo's consumer: how to start one, read its snapshots, and compare its tables at the end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tidegate.kvclient.pd import PdClient
 
 SERVICES: Final = Path(__file__).parents[1] / "services"
 NAME: Final = "demo"
-"""The consumer's, at a database."""
+"""The consumer's name in a database."""
 SYSTEM: Final = (SCHEMA, "mysql", "sys", "information_schema", "performance_schema")
-"""Schemas of a MariaDB that hold no table from upstream."""
+"""Schemas of a MariaDB without tables from upstream."""
 TABLES: Final = "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema NOT IN %s"
 POSITION: Final = f"SELECT position FROM `{SCHEMA}`.`progress` WHERE consumer=%s"
 
@@ -40,51 +40,51 @@ class Compared:
     ts: int
     equal: bool
     tables: list[dict[str, Any]]
-    """Of each table: its name, source_rows, target_rows, equal."""
+    """For each table: its name, source_rows, target_rows, equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A snapshot as a reader has found it."""
+    """A snapshot that a reader has found."""
 
     ts: int
     at_ms: float
-    """When it was there, by the wall clock."""
+    """When it was found, by the wall clock."""
     total: str
     """The sum of all balances in it."""
 
 
 class DemoTarget(Protocol):
-    """One kind of target. `prepare`, then `start`, then the others; `newest` is for one thread."""
+    """One kind of target. Call `prepare`, then `start`, then the others. `newest` is for one thread."""
 
     name: str
-    """What the rows end up in, in one word."""
+    """The kind of target in one word."""
     place: str
     """The same in a sentence."""
     lag: str
-    """What the age of a snapshot is called."""
+    """A name for the age of a snapshot."""
 
     def prepare(self) -> None:
-        """Install what is missing, in plain sight; CalledProcessError when it cannot, and has said why."""
+        """Install missing packages, with visible output. Raises CalledProcessError after a visible error."""
 
     def start(self) -> None:
-        """Start what must run before the consumer does."""
+        """Start the services that the consumer needs."""
 
     def options(self) -> list[str]:
-        """What `tidegate consumer run` needs to know of it."""
+        """Its options for `tidegate consumer run`."""
 
     def newest(self, known: Container[int]) -> Seen | None:
-        """The newest snapshot; None when there is none, or its ts is known."""
+        """The newest snapshot. None if there is none, or if its ts is in `known`."""
 
     def compare(self, pd: str) -> Compared:
-        """Every table of either side at the newest snapshot."""
+        """Compare every table of both sides at the newest snapshot."""
 
     def __str__(self) -> str:
-        """Where its files are."""
+        """The place of its files."""
 
 
 def target_of(name: str, folder: Path) -> DemoTarget:
-    """The target that is called `name`; InvalidInput when none is."""
+    """The target with a name. Raises InvalidInput for an unknown name."""
     if name not in TARGETS:
         raise InvalidInput(
             f"the demo has no target '{name[:40]}'",
@@ -126,7 +126,7 @@ class DeltaTables:
         return Seen(snapshot.ts, at_ms, str(pc.sum(balances).as_py()))
 
     def compare(self, pd: str) -> Compared:
-        """By `tidegate compare`."""
+        """Compare with `tidegate compare`."""
         command = [sys.executable, "-m", "tidegate", "compare", "--pd", pd, *self.options()]
         done = subprocess.run(
             [*command, "--at", "latest", "--json"], capture_output=True, text=True, timeout=120
@@ -141,7 +141,7 @@ class DeltaTables:
 
 
 class MariaDb:
-    """A MariaDB of the demo's own. The consumer has one lane, so that every read sees whole transactions."""
+    """The demo's own MariaDB. The consumer has one lane, so that every read sees whole transactions."""
 
     name, place, lag = "MariaDB", "MariaDB", "commit to MariaDB"
 
@@ -150,11 +150,11 @@ class MariaDb:
         self._reader: Connection | None = None
 
     def prepare(self) -> None:
-        """Debian's package, if it is not there."""
+        """Install Debian's package if it is missing."""
         subprocess.run([SERVICES, "fetch", "mariadb"], check=True)
 
     def start(self) -> None:
-        """On a free port; it ends with the demo's other services."""
+        """Start it on a free port. It ends with the demo's other services."""
         command = [str(SERVICES), "start", "mariadb", "--dir", str(self._folder / "services"), "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -167,7 +167,7 @@ class MariaDb:
         return ["--target", str(self._server), "--name", NAME, "--folder", folder, "--lanes", "1"]
 
     def newest(self, known: Container[int]) -> Seen | None:
-        """Position and sum in one transaction; the rows may be those of the next step already."""
+        """Position and sum, read in one transaction. The rows may already be those of the next step."""
         try:
             self._reader = self._reader or self._connect()
             ts = _begin(self._reader)
@@ -177,15 +177,15 @@ class MariaDb:
             with self._reader.cursor() as cursor:
                 cursor.execute("SELECT SUM(balance) FROM bank.accounts")
                 ((total,),) = cursor.fetchall()
-            self._reader.rollback()  # or a DDL of the consumer waits for it
+            self._reader.rollback()  # otherwise a DDL of the consumer would wait for it
         except (pymysql.err.MySQLError, TidegateError):
-            # There is no table yet, or a DDL came between the transaction's beginning and its read.
+            # There is no table yet, or a DDL ran between the begin of the transaction and its read.
             self._let_go()
             return None
         return Seen(ts, at_ms, str(total))
 
     def compare(self, pd: str) -> Compared:
-        """In one transaction at the target. Nothing is committed at the source any more."""
+        """Compare in one transaction at the target. The source does not change any more."""
         connection = self._connect()
         with contextlib.closing(connection), PdClient(pd) as client:
             ts = _begin(connection)
@@ -221,7 +221,7 @@ TARGETS: Final[dict[str, type[DeltaTables] | type[MariaDb]]] = {"delta": DeltaTa
 
 
 def _begin(connection: Connection) -> int:
-    """Begin a transaction that sees one moment; the ts of the newest snapshot then, 0 when there is none."""
+    """Begin a consistent read. Returns the ts of the newest snapshot in it; 0 if there is none."""
     connection.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     with connection.cursor() as cursor:
         cursor.execute(POSITION, (NAME,))
@@ -230,7 +230,7 @@ def _begin(connection: Connection) -> int:
 
 
 def _rows(connection: Connection, schema: str, table: str) -> dict[str, list[Any]]:
-    """All rows, by column, as the driver has them."""
+    """All rows, by column, as the driver returns them."""
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT * FROM {qualified(schema, table)}")
         rows = cursor.fetchall()
@@ -239,12 +239,12 @@ def _rows(connection: Connection, schema: str, table: str) -> dict[str, list[Any
 
 
 def verdict(name: str, source: pa.Table | None, target: dict[str, list[Any]] | None) -> dict[str, Any]:
-    """One table of either side, compared as bags of whole rows in the source's types."""
+    """Compare one table of both sides as multisets of whole rows in the source's types."""
     here = source.num_rows if source is not None else 0
     there = len(next(iter(target.values()), [])) if target is not None else 0
     equal = False
     if source is not None and target is not None and sorted(target) == sorted(source.column_names):
-        # The driver has moments without a zone: in these sessions it is UTC.
+        # The driver returns times without a zone. In these sessions they are UTC.
         held = pa.table([pa.array(target[field.name], field.type) for field in source.schema], source.schema)
         equal = differences(source, held, (), 0)[0] == 0
     return {"table": name, "source_rows": here, "target_rows": there, "equal": equal}

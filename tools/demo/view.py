@@ -1,4 +1,4 @@
-"""What the demo shows: the live board, the closing table, the page with the plots."""
+"""The output of the demo: the live board, the closing table, and the page with plots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STAGES = ("committed", "pulled", "delivered", "readable")
 
 
 class Board:
-    """Samples the path twice a second, seen or not, and renders itself for `rich.live`."""
+    """Samples the main path twice a second, shown or not, and renders itself for `rich.live`."""
 
     def __init__(self, path: MainPath) -> None:
         self.path = path
@@ -37,17 +37,17 @@ class Board:
         self._sampler.start()
 
     def end(self) -> None:
-        """No more samples."""
+        """Stop sampling."""
         self._ended.set()
         self._sampler.join()
 
     def run_for(self, seconds: float) -> None:
-        """Watch the path live for some time."""
+        """Show the path live for some time."""
         for _ in self._ticks(seconds):
             pass
 
     def drain(self, patience_s: float) -> None:
-        """Stop the workload and wait until the tables hold its last commit."""
+        """Stop the workload and wait until the target has its last commit."""
         last = self.path.end_workload()
         place = self.path.target.place
         self.path.stage = f"draining: waiting for the last commit in {place}"
@@ -126,7 +126,7 @@ class Board:
 
 
 def closing_table(board: Board, proof: Proof) -> Table:
-    """Per table what source and target hold, and the run's figures."""
+    """The rows of each table at source and target, and the figures of the run."""
     table = Table(title=f"source and target at {proof.ts} ({readable(proof.ts)} UTC)", title_justify="left")
     for name in ("table", "rows at source", "rows at target", ""):
         table.add_column(name, justify="left" if name in ("table", "") else "right")
@@ -139,7 +139,7 @@ def closing_table(board: Board, proof: Proof) -> Table:
 
 
 def rows_of(proof: Proof) -> list[list[str]]:
-    """The comparison, a row a table."""
+    """The comparison, with one row for each table."""
     return [
         [
             one["table"],
@@ -152,7 +152,7 @@ def rows_of(proof: Proof) -> list[list[str]]:
 
 
 def figures(board: Board, proof: Proof) -> list[tuple[str, str]]:
-    """What the run was like."""
+    """The figures of the run."""
     kafka, tables = board.path.kafka_lag, board.path.table_lag
     wrong = [ts for ts, found in proof.sums.items() if found != proof.total]
     bank = f"{proof.total} in each of {len(proof.sums)} snapshots" if not wrong else f"WRONG at {wrong[:3]}"
