@@ -47,6 +47,7 @@ from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.tidb import checksum
 from tidegate.tidb.kernels import arrow as arrow_kernels
 from tidegate.tidb.kernels import row as row_kernels
+from tidegate.tidb.kernels import row_context
 from tidegate.tidb.kernels.checksum import MATCHED, check_image
 from tidegate.tidb.kernels.json import STACK_WORDS
 from tidegate.tidb.kernels.text import I64, CellWords
@@ -331,7 +332,7 @@ def _decoding(
     rows = np.arange(n)
     images = [decode.empty_image(n, plan.stride) for _ in range(2)]
     ops, faults = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int64)
-    context = np.zeros(row_kernels.CONTEXT_WORDS, dtype=np.int64)
+    context = np.zeros(row_context.CONTEXT_WORDS, dtype=np.int64)
     for image in images:
         image.words.fill(0)
         image.sizes.fill(0)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from benchmarks.show import machine, short, table
 from deltalake import DeltaTable
 
-from tidegate.consumer.ddl_plan import Create
+from tidegate.consumer.ddl_steps import Create
 from tidegate.consumer.definition import Definition, from_info
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.net_effect import Effect
@@ -43,7 +43,7 @@ from tidegate.consumer.target import TableChanges
 from tidegate.model.timestamp import compose
 from tidegate.sink.object_store import Bucket, ObjectStore
 from tidegate.sink.store import Store
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
 BIGINT: Final = 8

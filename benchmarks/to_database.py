@@ -27,7 +27,7 @@ import pyarrow as pa
 from benchmarks.show import machine, table
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl_plan import Create
+from tidegate.consumer.ddl_steps import Create
 from tidegate.consumer.definition import Definition, from_info
 from tidegate.consumer.mysql.literals import Digest, inserts
 from tidegate.consumer.mysql.session import MySqlServer

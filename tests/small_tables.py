@@ -15,16 +15,9 @@ from tidegate.model.row import Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import (
-    NOT_NULL,
-    PRIMARY,
-    Catalog,
-    ColumnSpec,
-    Ddl,
-    bootstrap,
-    db_info,
-    table_info,
-)
+from tidegate.workload.ddl import Ddl
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, db_info, table_info
+from tidegate.workload.schema import Catalog, bootstrap
 
 SCHEMA_ID = 300
 ID = ColumnSpec("id", 8, 20, flag=NOT_NULL | PRIMARY)

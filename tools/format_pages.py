@@ -91,7 +91,7 @@ def keys_page() -> str:
 {NOTE}
 
 A key sorts as bytes, so numbers and texts are written so that their bytes compare as they do. Plain form:
-`tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/kernels/row.py`.
+`tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/kernels/record_key.py`.
 
 ## Comparable integers and bytes
 

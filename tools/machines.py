@@ -24,13 +24,15 @@ from typing import Any, Final
 from tests.control import sharing, takeover
 from tools.reference import ROOT, table
 
-from tidegate.control import changefeed, gc, owner, processor, watchdog
+from tidegate.control import changefeed, gc, owner, watchdog
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, Grant, GrantedRange, raised, settled, shared_out
+from tidegate.control.outlet import OUTLET
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
+from tidegate.control.received import RECEIVED, Sender, Word
 from tidegate.control.synced import synced
 from tidegate.control.transitions import Transitions
 from tidegate.control.watchdog import Watchdog
@@ -72,11 +74,8 @@ def matrix(found: Transitions[Any, Any], states: type[StrEnum], events: type[Str
 
 def received() -> str:
     """How a processor handles each message of an owner."""
-    rows = (
-        [word, *(processor.RECEIVED.get((sender, word), "cannot be") for sender in processor.Sender)]
-        for word in processor.Word
-    )
-    return table(["", *(f"from {sender}" for sender in processor.Sender)], rows)
+    rows = ([word, *(RECEIVED.get((sender, word), "cannot be") for sender in Sender)] for word in Word)
+    return table(["", *(f"from {sender}" for sender in Sender)], rows)
 
 
 def constants(module: ModuleType, names: Sequence[str]) -> str:
@@ -529,7 +528,7 @@ def configurations() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "changefeed": lambda: transitions(changefeed.TRANSITIONS),
     "changefeed-matrix": lambda: matrix(changefeed.TRANSITIONS, changefeed.State, changefeed.On),
-    "outlet": lambda: transitions(owner.OUTLET),
+    "outlet": lambda: transitions(OUTLET),
     "owner-tick": owner_tick,
     "bounds": bounds,
     "received": received,

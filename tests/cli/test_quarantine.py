@@ -24,7 +24,7 @@ from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 from tidegate.tidb import keys
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 SOURCE = "kafka://127.0.0.1:1/t?protocol=open-protocol"
 HOSTILE = "\x1b[2J[red]\r\n\u202e\x00\x9bend"

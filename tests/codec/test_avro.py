@@ -20,15 +20,9 @@ from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
-from tidegate.codec.protocols.avro.plain import (
-    AvroDecoder,
-    AvroEncoder,
-    Reader,
-    named_ids,
-    record_of,
-    unscaled,
-)
+from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, Reader, named_ids, unscaled
 from tidegate.codec.protocols.avro.schema import AvroOptions, sanitized, subjects
+from tidegate.codec.protocols.avro.wire_schema import record_of
 from tidegate.codec.schema_book import MAX_SCHEMAS, SchemaBook, look_up_missing, register_missing
 from tidegate.errors import InvalidInput
 from tidegate.model.cells import DELETE

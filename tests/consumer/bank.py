@@ -22,7 +22,8 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, Action, ColumnSpec, column_info, table_info
+from tidegate.workload.ddl import Action
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, column_info, table_info
 
 SCHEMA: Final = "bank"
 MONEY: Final = ("accounts", "savings", "reserves")

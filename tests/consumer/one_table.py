@@ -13,7 +13,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 KEY_FLAGS = NOT_NULL | PRIMARY
 CREATED = 100

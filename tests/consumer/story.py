@@ -22,7 +22,8 @@ from tidegate.consumer.net_effect import BagEffect, Effect
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.target import TableChanges, Target
 from tidegate.model.ddl import DdlEvent
-from tidegate.workload.schema import NOT_NULL, PRIMARY, Action, ColumnSpec, column_info, table_info
+from tidegate.workload.ddl import Action
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, column_info, table_info
 
 State = Mapping[str, Rows]
 """By table, its rows: a key and values; of `log`, which has no key, any two values."""

@@ -35,7 +35,7 @@ from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 from tidegate.model.timestamp import compose
 from tidegate.workload.changelog import SnapshotLine, snapshot_diff
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 ITEMS = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("n", 3, 11)])
 TRUNCATE = 11

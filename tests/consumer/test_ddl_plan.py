@@ -8,17 +8,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer.ddl_plan import (
-    KEPT,
-    Create,
-    Drop,
-    Nothing,
-    Redefine,
-    Refuse,
-    Rename,
-    plan_without_header,
-    without_comments,
-)
+from tidegate.consumer.ddl_steps import Create, Drop, Nothing, Redefine, Refuse, Rename
+from tidegate.consumer.ddl_text import without_comments
+from tidegate.consumer.ddl_text_plan import KEPT, plan_without_header
 from tidegate.consumer.definition import from_json, guess
 
 COLUMNS = (

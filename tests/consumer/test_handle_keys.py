@@ -23,7 +23,7 @@ from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import index, keys, record
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import table_info
+from tidegate.workload.definitions import table_info
 
 OPEN = registry.codec_options({"protocol": "open-protocol"})
 UPDATED = registry.codec_options({"protocol": "open-protocol", "only-output-updated-columns": True})

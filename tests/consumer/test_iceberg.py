@@ -22,7 +22,7 @@ from tests.consumer.memory_topic import consume
 from tidegate.cli.consumer import app
 from tidegate.consumer.apply import Sizes
 from tidegate.consumer.convert import TargetColumn
-from tidegate.consumer.ddl_plan import Create, Source
+from tidegate.consumer.ddl_steps import Create, Source
 from tidegate.consumer.definition import ROWID, Definition, from_info
 from tidegate.consumer.iceberg import catalog as of_catalog
 from tidegate.consumer.iceberg import index as of_index
@@ -41,7 +41,7 @@ from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput
 from tidegate.model.timestamp import compose
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_700_000_000_000

@@ -11,7 +11,7 @@ from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.watermark import Mode
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 TABLE = OneTable.of([ColumnSpec("id", 8, 20, flag=KEY_FLAGS), ColumnSpec("v", 3, 11)])
 OLDER = TABLE.change(110, None, (1, 1))

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.ddl_plan import Create, Drop, Restore
+from tidegate.consumer.ddl_steps import Create, Drop, Restore
 from tidegate.consumer.definition import Definition, from_info
 from tidegate.consumer.delta.maintenance import Tidying, tidy
 from tidegate.consumer.delta.target import DeltaTarget
@@ -31,7 +31,7 @@ from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.slot_files import SlotFiles
 from tidegate.sink.snapshot_rows import COMPACT_FILES
 from tidegate.sink.store import SNAPSHOTS
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 
 def test_within_the_retention_everything_named_stays_readable(tmp_path: Path) -> None:

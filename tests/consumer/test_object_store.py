@@ -30,7 +30,7 @@ from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages, event
 from tests.consumer.test_maintenance import definition_of
 from tests.consumer.topics import publish
 from tests.fixtures.s3 import S3Place
-from tidegate.consumer.ddl_plan import Drop
+from tidegate.consumer.ddl_steps import Drop
 from tidegate.consumer.definition_files import DefinitionFiles
 from tidegate.consumer.delta.target import BucketAddress, DeltaTarget
 from tidegate.consumer.position import Position

@@ -15,7 +15,7 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 SHAPE = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("v", 15, 20, text=True)])
 RENAME = 14

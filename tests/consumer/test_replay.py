@@ -11,7 +11,7 @@ from tidegate.consumer.lake_target import LakeValues
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.replay import Tables, replay
-from tidegate.workload.schema import NOT_NULL, ColumnSpec
+from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 
 UNSIGNED = 32
 """The bit of a column's flag."""

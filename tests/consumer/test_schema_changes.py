@@ -36,7 +36,8 @@ from tidegate.consumer.target import Target
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
-from tidegate.workload.schema import NOT_NULL, PRIMARY, Action, ColumnSpec, column_info, table_info
+from tidegate.workload.ddl import Action
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, column_info, table_info
 
 IGNORE, STOP, EVOLVE = SchemaChanges.IGNORE, SchemaChanges.STOP, SchemaChanges.EVOLVE
 KEY = ColumnSpec("id", 8, 20, flag=NOT_NULL | PRIMARY)

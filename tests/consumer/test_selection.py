@@ -31,7 +31,8 @@ from tests.consumer.topics import Mark, publish
 from tidegate.codec.base import DdlMessage, WireColumn
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.assembler import Piece, Segment
-from tidegate.consumer.ddl_plan import EXCHANGE, Create
+from tidegate.consumer.ddl_plan import EXCHANGE
+from tidegate.consumer.ddl_steps import Create
 from tidegate.consumer.definition import guess
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.fetched import Fetched
@@ -45,7 +46,7 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.workload.changelog import SnapshotLine, SnapshotTable
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 ROUTES = ("bank.orders=copy.all_orders", "bank.*=copy.*", "bank_aux.*=copy_aux.*")
 WITH_HEADERS = Rules(

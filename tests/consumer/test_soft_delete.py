@@ -37,7 +37,8 @@ from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.timestamp import compose
-from tidegate.workload.schema import NOT_NULL, PRIMARY, Action, ColumnSpec, column_info, table_info
+from tidegate.workload.ddl import Action
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, column_info, table_info
 
 RULES = Rules(soft_delete=(f"{SCHEMA}.t*.gone_at",))
 BEGIN_MS = 1_700_000_000_000

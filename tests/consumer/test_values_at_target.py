@@ -16,14 +16,14 @@ from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
 from tidegate.consumer.apply import QUARANTINE
 from tidegate.consumer.comparison import canonical
-from tidegate.consumer.ddl_plan import KEPT
+from tidegate.consumer.ddl_text_plan import KEPT
 from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal
 from tidegate.model.cells import INSERT, UPDATE
 from tidegate.sink import quarantine
 from tidegate.verify.target import conformed
-from tidegate.workload.schema import NOT_NULL, ColumnSpec
+from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 
 ID = ColumnSpec("id", 8, 20, flag=KEY_FLAGS)
 COLOURS = OneTable.of(

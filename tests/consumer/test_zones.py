@@ -18,7 +18,7 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 TABLE = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("at", 7, 19)])
 DATES = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("at", 12, 19)])

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tidegate.codec import ddl_header, kernels
+from tidegate.codec import ddl_header, piece_kernels
 from tidegate.codec.assemble import (
     BINARY_FLAG,
     HANDLE_KEY_FLAG,
@@ -161,7 +161,7 @@ def plan(table: TableSchema, options: ToyOptions, digits: int) -> EncodePlan:
     write.end()
     for op in OPERATIONS:
         write.text(b'{"ts":')
-        write.number(kernels.COMMIT_TS)
+        write.number(piece_kernels.COMMIT_TS)
         write.text(head(table) + b"%d" % op)
         for image, name, shown in ((NEW, b"new", op != DELETE), (OLD, b"old", op != INSERT)):
             opening = b',"%s":{' % name
@@ -179,8 +179,8 @@ def _shape(column: Column) -> Shape:
     if column.kind in NUMBERS:
         return quoted(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
-        return quoted(kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else kernels.DOUBLE_FIXED)
-    other = kernels.BASE64 if column.kind is Kind.BYTES else kernels.TEXT
+        return quoted(piece_kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else piece_kernels.DOUBLE_FIXED)
+    other = piece_kernels.BASE64 if column.kind is Kind.BYTES else piece_kernels.TEXT
     return text_shape(column, std=0) or quoted(other)
 
 

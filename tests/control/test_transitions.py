@@ -8,8 +8,8 @@ import pytest
 
 from tidegate.control.changefeed import TRANSITIONS, Command, Life, On, State
 from tidegate.control.metadata import FeedError
-from tidegate.control.owner import OUTLET, OnOutlet, Outlet
-from tidegate.control.processor import RECEIVED, Sender, Word
+from tidegate.control.outlet import OUTLET, OnOutlet, Outlet
+from tidegate.control.received import RECEIVED, Sender, Word
 from tidegate.control.transitions import Row, Transitions
 
 ERROR = FeedError("The broker does not answer.", "CDC:ErrRetryable", 0)

@@ -21,8 +21,8 @@ from tidegate.errors import Retryable
 from tidegate.eventstore import damage, reader, records, segment, store, store_view
 from tidegate.eventstore.floors import ENTRY_BYTES, FLOORS, FloorPage
 from tidegate.eventstore.manifest import MANIFEST, ManifestFile
+from tidegate.eventstore.merging import MERGE_COUNT
 from tidegate.eventstore.order import Entry, block_of, entries_of
-from tidegate.eventstore.span_store import MERGE_COUNT
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span, span_id
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from tests.eventstore.entries import entries
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import reader, span_store, store_view
+from tidegate.eventstore import merging, reader, store_view
 from tidegate.eventstore.floors import FLOORS
 from tidegate.eventstore.manifest import MANIFEST, Manifest, ManifestFile
+from tidegate.eventstore.merging import MERGE_COUNT
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
 from tidegate.eventstore.segment import SegmentInfo
-from tidegate.eventstore.span_store import FOLLOW_MS, MERGE_COUNT, SpanStore
+from tidegate.eventstore.span_store import FOLLOW_MS, SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose, physical_ms
@@ -120,7 +121,7 @@ def test_one_more_segment_costs_a_record_and_a_base_now_and_then(tmp_path: Path)
     span.begin(0)
     path, bases, sizes = tmp_path / span.id / MANIFEST, set(), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(span_store, "MERGE_BELOW", 0)
+        patch.setattr(merging, "MERGE_BELOW", 0)
         for ts in range(2, 1200):
             before = path.stat()
             span.append(block_of([put(ts)]))

@@ -29,7 +29,8 @@ from tidegate.kvclient.transaction import Transaction
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.tidb import keys, record, row
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, bootstrap, db_info, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, db_info, table_info
+from tidegate.workload.schema import bootstrap
 
 SCHEMA: Final = "shop"
 SCHEMA_ID: Final = 200

@@ -37,7 +37,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.block import OP_PUT
 from tidegate.tidb import keys
-from tidegate.workload.schema import bootstrap, db_info
+from tidegate.workload.definitions import db_info
+from tidegate.workload.schema import bootstrap
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,7 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.tidb import record
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.golden_folder import plain_name
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.mounter.ddl import EmittedDdl
+from tidegate.mounter.ddl_transition import EmittedDdl
 from tidegate.tidb import table_info
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import TableFilter

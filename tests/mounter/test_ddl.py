@@ -11,12 +11,12 @@ from tests.mounter import job_fuzz
 from tests.mounter.golden_ddl import Forgotten, chained, described, recorded, renames_as_ticdc, unescaped
 from tests.mounter.jobs import DDL_CASES, OURS, base_store, entries, finished, written
 from tidegate.errors import InvalidInput, TidegateError, Undecodable
-from tidegate.mounter import ddl
-from tidegate.mounter.ddl import EmittedDdl
+from tidegate.mounter import ddl, ddl_early, ddl_events
 from tidegate.mounter.ddl_admission import admit, concerned
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.ddl_partitions import REORGANISATIONS
 from tidegate.mounter.ddl_rules import EARLY, EMITTED_BY_TICDC, RULES, Handling, Outcome, Spans
+from tidegate.mounter.ddl_transition import EmittedDdl
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.tidb import keys, table_info
 from tidegate.tidb.ddl_job import DdlJob, JobState
@@ -449,7 +449,7 @@ def test_steps_of_version_one_have_their_arguments_in_a_list() -> None:
         *((kind, ("part_names", "part_info")) for kind in sorted(REORGANISATIONS)),
     ):
         store, jobs = next(steps_of(action))
-        step = next(job for job in jobs if ddl.takes_effect(job))
+        step = next(job for job in jobs if ddl_early.takes_effect(job))
         assert not step.is_done
         listed = replace(step, args=[step.args[name] for name in names])
         one, two = ddl.transition(step, store), ddl.transition(listed, store)
@@ -465,14 +465,14 @@ def test_a_step_with_odd_arguments_is_undecodable(args: object) -> None:
 
 
 def test_only_these_kinds_take_effect_before_they_are_done() -> None:
-    columns = dict.fromkeys(ddl.COLUMN_CHANGES, 5)
+    columns = dict.fromkeys(ddl_early.COLUMN_CHANGES, 5)
     partitions = {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1} | dict.fromkeys(REORGANISATIONS, 5)
     assert columns | partitions | {FLASHBACK_CLUSTER: 3} == EARLY
     for case in OURS:
         for job in written(case):
             early = job.state == JobState.RUNNING and job.schema_state == partitions.get(job.action)
-            if job.action not in ddl.COLUMN_CHANGES:
-                assert ddl.takes_effect(job) == (job.is_done or early)
+            if job.action not in ddl_early.COLUMN_CHANGES:
+                assert ddl_early.takes_effect(job) == (job.is_done or early)
 
 
 def shape(info: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -487,7 +487,7 @@ def test_a_converted_column_is_told_when_sessions_begin_to_write_it_alone(case: 
     jobs = written(case)
     for job in jobs:
         emitted = store.apply(job).events
-        if job.action not in ddl.COLUMN_CHANGES or (not emitted and not job.is_done):
+        if job.action not in ddl_early.COLUMN_CHANGES or (not emitted and not job.is_done):
             continue
         done = next(one for one in jobs if one.id == job.id and one.is_done)
         assert done.table_info is not None
@@ -561,8 +561,12 @@ def test_a_batch_of_new_tables_is_split_into_one_event_each() -> None:
 
 
 def test_statements_are_split_outside_quotes_and_comments() -> None:
-    assert ddl.split_queries('a \';\' ; b "\\";" /* ; */; `;`;') == ["a ';' ;", 'b "\\";" /* ; */;', "`;`;"]
-    assert ddl.split_queries("a -- ;\n; b # ;\n; c --;") == ["a -- ;\n;", "b # ;\n;", "c --;"]
+    assert ddl_events.split_queries('a \';\' ; b "\\";" /* ; */; `;`;') == [
+        "a ';' ;",
+        'b "\\";" /* ; */;',
+        "`;`;",
+    ]
+    assert ddl_events.split_queries("a -- ;\n; b # ;\n; c --;") == ["a -- ;\n;", "b # ;\n;", "c --;"]
 
 
 # --- admission ------------------------------------------------------------------------------------------
@@ -668,7 +672,7 @@ def test_a_job_in_progress_of_any_other_kind_changes_nothing() -> None:
     for job in written("columns"):
         before = orjson.dumps([t.valid_from for t in store.entries(job.finished_ts)])
         applied = store.apply(job)
-        if not job.is_done and job.action not in ddl.COLUMN_CHANGES:
+        if not job.is_done and job.action not in ddl_early.COLUMN_CHANGES:
             assert applied == Applied(job.finished_ts)
             assert orjson.dumps([t.valid_from for t in store.entries(job.finished_ts)]) == before
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.mounter.jobs import finished
 from tidegate.errors import InvalidInput
-from tidegate.mounter.ddl import EmittedDdl
 from tidegate.mounter.ddl_admission import admit
 from tidegate.mounter.ddl_renames import names_in
+from tidegate.mounter.ddl_transition import EmittedDdl
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb.ddl_job import DdlJob
 from tidegate.tidb.table_filter import TableFilter

@@ -14,7 +14,8 @@ from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, bootstrap, db_info, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, db_info, table_info
+from tidegate.workload.schema import bootstrap
 
 SCHEMA_ID, TABLE_ID = 300, 301
 START_TS = 1 << 20

@@ -62,7 +62,8 @@ from tidegate.server.totals import Totals
 from tidegate.sink.base import Content, SlotTaken
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, bootstrap, db_info, table_info
+from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, db_info, table_info
+from tidegate.workload.schema import bootstrap
 
 SCHEMA_ID, TABLE_ID = 300, 301
 START_TS = 1 << 20

@@ -14,7 +14,7 @@ from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.puller.puller import Puller
-from tidegate.tikv.rpc.services import ChangeDataService
+from tidegate.tikv.rpc.change_data_service import ChangeDataService
 from tidegate.tikv.server import EmbeddedUpstream
 
 pytestmark = pytest.mark.integration

@@ -19,7 +19,8 @@ from tests.golden_folder import lines
 
 from tidegate.tidb import keys
 from tidegate.workload.changelog import LogMutation, Txn
-from tidegate.workload.schema import bootstrap, db_info
+from tidegate.workload.definitions import db_info
+from tidegate.workload.schema import bootstrap
 
 ROW: Final = bytes.fromhex("800000000000")
 """A row without columns; nobody decodes it here."""

@@ -21,7 +21,7 @@ from tests.server.test_schema_tracker import DdlSpan, catalogues_of, of, rules_o
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.errors import Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
-from tidegate.mounter import bases, ddl
+from tidegate.mounter import bases, ddl, ddl_transition
 from tidegate.mounter.bases import Base
 from tidegate.mounter.catalogue import Catalogue
 from tidegate.mounter.ddl_jobs import UnreadableJob
@@ -567,7 +567,7 @@ def test_no_base_reaches_over_a_job_that_was_applied_by_halves(
     tracker.begin(1, 1)
     transition = ddl.transition
 
-    def defect(job: DdlJob, catalogue: SchemaStore) -> ddl.Transition:
+    def defect(job: DdlJob, catalogue: SchemaStore) -> ddl_transition.Transition:
         if job.id == second.id:
             raise ZeroDivisionError
         return transition(job, catalogue)

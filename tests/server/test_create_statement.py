@@ -15,7 +15,7 @@ from tidegate.mounter.table_version import Parsed, TableVersion
 from tidegate.server.create_statement import create_schema, create_table
 from tidegate.server.initial_load import definitions
 from tidegate.workload.bank_model import ACCOUNTS, TRANSFERS
-from tidegate.workload.schema import table_info
+from tidegate.workload.definitions import table_info
 
 URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
 

@@ -15,9 +15,10 @@ from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.feed_pipeline import PIPELINE_STARTS
 from tidegate.server.making_way import MakingWay
 from tidegate.server.opening import Opening
-from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
+from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import status_reports
 from tidegate.server.spans import STANDS_S, SpanRegistry
 from tidegate.tidb import keys
@@ -282,7 +283,7 @@ class Standing:
     _begins = FeedProcessor._begins
 
     def __init__(self, waits: str, *, ready: bool) -> None:
-        self.id, self.waits, self._ready = ONE, waits, ready
+        self.id, self._ready = ONE, ready
         spans, _ = connected()
         for feed in (ONE, TWO):
             spans.hold(feed, SPAN, 50)
@@ -291,7 +292,7 @@ class Standing:
         assert self._way.look(0, spans, 7, {}, loads=False) is None, "it goes on"
         spans.went_on(TWO, STANDS_S)
         self._opening = SimpleNamespace(spans=spans)
-        self._pipeline = self._load_plan = None
+        self.pipeline = SimpleNamespace(is_starting=waits == PIPELINE_STARTS, load_plan=None, beats={})
         self._goal = SimpleNamespace(wish=Wish.RUN)
         self.machine = SimpleNamespace(dispatch=SimpleNamespace(checkpoint=7))
         self.node = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: STANDS_S))

@@ -26,7 +26,7 @@ from tidegate.model.span import Span
 from tidegate.server.feed_plan import Paths
 from tidegate.server.owner_ddl import OwnerDdl
 from tidegate.server.owner_effects import OwnerEffects
-from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
+from tidegate.server.processor import FeedProcessor
 from tidegate.server.pulse import CALMER_S, RESTS, Pulse
 from tidegate.server.replication import TICK_S, Replication
 from tidegate.server.schema_tracker import load_catalogue
@@ -168,8 +168,7 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
         machine=SimpleNamespace(is_open=True),
         node=SimpleNamespace(pulse=Pulse()),
         _opened=opened(undelivered=[]),
-        waits="",
-        _load_plan=None,
+        pipeline=SimpleNamespace(is_starting=False, load_plan=None),
     )
     assert FeedProcessor._rest_s(processor) == REST_S
     processor._opened.is_behind = True
@@ -186,8 +185,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
         machine=SimpleNamespace(is_open=True),
         node=node,
         _opened=opened(undelivered=["0001"]),
-        waits="",
-        _load_plan=None,
+        pipeline=SimpleNamespace(is_starting=False, load_plan=None),
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
     feed: Any = SimpleNamespace(
@@ -202,9 +200,10 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
     assert REST_S < STEP_MAX_S
     sink.is_called, feed._jobs.are_any = False, True
     assert Replication._rest_s(feed) == REST_S, "a call that was only just spawned"
-    feed._jobs.are_any, processor.waits, processor._opened = False, PIPELINE_STARTS, opened(undelivered=[])
+    feed._jobs.are_any, processor._opened = False, opened(undelivered=[])
+    processor.pipeline.is_starting = True
     assert FeedProcessor._rest_s(processor) == REST_S
-    processor.waits = ""
+    processor.pipeline.is_starting = False
     assert Replication._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 

@@ -11,7 +11,7 @@ from tidegate.tables.source import TidegateTables
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
-from tidegate.workload.schema import ColumnSpec
+from tidegate.workload.definitions import ColumnSpec
 
 pytestmark = pytest.mark.integration
 

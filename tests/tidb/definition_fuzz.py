@@ -19,7 +19,7 @@ from typing import Any
 from tests.mounter.golden_rows import CASES, golden_rows
 from tests.tidb.row_fuzz import KernelDecoder, in_child
 from tidegate.errors import Undecodable
-from tidegate.tidb.kernels.row import Fault
+from tidegate.tidb.kernels.row_context import Fault
 from tidegate.tidb.table_info import table_schema
 
 NUMBERS = (

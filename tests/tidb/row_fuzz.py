@@ -36,8 +36,9 @@ from tidegate.mounter.rows import stored_of
 from tidegate.tidb import checksum, value
 from tidegate.tidb.checksum import Outcome
 from tidegate.tidb.kernels import checksum as checksum_kernels
+from tidegate.tidb.kernels import record_key, row_context
 from tidegate.tidb.kernels import row as row_kernels
-from tidegate.tidb.kernels.row import Fault
+from tidegate.tidb.kernels.row_context import Fault
 
 MEMORY = 3 << 30
 """Bytes of address space a fuzzing child may have beyond what it begins with."""
@@ -52,7 +53,7 @@ class KernelDecoder:
         self._rooms = [GuardedRoom(LONGEST) for _ in range(3)]
         self._ends = [np.zeros(2, dtype=np.int32) for _ in range(3)]
         self._numbers = np.zeros(8, dtype=np.int64)
-        self._context = np.empty(row_kernels.CONTEXT_WORDS, dtype=np.int64)
+        self._context = np.empty(row_context.CONTEXT_WORDS, dtype=np.int64)
         self._free = buffer(LONGEST)
         self.outcomes = np.zeros((1, 2), dtype=np.uint8)
         self.carried = np.zeros((1, 2, 2), dtype=np.uint32)
@@ -72,7 +73,7 @@ class KernelDecoder:
         table, handle, length, position, change, op, fault = (word + 8 * i for i in range(7))
         key, new_value, old_value = map(address, self._ends)
         self.outcomes.fill(0)
-        row_kernels.parse_keys(1, key, at[0], table, handle, length)
+        record_key.parse_keys(1, key, at[0], table, handle, length)
         block = row_kernels.Block(key, at[0], handle, change, new_value, at[1], old_value, at[2])
         images = address(new.words), address(new.sizes), address(old.words), address(old.sizes)
         sums = address(self.outcomes), address(self.carried)

@@ -24,7 +24,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.proto import pdpb_pb2, tikvpb_pb2
 from tidegate.tikv.cdc import channel, endpoint
 from tidegate.tikv.cdc.channel import Channel, Subscription
-from tidegate.tikv.rpc import services, store
+from tidegate.tikv.rpc import store, tikv_service
 from tidegate.tikv.server import EmbeddedUpstream
 
 WAIT_S = 120
@@ -225,7 +225,7 @@ class _Call:
 def test_of_a_client_that_reads_no_answers_no_more_commands_are_read(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "ANSWERS_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(tikv_service, "ANSWERS_BYTES_MAX", 1 << 20)
     cluster = make()
     cluster.txn(put(b"k", bytes(100_000)))
     (region,) = cluster.regions.all
@@ -240,7 +240,7 @@ def test_of_a_client_that_reads_no_answers_no_more_commands_are_read(
             yield tikvpb_pb2.BatchCommandsRequest(requests=[one], request_ids=[read])
 
     call = _Call()
-    stream = services.CommandStream(cluster.store, 1, requests())
+    stream = tikv_service.CommandStream(cluster.store, 1, requests())
     answers = stream.responses(call)  # type: ignore[arg-type]
     first = next(answers)
     while stream._unsent <= 1 << 20:
@@ -253,7 +253,7 @@ def test_of_a_client_that_reads_no_answers_no_more_commands_are_read(
 def test_commands_beyond_those_that_may_be_under_way_find_the_server_busy(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "COMMANDS_MAX", 3)
+    monkeypatch.setattr(tikv_service, "COMMANDS_MAX", 3)
     cluster = make()
     (region,) = cluster.regions.all
     start_ts = cluster.tso.get()
@@ -266,7 +266,7 @@ def test_commands_beyond_those_that_may_be_under_way_find_the_server_busy(
         one = tikvpb_pb2.BatchCommandsRequest.Request(PessimisticLock=wait)
         waits.append(tikvpb_pb2.BatchCommandsRequest(requests=[one], request_ids=[i]))
     closing = threading.Event()
-    stream = services.CommandStream(
+    stream = tikv_service.CommandStream(
         cluster.store, 1, itertools.chain(waits, iter(lambda: closing.wait(WAIT_S), True))
     )
     answers = stream.responses(_Call())  # type: ignore[arg-type]

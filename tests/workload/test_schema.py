@@ -11,7 +11,8 @@ from tidegate.kvclient.transaction import DEL
 from tidegate.tidb import ddl_job, keys, row
 from tidegate.workload.bank_model import ACCOUNTS, DDL_STEPS, INITIAL, ORDERS, ddl_step, next_step
 from tidegate.workload.changelog import Txn, read_log
-from tidegate.workload.schema import Catalog, bootstrap, read_catalog, table_info
+from tidegate.workload.definitions import table_info
+from tidegate.workload.schema import Catalog, bootstrap, read_catalog
 
 LOG = Path(__file__).parent.parent / "golden/changelog/bank.jsonl.gz"
 

@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tidegate.api.changefeeds import feed_of
+from tidegate.api.requests import feed_of
 from tidegate.api.status import capture_of
 from tidegate.server.new_feed import Refused
 

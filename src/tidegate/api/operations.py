@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tidegate.api.changefeeds import body_of, number
+from tidegate.api.requests import body_of, number
 from tidegate.api.status import capture_of
 from tidegate.config.reading import config_from_json
 from tidegate.config.sink_uri import parse_sink_uri

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tidegate.api.changefeeds import body_of, number
+from tidegate.api.requests import body_of, number
 from tidegate.api.status import capture_of
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput, Retryable

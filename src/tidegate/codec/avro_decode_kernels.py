@@ -54,7 +54,7 @@ from tidegate.kernel import (
 from tidegate.kernel_ascii import LOWER_C, LOWER_D, LOWER_U
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.cells import DELETE, INSERT, UPDATE
-from tidegate.tidb.kernels.json import is_utf8
+from tidegate.tidb.kernels.json_string import is_utf8
 from tidegate.tidb.kernels.text import I64, U64
 
 FIELD: Final = Layout(

@@ -20,10 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from tidegate.codec.kernels import (
-    CONSTANT,
-    CORRUPTED_AT,
-    CURRENT_AT,
+from tidegate.codec.job_kernels import (
     DONE,
     J_AT,
     J_BUILD,
@@ -49,6 +46,13 @@ from tidegate.codec.kernels import (
     J_VARIABLES,
     JOB_WORDS,
     NEED_ROOM,
+    RECORD_OVERHEAD,
+    TOO_LARGE,
+)
+from tidegate.codec.kernels import end_message
+from tidegate.codec.layout_kernels import NAME_AT, NAME_BYTES, NAME_SIZE, RUN_AT, RUN_BYTES, RUN_SIZE
+from tidegate.codec.piece_kernels import (
+    CONSTANT,
     P_CELL,
     P_CONST,
     P_FORM,
@@ -60,16 +64,16 @@ from tidegate.codec.kernels import (
     P_PARAM,
     P_TAIL,
     PIECE_BYTES,
+)
+from tidegate.codec.row_kernels import (
+    CORRUPTED_AT,
+    CURRENT_AT,
     PREVIOUS_AT,
-    RECORD_OVERHEAD,
-    TOO_LARGE,
     VERSION_AT,
     checksum_of,
-    end_message,
     put_short,
     row_bound,
 )
-from tidegate.codec.layout_kernels import NAME_AT, NAME_BYTES, NAME_SIZE, RUN_AT, RUN_BYTES, RUN_SIZE
 from tidegate.codec.text_kernels import put_const, put_vector
 from tidegate.kernel import (
     bswap64,
@@ -102,7 +106,7 @@ from tidegate.tidb.kernels.text import (
     put_u64,
 )
 
-# Forms of a piece, in addition to those of `codec.kernels`.
+# Forms of a piece, in addition to those of `piece_kernels`.
 VARINT: Final = 40
 BYTES: Final = 41
 DOUBLE: Final = 42

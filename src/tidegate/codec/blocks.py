@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import kernels
+from tidegate.codec import job_kernels, kernels
 from tidegate.codec.base import CodecOptions, too_large
 from tidegate.codec.fitting import encode_fitting
 from tidegate.codec.json_text import go_printable
@@ -101,13 +101,13 @@ class _Encoding:
         data, scratch = self._first_buffer(bound, desk)
         while True:
             status = plan.encode(bound.job_at)
-            if status == kernels.DONE:
+            if status == job_kernels.DONE:
                 break
-            if status == kernels.TOO_LARGE:
-                raise too_large(self._block.table.name, int(job[kernels.J_NEED // 8]), self._options)
+            if status == job_kernels.TOO_LARGE:
+                raise too_large(self._block.table.name, int(job[job_kernels.J_NEED // 8]), self._options)
             data = _grown(job, data)
         del kept, scratch  # alive until here: the job pointed into them
-        count = int(job[kernels.J_MESSAGES // 8])
+        count = int(job[job_kernels.J_MESSAGES // 8])
         wide, narrow = results[0][:, :count], results[1][:, :count]
         return MessageBlock(data, wide[0], wide[1], wide[2], wide[3], narrow[0], narrow[1])
 
@@ -126,13 +126,13 @@ class _Encoding:
             *(address(new.words), address(new.sizes), new.words.shape[1]),
             *(address(old.words), address(old.sizes), old.words.shape[1]),
         )
-        job[kernels.J_CHECKSUMS // 8] = address(sums)
-        job[kernels.J_BUILD // 8] = self._build_ms
+        job[job_kernels.J_CHECKSUMS // 8] = address(sums)
+        job[job_kernels.J_BUILD // 8] = self._build_ms
         # Only what the plan needs: in a small block each address costs as much time as some rows.
         starts = np.ascontiguousarray(block.start_ts) if self._plan.start_ts else None
-        job[kernels.J_START_TS // 8] = address(starts)
+        job[job_kernels.J_START_TS // 8] = address(starts)
         keys = self._row_keys() if self._plan.row_keys else None
-        job[kernels.J_ROW_KEYS // 8] = address(keys)
+        job[job_kernels.J_ROW_KEYS // 8] = address(keys)
         return [order, *lines, sums, starts, keys, new.words, new.sizes, old.words, old.sizes]
 
     def _row_keys(self) -> Int64s:
@@ -163,35 +163,35 @@ class _Encoding:
             *(at + number * wide.strides[0] for number in range(len(_WIDE_RESULTS))),
             *(small_at + number * narrow.strides[0] for number in range(len(_NARROW_RESULTS))),
         )
-        job[kernels.J_MAX_BYTES // 8] = self._options.max_message_bytes
-        job[kernels.J_PRINTABLE // 8] = address(printable_bits()) if self._plan.quoted else 0
+        job[job_kernels.J_MAX_BYTES // 8] = self._options.max_message_bytes
+        job[job_kernels.J_PRINTABLE // 8] = address(printable_bits()) if self._plan.quoted else 0
 
     def _first_buffer(self, bound: Bound, desk: Desk) -> tuple[Bytes, Bytes]:
         """A buffer for the expected text of this block, and scratch memory for its largest value."""
         plan, rows, job = self._plan, len(self._block), bound.job
         variable = kernels.measure(bound.job_at)
-        largest = int(job[kernels.J_NEED // 8])
+        largest = int(job[job_kernels.J_NEED // 8])
         needed, scratch = 24 * largest + _SCRATCH_SLACK, desk.scratch
         if (plan.json_columns or len(plan.variables) > 1) and needed > SCRATCH_BYTES:
             scratch = buffer(needed)
-        job[kernels.J_SCRATCH // 8] = desk.scratch_at if scratch is desk.scratch else address(scratch)
-        job[kernels.J_STACK // 8] = desk.stack_at
+        job[job_kernels.J_SCRATCH // 8] = desk.scratch_at if scratch is desk.scratch else address(scratch)
+        job[job_kernels.J_STACK // 8] = desk.stack_at
         keys = rows * plan.key_bound if plan.framed else 0
         guess = int(np.bincount(self._block.op, minlength=4)[:4] @ plan.typical) + variable + variable // 2
         size = keys + guess + plan.most_fixed + 16 * largest
         room = self._room
         data = room if room is not None and len(room) >= size + PAD else buffer(size)
-        job[kernels.J_DATA // 8], job[kernels.J_OUT // 8] = address(data), keys
-        job[kernels.J_ROOM // 8] = len(data) - PAD
+        job[job_kernels.J_DATA // 8], job[job_kernels.J_OUT // 8] = address(data), keys
+        job[job_kernels.J_ROOM // 8] = len(data) - PAD
         return data, scratch
 
 
 def _grown(job: Int64s, data: Bytes) -> Bytes:
     """A larger buffer with a copy of what is written so far; the job then points to it."""
-    used, need = int(job[kernels.J_OUT // 8]), int(job[kernels.J_NEED // 8])
+    used, need = int(job[job_kernels.J_OUT // 8]), int(job[job_kernels.J_NEED // 8])
     larger = buffer(max(len(data) + len(data) // 2, used + need))
     larger[:used] = data[:used]
-    job[kernels.J_DATA // 8], job[kernels.J_ROOM // 8] = address(larger), len(larger) - PAD
+    job[job_kernels.J_DATA // 8], job[job_kernels.J_ROOM // 8] = address(larger), len(larger) - PAD
     return larger
 
 
@@ -218,16 +218,16 @@ def _desk() -> Desk:
         return Desk()
 
 
-_ROWS: Final = slice(kernels.J_ROWS // 8, kernels.J_PIECES // 8)
-_RESULTS: Final = slice(kernels.J_KEY_START // 8, kernels.J_BUILD // 8)
+_ROWS: Final = slice(job_kernels.J_ROWS // 8, job_kernels.J_PIECES // 8)
+_RESULTS: Final = slice(job_kernels.J_KEY_START // 8, job_kernels.J_BUILD // 8)
 """Words of the job that are next to each other."""
 _WIDE_RESULTS: Final = (
-    kernels.J_KEY_START,
-    kernels.J_KEY_LENGTH,
-    kernels.J_VALUE_START,
-    kernels.J_VALUE_LENGTH,
+    job_kernels.J_KEY_START,
+    job_kernels.J_KEY_LENGTH,
+    job_kernels.J_VALUE_START,
+    job_kernels.J_VALUE_LENGTH,
 )
-_NARROW_RESULTS: Final = (kernels.J_MESSAGE_PARTITION, kernels.J_MESSAGE_ROWS)
+_NARROW_RESULTS: Final = (job_kernels.J_MESSAGE_PARTITION, job_kernels.J_MESSAGE_ROWS)
 
 
 def _results(rows: int) -> tuple[Int64s, npt.NDArray[np.int32]]:

@@ -1,4 +1,4 @@
-"""Decode templates in the memory layout of `codec.match_kernels`, and the table that finds them."""
+"""Decode templates in the memory layout of `codec.template_kernels`, and the table that finds them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tidegate.codec import json_scan_kernels, template_kernels
 from tidegate.codec import match_kernels as kernels
 from tidegate.codec.template import Members, Pieces, Route, Template
 from tidegate.kernel import PAD, address
@@ -36,7 +37,10 @@ class CompiledTemplate:
     def _pieces(self, pieces: Pieces, sets: dict[int, _Set]) -> Int64s:
         texts = b"".join(constant for constant, _, _ in pieces)
         data = np.frombuffer(texts + bytes(PAD), dtype=np.uint8)
-        rows, offset = np.zeros((len(pieces) + 1, kernels.PIECE_BYTES // 8), dtype=np.int64), address(data)
+        rows, offset = (
+            np.zeros((len(pieces) + 1, template_kernels.PIECE_BYTES // 8), dtype=np.int64),
+            address(data),
+        )
         for row, (constant, form, cell) in zip(rows, pieces, strict=False):
             if isinstance(cell, Members):
                 found = sets.get(id(cell))
@@ -58,7 +62,12 @@ def _before_cells(pieces: Pieces) -> int:
     total = 0
     for constant, form, _ in pieces:
         total += len(constant)
-        if form in (kernels.CELL, kernels.SEEN, kernels.WRAPPED, kernels.MEMBERS):
+        if form in (
+            template_kernels.CELL,
+            template_kernels.SEEN,
+            template_kernels.WRAPPED,
+            template_kernels.MEMBERS,
+        ):
             return total
     return LEAST_HEAD
 
@@ -70,26 +79,26 @@ def compiled(templates: Sequence[Template]) -> list[CompiledTemplate]:
 
 
 class _Set:
-    """A set of members: one run of words, in the layout from `match_kernels.S_COUNT` on."""
+    """A set of members: one run of words, in the layout from `template_kernels.S_COUNT` on."""
 
     def __init__(self, members: Members) -> None:
         count = len(members.entries)
         places = 4
         while places < 2 * count:
             places *= 2
-        stamps = kernels.SET_WORDS
+        stamps = template_kernels.SET_WORDS
         entries = stamps + count
-        hashes = entries + (count + 1) * kernels.ENTRY_BYTES // 8
+        hashes = entries + (count + 1) * template_kernels.ENTRY_BYTES // 8
         texts = b"".join(constant for constant, _, _ in members.entries) + members.tail
         self._data = np.frombuffer(texts + bytes(PAD), dtype=np.uint8)
         self.words = np.zeros(hashes + places // 2, dtype=np.int64)
         self.size = len(self._data) + self.words.nbytes
         base, at = address(self.words), address(self._data)
         numbers = self.words[hashes:].view(np.int32)
-        rows = self.words[entries:hashes].reshape(-1, kernels.ENTRY_BYTES // 8)
+        rows = self.words[entries:hashes].reshape(-1, template_kernels.ENTRY_BYTES // 8)
         for i, (constant, form, cell) in enumerate(members.entries):
             rows[i] = at, len(constant), form, cell
-            place = kernels.hash_name(at + 1, _name_length(constant)) & (places - 1)
+            place = json_scan_kernels.hash_name(at + 1, _name_length(constant)) & (places - 1)
             while numbers[place]:
                 place = (place + 1) & (places - 1)
             numbers[place] = i + 1
@@ -115,7 +124,7 @@ class Routes:
         self.in_key = route.in_key
         texts = b"".join(constant for constant, _ in route.pieces)
         self._data = np.frombuffer(texts + bytes(PAD), dtype=np.uint8)
-        self.pieces = np.zeros((len(route.pieces), kernels.PIECE_BYTES // 8), dtype=np.int64)
+        self.pieces = np.zeros((len(route.pieces), template_kernels.PIECE_BYTES // 8), dtype=np.int64)
         offset = address(self._data)
         for row, (constant, form) in zip(self.pieces, route.pieces, strict=True):
             row[:3] = offset, len(constant), form

@@ -1,10 +1,9 @@
-"""Values as messages for Kafka Connect hold them: numbers for dates and times, names for enums, floats for
-decimals.
+"""Values as in messages for Kafka Connect: numbers for dates and times, names for enums, floats for decimals.
 
-Encoding: `put_connected`, which `codec.kernels` calls for a piece of one of these forms. Decoding:
+Encoding: `put_connected`, which `codec.row_kernels` calls for a piece of one of these forms. Decoding:
 `moment_texts` and `decimal_texts` turn a column of numbers into texts, `bits_numbers` bytes into numbers.
 Plain twins: `codec.protocols.debezium`, in `plain`, `moments` and `fields`. Every address is an int64; texts
-may scribble `SLACK` bytes past their end.
+may write up to `SLACK` bytes past their end.
 """
 
 from __future__ import annotations
@@ -55,17 +54,10 @@ from tidegate.kernel_ascii import (
 )
 from tidegate.tidb.kernels.float import put_double_fixed, put_double_json, put_float_json
 from tidegate.tidb.kernels.json import put_json
-from tidegate.tidb.kernels.text import (
-    I64,
-    U64,
-    put_datetime,
-    put_decimal,
-    put_duration,
-    put_i64,
-)
+from tidegate.tidb.kernels.text import I64, U64, put_datetime, put_decimal, put_duration, put_i64
 from tidegate.tidb.types import temporal
 
-# Forms of a piece, behind those of `codec.kernels`.
+# Forms of a piece; their numbers follow those of `piece_kernels`.
 RAW_TEXT: Final = 23
 RAW_JSON: Final = 24
 FLOAT_ITERATOR: Final = 25
@@ -80,14 +72,14 @@ BOOL: Final = 33
 NAME: Final = 34
 NAMES: Final = 35
 TABLED: Final = (NAME, NAMES)
-"""Forms whose parameter is the address of a table among the constants."""
+"""The forms whose parameter is the address of a table among the constants."""
 FACTORS: Final = {RAW_TEXT: 6, RAW_JSON: 8}
-"""Most bytes of text per byte of a value of variable size, plus 64."""
+"""The most bytes of text for each byte of a value of variable size; 64 more are added."""
 SIZES: Final = {
     FLOAT_ITERATOR: 48, DOUBLE_ITERATOR: 48, DECIMAL_DOUBLE: 48, DAYS: 24, EPOCH: 24, ZONED: 32, MICROS: 24,
     BITS: 24, BOOL: 8, NAME: 0, NAMES: 0,
 }  # fmt: skip
-"""Most bytes of text of the other forms; of names, their own bytes are counted with the piece."""
+"""The most bytes of text of the other forms; the bytes of names are counted with the piece."""
 
 _HIGH: Final = U64(0x8080808080808080)
 _ONES: Final = U64(0x0101010101010101)
@@ -96,7 +88,7 @@ _QUOTES: Final = U64(0x2222222222222222)
 _BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
 _ZERO: Final = U64(0)
 _EXACT: Final = 1 << 53
-"""Integers up to this one are doubles; divided by a power of ten that is one, too, they are rounded once."""
+"""Integers up to this one are exact doubles. Divided by an exact power of ten they are rounded only once."""
 _EXACT_POWERS: Final = np.array([float(10**k) for k in range(23)], dtype=np.float64)
 _EPOCH_PACKED: Final = temporal.pack(temporal.Parts(1970, 1, 1, 0, 0, 0, 0))
 _DAY_SECONDS: Final = 86_400
@@ -104,21 +96,21 @@ _DATE_BYTES: Final = 10
 """Bytes of `YYYY-MM-DD`."""
 _FIRST_DAY: Final = -719_162
 _LAST_DAY: Final = 2_932_896
-"""Of the years 1 to 9999, since 1970."""
+"""The days of the years 1 to 9999, since 1970."""
 _TIME_LIMIT: Final = 839 * 3600 * 1_000_000
 
 NULLABLE: Final = 1
 MICROSECONDS: Final = 2
-"""Bits of the parameter of `put_days` and `put_epoch`: NULL stands for what no calendar knows; the unit."""
+"""Bits of the parameter of `put_days` and `put_epoch`: NULL replaces a date in no calendar; the unit."""
 
-# What `moment_texts` reads.
+# What the numbers are that `moment_texts` reads.
 DATES: Final = 0
 EPOCH_MS: Final = 3
 EPOCH_US: Final = 6
 CLOCK: Final = 9
 
 strtod: Any = types.ExternalFunction("strtod", types.float64(types.int64, types.int64))
-"""C's, on texts without a decimal point, which a locale could change."""
+"""The function of C. Its input has no decimal point, because a locale could change that."""
 
 
 def _bits_of(typingctx: Any, value: Any) -> Any:
@@ -138,7 +130,7 @@ bits_of: Any = intrinsic(_bits_of)
 
 @inline
 def put_raw_text(out: int, addr: int, size: int) -> int:
-    """The inside of a JSON string as json-iterator writes it: at most 6 * size bytes.
+    """The characters of a JSON string as json-iterator writes them: at most 6 * size bytes.
 
     Reads exactly `size` bytes. Controls, quotes and backslashes are escaped; bytes above 0x7F are copied,
     UTF-8 or not.
@@ -233,7 +225,7 @@ def put_decimal_double(out: int, addr: int, length: int, scratch: int) -> int:
 
 @inline
 def days_of(packed: int) -> int:
-    """The day of a packed time since 1970, its year moved as Debezium does it; below -2**40: none."""
+    """The day of a packed time since 1970, with Debezium's correction of years; below -2**40: none."""
     ymd = (packed >> 41) & 0x7FFFFF
     day = ymd & 31
     year = (ymd >> 5) // 13
@@ -262,7 +254,7 @@ def days_of(packed: int) -> int:
 
 @inline
 def put_no_moment(out: int, param: int) -> int:
-    """What stands for a date that no calendar knows."""
+    """What replaces a date that is in no calendar."""
     if param & NULLABLE:
         store_u32(out, NULL_TEXT)
         return out + 4
@@ -357,7 +349,7 @@ def put_names(out: int, mask: int, table: int) -> int:
 
 @kernel
 def put_connected(out: int, form: int, param: int, word: int, size: int, scratch: int, stack: int) -> int:
-    """The text of one value that is not NULL, in one of the forms above.
+    """Write the text of one value that is not NULL, in one of the forms above.
 
     It is called, not inlined: inlined it would double the code of the kernels of all other protocols.
 
@@ -433,7 +425,7 @@ def put_moment(out: int, number: int, form: int) -> int:
 
 @kernel
 def moment_texts(count: int, numbers: int, valid: int, form: int, out: int, ends: int, bad: int) -> int:
-    """The texts of `count` numbers (i64) of dates, datetimes or times; the bytes written.
+    """Write the texts of `count` numbers (i64) of dates, datetimes or times; returns the bytes written.
 
     valid: u8[count]; ends: i32[count]; rows whose number is out of range are marked in `bad` (u8).
 
@@ -456,7 +448,7 @@ def moment_texts(count: int, numbers: int, valid: int, form: int, out: int, ends
 
 @kernel
 def decimal_texts(count: int, doubles: int, valid: int, out: int, ends: int) -> int:
-    """The texts of `count` doubles without exponents; the bytes written.
+    """Write the texts of `count` doubles without exponents; returns the bytes written.
 
     valid: u8[count]; ends: i32[count].
 
@@ -473,7 +465,7 @@ def decimal_texts(count: int, doubles: int, valid: int, out: int, ends: int) -> 
 
 @kernel
 def bits_numbers(count: int, ends: int, data: int, size: int, out: int, bad: int) -> None:
-    """The numbers (u64) of `count` runs of `size` little-endian bytes.
+    """Read `count` runs of `size` little-endian bytes as numbers (u64).
 
     ends: i32[count + 1]. bad: u8[count], 1 for a run of another length, and for a NULL that is not `size`
     bytes.
@@ -494,7 +486,7 @@ def bits_numbers(count: int, ends: int, data: int, size: int, out: int, bad: int
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
+    """Compile the kernels that are not in numba's cache yet, by calling them with no rows."""
     put_connected(np.zeros(8).ctypes.data, BOOL, 0, 0, 0, 0, 0)
     moment_texts(0, 0, 0, 0, 0, 0, 0)
     decimal_texts(0, 0, 0, 0, 0)

@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.codec import batch_kernels, match_kernels, sums, template_kernels
 from tidegate.codec import decode_kernels as kernels
-from tidegate.codec import match_kernels, sums
 from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import Batch, BinaryColumn, CodecOptions, Decoded, DecodedTable, Decoder, WireColumn
 from tidegate.codec.compiled import CompiledTemplate, Routes, compiled
@@ -282,8 +282,8 @@ class _Cut:
         # Memory that is not written is never touched: an item uses as many spans as its table has cells.
         self._starts = np.empty(n * tables.widest + 1, dtype=np.int64)
         self._lengths = np.empty(n * tables.widest + 1, dtype=np.int32)
-        self._results = np.empty((n + 1, match_kernels.RESULT_BYTES // 8), dtype=np.int64)
-        templates = match_kernels.Templates(
+        self._results = np.empty((n + 1, template_kernels.RESULT_BYTES // 8), dtype=np.int64)
+        templates = template_kernels.Templates(
             lists=address(tables.lists),
             strides=address(tables.strides),
             following=address(tables.following),
@@ -298,11 +298,11 @@ class _Cut:
         self._missed = np.ones(len(messages) + 1, dtype=np.uint8)
         """Which of these messages are left over; the extra entry at the end belongs to no message."""
         self._missed[self._owner] = 0
-        self._missed[self._owner[self._results[:, match_kernels.RESULT_TEMPLATE // 8] < 0]] = 1
+        self._missed[self._owner[self._results[:, template_kernels.RESULT_TEMPLATE // 8] < 0]] = 1
         self._bad = np.zeros(n + 1, dtype=np.uint8)
 
-    def _spans(self) -> match_kernels.Spans:
-        return match_kernels.Spans(address(self._results), address(self._starts), address(self._lengths))
+    def _spans(self) -> template_kernels.Spans:
+        return template_kernels.Spans(address(self._results), address(self._starts), address(self._lengths))
 
     def left(self) -> Int64s:
         """The messages that have an item that did not match or did not fit its columns."""
@@ -488,8 +488,8 @@ def _is_float(text: pa.Scalar, of_type: pa.DataType) -> bool:
 
 def _framed_items(spans: Int64s) -> tuple[Int64s, Int32s, Int32s]:
     """The items of messages that are batches: their spans, message numbers, numbers within the message."""
-    total = match_kernels.split_batches(len(spans), address(spans), 0, 0, 0)
+    total = batch_kernels.split_batches(len(spans), address(spans), 0, 0, 0)
     items = np.empty((total + 1, 4), dtype=np.int64)
     owner = np.empty(2 * total + 2, dtype=np.int32)
-    total = match_kernels.split_batches(len(spans), address(spans), address(items), address(owner), total + 1)
+    total = batch_kernels.split_batches(len(spans), address(spans), address(items), address(owner), total + 1)
     return items[:total], owner[:total], owner[len(owner) // 2 :][:total]

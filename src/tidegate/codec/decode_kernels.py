@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tidegate.codec.match_kernels import ESCAPED, IS_STRING, RESULT_BYTES, RESULT_OP, RESULT_SPAN, Spans
+from tidegate.codec.template_kernels import ESCAPED, IS_STRING, RESULT_BYTES, RESULT_OP, RESULT_SPAN, Spans
 from tidegate.kernel import (
     copy_exact,
     ctpop64,
@@ -57,7 +57,7 @@ from tidegate.kernel_ascii import (
 )
 from tidegate.kernel_layout import Layout, pointer, signed
 from tidegate.model.cells import DELETE, INSERT
-from tidegate.tidb.kernels.json import is_utf8
+from tidegate.tidb.kernels.json_string import is_utf8
 from tidegate.tidb.kernels.text import I64, U64
 
 # How a column's values are written in messages.

@@ -2,7 +2,7 @@
 
 The three: docs/formats/protocols.md#json-text.
 
-Plain twins: `codec.text_kernels` and `codec.kernels` do the same over raw memory.
+Plain twins: `codec.text_kernels` and `codec.row_kernels` do the same over raw memory.
 """
 
 from __future__ import annotations

@@ -1,23 +1,35 @@
 """Match kernels: JSON messages of a known shape, walked along a template of their table.
 
-Rows of one table differ only in their values. `match_items` walks a *template* (pieces: a constant that
-must stand there, then a value) over each message and notes where each value stands; `decode_kernels` turns
-the spans into Arrow buffers. Where a producer writes an object's members in an order of its own each time
-(Go's maps), or leaves some out, the piece is a set of members, found by a hash of their names.
+Rows of one table differ only in their values. `match_items` walks a *template* (`template_kernels`: pieces,
+each a constant that must be there and then a value) over each message and stores where each value is;
+`decode_kernels` turns these spans into Arrow buffers. If a producer writes the members of an object in a
+random order (as Go does for maps), or leaves some out, the piece is a set of members, found by a hash of
+their names.
 
-Which templates are tried is told by the names of schema and table at the head of a message (`route`), so
-that a thousand tables in turns cost what one costs. Whatever does not match is left to the plain decoders,
-which alone decide what is a bad message.
+The names of schema and table at the head of a message (`route`) select the templates to try, so that messages
+of a thousand tables in turns cost as much as those of one. A message that matches no template is left to the
+plain decoders, which alone decide what is a bad message.
 
 All reads stay inside the message; addresses are int64.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tidegate.codec.batch_kernels import split_batches
+from tidegate.codec.json_scan_kernels import (
+    MIX,
+    hash_name,
+    hash_text,
+    read_unsigned,
+    scan_bool,
+    scan_digits,
+    scan_number,
+    scan_string,
+)
 from tidegate.codec.layout_kernels import (
     MESSAGE_BYTES,
     MESSAGE_KEY,
@@ -28,10 +40,54 @@ from tidegate.codec.layout_kernels import (
     RUN_BYTES,
     RUN_SIZE,
 )
+from tidegate.codec.template_kernels import (
+    CELL,
+    END,
+    ENTRY_BYTES,
+    ESCAPED,
+    IS_STRING,
+    LISTS,
+    LISTS_BYTES,
+    MEMBERS,
+    MILLISECONDS,
+    NULL_SPAN,
+    OPTIONAL,
+    OPTIONAL_STRING,
+    OPTIONAL_TEXT,
+    PIECE_BYTES,
+    PIECE_CELL,
+    PIECE_CONST,
+    PIECE_FORM,
+    PIECE_LENGTH,
+    RESULT_BYTES,
+    RESULT_OP,
+    RESULT_SPAN,
+    RESULT_TEMPLATE,
+    RESULT_TS,
+    ROUTE_BYTES,
+    ROUTE_HASH,
+    ROUTE_TEMPLATE,
+    S_COUNT,
+    S_ENTRIES,
+    S_GENERATION,
+    S_HASHES,
+    S_MASK,
+    S_PARTIAL,
+    S_SHIFT,
+    S_STAMPS,
+    S_TAIL,
+    S_TAIL_LENGTH,
+    SEEN,
+    STRING,
+    TEXT_ALONE,
+    TIMESTAMP,
+    WRAPPED,
+    WRAPPER,
+    Spans,
+    Templates,
+)
 from tidegate.kernel import (
     address,
-    bswap64,
-    cttz64,
     inline,
     kernel,
     load_i32,
@@ -44,130 +100,12 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.kernel_ascii import (
-    BACKSLASH,
-    CLOSE_BRACE,
-    COMMA,
-    FALS_TEXT,
-    LOWER_E,
-    LOWER_F,
-    LOWER_N,
-    LOWER_T,
-    MINUS,
-    NINE,
-    NOT_ASCII,
-    NULL_TEXT,
-    PLUS,
-    POINT,
-    QUOTE,
-    SPACE,
-    TRUE_TEXT,
-    UPPER_E,
-    ZERO,
-)
-from tidegate.kernel_layout import Layout, pointer, signed, word
-from tidegate.tidb.kernels.json import utf8_size
+from tidegate.kernel_ascii import CLOSE_BRACE, COMMA, LOWER_F, LOWER_N, LOWER_T, NULL_TEXT, QUOTE
 from tidegate.tidb.kernels.text import I64, U64
-
-# Forms of a template's piece: what follows its constant.
-CELL: Final = 0  # any scalar, booleans too; its span goes to a cell
-NUMBER: Final = 1  # an integer that nobody needs
-TIMESTAMP: Final = 2  # an unsigned integer: the commit ts
-MILLISECONDS: Final = 3  # an unsigned integer: milliseconds, the commit ts where there is none
-OPTIONAL: Final = 4  # constant and integer together may be missing
-END: Final = 5  # the item may end here, as operation `cell`
-WRAPPED: Final = 6  # null, or the constant of the WRAPPER behind it, a string and `}`; the string is the cell
-WRAPPER: Final = 7  # no piece of its own: what stands before the string of the WRAPPED before it
-MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the cell is a set's address
-TEXT_ALONE: Final = 9  # nothing follows the constant, of a member or of a piece
-STRING: Final = 10  # of a route: a string that tells where the message belongs
-OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
-OPTIONAL_STRING: Final = 12  # constant and a string without escapes, which nobody needs, may be missing
-SEEN: Final = 13  # a cell that is repeated later, with the same number; a string has no escapes
-PIECE: Final = Layout(
-    "template piece", "PIECE_", "A part of a template, or a member of a set: a constant, then a value.",
-    const=pointer("the constant; of a member it begins with the name in quotes"),
-    length=signed("of the constant", "bytes"),
-    form=signed("what follows the constant, see CELL and the others"),
-    cell=signed("the value's cell; of MEMBERS the address of their set, of END the operation"),
-)  # fmt: skip
-PIECE_CONST, PIECE_LENGTH, PIECE_FORM, PIECE_CELL = PIECE.offsets()
-PIECE_BYTES: Final = PIECE.size
-
-SET: Final = Layout(
-    "member set", "S_", "The members of an object that come in any order.",
-    count=signed("members"),
-    partial=signed("1: some may be missing"),
-    shift=signed("a missing member has the span of the cell so much lower"),
-    mask=signed("places of the hash table, less one"),
-    hashes=pointer("i32: an entry's number + 1, by the hash of its name; 0: none"),
-    stamps=pointer("i64: the generation in which an entry was last met"),
-    entries=pointer("a PIECE for each member"),
-    generation=signed("counts objects"),
-    tail=pointer("what stands behind each value"),
-    tail_length=signed("of that", "bytes"),
-)  # fmt: skip
-SET_WORDS: Final = len(SET.fields)
-(
-    S_COUNT, S_PARTIAL, S_SHIFT, S_MASK, S_HASHES, S_STAMPS, S_ENTRIES, S_GENERATION, S_TAIL, S_TAIL_LENGTH,
-) = SET.offsets()  # fmt: skip
-ENTRY_BYTES: Final = PIECE.size
-
-RESULT: Final = Layout(
-    "match result", "RESULT_", "What an item is.",
-    op=signed("its operation"),
-    ts=word("its commit_ts", "ts"),
-    template=signed("the template it matched; -1: none"),
-    span=signed("the number of its first span"),
-)  # fmt: skip
-RESULT_OP, RESULT_TS, RESULT_TEMPLATE, RESULT_SPAN = RESULT.offsets()
-RESULT_BYTES: Final = RESULT.size
-
-ROUTE: Final = Layout(
-    "route", "ROUTE_", "A place of the hash table that leads from the head of an item to its templates.",
-    hash=word("the hash of the head"),
-    template=signed("the number + 1 of the template to be tried first; 0: the place is empty"),
-)  # fmt: skip
-ROUTE_HASH, ROUTE_TEMPLATE = ROUTE.offsets()
-_ROUTE: Final = ROUTE.size
-_LISTS: Final = 4
-"""Lists of pieces of a template, a RUN each: of its key, and three alternatives for its value."""
-_LISTS_BYTES: Final = _LISTS * RUN_BYTES
-_BATCH_VERSION: Final = U64(0x0100000000000000)
-"""The number 1 as a batch's key begins with it, big-endian."""
-_LENGTH: Final = 8
-"""Bytes of a length in a batch, and of its version."""
-
-
-class Spans(NamedTuple):
-    """What `match_items` finds: results, and where each span begins (i64) and how long it is (i32)."""
-
-    results: int
-    starts: int
-    lengths: int
-
-
-class Templates(NamedTuple):
-    """The templates of all tables, and the way to them."""
-
-    lists: int
-    """_LISTS lists of pieces for each template."""
-    strides: int
-    """i64: the spans that an item of a template takes."""
-    following: int
-    """i64: the template to be tried after one, or -1. A chain's first is the one that matched last."""
-    routes: int
-    """A ROUTE in each of `mask` + 1 places, by open addressing."""
-    mask: int
-    head: int
-    """The pieces of `route`."""
-    head_pieces: int
-    head_at: int
-    """MESSAGE_KEY or MESSAGE_VALUE: where they are looked for."""
 
 
 class Ranks(NamedTuple):
-    """In which order tables come, and what `order_items` counts of each."""
+    """The order of tables, and what `order_items` counts for each."""
 
     ranks: int
     """i64 of each template."""
@@ -178,145 +116,9 @@ class Ranks(NamedTuple):
     """u8[rank_count], bits 1 << operation."""
 
 
-NULL_SPAN: Final = -1
-ESCAPED: Final = 1
-IS_STRING: Final = 2
-
-_QUOTES: Final = U64(0x2222222222222222)
-_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
-_SPACES: Final = U64(0x2020202020202020)
-_ONES: Final = U64(0x0101010101010101)
-_HIGH_BITS: Final = U64(0x8080808080808080)
-_MIX: Final = U64(0x9E3779B97F4A7C15)
-
-
-@inline
-def scan_digits(at: int, end: int) -> int:
-    """The end of a run of decimal digits."""
-    while at < end and ZERO <= I64(load_u8(at)) <= NINE:
-        at += 1
-    return at
-
-
-@inline
-def scan_number(at: int, end: int) -> int:
-    """The end of the JSON number (RFC 8259, section 6) at `at`; `at` itself when none stands there.
-
-    The grammar is checked, not only the characters: the plain decoders refuse `0613`, `1.` and `-`, so a
-    message that holds one must not match a template. They also refuse what is infinite as a double, so a
-    number that might be (more than two digits of exponent, or 300 before it) is left to them.
-    """
-    first = at + (at < end and load_u8(at) == MINUS)
-    stop = scan_digits(first, end)
-    if stop == first or stop - first > 300 or (stop - first > 1 and load_u8(first) == ZERO):
-        return at
-    if stop < end and load_u8(stop) == POINT:
-        fraction = scan_digits(stop + 1, end)
-        if fraction == stop + 1:
-            return at
-        stop = fraction
-    if stop < end and (load_u8(stop) == LOWER_E or load_u8(stop) == UPPER_E):
-        exponent = stop + 1
-        exponent += exponent < end and (load_u8(exponent) == PLUS or load_u8(exponent) == MINUS)
-        stop = scan_digits(exponent, end)
-        if stop == exponent or stop - exponent > 2:
-            return at
-    return stop
-
-
-@inline
-def scan_bool(at: int, end: int) -> int:
-    """The end of `true` or `false`; `at` itself when neither stands there."""
-    if end - at >= 4 and load_u32(at) == TRUE_TEXT:
-        return at + 4
-    if end - at >= 5 and load_u32(at) == FALS_TEXT and load_u8(at + 4) == LOWER_E:
-        return at + 5
-    return at
-
-
-@inline
-def scan_string(at: int, end: int) -> tuple[int, int]:
-    """(address of the closing quote or 0, ESCAPED if there is a backslash), from after the first quote."""
-    flags = 0
-    while at < end:
-        if at + 8 <= end:
-            # Of the marks below only the lowest is exact: a borrow may set others above it.
-            bits = load_u64(at)
-            quote = bits ^ _QUOTES
-            slash = bits ^ _BACKSLASHES
-            marks = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
-            marks &= _HIGH_BITS
-            if marks == U64(0):
-                at += 8
-                continue
-            at += I64(cttz64(marks)) >> 3
-        byte = I64(load_u8(at))
-        if byte == QUOTE:
-            return at, flags
-        if byte < SPACE:
-            return 0, 0
-        if byte == BACKSLASH:
-            flags = ESCAPED
-            at += 2
-        elif byte < NOT_ASCII:
-            at += 1
-        else:
-            used = utf8_size(at, end - at)
-            if used < 0:
-                return 0, 0
-            at += used
-    return 0, 0
-
-
-@inline
-def read_unsigned(at: int, end: int) -> Any:
-    """A U64 of plain digits; more than 64 bits or anything else is 2**64 - 1 (no such timestamp)."""
-    value = U64(0)
-    if at >= end or end - at > 19:
-        return ~U64(0)
-    while at < end:
-        digit = I64(load_u8(at)) - ZERO
-        if digit < 0 or digit > 9:
-            return ~U64(0)
-        value = value * U64(10) + U64(digit)
-        at += 1
-    return value
-
-
-@inline
-def hash_text(at: int, size: int, end: int) -> Any:
-    """A hash of `size` bytes; words are read up to `end`."""
-    found = U64(size) * _MIX
-    while size >= 8:
-        found = (found ^ load_u64(at)) * _MIX
-        found ^= found >> U64(29)
-        at += 8
-        size -= 8
-    if size > 0:
-        word = U64(0)
-        if end - at >= 8:
-            word = load_u64(at) & ((U64(1) << U64(8 * size)) - U64(1))
-        else:
-            for i in range(size):
-                word |= U64(load_u8(at + i)) << U64(8 * i)
-        found = (found ^ word) * _MIX
-        found ^= found >> U64(29)
-    return found ^ (found >> U64(32))
-
-
-@kernel
-def hash_name(at: int, size: int) -> int:
-    """`hash_text` of a name, as Python fills the hash table of a set with it.
-
-    Reads the name. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be filled with the
-    very hash by which `find_member` searches it.
-    """
-    return I64(hash_text(at, size, at + size))
-
-
 @inline
 def route(at: int, end: int, pieces: int, count: int) -> Any:
-    """The hash of the strings among the pieces at an item's head; 0 when it begins with something else."""
+    """The hash of the strings at the head of an item; 0 if the head does not match the pieces."""
     found = U64(1)
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
@@ -330,7 +132,7 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
             close, _ = scan_string(at + 1, end)
             if close == 0:
                 return U64(0)
-            found = (found ^ hash_text(at + 1, close - at - 1, end)) * _MIX
+            found = (found ^ hash_text(at + 1, close - at - 1, end)) * MIX
             at = close + 1
         else:
             stop = scan_digits(at, end)
@@ -342,17 +144,17 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
 
 @kernel
 def route_of(at: int, size: int, pieces: int, count: int) -> int:
-    """`route` of a text, as Python fills the table of routes with it.
+    """`route` of a text, for Python, which fills the table of routes.
 
     Reads the text and the pieces. Writes nothing. Bound: `size` bytes. Twin: none, because a table must be
-    filled with the very hash by which `match_items` searches it.
+    filled with the same hash by which `match_items` searches it.
     """
     return I64(route(at, at + size, pieces, count))
 
 
 @inline
 def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, result: int) -> int:
-    """The end of the scalar at `at`, its span noted; 0 where none stands that the form allows."""
+    """Store the span of the scalar at `at`; returns its end, or 0 if the form does not allow the scalar."""
     if at >= end:
         return 0
     byte = I64(load_u8(at))
@@ -387,7 +189,7 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
 
 @inline
 def find_member(at: int, end: int, members: int) -> int:
-    """The number of the entry whose constant stands at `at`, by its name; -1 when there is none."""
+    """The number of the entry whose constant is at `at`, found by its name; -1 if there is none."""
     if at + 1 >= end or load_u8(at) != QUOTE:
         return -1
     close, _ = scan_string(at + 1, end)
@@ -409,7 +211,7 @@ def find_member(at: int, end: int, members: int) -> int:
 
 @inline
 def walk_members(at: int, end: int, members: int, starts: int, lengths: int, result: int) -> int:
-    """The end of an object whose members come in any order, from after its `{`; 0 when it is another one."""
+    """Match the members of an object after its `{`, in any order; returns its end, or 0 if they differ."""
     count = load_i64(members + S_COUNT)
     generation = load_i64(members + S_GENERATION) + 1
     store_u64(members + S_GENERATION, generation)
@@ -432,7 +234,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
                 return 0
             entry = entries + ENTRY_BYTES * number
             size = load_i64(entry + PIECE_LENGTH)
-        # The plain decoders take the last of two members of one name; that is left to them.
+        # Of two members with one name the plain decoders take the last; such a message is left to them.
         if load_i64(stamps + 8 * number) == generation:
             return 0
         store_u64(stamps + 8 * number, generation)
@@ -457,7 +259,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
 
 @inline
 def fill_missing(members: int, starts: int, lengths: int) -> None:
-    """Give the members that the last object left out the spans of the cells they stand for."""
+    """Give each member that the object leaves out the span of the cell that it repeats."""
     generation = load_i64(members + S_GENERATION)
     stamps = load_i64(members + S_STAMPS)
     entries = load_i64(members + S_ENTRIES)
@@ -471,7 +273,7 @@ def fill_missing(members: int, starts: int, lengths: int) -> None:
 
 @inline
 def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, result: int) -> bool:
-    """Match one list of pieces; spans go to starts/lengths, operation and timestamp to `result`."""
+    """Match one list of pieces; stores spans in starts/lengths, operation and timestamp in `result`."""
     filled = 0
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
@@ -495,7 +297,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if at >= end:
             return False
         if form >= TEXT_ALONE:
-            # What an escape of a string stands for that nobody reads is not looked at, so none is let pass.
+            # Nobody decodes this string, so nobody would notice a bad escape in it: none is allowed.
             if form == SEEN:
                 cell = load_i64(piece + PIECE_CELL)
                 at = scalar(at, end, CELL, cell, starts, lengths, result)
@@ -518,7 +320,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if form == WRAPPED and load_u8(at) != LOWER_N:
             opening = piece + PIECE_BYTES
             size = load_i64(opening + PIECE_LENGTH)
-            # A byte is left behind the constant, so that the quote may be looked at.
+            # At least one byte follows the constant, so that the quote can be read.
             if (
                 size >= end - at
                 or not same_bytes(at, load_i64(opening + PIECE_CONST), size)
@@ -541,7 +343,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
 
 @inline
 def fits_template(item: int, lists: int, starts: int, lengths: int, result: int) -> bool:
-    """Whether an item is one of a template, of whichever operation."""
+    """Whether an item matches a template, whatever its operation."""
     key = load_i64(item + MESSAGE_KEY)
     end = key + load_i64(item + MESSAGE_KEY_SIZE)
     pieces = load_i64(lists + RUN_SIZE)
@@ -549,7 +351,7 @@ def fits_template(item: int, lists: int, starts: int, lengths: int, result: int)
         return False
     value = load_i64(item + MESSAGE_VALUE)
     end = value + load_i64(item + MESSAGE_VALUE_SIZE)
-    for alternative in range(1, _LISTS):
+    for alternative in range(1, LISTS):
         one = lists + RUN_BYTES * alternative
         pieces = load_i64(one + RUN_SIZE)
         if pieces > 0 and walk(value, end, load_i64(one + RUN_AT), pieces, starts, lengths, result):
@@ -559,12 +361,12 @@ def fits_template(item: int, lists: int, starts: int, lengths: int, result: int)
 
 @kernel
 def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> int:
-    """Match items, a MESSAGE each, with the templates of all tables; how many matched.
+    """Match items, a MESSAGE each, with the templates of all tables; returns how many matched.
 
     Reads items and templates. Writes spans, and the order in which templates are tried. Bound: as many spans
     as the widest template has, for each item. Twin: the plain decoder of each protocol;
     `tests.contracts.test_codecs.test_damaged_messages_decode_alike` compares them. Trick: constants are
-    compared 8 bytes at a time, and only what stands between them is scanned.
+    compared 8 bytes at a time, and only the values between them are scanned.
     """
     matched = 0
     span = 0
@@ -577,17 +379,17 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
         if hashed == U64(0):
             continue
         place = I64(hashed) & known.mask
-        found = known.routes + _ROUTE * place
+        found = known.routes + ROUTE_BYTES * place
         while load_i64(found + ROUTE_TEMPLATE) != 0 and load_u64(found + ROUTE_HASH) != hashed:
             place = (place + 1) & known.mask
-            found = known.routes + _ROUTE * place
+            found = known.routes + ROUTE_BYTES * place
         first = load_i64(found + ROUTE_TEMPLATE) - 1
         number = first
         before = -1
         row_starts = spans.starts + 8 * span
         row_lengths = spans.lengths + 4 * span
         while number >= 0 and not fits_template(
-            item, known.lists + _LISTS_BYTES * number, row_starts, row_lengths, result
+            item, known.lists + LISTS_BYTES * number, row_starts, row_lengths, result
         ):
             before = number
             number = load_i64(known.following + 8 * number)
@@ -606,9 +408,9 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
 
 @kernel
 def order_items(item_count: int, results: int, owner: int, missed: int, by: Ranks, order: int) -> int:
-    """Items of whole messages by their template's rank, in their order within one; how many.
+    """Order the items of whole messages by the rank of their template, stably; returns how many there are.
 
-    owner: i32, an item's message; missed: u8, messages to be left out.
+    owner: i32, the message of an item; missed: u8, 1 for a message that is left out.
 
     Reads results. Writes `order`, and the counts and operations of `by`. Bound: an entry of `order` an item.
     Twin: none, because the order of tables is its own; rows of one table must come as the plain decoder gives
@@ -632,7 +434,7 @@ def order_items(item_count: int, results: int, owner: int, missed: int, by: Rank
             place = load_i64(counts + 8 * rank)
             store_u64(order + 8 * place, i)
             store_u64(counts + 8 * rank, place + 1)
-    # Each rank's beginning has become its end, which is the beginning of the next.
+    # The start of each rank has become its end, which is the start of the next rank.
     total = load_i64(counts + 8 * rank_count)
     for rank in range(rank_count, 0, -1):
         store_u64(counts + 8 * rank, load_i64(counts + 8 * (rank - 1)))
@@ -640,56 +442,9 @@ def order_items(item_count: int, results: int, owner: int, missed: int, by: Rank
     return total
 
 
-@kernel
-def split_batches(message_count: int, messages: int, items: int, owner: int, room: int) -> int:
-    """Items of messages that are batches, a MESSAGE each; how many items in all.
-
-    owner: i32 per item, its message; after `room` of them i32 per item, its number within the message. A
-    message that is not whole gets no item.
-
-    Reads the lengths in keys and values. Writes `items` and `owner`, unless `room` is 0: then it only counts.
-    Bound: `room` items. Twin: `tidegate.codec.protocols.open_protocol.plain.split_items`.
-    """
-    total = 0
-    for i in range(message_count):
-        message = messages + MESSAGE_BYTES * i
-        key = load_i64(message + MESSAGE_KEY)
-        key_end = key + load_i64(message + MESSAGE_KEY_SIZE)
-        value = load_i64(message + MESSAGE_VALUE)
-        value_end = value + load_i64(message + MESSAGE_VALUE_SIZE)
-        if key_end - key < 2 * _LENGTH or load_u64(key) != _BATCH_VERSION:
-            continue
-        key += _LENGTH
-        first = total
-        whole = True
-        while key < key_end or value < value_end:
-            if key_end - key < _LENGTH or value_end - value < _LENGTH:
-                whole = False
-                break
-            key_size = bswap64(load_u64(key))
-            value_size = bswap64(load_u64(value))
-            if key_size > U64(key_end - key - _LENGTH) or value_size > U64(value_end - value - _LENGTH):
-                whole = False
-                break
-            if room > total:
-                item = items + MESSAGE_BYTES * total
-                store_u64(item + MESSAGE_KEY, key + _LENGTH)
-                store_u64(item + MESSAGE_KEY_SIZE, key_size)
-                store_u64(item + MESSAGE_VALUE, value + _LENGTH)
-                store_u64(item + MESSAGE_VALUE_SIZE, value_size)
-                store_u32(owner + 4 * total, i)
-                store_u32(owner + 4 * (room + total), total - first)
-            total += 1
-            key += _LENGTH + I64(key_size)
-            value += _LENGTH + I64(value_size)
-        if not whole:
-            total = first
-    return total
-
-
 def warm() -> None:
-    """Compile what is not in numba's cache yet, over no rows."""
-    spare = np.zeros(1, dtype=np.int64)  # of no ranks there is a beginning, too
+    """Compile the kernels that are not in numba's cache yet, by calling them with no rows."""
+    spare = np.zeros(1, dtype=np.int64)  # even without ranks there is one start
     hash_name(0, 0)
     route_of(0, 0, 0, 0)
     match_items(0, 0, Templates(0, 0, 0, 0, 0, 0, 0, 0), Spans(0, 0, 0))

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.codec import connect_kernels, kernels
+from tidegate.codec import connect_kernels, job_kernels, kernels, piece_kernels
 from tidegate.errors import InvalidInput
 from tidegate.kernel import address, buffer
 from tidegate.model.cells import DELETE, INSERT, UPDATE
@@ -27,22 +27,22 @@ OPERATIONS: Final = (INSERT, UPDATE, DELETE)
 """A plan has pieces for `KEY`, then for each of these, in this order."""
 
 NUMBERS: Final = {
-    Kind.INT: kernels.INT,
-    Kind.YEAR: kernels.INT,
-    Kind.UINT: kernels.UINT,
-    Kind.ENUM: kernels.UINT,
-    Kind.SET: kernels.UINT,
-    Kind.BIT: kernels.UINT,
+    Kind.INT: piece_kernels.INT,
+    Kind.YEAR: piece_kernels.INT,
+    Kind.UINT: piece_kernels.UINT,
+    Kind.ENUM: piece_kernels.UINT,
+    Kind.SET: piece_kernels.UINT,
+    Kind.BIT: piece_kernels.UINT,
 }
 """Forms of the kinds whose text consists of digits."""
 _TEXTS: Final = {
-    Kind.DECIMAL: kernels.DECIMAL,
-    Kind.DATE: kernels.DATE,
-    Kind.DATETIME: kernels.DATETIME,
-    Kind.TIMESTAMP: kernels.DATETIME,
-    Kind.TIME: kernels.TIME,
-    Kind.JSON: kernels.JSON,
-    Kind.VECTOR: kernels.VECTOR,
+    Kind.DECIMAL: piece_kernels.DECIMAL,
+    Kind.DATE: piece_kernels.DATE,
+    Kind.DATETIME: piece_kernels.DATETIME,
+    Kind.TIMESTAMP: piece_kernels.DATETIME,
+    Kind.TIME: piece_kernels.TIME,
+    Kind.JSON: piece_kernels.JSON,
+    Kind.VECTOR: piece_kernels.VECTOR,
 }
 _WITH_FSP: Final = (Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME)
 
@@ -56,7 +56,7 @@ class Shape:
     param: int = 0
     before: bytes = b""
     behind: bytes = b""
-    """A short text (`kernels.SHORT_TEXT`), including the text that ends the cell."""
+    """A short text (`piece_kernels.SHORT_TEXT`), including the text that ends the cell."""
     null: bytes = b"null"
     """Written for NULL instead of before, value and behind. Any length, but short texts are faster."""
     names: tuple[bytes, ...] | None = None
@@ -171,26 +171,26 @@ class EncodePlan:
         data = buffer(len(self.constants))
         data[: len(self.constants)] = np.frombuffer(self.constants, dtype=np.uint8)
         pieces, base = self.pieces.copy(), address(data)
-        pieces[:, kernels.P_CONST // 8] += base
-        pieces[:, kernels.P_OPEN // 8] += base
+        pieces[:, piece_kernels.P_CONST // 8] += base
+        pieces[:, piece_kernels.P_OPEN // 8] += base
         if len(self.tabled):
-            pieces[self.tabled, kernels.P_PARAM // 8] += base
+            pieces[self.tabled, piece_kernels.P_PARAM // 8] += base
         table, begin = np.zeros(8, dtype=np.int64), address(pieces)
         for number in (KEY, *OPERATIONS):
-            table[2 * number] = begin + kernels.PIECE_BYTES * self.first[number]
+            table[2 * number] = begin + piece_kernels.PIECE_BYTES * self.first[number]
             table[2 * number + 1] = self.first[number + 1] - self.first[number]
-        job = np.zeros(kernels.JOB_WORDS, dtype=np.int64)
+        job = np.zeros(job_kernels.JOB_WORDS, dtype=np.int64)
         for word, value in (
-            (kernels.J_PIECES, address(table)),
-            (kernels.J_VARIABLES, address(self.variables)),
-            (kernels.J_FIXED, address(self.fixed)),
-            (kernels.J_MAX_ROWS, self.max_rows),
+            (job_kernels.J_PIECES, address(table)),
+            (job_kernels.J_VARIABLES, address(self.variables)),
+            (job_kernels.J_FIXED, address(self.fixed)),
+            (job_kernels.J_MAX_ROWS, self.max_rows),
         ):
             job[word // 8] = value
         return Bound(job, address(job), data, (pieces, table))
 
 
-_STATE: Final = slice(kernels.J_AT // 8, None)
+_STATE: Final = slice(job_kernels.J_AT // 8, None)
 """The words of a job that a kernel changes."""
 
 
@@ -227,13 +227,17 @@ class Writer:
         self.constants += shape.before
         self._piece(shape.form, position, image, param)
         null = shape.null + end
-        long = len(null) > kernels.SHORT_TEXT
-        ends = [_short(shape.behind + end), kernels.LONG_NULL if long else _short(null), len(shape.before)]
+        long = len(null) > piece_kernels.SHORT_TEXT
+        ends = [
+            _short(shape.behind + end),
+            piece_kernels.LONG_NULL if long else _short(null),
+            len(shape.before),
+        ]
         piece = self.pieces[-1]
-        piece[kernels.P_TAIL // 8 : kernels.P_ONLY_CHANGED // 8] = ends
+        piece[piece_kernels.P_TAIL // 8 : piece_kernels.P_ONLY_CHANGED // 8] = ends
         self.rooms[-1] = shape.room + len(null)
         if long:
-            piece[kernels.P_OPEN // 8 :] = [len(self.constants), len(null)]
+            piece[piece_kernels.P_OPEN // 8 :] = [len(self.constants), len(null)]
             self.constants += null
             self.waiting = len(self.constants)
 
@@ -256,34 +260,36 @@ class Writer:
         return self.tables[names]
 
     def checksum(self, part: int) -> None:
-        """Add a part of the row's checksum (`kernels.SUM_VERSION` and the like). For a row without a checksum
-        the kernel leaves out the part and the text before it.
+        """Add a part of the row's checksum (`piece_kernels.SUM_VERSION` and the like). For a row without a
+        checksum the kernel leaves out the part and the text before it.
         """
-        self._piece(kernels.CHECKSUM, param=part)
+        self._piece(piece_kernels.CHECKSUM, param=part)
 
     def promoted(self, param: int, position: int, image: int) -> None:
-        """Add a number that depends on the size of a column's value, see `kernels.put_promoted`."""
-        self._piece(kernels.PROMOTED, position, image, param)
+        """Add a number that depends on the size of a column's value, see `row_kernels.put_promoted`."""
+        self._piece(piece_kernels.PROMOTED, position, image, param)
 
     def only_changed(self, opening: bytes) -> None:
         """Make the kernel leave out the last value, with the text before it, if it did not change.
 
         The first byte of that text separates such values; before the first one `opening` replaces that byte.
         """
-        assert self.pieces[-1][kernels.P_NULL // 8] != kernels.LONG_NULL, "it stands where the opening does"
+        assert self.pieces[-1][piece_kernels.P_NULL // 8] != piece_kernels.LONG_NULL, (
+            "it stands where the opening does"
+        )
         at = len(self.constants)
         self.constants += opening
         self.waiting = len(self.constants)
-        self.pieces[-1][kernels.P_ONLY_CHANGED // 8 :] = [1, at, len(opening)]
+        self.pieces[-1][piece_kernels.P_ONLY_CHANGED // 8 :] = [1, at, len(opening)]
 
     def end_group(self) -> None:
         """Add the text held back, to be written only if some value since the last group was written."""
-        self._piece(kernels.GROUP_END)
+        self._piece(piece_kernels.GROUP_END)
 
     def flush(self) -> None:
         """Add the text held back as a piece of its own, because the next value may be left out without it."""
         if len(self.constants) > self.waiting:
-            self._piece(kernels.CONSTANT)
+            self._piece(piece_kernels.CONSTANT)
 
     def end(self) -> None:
         """Finish the key, or an operation."""
@@ -294,7 +300,7 @@ class Writer:
         """Add a piece: the text held back, then a value."""
         self.rooms.append(0)
         words = [self.waiting, len(self.constants) - self.waiting, form, cell, image, param]
-        self.pieces.append(words + [0] * (kernels.PIECE_WORDS - len(words)))
+        self.pieces.append(words + [0] * (piece_kernels.PIECE_WORDS - len(words)))
         self.waiting = len(self.constants)
 
     def names(self, table: bytes) -> int:
@@ -307,7 +313,7 @@ class Writer:
     def named(self, shape: Shape, position: int, table: int, size: int, image: int) -> None:
         """Add a column's value that consists of one or more names of a table, at most `size` bytes."""
         self.cell(shape, position, image)
-        self.pieces[-1][kernels.P_OPEN // 8 :] = [table, size]
+        self.pieces[-1][piece_kernels.P_OPEN // 8 :] = [table, size]
 
     def plan(
         self,
@@ -319,7 +325,7 @@ class Writer:
         refused: dict[int, InvalidInput] | None = None,
         utc: bool = False,
         encode: Callable[[int], int] | None = None,
-        sizes: Mapping[int, int] = kernels.FIXED_SIZE,
+        sizes: Mapping[int, int] = piece_kernels.FIXED_SIZE,
         growing: Sequence[tuple[int, int]] | None = None,
     ) -> EncodePlan:
         """The plan of everything written so far, with the shapes of all columns.
@@ -329,12 +335,12 @@ class Writer:
         variable size.
         """
         assert len(self.first) == 2 + len(OPERATIONS), "a plan has a key and every operation"
-        pieces = np.array(self.pieces, dtype=np.int64).reshape(-1, kernels.PIECE_WORDS)
+        pieces = np.array(self.pieces, dtype=np.int64).reshape(-1, piece_kernels.PIECE_WORDS)
         parts = [pieces[self.first[number] : self.first[number + 1]] for number in (KEY, *OPERATIONS)]
         rooms = [
             sum(self.rooms[self.first[number] : self.first[number + 1]]) for number in (KEY, *OPERATIONS)
         ]
-        key_bound = _fixed(parts[KEY], sizes) + rooms[KEY] + kernels.KEY_SLACK if len(parts[KEY]) else 0
+        key_bound = _fixed(parts[KEY], sizes) + rooms[KEY] + job_kernels.KEY_SLACK if len(parts[KEY]) else 0
         own = 0 if framed else key_bound
         forms = [shape.form for shape in shapes]
         if growing is None:
@@ -348,17 +354,17 @@ class Writer:
             constants=bytes(self.constants),
             stamps=tuple(self.stamps),
             pieces=pieces,
-            tabled=np.flatnonzero(np.isin(pieces[:, kernels.P_FORM // 8], connect_kernels.TABLED)),
+            tabled=np.flatnonzero(np.isin(pieces[:, piece_kernels.P_FORM // 8], connect_kernels.TABLED)),
             first=tuple(self.first),
             key_bound=key_bound,
             fixed=np.array(fixed, dtype=np.int64),
             most_fixed=max(fixed),
             typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
-            quoted=kernels.QUOTED in forms,
-            start_ts=bool((pieces[:, kernels.P_FORM // 8] == kernels.START_TS).any()),
-            row_keys=bool((pieces[:, kernels.P_FORM // 8] == kernels.ROW_KEY).any()),
-            json_columns=kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
+            quoted=piece_kernels.QUOTED in forms,
+            start_ts=bool((pieces[:, piece_kernels.P_FORM // 8] == piece_kernels.START_TS).any()),
+            row_keys=bool((pieces[:, piece_kernels.P_FORM // 8] == piece_kernels.ROW_KEY).any()),
+            json_columns=piece_kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
             zoned=tuple(
                 i for i, column in enumerate(table.columns) if column.kind is Kind.TIMESTAMP and not utc
             ),
@@ -367,33 +373,33 @@ class Writer:
 
 def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[int, int]]:
     """Columns of variable size, and the most bytes that each byte of their values becomes."""
-    cell, form = kernels.P_CELL // 8, kernels.P_FORM // 8
+    cell, form = piece_kernels.P_CELL // 8, piece_kernels.P_FORM // 8
     # A column that is also in the key is written twice.
-    keyed = [int(piece[cell]) for piece in key if int(piece[form]) in kernels.VALUE_FACTOR]
+    keyed = [int(piece[cell]) for piece in key if int(piece[form]) in piece_kernels.VALUE_FACTOR]
     assert not (framed and keyed), "keys of batches have no values of variable size"
     return [
-        (i, kernels.VALUE_FACTOR[form] * (1 + keyed.count(i)))
+        (i, piece_kernels.VALUE_FACTOR[form] * (1 + keyed.count(i)))
         for i, form in enumerate(forms)
-        if form in kernels.VALUE_FACTOR
+        if form in piece_kernels.VALUE_FACTOR
     ]
 
 
 def _short(text: bytes) -> int:
     """A short text and its length in one word, as the kernels store it."""
-    assert len(text) <= kernels.SHORT_TEXT, f"{text!r} is no short text"
+    assert len(text) <= piece_kernels.SHORT_TEXT, f"{text!r} is no short text"
     return int.from_bytes(text, "little") | len(text) << 56
 
 
 def _constants(part: Int64s) -> int:
-    lengths = part[:, kernels.P_LENGTH // 8] + part[:, kernels.P_OPEN_LENGTH // 8]
-    return int(lengths.sum()) + kernels.SHORT_TEXT * len(part)
+    lengths = part[:, piece_kernels.P_LENGTH // 8] + part[:, piece_kernels.P_OPEN_LENGTH // 8]
+    return int(lengths.sum()) + piece_kernels.SHORT_TEXT * len(part)
 
 
 def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:
     """The bound of an operation, without the bytes that depend on values of variable size."""
-    return _constants(part) + sum(sizes.get(int(form), 64) for form in part[:, kernels.P_FORM // 8])
+    return _constants(part) + sum(sizes.get(int(form), 64) for form in part[:, piece_kernels.P_FORM // 8])
 
 
 def _typical(part: Int64s) -> int:
-    keys = int((part[:, kernels.P_FORM // 8] == kernels.ROW_KEY).sum())
+    keys = int((part[:, piece_kernels.P_FORM // 8] == piece_kernels.ROW_KEY).sum())
     return _constants(part) + 6 * len(part) + 28 * keys + 8

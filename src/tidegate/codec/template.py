@@ -28,7 +28,7 @@ class Members:
 
 
 Pieces = list[tuple[bytes, int, "int | Members"]]
-"""(constant, form, cell or members); the forms are those of `match_kernels`."""
+"""(constant, form, cell or members); the forms are those of `template_kernels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Route:
     """The head of each row's message, up to the names that identify its table."""
 
     pieces: tuple[tuple[bytes, int], ...]
-    """(constant, form): `match_kernels.STRING`, a name, or NUMBER."""
+    """(constant, form): `template_kernels.STRING`, a name, or NUMBER."""
     example: Callable[[RowKey], bytes]
     """The beginning of a message of a table, longer than the text that the pieces match."""
     in_key: bool = False

@@ -58,7 +58,7 @@ from tidegate.kernel_ascii import (
     UPPER_U,
 )
 from tidegate.tidb.kernels.float import put_float_fixed
-from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.json_string import utf8_size
 from tidegate.tidb.kernels.text import I64, U64
 
 _HIGH: Final = U64(0x8080808080808080)

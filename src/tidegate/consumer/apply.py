@@ -19,7 +19,7 @@ from typing import Final
 
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, definition, schema_changes
+from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, schema_changes
 from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
 from tidegate.consumer.changes import (
@@ -31,7 +31,7 @@ from tidegate.consumer.changes import (
     without_repeats,
 )
 from tidegate.consumer.convert import TIMESTAMP
-from tidegate.consumer.ddl_plan import REPEAT, Drop, Nothing, Step
+from tidegate.consumer.ddl_steps import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
@@ -198,7 +198,7 @@ class Applier:
             self.target.intend(chosen.message, steps)
             for step in steps:
                 self.target.execute(step)
-                done.append(ddl_plan.in_words(step))
+                done.append(ddl_steps.in_words(step))
             self._raise_barriers(chosen, before)
             self.stats.ddls += 1
         return done
@@ -256,10 +256,10 @@ class Applier:
                 raise chosen.sql_refusal
             zone = (event.time_zone if event is not None else "") or self._zone_of_sql(message)
             stated = [replace(message, query=query) for query in chosen.queries]
-            return [step for one in stated for step in ddl_plan.plan_replay(one, zone)]
+            return [step for one in stated for step in ddl_text_plan.plan_replay(one, zone)]
         if event is not None:
             return ddl_plan.plan(event, held, self.target.dropped())
-        return ddl_plan.plan_without_header(message, held)
+        return ddl_text_plan.plan_without_header(message, held)
 
     def _learn_zone(self, message: DdlMessage) -> None:
         """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it contradicts the known zone."""
@@ -369,11 +369,11 @@ class Applier:
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
                 guessed = definition.guess(*name, segment.columns, segment.min_ts)
                 soft = self.selection.soft_delete(name)
-                self.target.execute(ddl_plan.Create(replace(guessed, soft_delete=soft)))
+                self.target.execute(ddl_steps.Create(replace(guessed, soft_delete=soft)))
             elif known.info is not None or self.target.replays_sql:
                 _check_columns(known, segment)
             elif (grown := self._grown(known, segment)) is not None:
-                self.target.execute(ddl_plan.regrown(known, grown))
+                self.target.execute(ddl_text_plan.regrown(known, grown))
         known = self.target.definition(name)
         assert known is not None
         return known
@@ -426,10 +426,10 @@ def _other_key(known: Definition, segment: Segment) -> bool:
     return known.info is None and bool(key) and key != set(known.keys)
 
 
-def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
     """Fatal when a step is refused. Checked before the first step, so nothing of the DDL is executed."""
     for step in steps:
-        if isinstance(step, ddl_plan.Refuse):
+        if isinstance(step, ddl_steps.Refuse):
             name = f"{message.schema}.{message.table}".strip(".")
             raise Fatal(
                 "a DDL cannot be replayed at the target",

@@ -1,4 +1,4 @@
-"""A DDL event as steps at the target, rendered from the TableInfo before and after, not from SQL. Pure.
+"""The steps (`ddl_steps`) of a DDL event, computed from the TableInfo before and after, not from SQL. Pure.
 
 | event | steps |
 |---|---|
@@ -6,38 +6,49 @@
 | drop table | `Drop`; drop schema: one `Drop` per table of it |
 | truncate | `Create` again (a new table id, no rows) |
 | rename | `Rename`, then `Rewrite` if columns changed too |
-| add, drop, rename, modify, move columns | one `Rewrite`: each column from its source, or filled |
+| add, drop, rename, modify, move columns | one `Rewrite`: each column is copied from its source, or filled |
 | index, comment, default, auto_increment | `Redefine`: the rows stay as they are |
-| add, reorganize, remove partitions | `Redefine`: TiDB moves the rows, none changes |
-| drop, truncate partition | `Prune`: the rows that lie there go |
-| exchange partition | `Exchange`: the partition's rows and the table's change places |
+| add, reorganize, remove partitions | `Redefine`: TiDB moves rows between partitions and changes none |
+| drop, truncate partition | `Prune`: the rows of the partition are removed |
+| exchange partition | `Exchange`: the rows of the partition and those of the table change places |
 | recover, flashback table | `Restore`: the rows as they were when the table was dropped or truncated |
 | views, sequences, schemas | `Nothing`, with the reason |
 
-Columns are paired by TiDB's column id; a MODIFY that needs new data gives the column a new id: then by name,
-and a CHANGE that also renames by the names in its text. The rows of such a column are converted as TiDB does
-(`modify`); the same id means that TiDB left the rows as they were.
-What makes rows come or go without row events, and cannot be computed from what the target holds, is `Refuse`.
-docs/ddl-at-targets.md is this table for users.
+Columns before and after are paired by TiDB's column id. A MODIFY that needs new data gives the column a new
+id: then they are paired by name, and by the names in the text for a CHANGE that also renames. Only the values
+of a column with a new id are converted, as TiDB converts them (`modify`).
+A DDL that adds or removes rows without row events is `Refuse` if the result cannot be computed from what the
+target holds. docs/ddl-at-targets.md has this table for users; `ddl_text_plan` plans DDLs without a header.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-import pyarrow as pa
-
-from tidegate.codec.base import DdlMessage
-from tidegate.consumer import sql_replay
-from tidegate.consumer.convert import Losses, TargetColumn
+from tidegate.consumer.convert import Losses
+from tidegate.consumer.ddl_steps import (
+    Create,
+    Drop,
+    Dropped,
+    Exchange,
+    Known,
+    Nothing,
+    Prune,
+    Redefine,
+    Refuse,
+    Rename,
+    Restore,
+    Rewrite,
+    Source,
+    Step,
+)
+from tidegate.consumer.ddl_text import renamed_columns
 from tidegate.consumer.definition import Definition, fill_value, from_info
-from tidegate.consumer.modify import Change, change_of, known_zone
-from tidegate.consumer.partitioning import Members, Unknowable, members
+from tidegate.consumer.modify import change_of, known_zone
+from tidegate.consumer.partitioning import Unknowable, members
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
-from tidegate.mounter.ddl_renames import Name, names_in
 from tidegate.tidb import table_info
 from tidegate.tidb.table_info import is_base_table, table_schema
 
@@ -47,10 +58,10 @@ TRUNCATE_PARTITION: Final = 23
 RECOVER_TABLE: Final = 25
 EXCHANGE: Final = 42
 REPARTITION: Final = frozenset({71, 72})
-"""ALTER TABLE PARTITION BY, REMOVE PARTITIONING: a new table id with the old rows."""
+"""ALTER TABLE PARTITION BY and REMOVE PARTITIONING give the old rows a new table id."""
 MISPLACED: Final = "tidegate_misplaced_rows"
-"""Member of a TableInfo at the target: an EXCHANGE PARTITION WITHOUT VALIDATION has brought rows that lie in
-a partition which their values do not name. What a partition holds can then not be computed any more."""
+"""Member of a TableInfo at the target: an EXCHANGE PARTITION WITHOUT VALIDATION has brought rows into a
+partition to which their values do not belong. The rows of a partition can then no longer be computed."""
 _UNCHECKED: Final = (
     "EXCHANGE PARTITION WITHOUT VALIDATION has brought rows that their values place in another partition"
 )
@@ -60,171 +71,19 @@ REFUSED: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
-    """An empty table; whatever stood under this name is gone."""
-
-    definition: Definition
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The table is no longer named by snapshots from now on."""
-
-    schema: str
-    table: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rename:
-    """The same rows under another name."""
-
-    schema: str
-    table: str
-    definition: Definition
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a column's values come from."""
-
-    column: TargetColumn
-    taken: TargetColumn | None
-    """The column before, None: filled."""
-    fill: pa.Scalar | None = None
-    change: Change | None = None
-    """How TiDB converted the rows, None: it left them as they were."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """The same rows with other columns."""
-
-    definition: Definition
-    sources: tuple[Source, ...]
-    in_place: bool
-    """No stored value changes: the new columns are null in all rows and stand at the end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Redefine:
-    """The stored rows stay as they are; only what is known about the table changes."""
-
-    definition: Definition
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prune:
-    """The rows of some partitions are gone."""
-
-    schema: str
-    table: str
-    members: Members
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """The rows of a partition of one table and all rows of another change places."""
-
-    schema: str
-    table: str
-    members: Members
-    other: Definition
-    """The plain table, with the id it has from now on."""
-    validated: bool = True
-    """TiDB has checked that each row of the plain table belongs into the partition."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """Where the rows of a dropped or truncated table still are."""
-
-    path: str
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """The table as it was when it was dropped, perhaps under another name."""
-
-    definition: Definition
-    dropped: Dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Run the topic's own SQL at a database; the target says what its tables look like then."""
-
-    statement: sql_replay.Replayed
-    query: str
-    """As the topic has it, for people."""
-    ts: int
-    time_zone: str
-    """Of the session that runs it: as `DdlEvent.time_zone`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """No effect on rows or columns."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Going on would make the target wrong."""
-
-    why: str
-
-
-REPEAT: Final = (
-    "leave the table out with a [filter] rule of a new changefeed, and read that one into a new target"
-)
-"""What to do about rows that the target cannot be given."""
-Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Replay | Nothing | Refuse
-Known = dict[tuple[str, str], Definition]
-
-
-def in_words(step: Step) -> str:
-    """What a step does, for people."""
-    match step:
-        case Create(made):
-            return f"create {made.name}"
-        case Drop(schema, table):
-            return f"drop {schema}.{table}"
-        case Rename(schema, table, made):
-            return f"rename {schema}.{table} to {made.name}"
-        case Rewrite(made, _, _):
-            return f"alter {made.name}"
-        case Redefine(made, why):
-            return f"{made.name}: {why}"
-        case Prune(schema, table, rows):
-            return f"remove the rows of partition {', '.join(rows.names)} of {schema}.{table}"
-        case Exchange(schema, table, rows, other, _):
-            return f"exchange partition {', '.join(rows.names)} of {schema}.{table} with {other.name}"
-        case Restore(made, _):
-            return f"restore {made.name}"
-        case Replay(_, query, _, _):
-            return f"run {query[:200]}"
-        case Nothing(why):
-            return f"nothing: {why}"
-        case Refuse(why):
-            return f"refused: {why}"
-
-
 def plan(
     event: DdlEvent, tables: Iterable[Definition], dropped: Mapping[int, Dropped] | None = None
 ) -> list[Step]:
-    """The steps of one event, given the target's tables before it.
+    """The steps of one event.
 
-    `dropped`: by TiDB's table id, tables that were dropped or truncated and can still be read.
+    `tables` are those at the target before it; `dropped` has the tables that were dropped or truncated and
+    can still be read, by TiDB's table id.
     """
     known = {(table.schema, table.table): table for table in tables}
     if event.action in REFUSED:
         return [Refuse(REFUSED[event.action])]
     if event.action == DROP_SCHEMA:
-        # In an order that a restart has, too: a database counts the steps that are done.
+        # Sorted, so that a restart plans the same order: a database target records how many steps are done.
         return [Drop(*name) for name in sorted(known) if name[0] == event.schema] or [
             Nothing("the schema has no tables here")
         ]
@@ -266,7 +125,7 @@ def _restored(definition: Definition, dropped: Mapping[int, Dropped]) -> Step:
 def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]:
     held = known.get((event.schema, event.table))
     if held is None:
-        return []  # no row of it came by
+        return []  # the target has no rows of this table
     try:
         if held.info is not None and held.info.get(MISPLACED):
             raise Unknowable(_UNCHECKED)
@@ -276,7 +135,10 @@ def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]
 
 
 def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: Known) -> list[Step]:
-    """The event has the plain table as it was on its old side, the partitioned as it is on its new one."""
+    """The steps of EXCHANGE PARTITION.
+
+    The old side of the event is the plain table before it, the new side the partitioned table after it.
+    """
     other, held = known.get((event.old_schema, event.old_table)), known.get((event.schema, event.table))
     why = "rows move between two tables without row events, and "
     if held is None or other is None or held.info is None:
@@ -307,7 +169,7 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
 def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: Known) -> list[Step]:
     held = _held(event, before, known)
     if held is None:
-        # First heard of by this DDL: the topic began after the table's creation and no row of it came by.
+        # The target does not know the table: the topic began after its creation, and no row of it has come.
         return [Create(after)]
     if held.info is not None and held.info.get(MISPLACED) and event.action not in REPARTITION:
         after = misplaced(after)
@@ -331,7 +193,7 @@ def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: 
 
 
 def held_before(event: DdlEvent, known: Mapping[tuple[str, str], Definition]) -> Definition | None:
-    """The table at the target that an event changes; of an EXCHANGE, the partitioned one."""
+    """The table at the target that an event changes; for an EXCHANGE the partitioned one."""
     if event.action == EXCHANGE:
         return known.get((event.schema, event.table))
     before = _base(event.before)
@@ -339,13 +201,13 @@ def held_before(event: DdlEvent, known: Mapping[tuple[str, str], Definition]) ->
 
 
 def _held(event: DdlEvent, before: dict[str, Any], known: Known) -> Definition | None:
-    """The table at the target: by TiDB's id, which no rename changes; by name where no id is known."""
+    """The table at the target: found by TiDB's id, which no rename changes, otherwise by name."""
     by_id = next((one for one in known.values() if one.table_id == before["id"]), None)
     return by_id or known.get((event.old_schema, event.old_table))
 
 
 def misplaced(made: Definition) -> Definition:
-    """The definition of a table with rows in partitions that their values do not name."""
+    """The definition, marked: some rows are in partitions to which their values do not belong."""
     return replace(made, info={**made.info, MISPLACED: True}) if made.info is not None else made
 
 
@@ -364,7 +226,7 @@ def _sources(
         was = old.get(new.id)
         if was is None:
             was = named.get(renamed.get(new.name.lower(), new.name.lower()))
-            # One that goes on under its own id is another column.
+            # A column that keeps its own id is a different one, and not the source of this one.
             was = None if was is not None and was.id in kept else was
         taken = held.column(was.name) if was is not None else None
         fill = None if taken is not None else fill_value(new, column, Losses())
@@ -373,13 +235,9 @@ def _sources(
     return tuple(sources)
 
 
-def renamed_columns(query: str) -> dict[str, str]:
-    """The old name by the new of each CHANGE COLUMN in a statement, in lower case."""
-    return {_unquoted(*found[2:]).lower(): _unquoted(*found[:2]).lower() for found in _CHANGE.findall(query)}
-
-
 def _same_columns(held: Definition, after: Definition, sources: tuple[Source, ...]) -> bool:
-    # Enum and set values are stored as names, so changed elements change nothing; guessed ones are numbers.
+    # Enum and set values are stored as names, so new elements change no stored value. A guessed column (no
+    # elements) holds numbers instead, and must be rewritten once its elements are known.
     if len(held.columns) != len(after.columns) or bool(held.keys) != bool(after.keys):
         return False
     return all(
@@ -412,149 +270,3 @@ def _head(after: Definition, count: int) -> tuple[Any, ...]:
         after.keys,
         after.info,
     )
-
-
-# --- topics without the header `tidegate-ddl` (TiCDC's)
-
-_NAME: Final = r"(?:`((?:[^`]|``)+)`|([\w$]+))"
-_QUALIFIED: Final = rf"(?:{_NAME}\s*\.\s*)?{_NAME}"
-_DROP_SCHEMA: Final = re.compile(
-    rf"\s*drop\s+(?:database|schema)\s+(?:if\s+exists\s+)?{_NAME}", re.IGNORECASE
-)
-_CHANGE: Final = re.compile(rf"\bchange\s+(?:column\s+)?(?:if\s+exists\s+)?{_NAME}\s+{_NAME}", re.IGNORECASE)
-_DROP_TABLE: Final = re.compile(r"\s*drop\s+table\b", re.IGNORECASE)
-_TRUNCATE: Final = re.compile(r"\s*truncate\b", re.IGNORECASE)
-_RENAME: Final = re.compile(
-    rf"\s*alter\s+table\s+{_QUALIFIED}\s+rename(?!\s+(?:index|key|column))\s*(?:to|as)?\s+{_QUALIFIED}\s*;?\s*$",
-    re.IGNORECASE,
-)
-
-
-_MODIFY: Final = re.compile(r"\s*alter\s+table\b.*\b(?:modify|change)\b", re.IGNORECASE | re.DOTALL)
-
-DROP_TABLE: Final = 4
-TRUNCATE_TABLE: Final = 11
-MODIFY_COLUMN: Final = 12
-KEPT: Final = (
-    "a column was modified, and no message tells its types: rows from before keep the values they had"
-)
-_MOVES_BY_ACTION: Final = {
-    DROP_PARTITION: "DROP PARTITION removes rows",
-    TRUNCATE_PARTITION: "TRUNCATE PARTITION removes rows",
-    EXCHANGE: "EXCHANGE PARTITION moves rows",
-    RECOVER_TABLE: "RECOVER TABLE brings rows back",
-    62: "FLASHBACK CLUSTER changes rows",
-    63: "FLASHBACK DATABASE brings rows back",
-}
-_MOVES_ROWS: Final = {
-    re.compile(rf"\s*{statement}", re.IGNORECASE | re.DOTALL): what
-    for statement, what in (
-        (rf"alter\s+table\s+{_QUALIFIED}\s+drop\s+partition\b", "DROP PARTITION removes rows"),
-        (rf"alter\s+table\s+{_QUALIFIED}\s+truncate\s+partition\b", "TRUNCATE PARTITION removes rows"),
-        (rf"alter\s+table\s+{_QUALIFIED}\s+exchange\s+partition\b", "EXCHANGE PARTITION moves rows"),
-        (r"recover\s+table\b", "RECOVER TABLE brings rows back"),
-        (r"flashback\b", "FLASHBACK brings rows back"),
-    )
-}
-"""What changes rows without row events."""
-
-
-def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> list[Step]:
-    """The steps of a DDL known only by its SQL text; columns are learnt from the rows that follow.
-
-    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. A modified column is
-    said: TiDB may have converted older rows, and they stay as they are here. The message's action
-    counts where the protocol sends it, else the text without its comments. An added column's default for
-    older rows is not in any message: it stays null there.
-    """
-    known = {(table.schema, table.table): table for table in tables}
-    name, text, action = (message.schema, message.table), without_comments(message.query), message.action
-    moves = _MOVES_BY_ACTION.get(action) if action is not None else None
-    moves = moves or next((what for statement, what in _MOVES_ROWS.items() if statement.match(text)), None)
-    if moves is not None:
-        return [Refuse(f"{moves} without row events, and the message has no header that tells of the table")]
-    if (schema := _DROP_SCHEMA.match(text)) is not None:
-        dropped = _unquoted(schema.group(1), schema.group(2))
-        return [Drop(*held) for held in known if held[0] == dropped] or [
-            Nothing("the schema has no tables here")
-        ]
-    if pairs := renamed(text):
-        return _renamed_by_text(message, pairs, known)
-    if action == DROP_TABLE or _DROP_TABLE.match(text):
-        return [Drop(*name)] if name in known else [Nothing("not here")]
-    if (action == TRUNCATE_TABLE or _TRUNCATE.match(text)) and name in known:
-        return [Create(replace(known[name], version=message.ts))]
-    held = known.get(name)
-    if held is not None and held.info is None and (action == MODIFY_COLUMN or _MODIFY.match(text)):
-        notes = dict.fromkeys([*held.guessed, KEPT])
-        return [Redefine(replace(held, version=message.ts, guessed=tuple(notes)), KEPT)]
-    return [Nothing("no header: columns are learnt from the rows that follow")]
-
-
-def plan_replay(message: DdlMessage, time_zone: str) -> list[Step]:
-    """The step of a DDL known only by its SQL text, at a target that runs SQL (`Target.replays_sql`)."""
-    match sql_replay.read(message.query, message.schema):
-        case sql_replay.Ignored(why):
-            return [Nothing(why)]
-        case sql_replay.Unknown(why):
-            return [Refuse(f"{why}, and the message has no header that tells of the table")]
-        case statement:
-            return [Replay(statement, message.query, message.ts, time_zone)]
-
-
-_COMMENTS: Final = re.compile(
-    r"""('(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`]|``)*`)"""
-    r"|/\*(?:!\d*|T!(?:\[[^\]]*\])?)(.*?)\*/|/\*.*?\*/|(?:--(?=\s|$)|\#)[^\n]*",
-    re.DOTALL,
-)
-"""Quoted text (group 1), comments that TiDB executes (group 2: their content), and plain comments."""
-
-
-def without_comments(query: str) -> str:
-    """A statement with a space for each comment, and without the marks of comments that TiDB executes."""
-    return _COMMENTS.sub(lambda found: found.group(1) or f" {found.group(2) or ''} ", query).strip()
-
-
-def _unquoted(quoted: str | None, plain: str | None) -> str:
-    return _plain(quoted) if quoted else plain or ""
-
-
-def _plain(quoted: str) -> str:
-    return quoted.replace("``", "`")
-
-
-def renamed(query: str) -> list[tuple[Name, Name]]:
-    """The old and the new name of each table that a statement renames; empty: it renames none."""
-    text = without_comments(query)
-    return names_in(text) or _altered_name(text)
-
-
-def _altered_name(query: str) -> list[tuple[Name, Name]]:
-    """The names in ALTER TABLE .. RENAME, as `names_in` has those of RENAME TABLE."""
-    found = _RENAME.match(query)
-    if found is None:
-        return []
-    parts = found.groups()
-    old_schema, old, schema, new = (_unquoted(*parts[at : at + 2]) for at in range(0, len(parts), 2))
-    return [((old_schema, old), (schema, new))]
-
-
-def _renamed_by_text(message: DdlMessage, pairs: list[tuple[Name, Name]], known: Known) -> list[Step]:
-    """One step after the other: a later one may take a name that an earlier one has freed."""
-    known, steps = dict(known), list[Step]()
-    for (old_schema, old), (schema, new) in pairs:
-        source, target = (old_schema or message.schema, old), (schema or message.schema, new)
-        held = known.pop(source, None)
-        if held is None:
-            continue
-        if target in known:
-            return [Refuse(f"{held.name} gets the name of a table that is still there: {'.'.join(target)}")]
-        known[target] = replace(held, schema=target[0], table=target[1], version=message.ts)
-        steps.append(Rename(*source, known[target]))
-    return steps or [Nothing("not here")]
-
-
-def regrown(held: Definition, grown: Definition) -> Rewrite:
-    """A guessed table of which rows show more than was known: the values stay, under wider types."""
-    sources = tuple(Source(column, held.column(column.name)) for column in grown.columns)
-    return Rewrite(grown, sources, in_place=False)

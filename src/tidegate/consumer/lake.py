@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_plan import Source
+from tidegate.consumer.ddl_steps import Source
 from tidegate.sink.snapshot_rows import SnapshotRow
 from tidegate.sink.store import Store
 

@@ -31,9 +31,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan
+from tidegate.consumer import ddl_plan, ddl_steps
 from tidegate.consumer.convert import Losses, TargetColumn, to_target
-from tidegate.consumer.ddl_plan import REPEAT, Dropped
+from tidegate.consumer.ddl_steps import REPEAT, Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.definition_files import DefinitionFiles
 from tidegate.consumer.directory_lock import OWN
@@ -248,7 +248,7 @@ class LakeTarget:
         """False: `recover` undoes DDLs that no snapshot names."""
         return False
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
         """Note the DDL in the journal, with the definition before it and the rows that it drops."""
         self.lake.check_writer()
         held = self.tables.get((message.schema, message.table))
@@ -257,14 +257,14 @@ class LakeTarget:
             message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
         )
 
-    def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
+    def _going(self, steps: Sequence[ddl_steps.Step]) -> list[Going]:
         """The tables whose rows these steps drop."""
         names: list[Name] = []
         for step in steps:
             match step:
-                case ddl_plan.Drop(schema, table):
+                case ddl_steps.Drop(schema, table):
                     names.append((schema, table))
-                case ddl_plan.Create(made):
+                case ddl_steps.Create(made):
                     names.append((made.schema, made.table))
         held = [self.tables[name] for name in names if name in self.tables]
         return [Going(table.definition.table_id, table.path, table.version) for table in held]
@@ -281,31 +281,31 @@ class LakeTarget:
             found.setdefault(one.path, []).append(one.version)
         return found
 
-    def execute(self, step: ddl_plan.Step) -> None:
+    def execute(self, step: ddl_steps.Step) -> None:
         """Execute one step of a DDL."""
         self.lake.check_writer()
         match step:
-            case ddl_plan.Create(made):
+            case ddl_steps.Create(made):
                 self._create(made)
-            case ddl_plan.Drop(schema, table):
+            case ddl_steps.Drop(schema, table):
                 self._drop((schema, table))
-            case ddl_plan.Rename(schema, table, made):
+            case ddl_steps.Rename(schema, table, made):
                 self._rename((schema, table), made)
-            case ddl_plan.Rewrite(made, sources, in_place):
+            case ddl_steps.Rewrite(made, sources, in_place):
                 self._rewrite(made, sources, in_place)
-            case ddl_plan.Redefine(made, _):
+            case ddl_steps.Redefine(made, _):
                 self._know(self.tables[made.schema, made.table], made)
-            case ddl_plan.Prune(schema, table, members):
+            case ddl_steps.Prune(schema, table, members):
                 self._prune(self.tables[schema, table], members)
-            case ddl_plan.Exchange(schema, table, members, other, validated):
+            case ddl_steps.Exchange(schema, table, members, other, validated):
                 self._exchange(self.tables[schema, table], members, other, validated=validated)
-            case ddl_plan.Restore(made, dropped):
+            case ddl_steps.Restore(made, dropped):
                 self._restore(made, dropped)
-            case ddl_plan.Nothing(_):
+            case ddl_steps.Nothing(_):
                 pass
-            case ddl_plan.Replay():
+            case ddl_steps.Replay():
                 raise AssertionError("files run no SQL")
-            case ddl_plan.Refuse(why):
+            case ddl_steps.Refuse(why):
                 raise AssertionError(f"refused before any step: {why}")
 
     def _create(self, made: Definition) -> Table:
@@ -328,7 +328,7 @@ class LakeTarget:
         if held.definition.arrow_schema == made.arrow_schema:
             self._know(self.tables[made.schema, made.table], made)
 
-    def _rewrite(self, made: Definition, sources: Sequence[ddl_plan.Source], in_place: bool) -> None:
+    def _rewrite(self, made: Definition, sources: Sequence[ddl_steps.Source], in_place: bool) -> None:
         table, columns = self.tables[made.schema, made.table], made.arrow_schema
         if in_place:
             self.lake.add_null_columns(table.path, columns)

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan
+from tidegate.consumer import ddl_text
 from tidegate.consumer.assembler import Assembler, Segment
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows, identity
@@ -338,7 +338,7 @@ def _touches(message: DdlMessage, segment: Segment) -> bool:
     if not message.table or _DATABASE.match(message.query):
         return segment.schema == message.schema
     names = {(message.schema, message.table)}
-    for old, new in ddl_plan.renamed(message.query):
+    for old, new in ddl_text.renamed(message.query):
         names |= {(old[0] or message.schema, old[1]), (new[0] or message.schema, new[1])}
     if event is not None:
         names |= {(event.schema, event.table), (event.old_schema, event.old_table)}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from tidegate.consumer import ddl_plan
+from tidegate.consumer import ddl_steps
 from tidegate.consumer.convert import MOMENTS, Losses, to_target
-from tidegate.consumer.ddl_plan import REPEAT
+from tidegate.consumer.ddl_steps import REPEAT
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.modify import converted
 from tidegate.errors import Fatal
@@ -18,7 +18,7 @@ from tidegate.errors import Fatal
 class Rewriter:
     """Converts batches of a table's rows to its new columns."""
 
-    def __init__(self, made: Definition, sources: Sequence[ddl_plan.Source], losses: Losses) -> None:
+    def __init__(self, made: Definition, sources: Sequence[ddl_steps.Source], losses: Losses) -> None:
         self._made, self._sources, self._losses = made, sources, losses
         self._rows = 0
 
@@ -30,7 +30,7 @@ class Rewriter:
         self._rows += batch.num_rows
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _column(self, batch: pa.RecordBatch, source: ddl_plan.Source) -> pa.Array:
+    def _column(self, batch: pa.RecordBatch, source: ddl_steps.Source) -> pa.Array:
         if source.taken is None:
             return (
                 pa.nulls(batch.num_rows, source.column.type)

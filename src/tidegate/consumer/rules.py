@@ -6,7 +6,7 @@
     soft-delete        `shop.orders.deleted_at`: the tables, and a column that says when a row was deleted
     schema-changes     what happens when columns change upstream (`schema_changes`)
 
-`selection` applies them to rows and DDLs.
+`table_rules` says what they mean for a table, `selection` applies them to rows and DDLs.
 """
 
 from __future__ import annotations

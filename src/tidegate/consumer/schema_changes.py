@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, sql_replay
+from tidegate.consumer import ddl_plan, ddl_text, sql_replay
 from tidegate.consumer.definition import IGNORED, Definition, target_column
 from tidegate.consumer.modify import change_of
 from tidegate.errors import Fatal, InvalidInput
@@ -137,7 +137,7 @@ def changed_in_text(message: DdlMessage) -> bool:
             found = tokens(changes)[:-1]
             return any(_first_words(part) in _COLUMN_WORDS for part in sql_replay.parts(found))
         case sql_replay.Unknown(_):
-            return _ALTER.match(ddl_plan.without_comments(message.query)) is not None
+            return _ALTER.match(ddl_text.without_comments(message.query)) is not None
         case _:
             return False
 

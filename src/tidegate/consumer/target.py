@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.changes import Values
-from tidegate.consumer.ddl_plan import Dropped, Step
+from tidegate.consumer.ddl_steps import Dropped, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
 from tidegate.consumer.position import Position
@@ -99,7 +99,7 @@ class Target(Protocol):
 
     @property
     def replays_sql(self) -> bool:
-        """Whether a DDL that is known only by its SQL is executed as SQL (`ddl_plan.Replay`).
+        """Whether a DDL that is known only by its SQL is executed as SQL (`ddl_steps.Replay`).
 
         The tables' definitions are then read from the target, and do not grow with the rows.
         """

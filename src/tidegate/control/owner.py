@@ -1,43 +1,44 @@
-"""The owner of one feed: who has delivered how far, what may be announced, which DDL is due.
+"""The owner of one feed: how far each range is delivered, which Resolved may be sent, which DDL is due.
 
     reports (range, token, incarnation) --+
     DDL batches --------------------------+--> Owner --tick--> SendDdl | SendResolved | Persist | Finish
     what the sink has taken --------------+                    (one SendDdl or SendResolved at a time)
 
-It knows ranges of keys and who was granted them, and no tables: which of these a range holds is the
-processor's to know.
+It knows ranges of keys and the captures to which they are granted, but no tables: the processors know which
+tables a range has.
 
 Promises, whatever the order of events:
- - the checkpoint is the least of every granted range's durable ts, F - 1 of the next DDL, and what is known
-   about DDL; it never goes back;
- - while the granted ranges leave a part of the wanted key space to nobody, it does not move;
- - Resolved R leaves only when every range is durable up to R and every DDL <= R is;
- - DDL F leaves only when every range is durable up to F, and none is let beyond F before it is durable;
- - the number of partitions changes at a ts T only when every range is durable up to T, and none is let
-   beyond T before the next incarnation, which knows the new number (docs/repartition.md);
+ - the checkpoint is the least of the durable ts of all granted ranges, F - 1 of the next DDL F, and the ts up
+   to which DDL is known; it never falls;
+ - while a part of the wanted key space is granted to no capture, the checkpoint does not rise;
+ - Resolved R is sent only when every range and every DDL <= R are durable up to R;
+ - DDL F is sent only when every range is durable up to F, and no range may pass F before the DDL is durable;
+ - the number of partitions changes at a ts T only when every range is durable up to T, and no range may pass
+ T
+   before the next incarnation, which knows the new number (docs/repartition.md);
  - reports under another token or incarnation, or of another capture, change nothing;
- - while a capture is known to know other DDL than we do, the checkpoint stands and nothing leaves;
- - while a capture knows DDL further than we do, nothing counts above what was found to be the same;
- - while an initial load holds the barrier, neither Resolved nor DDL leaves.
+ - while a capture knows other DDL than we do, the checkpoint does not rise and nothing is sent;
+ - while a capture knows DDL up to a later ts than we do, reports count only up to the ts at which both
+ agreed;
+ - while an initial load holds the barrier, neither Resolved nor DDL is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import GrantedRange
-from tidegate.control.transitions import Row, Transitions
+from tidegate.control.outlet import OUTLET, OnOutlet, Outlet
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 
 PERSIST_S: Final = 0.5
-"""Seconds between two durable writes of the checkpoint at least; a DDL's is written at once."""
+"""The least seconds between two writes of the checkpoint; after a DDL it is written at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class SendResolved:
 
 @dataclass(frozen=True, slots=True)
 class SendRepartition:
-    """Let rows above `ts` go to so many partitions, in one step with Resolved `ts`; then call
+    """Send rows above `ts` to `partitions` partitions, in one step with Resolved `ts`; then call
     `repartition_done`.
     """
 
@@ -79,52 +80,9 @@ class Finish:
 Effect = SendDdl | SendResolved | SendRepartition | Persist | Finish
 
 
-class Outlet(StrEnum):
-    """Whether the owner may give its side of the sink something to do."""
-
-    CLOSED = "closed"
-    FREE = "free"
-    BUSY = "busy"
-    """One operation is under way. There is never a second one."""
-
-
-class OnOutlet(StrEnum):
-    """What happens to it."""
-
-    OPENED = "the sink is open"
-    SENT = "an operation is given to it"
-    DONE = "the operation is durable"
-    LOST = "the sink failed"
-    GRANTED = "a capture begins another incarnation"
-
-
-_ANY: Final = tuple(Outlet)
-
-OUTLET: Final = Transitions(
-    Row((Outlet.CLOSED, Outlet.FREE), OnOutlet.OPENED, Outlet.FREE, effect="its journal says what is out"),
-    Row((Outlet.BUSY,), OnOutlet.OPENED, Outlet.BUSY, effect="its journal says what is out"),
-    Row(
-        (Outlet.FREE,),
-        OnOutlet.SENT,
-        Outlet.BUSY,
-        "all granted ranges run, no load holds the barrier, and no capture knows other DDL",
-        "DDL, then a change of the number of partitions, then Resolved: the first that is due",
-    ),
-    Row(
-        (Outlet.BUSY, Outlet.FREE),
-        OnOutlet.DONE,
-        Outlet.FREE,
-        "not after a change of the number of partitions",
-    ),
-    Row((Outlet.CLOSED,), OnOutlet.DONE, Outlet.CLOSED, effect="a call that outlived its sink opens nothing"),
-    Row(_ANY, OnOutlet.LOST, Outlet.CLOSED, effect="whether the operation happened, the next journal says"),
-    Row(_ANY, OnOutlet.GRANTED, Outlet.CLOSED, effect="nothing leaves until the sink is opened again"),
-)
-
-
 @dataclass(slots=True)
 class _Range:
-    """What is known of a granted range."""
+    """What is known about a granted range."""
 
     capture: str
     granted: GrantedRange
@@ -148,7 +106,7 @@ class Owner:
     ) -> None:
         """`wanted`: the part of the key space that the feed follows, all of which must be granted.
 
-        `resolved_interval_s`: between two Resolved while rows come; `quiet_interval_s`: while none do.
+        `resolved_interval_s`: between two Resolved while rows arrive; `quiet_interval_s`: while none do.
         """
         assert barrier.resolved >= checkpoint, "the DDL up to the checkpoint must be known"
         self.barrier, self.wanted = barrier, wanted
@@ -157,39 +115,39 @@ class Owner:
         self.resolved_sent = 0
         self._ranges: dict[Span, _Range] = {}
         self._gap = self._find_gap()
-        """`hole`, kept because each tick asks for it several times, and there may be thousands of ranges."""
+        """The result of `hole`, cached because each tick needs it several times, for thousands of ranges."""
         self._least: int | None = None
-        """The least checkpoint of all ranges, kept until the next report or grant."""
+        """The least checkpoint of all ranges, cached until the next report or grant."""
         self._log = DdlLog(checkpoint)
         self._said: dict[str, KnownDdl] = {}
-        """By capture, what it knows of DDL, if we do not know as much yet."""
+        """For each capture that knows DDL further than we do, what it knows."""
         self._others: dict[str, KnownDdl] = {}
-        """By capture, what it knows that is not what we know."""
+        """For each capture that knows other DDL than we do, what it knows."""
         self._agreed: dict[str, int] = {}
-        """By capture, the ts after which it was found to know what we know."""
+        """For each capture, the ts after which it was found to know the same DDL as we do."""
         self._agreed_to: dict[str, int] = {}
-        """By capture, the ts up to which; of its present incarnation."""
+        """For each capture, the ts up to which it was, in its present incarnation."""
         self._interval = resolved_interval_s
         self.quiet_interval_s = quiet_interval_s
-        """Between two Resolved while no rows come; may be changed at any time. If it is less than
-        `resolved_interval_s`, that counts.
+        """Seconds between two Resolved while no rows arrive, but at least `resolved_interval_s`; may change
+        at any time.
         """
         self._synced = 0
         self._partitions_asked = 0
-        """The number of partitions that is wanted instead of the present one; 0: it stays."""
+        """The number of partitions that is wanted instead of the present one; 0: no other."""
         self._out = 0
-        """Up to where Resolved and DDL are out, by the journal of the sink."""
+        """The ts up to which Resolved and DDL were sent, by the journal of the sink."""
         self._repartitions = False
-        """Whether the change of that number is under way at the sink, or was made."""
+        """Whether the sink is changing the number of partitions, or has changed it."""
         self._outlet = Outlet.CLOSED
         self._persisting = False
         self._persist_now = False
         self._last_resolved = self._last_persist = float("-inf")
 
     def grant(self, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
-        """A capture is to begin an incarnation with these ranges, and no others: nothing older of it counts.
+        """Grant a capture exactly these ranges for a new incarnation; its older reports no longer count.
 
-        The sink is not open yet. What was durable of a range stays so.
+        The sink is closed until it is opened again. What was durable of a range stays durable.
         """
         before = self._ranges
         known = {one.id: before[one.id].checkpoint for one in ranges if one.id in before}
@@ -206,12 +164,12 @@ class Owner:
         self._said = {name: said for name, said in self._said.items() if name in held}
         self._others = {name: said for name, said in self._others.items() if name in held}
         self._agreed = {name: ts for name, ts in self._agreed.items() if name in held}
-        # It may have opened its catalogue anew: what the one before knew proves nothing.
+        # The new incarnation may have opened its catalogue again: what the old one knew proves nothing.
         self._agreed_to = {n: ts for n, ts in self._agreed_to.items() if n in held and n != capture}
         self._turn(OnOutlet.GRANTED)
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
-        """DDL in order; all of it up to `known` is known now."""
+        """Learn DDL, in order; all DDL up to `known` is known afterwards."""
         found = list(batches)
         self.barrier.learn(found, known)
         self._log.learn(found, known)
@@ -219,25 +177,25 @@ class Owner:
             self.receive_ddl(capture, said)
 
     def receive_ddl(self, capture: str, said: KnownDdl) -> None:
-        """What a capture knows of DDL: compared as soon as we know as much. Call it before `report`."""
+        """Compare what a capture knows of DDL with ours, once we know as much. Call it before `report`."""
         held = {one.capture for one in self._ranges.values()}
         if capture not in held:
-            return  # it prepares: nothing that it reports counts
+            return  # it only prepares: none of its reports count
         if self._log.has_forgotten(said):
             if self._said.get(capture) == said:
                 del self._said[capture]
             return
         if self._log.is_behind(said):
-            self._said.setdefault(capture, said)  # the first, since that is the next to be compared
+            self._said.setdefault(capture, said)  # the first one, because it is compared next
             return
         if self._said.get(capture) == said:
             del self._said[capture]
         if self._log.agrees(said):
-            # A message that is late may say what was true before they differed: that ends no disagreement.
+            # A late message may be from before they differed; it does not end a disagreement.
             if (other := self._others.get(capture)) is not None and said.upto < other.upto:
                 return
             self._others.pop(capture, None)
-            # Others may still speak of what came before: forget no more than the last of them has passed.
+            # Other captures may still report earlier DDL: forget only what all of them have passed.
             self._agreed[capture] = max(said.after, self._agreed.get(capture, 0))
             self._agreed_to[capture] = max(said.upto, self._agreed_to.get(capture, 0))
             self._log.forget(min(self._agreed.get(name, 0) for name in held))
@@ -246,39 +204,39 @@ class Owner:
 
     @property
     def disagreement(self) -> tuple[str, KnownDdl] | None:
-        """A capture that knows other DDL than we do, and where; None: there is none."""
+        """A capture that knows other DDL than we do, and what it knows; None: there is none."""
         return next(iter(self._others.items()), None)
 
     @property
     def lags(self) -> bool:
-        """Whether a capture knows DDL further than we do: read on before the next tick, which may act on what
-        it has reported.
+        """Whether a capture knows DDL further than we do. If so, the caller reads DDL before the next tick,
+        which may act on what that capture has reported.
         """
         return bool(self._said)
 
     @property
     def agreed_to(self) -> int:
-        """Up to where reports count while a capture knows DDL further than we do.
+        """The ts up to which reports count while a capture knows DDL further than we do.
 
-        A capture that lacks a DDL reports ranges without the tables that it adds. What it knows is compared
-        as a whole, once we know as much. Until then its reports prove nothing above the last agreement,
-        although we know the DDL there. Each report says what is known, so one that has said nothing has
-        reported nothing.
+        A capture that lacks a DDL reports its ranges without the tables that the DDL adds. Its DDL is
+        compared as a whole once we know as much. Until then its reports prove nothing above the last
+        agreement, although we know the DDL there. Each report contains the capture's DDL, so a capture
+        without known DDL has reported nothing.
         """
         return min((self._agreed_to.get(capture, 0) for capture in self._said), default=MAX)
 
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
-        """A capture delivers these ranges now."""
+        """Note that a capture delivers these ranges now."""
         for one in ranges:
             if (known := self._of(capture, incarnation, one)) is not None:
                 known.running = True
 
     def sink_open(self, resolved_journal: int, ddl_journal: int = 0) -> None:
-        """The owner's sink is up; what its journal holds as Resolved and as DDL is out already.
+        """The owner's sink is open; Resolved and DDL in its journal were sent already.
 
-        This incarnation delivers by the number of partitions that the sink has now, so that nothing holds it
-        where the number was to change. Not earlier: whether an interrupted change took effect is known
-        only now.
+        This incarnation delivers with the number of partitions that the sink has now, so ranges are no longer
+        held for a change of it. That is not known earlier: only the sink knows whether an interrupted change
+        took effect.
         """
         self.resolved_sent = max(self.resolved_sent, resolved_journal)
         self._out = max(self._out, resolved_journal, ddl_journal)
@@ -287,7 +245,9 @@ class Owner:
         self._turn(OnOutlet.OPENED)
 
     def ask_repartition(self, partitions: int) -> None:
-        """Another number of partitions is wanted; 0: the present one after all. Not once `repartitions`."""
+        """Ask for another number of partitions; 0: keep the present one, which is too late once
+        `repartitions`.
+        """
         assert partitions or not self._repartitions
         self._partitions_asked = partitions
         if not partitions:
@@ -295,16 +255,18 @@ class Owner:
 
     @property
     def repartitions(self) -> bool:
-        """Whether a change of the number of partitions is under way at the sink, or was made: it stands."""
+        """Whether the sink is changing the number of partitions or has changed it: there is no way back."""
         return self._repartitions
 
     def sink_lost(self) -> None:
-        """The sink failed: an operation under way may have happened or not; its journal will tell."""
+        """The sink has failed; its next journal says whether the operation under way has happened."""
         self._turn(OnOutlet.LOST)
         self._persisting = False
 
     def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
-        """How far ranges are. False, and no effect on those, under an old grant or another's."""
+        """Take the progress of ranges. Ranges under an old grant, or another capture's, do not count: then
+        False.
+        """
         counts = True
         for one in progress:
             known = self._of(capture, incarnation, GrantedRange(one.id, one.token))
@@ -323,11 +285,11 @@ class Owner:
 
     @property
     def is_running(self) -> bool:
-        """Whether all that is granted is delivered by somebody."""
+        """Whether all of the wanted key space is granted, and all granted ranges are being delivered."""
         return self.hole() is None and all(one.running for one in self._ranges.values())
 
     def hole(self) -> Span | None:
-        """What of the wanted part nobody has been granted, from its first gap on; None: there is no gap."""
+        """The wanted key space from the first key that is granted to no capture; None: all is granted."""
         return self._gap
 
     def _find_gap(self) -> Span | None:
@@ -342,7 +304,9 @@ class Owner:
 
     @property
     def durable(self) -> int:
-        """Up to where every wanted key is durable, by what was reported; 0 while something is not granted."""
+        """The ts up to which every wanted key is durable, by reports; 0 while a part is granted to no
+        capture.
+        """
         if self._gap is not None:
             return 0
         if self._least is None:
@@ -351,22 +315,22 @@ class Owner:
 
     @property
     def slowest(self) -> str:
-        """The capture whose range holds the checkpoint back; empty: nothing is granted."""
+        """The capture whose range has the least checkpoint; empty: nothing is granted."""
         found = min(self._ranges.values(), key=lambda one: one.checkpoint, default=None)
         return found.capture if found is not None else ""
 
     def progress(self) -> list[tuple[str, Span, bool, int, int]]:
-        """For people, by key: capture, range, whether it runs, checkpoint and resolved ts."""
+        """For people, in key order: capture, range, whether it runs, checkpoint and resolved ts."""
         found = sorted(self._ranges.items(), key=lambda one: one[0].start)
         return [(one.capture, span, one.running, one.checkpoint, one.resolved) for span, one in found]
 
     @property
     def resolved(self) -> int:
-        """Up to where every wanted key was received."""
+        """The ts up to which all rows of the wanted key space were received."""
         return 0 if self.hole() is not None else min(one.resolved for one in self._ranges.values())
 
     def tick(self, now: float) -> list[Effect]:
-        """What is to be done now; `now` in monotonic seconds."""
+        """The effects to perform now; `now` in monotonic seconds."""
         self._hold_for_repartition()
         self._advance()
         effects: list[Effect] = []
@@ -387,8 +351,8 @@ class Owner:
         return effects
 
     def due_in(self, now: float) -> float:
-        """Seconds until a tick has something to do though nothing has happened since the last one; infinite
-        when only an event can bring that.
+        """Seconds until a tick has effects if no event happens before; infinite if only an event can cause
+        one.
         """
         due = float("inf")
         sends = self._may_send
@@ -399,12 +363,12 @@ class Owner:
         return max(0.0, due - now)
 
     def synced(self, ts: int) -> None:
-        """Rows up to `ts` were delivered: a Resolved that covers them is wanted soon."""
+        """Note that rows up to `ts` were delivered: a Resolved that covers them is due soon."""
         self._synced = max(self._synced, ts)
 
     @property
     def _pause(self) -> float:
-        """Between two Resolved: each is a transaction at the sink, for every changefeed."""
+        """Seconds between two Resolved; each of them costs a transaction at the sink."""
         return self._interval if self._synced > self.resolved_sent else self._quiet_interval
 
     @property
@@ -413,7 +377,9 @@ class Owner:
 
     @property
     def _persist_pause(self) -> float:
-        """Between two writes of the checkpoint; without rows nothing is repeated from an earlier one."""
+        """Seconds between two writes of the checkpoint; without rows an older one makes nothing be sent
+        again.
+        """
         if self._persist_now:
             return 0.0
         return PERSIST_S if self._synced > self.persisted_ts else max(PERSIST_S, self._quiet_interval)
@@ -424,7 +390,7 @@ class Owner:
         return bool(target) and self.checkpoint >= target and self.resolved_sent >= target
 
     def _advance(self) -> None:
-        """Recompute the checkpoint; it never goes back."""
+        """Recompute the checkpoint; it never falls."""
         if not self._others:
             self.checkpoint = max(self.checkpoint, min(self.durable, self.agreed_to, self.barrier.cap))
 
@@ -439,10 +405,10 @@ class Owner:
         return ready and not self._others
 
     def _hold_for_repartition(self) -> None:
-        """Hold all ranges for a change of the number of partitions that is wanted.
+        """Hold all ranges at one ts if the number of partitions must change.
 
-        Only once what is known of DDL has passed all that was reported, and all that is out: after a loss of
-        the event store, or a takeover by another capture, a range may be further than DDL is known.
+        This waits until DDL is known beyond everything that was reported or sent: after a loss of the event
+        store, or a takeover by another capture, a range may be further than DDL is known.
         """
         known = max((one.checkpoint for one in self._ranges.values()), default=0)
         known = max(known, self._out, self.resolved_sent)
@@ -450,7 +416,7 @@ class Owner:
             self.barrier.switch()
 
     def _send(self, now: float) -> SendDdl | SendResolved | SendRepartition | None:
-        """The next thing for the sink, which takes one at a time."""
+        """The next operation for the sink, which takes one at a time."""
         if not self._may_send:
             return None
         batch, durable = self.barrier.next, min(self.durable, self.agreed_to)
@@ -467,7 +433,7 @@ class Owner:
         return None
 
     def ddl_done(self, finished_ts: int) -> DdlBatch:
-        """The DDL is durable downstream: the barrier is lifted."""
+        """The DDL is durable downstream: lift the barrier."""
         batch = self.barrier.lift(finished_ts)
         self._turn(OnOutlet.DONE)
         self._persist_now = True
@@ -480,8 +446,8 @@ class Owner:
         self.resolved_sent = max(self.resolved_sent, ts)
 
     def repartition_done(self, ts: int) -> None:
-        """The change is durable downstream. The incarnation sends no more, since it knows the old number: the
-        next one must begin.
+        """The change is durable downstream. This incarnation knows only the old number, so it sends nothing
+        more, and the next one must begin.
         """
         assert self._repartitions
         assert ts == self.barrier.switch_ts
@@ -489,18 +455,18 @@ class Owner:
 
     @property
     def repartition_ts(self) -> int:
-        """Where the ranges are held for a change of the number of partitions; 0: nowhere."""
+        """The ts at which ranges are held for a change of the number of partitions; 0: they are not held."""
         return self.barrier.switch_ts
 
     def load_done(self) -> None:
-        """The initial load is durable downstream, and that it is, is stored: the stream may go on."""
+        """The initial load is durable downstream, and that is stored: release the barrier."""
         self.barrier.held_at = 0
 
     def persisted(self, ts: int) -> None:
-        """The checkpoint `ts` is durable in the metadata store."""
+        """The checkpoint `ts` is stored."""
         self._persisting = False
         self.persisted_ts = max(self.persisted_ts, ts)
 
     def persist_failed(self) -> None:
-        """The write of the checkpoint did not happen; it is tried again."""
+        """The checkpoint could not be stored; it is tried again."""
         self._persisting = False

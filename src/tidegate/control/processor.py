@@ -1,19 +1,20 @@
-"""What one capture does for one feed: which spans it must deliver how far, and what of it it has done.
+"""One feed on one capture: which spans it must deliver up to which ts, and how far it has delivered them.
 
     Announce, Dispatch ----------+
     DDL batches -----------------+--> Processor --tick--> Sync | DispatchResponse | Checkpoint
-    what the pipeline reports ---+                 bound, spans: what the pipeline may do
+    reports of the pipeline -----+                 bound, spans: what the pipeline may do
     frontier, idle spans --------+
 
-The owner speaks of key ranges; which tables these hold, and since when the feed wants them, the processor
-knows by itself, from the same history of DDL.
+The owner grants key ranges. The processor knows which tables they have, and from which ts the feed wants
+each, because it follows the same history of DDL. `received` says which messages of owners count.
 
 Promises, whatever the order of events:
- - what is reported of a range is durable for every table that the feed wants of it at any ts up to there;
-   so it never lies above the bound in force: beyond that other tables may be wanted;
- - a table that a DDL at F adds is delivered from F on, once the bound lies above F;
+ - a reported checkpoint of a range is durable for every table that the feed wants of it at any ts up to
+ there;
+   so it is never above the bound in force, because other tables may be wanted beyond;
+ - a table that a DDL at F adds is delivered from F on, once the bound is above F;
  - reports of the pipeline under another token or incarnation change nothing;
- - what an earlier owner says, or said late, changes nothing.
+ - a message of an earlier owner, or a late one, changes nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -43,17 +42,18 @@ from tidegate.control.messages import (
     Wish,
 )
 from tidegate.control.metadata import GrantedRange
+from tidegate.control.received import RECEIVED, USED, Sender, Verdict, Word
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 from tidegate.tidb.keys import stripe_ids
 
 SYNC_S: Final = 5.0
-"""How often everything is said again, were a message lost."""
+"""Seconds between two Sync, which repeat everything, because a message may be lost."""
 
 
 class Goal(NamedTuple):
-    """What of a Dispatch makes something new to do; bound and checkpoint do not."""
+    """The parts of a Dispatch that start something new if they change; bound and checkpoint do not."""
 
     wish: Wish
     instance: str
@@ -62,60 +62,8 @@ class Goal(NamedTuple):
 
     @classmethod
     def of(cls, dispatch: Dispatch) -> Goal:
-        """Of two with the same goal the later asks for nothing that the earlier did not."""
+        """The goal of a Dispatch."""
         return cls(dispatch.wish, dispatch.header.instance, dispatch.incarnation, tuple(dispatch.ranges))
-
-
-class Sender(StrEnum):
-    """Who speaks, by owner revision."""
-
-    EARLIER = "an earlier owner than the last one"
-    SAME = "the owner that spoke last"
-    LATER = "a later owner"
-
-
-class Word(StrEnum):
-    """What an owner says."""
-
-    ANNOUNCE = "Announce"
-    NEW = "Dispatch"
-    OLD = "Dispatch that is not above the last one's sequence"
-    MISDIRECTED = "Dispatch to another epoch of this capture"
-
-
-class Verdict(StrEnum):
-    """What a processor does with it."""
-
-    DROP = "drop it"
-    SYNC = "send Sync"
-    MEET = "note the owner, send Sync"
-    REFUSE = "note the owner, send Sync, do nothing else"
-    TAKE = "note the owner, take it"
-
-
-RECEIVED: Final = MappingProxyType(
-    {
-        (Sender.EARLIER, Word.ANNOUNCE): Verdict.DROP,
-        (Sender.EARLIER, Word.NEW): Verdict.DROP,
-        (Sender.EARLIER, Word.OLD): Verdict.DROP,
-        (Sender.EARLIER, Word.MISDIRECTED): Verdict.DROP,
-        (Sender.SAME, Word.ANNOUNCE): Verdict.SYNC,
-        (Sender.SAME, Word.NEW): Verdict.TAKE,
-        (Sender.SAME, Word.OLD): Verdict.DROP,
-        (Sender.SAME, Word.MISDIRECTED): Verdict.DROP,
-        (Sender.LATER, Word.ANNOUNCE): Verdict.MEET,
-        (Sender.LATER, Word.NEW): Verdict.TAKE,
-        (Sender.LATER, Word.MISDIRECTED): Verdict.REFUSE,
-    }
-)
-"""Sequences count from owner to owner, so a later owner's is never old.
-
-A Dispatch to another epoch was meant for the process that ran here before. That one may have left a worker
-behind, which would prove itself by the same grant: so nothing of it begins here. From a later owner it is
-answered with Sync, whose epoch tells the owner that another process runs here now.
-"""
-USED: Final = frozenset({Verdict.SYNC, Verdict.MEET, Verdict.TAKE})
-"""The verdicts for which `receive` is true."""
 
 
 @dataclass(slots=True)
@@ -125,35 +73,35 @@ class _Progress:
 
 
 class Processor:
-    """One feed on one capture, from its first Announce on. Not thread-safe, no I/O."""
+    """One feed on one capture, from the first Announce on. Not thread-safe, no I/O."""
 
     def __init__(self, header: Header, version: str = "", cores: int = 1) -> None:
-        """`header`: of what it will send; owner and sequence are filled in."""
+        """`header`: for the messages it will send; owner and sequence are filled in."""
         self._header, self._version, self._cores = header, version, cores
         self._last_sequence = (0, 0)
-        """Owner revision and sequence of the last Dispatch that counted."""
+        """The owner revision and sequence of the last Dispatch that counted."""
         self._instance = header.instance
         self.dispatch: Dispatch | None = None
-        """What the owner wants; None: no owner has said anything yet."""
+        """What the owner wants; None: no Dispatch has come yet."""
         self.status = ProcessorStatus()
-        """What the next Checkpoint says for people."""
+        """The status for people in the next Checkpoint."""
         self.needs = MAX
-        """What the next Sync says of upstream's history (`Sync.needs`)."""
+        """The history of upstream that is needed, for the next Sync (`Sync.needs`)."""
         self.ready = True
-        """And of its application."""
+        """Whether the application is ready, for the next Sync."""
         self.received = 0
-        """And of the ranges that may come."""
+        """How far rows of the ranges that may come were received, for the next Sync."""
         self.coming: Sequence[Span] = ()
-        """And which these are."""
+        """The ranges that may come, for the next Sync."""
         self._latest = 0
-        """The greatest sequence of this owner's messages, those that did not count included."""
+        """The greatest sequence of this owner's messages, including those that did not count."""
         self.loads: Mapping[str, int] = {}
-        """And of the load of its spans."""
+        """The load of its spans, for the next Sync."""
         self._spans: dict[str, _Progress] | None = None
         self._open_for: tuple[str, int, tuple[GrantedRange, ...]] | None = None
-        """Instance, incarnation and ranges of the Dispatch for which that holds."""
+        """Instance, incarnation and ranges of the Dispatch for which the spans were opened."""
         self._reported: dict[str, int] = {}
-        """What this incarnation said about spans, also about those that a DDL yet to come will add."""
+        """The reports of this incarnation, also about spans that a DDL will add later."""
         self._waiting: deque[DdlBatch] = deque()
         self._known = 0
         """Every DDL finished at or before it is known."""
@@ -165,17 +113,17 @@ class Processor:
         self._status_sent = ProcessorStatus()
         self._over: list[str] = []
         self._outlived: dict[str, int] = {}
-        """Records that can go once the stored checkpoint has reached a ts."""
+        """Records of progress that can be deleted once the stored checkpoint has reached a ts."""
         self._response: DispatchResponse | None = None
-        """What is still to be said."""
+        """The response to send at the next tick."""
         self._answered: DispatchResponse | None = None
-        """What was said last, of the Dispatch that holds."""
+        """The last response to the present Dispatch."""
         self._sync_at = float("-inf")
 
-    # --- what the owner says --------------------------------------------------------------------------
+    # --- messages of the owner ------------------------------------------------------------------------
 
     def receive(self, message: FromOwner) -> bool:
-        """False, and no effect, when it is not for us, or a later owner or Dispatch has come before."""
+        """Take a message. False, without effect, if it is not for us, or older than what has come before."""
         header = message.header
         mine = self._header
         if (header.cluster, header.changefeed, header.capture) != (
@@ -216,7 +164,7 @@ class Processor:
         return Word.NEW if header.capture_epoch == self._header.capture_epoch else Word.MISDIRECTED
 
     def _take_up(self, dispatch: Dispatch) -> None:
-        """It holds from now on. What was answered to one with the same goal is answered again."""
+        """Follow a Dispatch from now on. If the last one had the same goal, repeat its response."""
         before, self.dispatch = self.dispatch, dispatch
         if before is None or Goal.of(before) != Goal.of(dispatch):
             self._reported.clear()
@@ -225,42 +173,42 @@ class Processor:
         elif self._answered is not None and (
             self._answered.error is not None or dispatch.wish is not Wish.RUN
         ):
-            # It may have been lost; that a range runs, each Sync says.
+            # The response may have been lost. (Each Sync says whether a range runs.)
             self._response = replace(self._answered, answers=dispatch.header.sequence)
 
     # --- what is wanted -------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
-        """Whether the spans there are at the checkpoint are known."""
+        """Whether the spans at the checkpoint are known."""
         return self._spans is not None
 
     @property
     def instance(self) -> str:
-        """Of the feed, by what its owner has said last."""
+        """The instance of the feed in the last message of its owner."""
         return self._instance
 
     @property
     def sequence(self) -> int:
-        """Of the last message sent."""
+        """The sequence of the last message sent."""
         return self._header.sequence
 
     @property
     def is_running(self) -> bool:
-        """Whether an incarnation delivers."""
+        """Whether an incarnation delivers now."""
         return self._running > 0
 
     def sync_soon(self) -> None:
-        """Say everything at the next tick."""
+        """Send a Sync at the next tick."""
         self._sync_at = float("-inf")
 
     def raise_to(self, checkpoint: int) -> None:
-        """All that is wanted is durable up to the stored checkpoint, whoever has delivered it."""
+        """Raise all spans to the stored checkpoint: they are durable up to it, by whichever capture."""
         for progress in (self._spans or {}).values():
             progress.checkpoint = max(checkpoint, progress.checkpoint)
 
     def confirm(self) -> None:
-        """What is open is what the Dispatch that holds now needs: what is known of it may be told."""
+        """The open spans belong to the present Dispatch: from now on they may be reported under it."""
         assert self.dispatch is not None
         self._open_for = self._wanted_of(self.dispatch)
 
@@ -276,7 +224,7 @@ class Processor:
     def open(
         self, checkpoint: int, initial: Iterable[SpanTask], batches: Iterable[DdlBatch], known: int
     ) -> None:
-        """The spans that are wanted at a checkpoint, and the DDL above it as far as it is known."""
+        """Begin with the spans that are wanted at a checkpoint, and with the known DDL above it."""
         self._spans = {
             task.id: _Progress(task, max(checkpoint, task.start_ts)) for task in initial if self.holds(task)
         }
@@ -289,7 +237,7 @@ class Processor:
         self.confirm()
 
     def close(self) -> None:
-        """Nothing is held any more."""
+        """Forget all spans and DDL."""
         self._spans = self._open_for = None
         self._running = 0
         self._outlived.clear()
@@ -297,11 +245,11 @@ class Processor:
         self._known = self._resolved = 0
 
     def holds(self, task: SpanTask) -> bool:
-        """Whether a span lies in what was granted."""
+        """Whether a span is in a granted range."""
         return any(one.id.intersect(task.span) is not None for one in self._ranges)
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
-        """DDL in order; all of it up to `known` is known now."""
+        """Learn DDL, in order; all DDL up to `known` is known afterwards."""
         found = list(batches)
         self._waiting.extend(found)
         self._log.learn(found, known)
@@ -309,7 +257,7 @@ class Processor:
 
     @property
     def waiting(self) -> int:
-        """How many DDL batches wait."""
+        """The number of DDL batches that wait."""
         return len(self._waiting)
 
     @property
@@ -319,18 +267,18 @@ class Processor:
 
     @property
     def bound(self) -> int:
-        """How far spans may be delivered."""
+        """The ts up to which spans may be delivered."""
         return min(self.dispatch.bound, self._known) if self.dispatch is not None else 0
 
     @property
     def reach(self) -> int:
-        """How far spans may be delivered by who is told of `spans`: not beyond a DDL that is to be `passed`,
-        since other tables may be wanted of them from there on.
+        """The ts up to which the present `spans` may be delivered: not beyond a DDL that is not `passed` yet,
+        because other tables of them may be wanted from there on.
         """
         return min(self.bound, self._waiting[0].finished_ts) if self._waiting else self.bound
 
     def passed(self) -> list[DdlBatch]:
-        """The DDL that the bound has left behind since the last call: spans have come and gone."""
+        """Add and remove spans for each DDL that the bound has passed since the last call; returns these."""
         found = []
         while self._spans is not None and self._waiting and self._waiting[0].finished_ts < self.bound:
             batch = self._waiting.popleft()
@@ -338,7 +286,7 @@ class Processor:
                 self._spans.pop(name, None)
             for task in filter(self.holds, batch.added):
                 held = self._spans.get(task.id)
-                if held is not None:  # a stripe: other tables of it are wanted from now on
+                if held is not None:  # a stripe, of which other tables are wanted from now on
                     held.task = task
                     continue
                 start = max(task.start_ts, self._reported.get(task.id, 0))
@@ -347,17 +295,17 @@ class Processor:
         return found
 
     def start_of(self, span: str) -> int | None:
-        """From where a span is wanted by a DDL that is still waiting; None: by none."""
+        """The ts from which a waiting DDL wants a span; None: no waiting DDL does."""
         return next((t.start_ts for batch in self._waiting for t in batch.added if t.id == span), None)
 
     @property
     def span_ids(self) -> Set[str]:
-        """The names of those; a view."""
+        """The ids of `spans`, as a view."""
         return (self._spans or {}).keys()
 
     @property
     def spans(self) -> dict[str, SpanTask]:
-        """The spans that are to be delivered now, each with the ts it is durable to as `start_ts`."""
+        """The spans to deliver now; the `start_ts` of each is the ts up to which it is durable."""
         return {
             name: SpanTask(name, p.task.span, p.task.physical_id, p.checkpoint, p.task.wanted)
             for name, p in (self._spans or {}).items()
@@ -368,9 +316,9 @@ class Processor:
     def started(
         self, incarnation: int, spans: Mapping[str, int], outlived: Mapping[str, int] | None = None
     ) -> bool:
-        """The pipeline has fenced those before it, and begins where the sink's own progress says.
+        """The pipeline has fenced earlier ones, and begins at the progress that the sink has stored.
 
-        `outlived`: records of earlier rules or spans, each with the ts up to which it matters.
+        `outlived`: records of progress of earlier rules or spans, each with the ts up to which it is needed.
         """
         if not self._is_current(incarnation):
             return False
@@ -382,7 +330,7 @@ class Processor:
         return True
 
     def report(self, token: tuple[int, int], incarnation: int, spans: Mapping[str, int]) -> bool:
-        """Spans are durable downstream up to a ts. False, and no effect, under an old grant."""
+        """Spans are durable downstream up to a ts. False, without effect, under an old grant."""
         if not self._is_current(incarnation) or not any(one.token == token for one in self._ranges):
             return False
         self._take(spans)
@@ -399,7 +347,7 @@ class Processor:
                 self._spans[name].checkpoint = max(ts, self._spans[name].checkpoint)
 
     def idle_ranges(self, frontier: Mapping[str, int]) -> list[tuple[str, int, int]]:
-        """(span, after, upto) of spans that need no pipeline to advance, if no row lies in the range."""
+        """(span, after, upto) of spans that advance without the pipeline if no row is in (after, upto]."""
         found = []
         bound = self.bound
         for name, progress in (self._spans or {}).items():
@@ -409,13 +357,15 @@ class Processor:
         return found
 
     def idle(self, name: str, after: int, upto: int) -> None:
-        """No row of the span lies in (after, upto]."""
+        """Advance a span that has no row in (after, upto]."""
         progress = (self._spans or {}).get(name)
         if progress is not None and after <= progress.checkpoint:
             progress.checkpoint = max(upto, progress.checkpoint)
 
     def resolve(self, frontier: Mapping[str, int], lacking: Container[str] = ()) -> None:
-        """What has been received. `lacking`: spans that do not begin early enough yet."""
+        """Raise the resolved ts to what was received. `lacking`: spans whose rows do not begin early enough
+        yet.
+        """
         if self._spans is not None:
             reached = (
                 one.checkpoint if name in lacking else frontier.get(name, 0)
@@ -425,54 +375,54 @@ class Processor:
             self._resolved = max(self._resolved, min(found, self._known))
 
     def wanted(self, span: str) -> tuple[Span, int]:
-        """A span, and which of its tables are wanted (`SpanTask.wanted`)."""
+        """A span, and which of its tables are wanted (as in `SpanTask.wanted`)."""
         assert self._spans is not None
         task = self._spans[span].task
         return task.span, task.wanted
 
     @property
     def stripes(self) -> dict[str, tuple[int, int]]:
-        """Of each span of several tables its first id, and which are wanted (`SpanTask.wanted`)."""
+        """For each span of several tables its first id, and which tables are wanted (`SpanTask.wanted`)."""
         tasks = (one.task for one in (self._spans or {}).values() if one.task.wanted)
         return {task.id: (stripe_ids(task.span).start, task.wanted) for task in tasks}
 
     def durable(self, span: str) -> int:
-        """How far a span is durable."""
+        """The ts up to which a span is durable."""
         assert self._spans is not None
         return self._spans[span].checkpoint
 
     def slowest(self) -> SpanTask | None:
-        """The span that holds the checkpoint back, if there is any span."""
+        """The span with the least checkpoint; None: there are no spans."""
         if not self._spans:
             return None
         return min(self._spans.values(), key=lambda p: p.checkpoint).task
 
     def checkpoint_of(self, granted: Span) -> int:
-        """Up to where all that is wanted of a range is durable; never above the bound, nor above a DDL whose
-        spans are not among ours yet (`passed`).
+        """The ts up to which all wanted tables of a range are durable; never above the bound, nor above a DDL
+        whose spans we do not have yet (`passed`).
         """
         bound = self.reach
         held = (p for p in (self._spans or {}).values() if granted.intersect(p.task.span) is not None)
         return min(bound, min((p.checkpoint for p in held), default=bound))
 
     def over(self, records: Iterable[str]) -> None:
-        """Records of progress that nobody needs any more: the owner deletes them."""
+        """Report records of progress that are no longer needed: the owner deletes them."""
         self._over += records
 
     def given_up(self) -> None:
-        """Nothing of the feed is delivered here any more, whatever was dispatched before."""
+        """Nothing of the feed is delivered here any more, whatever was dispatched; report that."""
         self._running = 0
         self._answer()
 
     def failed(self, error: Failed) -> None:
-        """The dispatched incarnation is over."""
+        """The dispatched incarnation has failed; report why."""
         self._running = 0
         self._answer(error)
 
-    # --- what the owner is told -----------------------------------------------------------------------
+    # --- messages to the owner ------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[FromProcessor]:
-        """What is to be sent now; `now` in monotonic seconds."""
+        """The messages to send now; `now` in monotonic seconds."""
         if not self._last_sequence[0]:
             return []
         found: list[FromProcessor] = []
@@ -488,9 +438,11 @@ class Processor:
         return [replace(message, header=self._next()) for message in found]
 
     def _end_outlived(self) -> None:
-        """The checkpoint in the Dispatch is the stored one: no later incarnation begins below it.
+        """Report records of progress below the stored checkpoint, which is in the Dispatch, as no longer
+        needed.
 
-        While another incarnation is about to begin nothing is ended: it may write these very records.
+        No later incarnation begins below that checkpoint. While another incarnation is about to begin,
+        nothing is reported: it may write the same records.
         """
         if self.dispatch is None or self._running != self.dispatch.incarnation:
             return
@@ -519,7 +471,7 @@ class Processor:
 
     @property
     def _ddl(self) -> KnownDdl:
-        """Above the stored checkpoint: nobody goes back below it."""
+        """The known DDL above the stored checkpoint, below which no incarnation begins."""
         if not self._is_confirmed or self.dispatch is None:
             return NOTHING
         self._log.forget(self.dispatch.checkpoint)

@@ -22,6 +22,8 @@ from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import DamagedSegment
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
 
 DAMAGE: Final = "damage"
 
@@ -33,6 +35,20 @@ class Report:
     span_id: str
     file: str
     lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Batches of a segment that cannot be read, and the commits to be pulled again: (after, upto].
+
+    Without `batches` it is the directory that is damaged: nothing is to be pulled.
+    """
+
+    span: Span
+    file: str
+    batches: frozenset[int]
+    after: Timestamp
+    upto: Timestamp
 
 
 def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:

@@ -1,19 +1,20 @@
-"""The changes of one span: what waits in memory, its segments and runs, and its manifest.
+"""The changes of one span: rows that wait in memory (`waiting`), segments and runs, and the manifest.
 
-`store` is the whole of which this is a part: memory and disk budgets, the floors, the lock on the folder.
+`store` has what all spans share: the budgets for memory and disk, the floors, the lock on the folder.
+`recovery` decides what to keep after a restart, `merging` which segments become one.
 
-Threads: `append` may be called while another thread seals; whatever changes the manifest waits for each
-other. The caller appends every row <= R before it seals R.
+Threads: `append` may run while another thread seals; calls that change the manifest exclude each other. The
+caller appends every row <= R before it seals R.
 
-No room on the disk (DiskFull) leaves everything as it was: rows stay in memory, files that no manifest names
-any more are removed with the next manifest that can be written.
+If the disk is full (DiskFull) nothing changes: rows stay in memory, and files that no manifest names any more
+are removed with the next manifest that can be written.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,8 +24,9 @@ from crc32c import crc32c
 
 from tidegate.config.values import TABLE_MODE
 from tidegate.disk import DiskFull, writing
-from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import damage, directory_kernels, kernels, reader, segment
+from tidegate.errors import Fatal
+from tidegate.eventstore import damage, directory_kernels, kernels, reader, recovery, segment
+from tidegate.eventstore.damage import Damage
 from tidegate.eventstore.manifest import (
     MANIFEST,
     Manifest,
@@ -32,29 +34,20 @@ from tidegate.eventstore.manifest import (
     RegionRange,
     highest,
     joined,
-    load_manifest,
     span_folder,
 )
-from tidegate.eventstore.records import Torn
+from tidegate.eventstore.merging import mergeable
 from tidegate.eventstore.segment import DamagedSegment, Durability, Segment, SegmentInfo
+from tidegate.eventstore.waiting import Block, Waiting
 from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 
-MERGE_COUNT: Final = 16
-"""So many small neighbours are merged into one segment."""
-
-MERGE_BELOW: Final = 4 << 20
-"""Segments of at least so many bytes are never merged: a merge holds up one seal by well under 0.1 s."""
-
 FOLLOW_MS: Final = 60_000
-"""So far, of upstream's time, and up to twice as far, the floor of an idle span's manifest may be behind."""
-
-_FIXED_BYTES: Final = 29
-"""What a row takes beside its keys and values: two timestamps, the operation, three offsets."""
+"""Milliseconds of upstream's time by which the manifest of an idle span may be behind; at most twice that."""
 
 
-class Whole(Protocol):
+class Whole(recovery.Publisher, Protocol):
     """What a span needs of its store: `store.EventStore`."""
 
     folder: Path
@@ -62,106 +55,64 @@ class Whole(Protocol):
     kv_mode: str
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Count bytes that came (or went)."""
+        """Count bytes that were added or (if negative) removed."""
         ...
 
     def relieve(self) -> None:
-        """Keep to the memory budget."""
+        """Write runs until memory is within its budget."""
         ...
 
     def scratch(self) -> kernels.Scratch:
         """The calling thread's memory for one block."""
         ...
 
-    def published(self, span_id: str) -> tuple[Timestamp, int]:
-        """What readers were told, and of which version of the manifest."""
-        ...
-
     def moved(self, span: SpanStore) -> None:
-        """Readers are to be told of its claim."""
-        ...
-
-    def pulled_again(self, notice: Retryable) -> None:
-        """Files of a span do not add up: it begins again from what is left of it."""
+        """Publish the span's claim to readers."""
         ...
 
     def withdraw(self, span_id: str) -> None:
-        """Readers are to forget it."""
+        """Withdraw what was published of a span."""
         ...
 
     def forget(self, span: SpanStore) -> None:
-        """It was closed."""
+        """Forget a span that was closed."""
         ...
 
     def admit(self) -> None:
-        """Raises DiskFull while no segment may be written."""
+        """Raise DiskFull while no segment may be written."""
         ...
 
     def filled(self, error: DiskFull) -> None:
-        """A write found no room."""
+        """Note that a write found the disk full."""
         ...
 
     def small(self, write: Callable[[], None]) -> None:
-        """Write a small file by which others go."""
+        """Perform a small write after which other files can be removed; allowed on a full disk."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Batches of a segment that cannot be read, and the commits to be pulled again: (after, upto].
-
-    Without `batches` it is the directory that is damaged: nothing is to be pulled.
-    """
-
-    span: Span
-    file: str
-    batches: frozenset[int]
-    after: Timestamp
-    upto: Timestamp
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A block that holds rows above the resolved ts, some of which may already be sealed."""
-
-    batch: pa.RecordBatch
-    line: kernels.I64
-    min_ts: Timestamp
-    max_ts: Timestamp
-    rows: int
-    bytes: int
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch) -> _Pending:
-        """A block just arrived."""
-        low, high = kernels.commit_range(batch)
-        size = segment.data_bytes(batch) + _FIXED_BYTES * batch.num_rows
-        return cls(batch, kernels.describe(batch), low, high, batch.num_rows, size)
 
 
 class SpanStore:
     """The changes of one span. Made by `EventStore.open_span`."""
 
     def __init__(self, store: Whole, span: Span) -> None:
-        """Open or create the span's folder; finish what a crash left.
+        """Open or create the folder of the span, and clean up after a crash.
 
-        What the files do not prove is not resolved, and so pulled again.
+        Rows that the files do not prove count as not resolved, and are pulled again.
         """
         self.span, self.id = span, span_id(span, store.kv_mode)
         self._store, self._folder = store, span_folder(store.folder, span, store.kv_mode)
         self._durable: Durability = store.durable
-        self._pending: list[_Pending] = []
-        self._pending_lock = threading.Lock()  # guards _pending; held briefly
-        self._seal_lock = threading.Lock()  # guards manifest and files; held while writing
+        self._waiting = Waiting()
+        self._seal_lock = threading.Lock()  # guards the manifest and files; held while they are written
         self._dirty = False  # the manifest on disk lacks something
-        self._old: list[SegmentInfo] = []  # to be removed once a manifest without them is on disk
+        self._old: list[SegmentInfo] = []  # removed once a manifest without them is on disk
         self._closed = False
-        self._unmerged: set[str] = set()  # segments that could not be read when they were to be merged
+        self._unmerged: set[str] = set()  # segments that no merge could read
         self.rows_sealed = 0
         self.disk_bytes = 0
-        """Of the segments and runs that count."""
+        """Bytes of the segments and runs that the manifest names."""
         self._file = ManifestFile(self._folder, self._durable)
-        # Spread over the spans, or all that were idle since the same tick would write in the same tick.
+        # Spread over the spans: otherwise all spans that became idle together would write at the same time.
         self._follow_ms = FOLLOW_MS + crc32c(self.id.encode()) % FOLLOW_MS
         self._manifest, self._claim = self._recover()
         self._recorded = self._manifest.resolved
@@ -169,15 +120,15 @@ class SpanStore:
         store.moved(self)
 
     def _recover(self) -> tuple[Manifest, tuple[Timestamp, int]]:
-        """The manifest to go on from, as a new base, and what may be published of it."""
+        """Write the manifest to start with, as a new base; returns it with the first claim."""
         with writing(self._folder, keep=True):
             self._folder.mkdir(parents=True, exist_ok=True)
-        manifest = self._proven()
+        manifest = recovery.proven(self._store, self._folder, self.span, self.id)
         if self._store.published(self.id)[0] > manifest.resolved:
-            # Readers must not take for complete what is pulled again.
+            # Otherwise readers would take the range that is pulled again for complete.
             self._store.withdraw(self.id)
-        # Rows of a run that its range pulls again, below what other ranges have reached, come twice:
-        # readers take each change once.
+        # A run may have rows that its range pulls again, below the resolved ts of other ranges. They come
+        # twice then; readers take each change once.
         last = max(r.resolved for r in manifest.ranges)
         clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
         manifest = replace(manifest, segments=tuple(clipped))
@@ -188,52 +139,6 @@ class SpanStore:
                 path.unlink()
         return manifest, (manifest.resolved, version)
 
-    def _proven(self) -> Manifest:
-        """What the files on disk prove to be there; what they do not is said, and pulled again."""
-        empty = Manifest(self.span, (RegionRange(self.span.start, self.span.end, 0),))
-        try:
-            manifest = load_manifest(self._folder)
-        except FileNotFoundError:
-            if self._store.published(self.id)[0]:
-                self._say_again("its manifest is not there", 0)
-            return empty
-        except Torn as error:
-            self._say_again(f"its manifest is torn: {error.why}", 0)
-            return empty
-        if manifest.span != self.span:
-            self._say_again(f"its manifest is that of {manifest.span}", 0)
-            return empty
-        published, version = self._store.published(self.id)
-        reach = manifest.resolved
-        if version == manifest.version:
-            reach = max(reach, published)
-        if reach < published:
-            self._say_again("its manifest is older than what was published of it", reach)
-        manifest = manifest.with_resolved(reach)
-        bad = [s for s in manifest.segments if not self._is_whole(s)]
-        if bad:
-            reach = min(reach, *(s.min_ts - 1 for s in bad))
-            self._say_again(f"{len(bad)} segments are missing or cut off, the first is {bad[0].file}", reach)
-            manifest = manifest.cut_back(reach)
-        return manifest
-
-    def _is_whole(self, info: SegmentInfo) -> bool:
-        """By its size; whether its bytes are those that were written is seen when they are read."""
-        try:
-            return (self._folder / info.file).stat().st_size == info.bytes
-        except FileNotFoundError:
-            return False
-
-    def _say_again(self, why: str, reach: Timestamp) -> None:
-        self._store.pulled_again(
-            Retryable(
-                "Files of the event store do not add up: a span is pulled again.",
-                where=f"{self._folder}, span {self.id}, complete to ts {reach}",
-                why=f"{why}; the machine may have lost power",
-                fix="nothing to do: it is pulled from TiKV again from where it is needed",
-            )
-        )
-
     @property
     def resolved(self) -> Timestamp:
         """Every commit <= this is in the span's segments (0: nothing is known)."""
@@ -241,44 +146,44 @@ class SpanStore:
 
     @property
     def claim(self) -> tuple[Timestamp, int]:
-        """What may be published: the resolved ts, and the version of the manifest on disk it speaks of.
+        """What may be published: the resolved ts, and the version of the manifest on disk that it belongs to.
 
-        One tuple, replaced as one: `publish` runs in another thread than what changes it.
+        It is one tuple, because `publish` reads it in another thread than the one that replaces it.
         """
         return self._claim
 
     @property
     def complete_from(self) -> Timestamp:
-        """Rows with commit_ts <= this may be missing: never pulled, or dropped."""
+        """Rows with commit_ts <= this may be missing, because they were never pulled or were dropped."""
         return self._manifest.dropped_to
 
     @property
     def manifest(self) -> Manifest:
-        """What is sealed, for status."""
+        """The manifest with the present resolved ts, for status."""
         return self._manifest.with_resolved(self.resolved)
 
     @property
     def ranges(self) -> tuple[tuple[Span, Timestamp], ...]:
-        """How far each part of the span is on disk, in key order; the least is `resolved`."""
+        """The resolved ts of each part of the span on disk, in key order; the least of them is `resolved`."""
         ranges = self._manifest.with_resolved(self.resolved).ranges
         return tuple((Span(r.start, r.end), r.resolved) for r in ranges)
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the blocks that wait in memory."""
-        with self._pending_lock:
-            return sum(p.bytes for p in self._pending)
+        return self._waiting.bytes
 
     def begin(self, start_ts: Timestamp) -> None:
-        """Make the span ready for a reader at `start_ts`: complete from there on once it is resolved.
+        """Make the span ready for a reader that starts at `start_ts`.
 
-        Nothing happens when the store covers `start_ts`. A start beyond the resolved ts leaves a hole, so
-        what lies before is dropped, and ranges that are further stay so; a start below what the store still
-        has drops everything and starts over.
+        Nothing happens if the store covers `start_ts`. A start beyond the resolved ts leaves a gap: rows
+        before it are dropped, and ranges that are further keep their resolved ts. A start below what the
+        store still has drops everything and begins again.
         """
         if self.complete_from <= start_ts <= self.resolved:
             return
-        # First, or who publishes for the other spans would tell of it once more.
+        # Before the withdrawal: otherwise the thread that publishes other spans would publish the old claim
+        # again.
         self._claim = (0, self._claim[1])
         self._store.withdraw(self.id)
         with self._seal_lock:
@@ -295,13 +200,13 @@ class SpanStore:
         self._store.moved(self)
 
     def append(self, block: pa.RecordBatch) -> None:
-        """Hold a block of ENTRY_SCHEMA in any order. Its rows must lie above the resolved ts.
+        """Hold a block of ENTRY_SCHEMA in any order. Its rows must be above the resolved ts.
 
-        Beyond the store's memory budget this call writes a run and so takes as long as the disk.
+        If memory is over the store's budget, this call writes a run and waits for the disk.
         """
         if block.num_rows == 0 or self._closed:
             return
-        held = _Pending.of(block)
+        held = Block.of(block)
         if held.min_ts <= self.resolved:
             raise Fatal(
                 "a change arrived at or below the resolved ts of its span",
@@ -309,17 +214,16 @@ class SpanStore:
                 why="the matcher let a late row through; readers may have passed it",
                 fix="restart the capture; it pulls from the resolved ts again. Please report this",
             )
-        with self._pending_lock:
-            self._pending.append(held)
+        self._waiting.add(held)
         self._store.charge(memory=held.bytes)
         self._store.relieve()
 
     def seal(self, resolved: Timestamp) -> None:
-        """Make every change up to `resolved` durable and let `resolved` say so. Never goes back.
+        """Make every change up to `resolved` durable, then raise the span's resolved ts. It never falls.
 
-        Without rows in the range this costs a number in memory, which the next `publish` puts on the page of
-        floors; once the manifest's own floor is `FOLLOW_MS` behind or a little more it says the new one too.
-        Raises DiskFull; then nothing is promised and nothing lost.
+        Without rows in the range only a number in memory changes, which the next `publish` writes to the page
+        of floors; the manifest is written once its own floor is `FOLLOW_MS` or a little more behind. Raises
+        DiskFull; then the resolved ts stays, and no row is lost.
         """
         if resolved <= self.resolved:
             return
@@ -336,18 +240,17 @@ class SpanStore:
         self._store.moved(self)
 
     def spill(self) -> None:
-        """Write all that waits in memory as a run beyond the resolved ts."""
+        """Write all rows that wait in memory as a run beyond the resolved ts."""
         with self._seal_lock:
             if not self._closed:
                 self._write_waiting(timestamp.MAX)
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
-        """Let the manifest say how far each part of the span is: a restart pulls only what is missing, and
-        who wants nothing of a part that is behind need not wait for it (`store_view.reach_of`).
+        """Store the resolved ts of each part of the span, so that a restart pulls only what is missing.
 
-        `ranges` tile the span in key order; every row up to their ts was appended before this call. What
-        waits in memory becomes a run. A part never goes back: what was said of its rows stays true, though
-        they be pulled again because regions were merged.
+        A reader of other parts then need not wait for one that is behind (`store_view.reach_of`). `ranges`
+        cover the span in key order; the caller has appended every row up to their ts. Rows in memory become a
+        run. The ts of a part never falls, even if its rows are pulled again because regions were merged.
         """
         with self._seal_lock:
             if self._closed:
@@ -362,14 +265,14 @@ class SpanStore:
                 self._replace_manifest(fresh, old)
 
     def shed(self) -> None:
-        """Forget what lies beyond the resolved ts, in memory and on disk; the caller will append it again."""
+        """Forget all rows beyond the resolved ts, in memory and on disk; the caller appends them again."""
         with self._seal_lock:
             self._clear()
             ahead = [s for s in self._manifest.segments if s.min_ts > self.resolved]
             self._let_go(self._manifest.cut_back(self.resolved), ahead)
 
     def drop_below(self, ts: Timestamp) -> None:
-        """Remove the segments that hold nothing above `ts`. `ts` above the resolved ts counts as that."""
+        """Remove the segments without rows above `ts`, or above the resolved ts if that is lower."""
         limit = min(ts, self.resolved)
         with self._seal_lock:
             old = [s for s in self._manifest.segments if s.last_ts <= limit]
@@ -382,10 +285,10 @@ class SpanStore:
     def prepend(self, pulled: SpanStore, after: Timestamp, upto: Timestamp) -> bool:
         """Take over the segments of another store of the same span, which has all commits in (after, upto].
 
-        False, and no effect, unless this one is complete from `upto` on: more was let go meanwhile, or it was
-        begun from elsewhere. Nothing more is appended to the other one, and its folder lies on the same disk.
-        Only the names of files change, so what is appended meanwhile hardly waits. After DiskFull the files
-        are the other one's again.
+        Returns False and does nothing unless this store is complete exactly from `upto` on: meanwhile it may
+        have dropped more rows, or begun at another ts. The caller appends nothing more to the other store;
+        its folder is on the same disk. Files are only renamed, so appends hardly wait. After DiskFull the
+        files belong to the other store again.
         """
         taken = [info for info in pulled._manifest.segments if info.overlaps(after, upto)]
         with self._seal_lock:
@@ -412,7 +315,7 @@ class SpanStore:
             return True
 
     def close(self) -> None:
-        """Forget what waits in memory; later calls of this object do nothing. `open_span` opens anew."""
+        """Forget the rows in memory; later calls do nothing. `open_span` opens the span again."""
         with self._seal_lock:
             self._closed = True
             self._clear()
@@ -421,13 +324,13 @@ class SpanStore:
     # --- damaged files -------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
-        """Write the manifest once more: what is on disk is not what was written. Raises DiskFull."""
+        """Write the manifest again, because the file on disk is damaged. Raises DiskFull."""
         with self._seal_lock:
             if not self._closed:
                 self._replace_manifest(self._manifest, (), whole=True)
 
     def assess(self, file: str) -> Damage | None:
-        """What is wrong with a segment; None when nothing is, or the manifest does not name it any more."""
+        """The damage of a segment; None if it has none, or the manifest no longer names it."""
         with self._seal_lock:
             info = self._info(file)
             if info is None:
@@ -445,9 +348,9 @@ class SpanStore:
         return Damage(self.span, file, frozenset(bad), low - 1, high)
 
     def mend(self, damage: Damage, pulled: Sequence[Segment]) -> int:
-        """Put a segment in the place of a damaged one: its good batches and what was pulled; rows it lacks.
+        """Replace a damaged segment by its good batches and the pulled ones; returns how many rows it lacks.
 
-        Not 0: TiKV no longer has all that was there, and nothing was changed.
+        If it lacks rows, because TiKV no longer has all of them, nothing is changed.
         """
         with self._seal_lock:
             info = self._info(damage.file)
@@ -479,18 +382,12 @@ class SpanStore:
     # --- within the seal lock ------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        with self._pending_lock:
-            freed = sum(p.bytes for p in self._pending)
-            self._pending.clear()
-        self._store.charge(memory=-freed)
+        self._store.charge(memory=-self._waiting.clear())
 
     def _write_waiting(self, upto: Timestamp) -> None:
-        """Write the waiting rows <= upto as one segment; they leave memory."""
+        """Write the waiting rows <= upto as one segment, and release their memory."""
         after = self.resolved
-        if not self._pending:  # what is appended meanwhile lies above `upto`, or waits for the next call
-            return
-        with self._pending_lock:
-            chosen = [p for p in self._pending if p.min_ts <= upto]
+        chosen = self._waiting.upto(upto)
         if not chosen:
             return
         table = kernels.table_of([p.line for p in chosen])
@@ -503,21 +400,7 @@ class SpanStore:
             self._dirty = True
             self._measure()
             self.rows_sealed += len(refs)
-        self._forget_taken(chosen, taken, upto)
-
-    def _forget_taken(self, chosen: list[_Pending], taken: kernels.I64, upto: Timestamp) -> None:
-        """Drop blocks without rows above `upto`; rewrite those that are mostly taken."""
-        gone, fresh, freed = set(), [], 0
-        for held, count in zip(chosen, taken.tolist(), strict=True):
-            held.rows -= count
-            if held.rows * 2 < held.batch.num_rows:
-                gone.add(id(held))
-                freed += held.bytes
-            if 0 < held.rows * 2 < held.batch.num_rows:
-                fresh += [_Pending.of(batch) for batch in _beyond(held, upto)]
-        with self._pending_lock:
-            self._pending = [p for p in self._pending if id(p) not in gone] + fresh
-        self._store.charge(memory=sum(p.bytes for p in fresh) - freed)
+        self._store.charge(memory=self._waiting.forget(chosen, taken, upto))
 
     def _write(
         self, batches: Iterable[pa.RecordBatch], rows: int, low: Timestamp, high: Timestamp
@@ -534,11 +417,11 @@ class SpanStore:
             raise
 
     def _merge_small(self, resolved: Timestamp) -> list[SegmentInfo]:
-        """Merge small neighbours when they are many; returns those segments, their files still there.
+        """Merge small neighbours if there are many; returns the old segments, whose files the caller removes.
 
-        Without room for the merged one they stay, as they do when one of them is damaged.
+        They stay if the disk is full or one of them is damaged.
         """
-        chosen = _mergeable(self._manifest.segments, resolved, self._unmerged)
+        chosen = mergeable(self._manifest.segments, resolved, self._unmerged)
         if not chosen:
             return []
         try:
@@ -557,16 +440,16 @@ class SpanStore:
         return chosen
 
     def _let_go(self, manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
-        """Replace the manifest by one that names fewer files, even on a full disk."""
+        """Replace the manifest by one that names fewer files; works on a full disk, too."""
         self._store.small(lambda: self._replace_manifest(manifest, old))
 
     def _replace_manifest(
         self, manifest: Manifest, old: Iterable[SegmentInfo], *, whole: bool = False
     ) -> None:
-        """Make it the span's, on disk first; then remove the files it no longer names.
+        """Write a new manifest, use it, then remove the files that it no longer names.
 
-        It says how far the span is by now, so that no version says less than a floor that was told. `whole`:
-        as a new base.
+        It gets the present resolved ts, so that no version has a lower one than the published floor. `whole`:
+        write it as a new base.
         """
         manifest = manifest.with_resolved(self.resolved)
         self._old += old
@@ -595,30 +478,3 @@ class SpanStore:
 
 def _file_name(number: int) -> str:
     return f"{number:012d}.arrow"
-
-
-def _beyond(held: _Pending, after: Timestamp) -> list[pa.RecordBatch]:
-    """Copies of a block's rows above `after`."""
-    table = kernels.table_of([held.line])
-    refs, _, _ = kernels.order_rows(table, after, timestamp.MAX, np.zeros(1, dtype=np.int64))
-    return list(kernels.take_all(table, refs, kernels.allocate))
-
-
-def _mergeable(
-    segments: tuple[SegmentInfo, ...], resolved: Timestamp, but: Container[str] = ()
-) -> list[SegmentInfo]:
-    """The newest small resolved neighbours, MERGE_COUNT or more; empty when they are fewer. `but`: files that
-    are left alone.
-
-    One that outweighs all younger ones together is left out: a byte is rewritten a few times, not often.
-    """
-    chosen: list[SegmentInfo] = []
-    for info in reversed(segments):
-        if info.bytes < MERGE_BELOW and info.last_ts <= resolved and info.file not in but:
-            chosen.append(info)
-        elif chosen:
-            break
-    weight = sum(s.bytes for s in chosen)
-    while len(chosen) >= MERGE_COUNT and 2 * chosen[-1].bytes > weight:
-        weight -= chosen.pop().bytes
-    return chosen[::-1] if len(chosen) >= MERGE_COUNT else []

@@ -17,7 +17,7 @@ from tidegate.filter.event_filter import EventFilter
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl_admission
-from tidegate.mounter.ddl import EmittedDdl, Refusal
+from tidegate.mounter.ddl_transition import EmittedDdl, Refusal
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb.table_filter import TableFilter
 

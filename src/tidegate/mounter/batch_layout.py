@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tidegate.kernel import address
 from tidegate.model.schema import Column
-from tidegate.tidb.kernels.arrow import LINE_WORDS, Fill, Word
+from tidegate.tidb.kernels.arrow_lines import LINE_WORDS, Fill, Word
 from tidegate.tidb.kernels.json import JSON_GROWTH
 from tidegate.tidb.kernels.text import DECIMAL_TEXT, DURATION_TEXT
 from tidegate.tidb.value import fsp

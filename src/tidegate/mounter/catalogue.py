@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from tidegate.mounter.ddl import Refusal
 from tidegate.mounter.ddl_jobs import UnreadableJob
+from tidegate.mounter.ddl_transition import Refusal
 from tidegate.mounter.schema_image import Image
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.mounter.table_version import TableVersion

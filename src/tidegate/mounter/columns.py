@@ -22,7 +22,7 @@ from tidegate.model.cells import DELETE, INSERT, RowBlock
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.mounter.batch_layout import Layout
 from tidegate.tidb.kernels import arrow as arrow_kernels
-from tidegate.tidb.kernels.arrow import Fill, Word
+from tidegate.tidb.kernels.arrow_lines import Fill, Word
 from tidegate.tidb.kernels.json import STACK_WORDS
 from tidegate.tidb.kernels.text import CellWords
 from tidegate.tidb.kernels.zone import month_lines

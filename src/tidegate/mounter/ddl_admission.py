@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.errors import InvalidInput
-from tidegate.mounter.ddl import RENAME_TABLE, EmittedDdl, Refusal
+from tidegate.mounter.ddl import RENAME_TABLE
+from tidegate.mounter.ddl_transition import EmittedDdl, Refusal
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb.table_filter import TableFilter
 

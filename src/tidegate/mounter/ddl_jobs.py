@@ -1,8 +1,8 @@
 """Finds DDL jobs among the changes of the DDL span.
 
 Jobs are read from the job table: the write that finishes a job, or for kinds that take effect earlier
-(`ddl.takes_effect`) the write of that step. New tables are read from the job history as well, because TiDB
-8.2 with fast table creation writes such a job only there (docs/formats/ddl.md#where-jobs-are-found). The
+(`ddl_early.takes_effect`) the write of that step. New tables are read from the job history as well, because
+TiDB 8.2 with fast table creation writes such a job only there (docs/formats/ddl.md#where-jobs-are-found). The
 catalogue ignores a job that it has applied already.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidegate.errors import Undecodable
 from tidegate.model.block import OP_PUT
-from tidegate.mounter.ddl import takes_effect
+from tidegate.mounter.ddl_early import takes_effect
 from tidegate.tidb import ddl_job, keys, row
 from tidegate.tidb.datum import Datum
 from tidegate.tidb.ddl_job import DdlJob, JobState

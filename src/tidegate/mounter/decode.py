@@ -25,8 +25,9 @@ from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.tidb import value
+from tidegate.tidb.kernels import record_key, row_context
 from tidegate.tidb.kernels import row as row_kernels
-from tidegate.tidb.kernels.row import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
+from tidegate.tidb.kernels.row_context import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
 from tidegate.tidb.kernels.value import Form
 from tidegate.tidb.row import Stored
 from tidegate.tidb.types import temporal
@@ -222,7 +223,7 @@ def mount(
     mounted: list[RowBlock] = []
     failed = [
         _quarantined(block, int(row), "this is not the key of a record")
-        for row in np.flatnonzero(columns.lengths == row_kernels.NO_RECORD)
+        for row in np.flatnonzero(columns.lengths == record_key.NO_RECORD)
     ]
     for table, rows in _groups(columns, store, at, follows):
         if table is None:
@@ -251,7 +252,7 @@ def columns_of(block: pa.RecordBatch) -> BlockColumns:
     tables, handles = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     lengths = np.empty(n, dtype=np.int32)
     ends, data = binary_of(block, "key")
-    row_kernels.parse_keys(n, ends, data, address(tables), address(handles), address(lengths))
+    record_key.parse_keys(n, ends, data, address(tables), address(handles), address(lengths))
     commit_ts, start_ts = (block.column(name).to_numpy() for name in ("commit_ts", "start_ts"))
     return BlockColumns(block, tables, handles, lengths, commit_ts, start_ts)
 
@@ -337,7 +338,7 @@ def decode_group(
     new, old = empty_image(n, plan.stride), empty_image(n, plan.stride)
     ops, faults = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.int64)
     free = buffer(_key_bytes(block)) if plan.datums else buffer(0)
-    context = np.empty(row_kernels.CONTEXT_WORDS, dtype=np.int64)
+    context = np.empty(row_context.CONTEXT_WORDS, dtype=np.int64)
     odd = row_kernels.decode_rows(
         *arguments(columns, plan, rows, new, old, ops, faults, free, context, checks)
     )

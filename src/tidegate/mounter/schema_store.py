@@ -24,9 +24,9 @@ import orjson
 from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.mounter import ddl, schema_image
-from tidegate.mounter.ddl import EmittedDdl, Refusal
+from tidegate.mounter import ddl, ddl_early, ddl_transition, schema_image
 from tidegate.mounter.ddl_jobs import UnreadableJob
+from tidegate.mounter.ddl_transition import EmittedDdl, Refusal
 from tidegate.mounter.schema_image import Dropped, Image
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 from tidegate.tidb import ddl_job_table, keys, table_info
@@ -323,7 +323,7 @@ class SchemaStore:
         must stop at that job.
         """
         if isinstance(job, UnreadableJob):
-            return Applied(job.finished_ts, refusal=ddl.unreadable(job.error))
+            return Applied(job.finished_ts, refusal=ddl_transition.unreadable(job.error))
         reason = self._skip(job)
         if reason:
             self.ignored[reason] += 1
@@ -331,7 +331,7 @@ class SchemaStore:
         try:
             change = ddl.transition(job, self)
         except Undecodable as error:
-            return Applied(job.finished_ts, refusal=ddl.unreadable(error, job))
+            return Applied(job.finished_ts, refusal=ddl_transition.unreadable(error, job))
         if change.ignored:
             self.ignored[change.ignored] += 1
         self._change_schemas(job, change.schemas)
@@ -349,7 +349,7 @@ class SchemaStore:
         )
 
     def _skip(self, job: DdlJob) -> str:
-        if not ddl.takes_effect(job):
+        if not ddl_early.takes_effect(job):
             return "the job is not done"
         last = islice(reversed(self._done), JOBS_REMEMBERED)
         if job.finished_ts <= self._settled_ts or any(job.id == known for _, known in last):

@@ -17,7 +17,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import LoadState
-from tidegate.mounter.ddl import EmittedDdl
+from tidegate.mounter.ddl_transition import EmittedDdl
 from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server.create_statement import create_schema, create_table

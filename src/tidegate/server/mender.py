@@ -17,10 +17,10 @@ from typing import Final
 
 from tidegate.errors import TidegateError
 from tidegate.eventstore import damage
-from tidegate.eventstore.damage import Report
+from tidegate.eventstore.damage import Damage, Report
 from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.segment import Segment
-from tidegate.eventstore.span_store import Damage, SpanStore
+from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event

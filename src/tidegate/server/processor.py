@@ -1,10 +1,11 @@
-"""What a capture does for one feed: follows its spans, runs its pipeline, tells the owner how far it is.
+"""What a capture does for one feed: has its spans pulled, runs its pipeline, reports progress to the owner.
 
     Dispatch --> rest | prepare: spans are pulled | run: and an incarnation of the pipeline delivers them
 
-`control.processor` decides; this file performs. The owner is known by its messages alone, wherever it runs.
-Everything goes on in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon
-as the pipeline or the owner says something, or floors have moved (`server.pulse`).
+`control.processor` decides; this file performs. It is composed of the catalogue and spans that are open
+(`opening`), the pipeline (`feed_pipeline`) and what workers may read (`reader_bounds`). It knows the owner
+only by its messages, wherever that runs. It runs in the control process's asyncio loop, and blocking work in
+threads. A tick follows each message of the owner or the pipeline, and each rise of floors (`server.pulse`).
 """
 
 from __future__ import annotations
@@ -16,70 +17,49 @@ import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
-from tidegate import __version__, metrics
-from tidegate.control.load import LoadPlan
+from tidegate import __version__
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, ProcessorStatus, Wish, parse
-from tidegate.control.metadata import FeedId, FeedInfo, Grant, feed_key
+from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.control.processor import Goal, Processor
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event
-from tidegate.model.progress import load_key
-from tidegate.model.reports import (
-    Durable,
-    Failed,
-    FromPipeline,
-    Gone,
-    Loaded,
-    LoadState,
-    PipelineHello,
-    Started,
-)
-from tidegate.pipeline.feed import BEATS, LOAD_FILE
-from tidegate.server import initial_load
-from tidegate.server.application import Running
+from tidegate.model.reports import Failed, FromPipeline
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
-from tidegate.server.feed_plan import FeedPlan, write_spec
-from tidegate.server.feed_watch import PipelineWatch
+from tidegate.server.feed_pipeline import FeedPipeline
+from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_words import words_of_load
 from tidegate.server.jobs import to_its_end, unexpected
 from tidegate.server.making_way import MakingWay
 from tidegate.server.node import Node
 from tidegate.server.opening import Opening
 from tidegate.server.post import Box
-from tidegate.server.processor_words import words_of_slowest, words_of_undelivered
+from tidegate.server.processor_words import words_of_slowest
 from tidegate.server.reader_bounds import ReaderBounds
 from tidegate.server.span_loads import SpanLoads
-from tidegate.server.totals import Totals
 
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
-"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+"""Seconds between two ticks while new DDL waits for the catalogue, which another thread may be using."""
 RETRY_S: Final = 1.0
-"""How long a feed that is to be prepared waits after a failure."""
+"""Seconds after which a failed preparation is tried again."""
 TELL_S: Final = 0.5
-"""How often the owner is told what is waited for."""
-PIPELINE_STARTS: Final = "pipeline"
-"""What a feed waits for until its pipeline says that it has started."""
-LAST_WORDS_S: Final = 5.0
-"""How long is waited for the reason when a pipeline has ended."""
+"""Seconds between two reports of status to the owner."""
 
 
 class FeedProcessor:
-    """A feed on this capture, from its owner's first word on."""
+    """A feed on this capture, from the first message of its owner on."""
 
     def __init__(self, node: Node, feed: FeedId, sequence: int = 0) -> None:
-        """`sequence`: of the last message that was sent for the feed by this process."""
+        """`sequence`: the number of the last message that this process sent for the feed."""
         self.node, self.id = node, feed
         header = Header(node.cluster, str(feed), "", 0, node.capture, node.epoch, sequence)
         self.machine = Processor(header, __version__, os.cpu_count() or 1)
-        self.totals = Totals()
-        self.last_synced_ts = 0
-        self.waits = ""
-        """What the work under way waits for, in words."""
+        self._waits = ""
+        """What the work under way waits for, in words, but for the pipeline."""
         self._wake = asyncio.Event()
         self.box = Box(self._wake.set)
         self._task: asyncio.Task[None] | None = None
@@ -87,28 +67,25 @@ class FeedProcessor:
         self._work: asyncio.Task[None] | None = None
         self._failure: TidegateError | None = None
         self._over = False
-        """Whether the goal's failure was said: nothing happens until the owner wants something else."""
+        """Whether the failure of the goal was reported: nothing happens until the owner has another goal."""
         self._ready = False
         """Whether what the goal needs is open."""
         self._opening: Opening | None = None
-        """What it holds; None: nothing."""
+        """The open catalogue and spans; None: it holds nothing."""
         self._bounds = ReaderBounds(node, self.machine)
-        self._pipeline: Pipeline | None = None
-        self._load = LoadState()
-        self._loaded = False
-        self._load_plan: LoadPlan | None = None
+        self.pipeline = FeedPipeline(node, feed, self.machine, self._bounds, self._fail, self._wake.set)
         self._way = MakingWay(feed)
         self._reported_at = float("-inf")
         self.received_at = node.clock.monotonic()
-        """When its owner has spoken to it last."""
+        """When the last message of its owner came."""
         self._span_loads = SpanLoads()
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start the task that reads messages."""
         self._task = asyncio.create_task(self._run(), name=f"processor of {self.id}")
 
     async def stop(self) -> None:
-        """End it with everything it started; what is kept stays."""
+        """End the task and everything it has started; stored state stays."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -130,24 +107,24 @@ class FeedProcessor:
 
     async def _end(self) -> None:
         await self._end_work()
-        await self._end_pipeline()
+        await self.pipeline.end()
         self._close()
 
     async def _pause(self) -> None:
-        """Until the next tick: at once when something happened."""
+        """Wait until the next tick, which comes at once if something has happened."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
         self._wake.clear()
 
     def _rest_s(self) -> float:
-        """How long nothing is to be done if nothing happens."""
+        """Seconds until the next tick if nothing happens."""
         if not self.machine.is_open:
             return RETRY_S
         opening = self._opened
         if opening.is_behind:
             return TICK_S
-        starts_or_loads = self.waits == PIPELINE_STARTS or self._load_plan is not None
+        starts_or_loads = self.pipeline.is_starting or self.pipeline.load_plan is not None
         has_work = starts_or_loads or bool(opening.arrivals.undelivered)
         return self.node.pulse.rest_s(opening.plan.paths.store, watched=has_work)
 
@@ -178,7 +155,7 @@ class FeedProcessor:
         self._look_around()
         if self._failure is not None and not self._over:
             await self._end_work()
-            await to_its_end(self._end_pipeline())
+            await to_its_end(self.pipeline.end())
             self.machine.failed(Failed.of(self._failure))
             self._over = True
         if self._way.is_due and self._over:
@@ -191,13 +168,13 @@ class FeedProcessor:
             self.node.post.to_owner(said)
 
     async def _reach(self, dispatch: Dispatch) -> None:
-        """Do what is wanted now, whatever was done before."""
+        """Reach the goal of a Dispatch, whatever was done before."""
         try:
-            if self._pipeline is not None:
-                await to_its_end(self._end_pipeline())
+            if self.pipeline.is_there:
+                await to_its_end(self.pipeline.end())
             match dispatch.wish:
                 case Wish.REST | Wish.DELETE:
-                    # The owner may go on, and reads DDL from the same span; it lets go of that itself.
+                    # The owner may continue here, and reads DDL from the same span; it releases it itself.
                     opening = self._opening
                     kept = {opening.ddl.span_id} if self.node.is_owner and opening is not None else set()
                     self._close(forget=dispatch.wish is Wish.DELETE, but=kept)
@@ -210,7 +187,7 @@ class FeedProcessor:
                 case Wish.RUN:
                     self._way.over()
                     await self._open(dispatch)
-                    await self._start(dispatch)
+                    await self.pipeline.start(dispatch, self._opened)
                 case _:
                     assert_never(dispatch.wish)
         except TidegateError as error:
@@ -221,12 +198,12 @@ class FeedProcessor:
         self._wake.set()
 
     async def _prepare(self, dispatch: Dispatch) -> None:
-        """Have the spans pulled; what stands against it is said when the feed is to run."""
+        """Have the spans pulled. Errors are only shown now; they fail the feed when it must run."""
         while True:
             try:
                 return await self._open(self.machine.dispatch or dispatch)
             except Retryable as error:
-                self.waits = error.what
+                self._waits = error.what
                 await asyncio.sleep(RETRY_S)
 
     async def _end_work(self) -> None:
@@ -234,10 +211,10 @@ class FeedProcessor:
         if work is not None:
             work.cancel()
             await to_its_end(_over(work))
-        self.waits = ""
+        self._waits = self.pipeline.waits = ""
 
     def _fail(self, error: TidegateError) -> None:
-        """The first failure of an incarnation is the one that is told."""
+        """Remember the first failure of an incarnation: later ones are its consequences."""
         if self._failure is None:
             self._failure = error
         self._wake.set()
@@ -245,7 +222,7 @@ class FeedProcessor:
     # --- spans ---------------------------------------------------------------------------------------
 
     async def _open(self, dispatch: Dispatch) -> None:
-        """Catalogue and spans at the stored checkpoint, unless they are open."""
+        """Open catalogue and spans at the stored checkpoint, unless they are open already."""
         info = await self._info(dispatch)
         node, opening = self.node, self._opening
         plan = FeedPlan.of(node.cluster, self.id, info, node.paths, node.capture, node.shared)
@@ -259,7 +236,8 @@ class FeedProcessor:
             self._ready = True
             return
         if opening is not None and not same:
-            # Of other ranges of the same changefeed what it keeps is not pulled again.
+            # If only the ranges differ, spans that are in the new ones stay, so that they are not pulled
+            # again.
             kept = captured.spans.within(self.id, (DDL_SPAN, *ranges)) if opening.plan == plan else ()
             self._close(but=kept)
         self._shut()
@@ -269,13 +247,13 @@ class FeedProcessor:
         )
 
         def waits(what: str) -> None:
-            self.waits = what
+            self._waits = what
 
         await opening.open(dispatch, waits)
-        self.waits, self._ready = "", True
+        self._waits, self._ready = "", True
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
-        """What the feed is, as it is stored; its owner has stored it before it sent this."""
+        """The feed's settings as stored; its owner stored them before it sent the Dispatch."""
         stored = await self.node.read(feed_key(self.node.cluster, self.id, "info"))
         info = FeedInfo.from_bytes(stored) if stored is not None else None
         if info is None or info.instance != dispatch.header.instance:
@@ -288,175 +266,53 @@ class FeedProcessor:
         return self._opening
 
     def _shut(self) -> None:
-        """Forget what is known, to open it again; the spans stay held."""
+        """Forget catalogue and spans, to open them again; the spans stay held."""
         self.machine.close()
         self._opening = None
         self._bounds.reset()
         self._span_loads.reset()
         self.machine.received, self.machine.coming = 0, ()
-        self._load, self._loaded, self._load_plan = LoadState(), False, None
+        self.pipeline.reset()
         self.machine.status, self.machine.loads = ProcessorStatus(), {}
 
     def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
-        """Let go of catalogue and spans, `but` some; `forget`: for ever."""
+        """Close the catalogue and release the spans except `but`; `forget`: they will not be needed again."""
         if self._opening is not None:
             self._opening.close(forget=forget, but=but)
         self._shut()
 
     def _look_around(self) -> None:
-        """While the event store fills up: does this feed stand still, and is it in the way of others?"""
+        """Fail if the event store fills up, this feed makes no progress, and others need its space."""
         opening, dispatch = self._opening, self.machine.dispatch
         if opening is None or dispatch is None or self._way.is_due or self._begins:
             return
         now, checkpoint = self.node.clock.monotonic(), dispatch.checkpoint
-        beats = self._pipeline.watch.beats if self._pipeline is not None else {}
-        loads = self._load_plan is not None
-        failure = self._way.look(now, opening.spans, checkpoint, beats, loads=loads)
+        loads = self.pipeline.load_plan is not None
+        failure = self._way.look(now, opening.spans, checkpoint, self.pipeline.beats, loads=loads)
         if failure is not None:
             self._fail(failure)
 
     @property
     def _begins(self) -> bool:
-        """Whether the pipeline is being started: that takes longer than one that runs may stand still."""
+        """Whether the pipeline is being started: that takes longer than a running one may stand still."""
         wanted = self._goal is not None and self._goal.wish is Wish.RUN and self._failure is None
-        return wanted and (not self._ready or self.waits == PIPELINE_STARTS)
-
-    # --- the pipeline --------------------------------------------------------------------------------
-
-    async def _start(self, dispatch: Dispatch) -> None:
-        """Files, then the application is told."""
-        self._load, self._loaded, self._load_plan = LoadState(), False, None
-        node, opening = self.node, self._opened
-        plan = replace(opening.plan, load=dispatch.load)
-        grant = await node.read_grant(self.id)
-        if grant is None or (grant.instance, grant.incarnation) != (plan.instance, dispatch.incarnation):
-            raise Retryable(
-                "The changefeed's grant is not the dispatched one.", where=f"changefeed {self.id}"
-            )
-        plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have made the changefeed
-        self._bounds.begin(plan, grant, opening)
-        if dispatch.load:
-            self.waits = "regions from PD"
-            tables = filter(self.machine.holds, opening.ddl.tracker.initial)
-            self._load_plan = await asyncio.to_thread(
-                initial_load.plan_load, node.pd, dispatch.checkpoint, list(tables), plan.folder
-            )
-            self._load = replace(self._load, ranges=len(self._load_plan.ranges))
-        own, beats = plan.config.tidegate, plan.folder / grant.work_folder / BEATS
-        watch = PipelineWatch(node.clock, beats, own.stall_timeout, own.start_timeout)
-        spec = await asyncio.to_thread(write_spec, plan, grant)
-        self.waits = PIPELINE_STARTS
-        running = node.application.run(str(self.id), grant.incarnation, spec)
-        self._pipeline = Pipeline(grant, running, watch)
-        self._pipeline.ended.add_done_callback(self._on_exit)
-        self.totals.starts += 1
-
-    async def _end_pipeline(self) -> None:
-        pipeline, self._pipeline = self._pipeline, None
-        self._bounds.end()
-        if pipeline is not None:
-            await self.node.application.end(pipeline.running)
-
-    @property
-    def pipeline_pid(self) -> int:
-        """Of the process that delivers, once it has said who it is; 0: there is none."""
-        return self._pipeline.pid if self._pipeline is not None else 0
-
-    def _on_exit(self, ended: asyncio.Task[bool]) -> None:
-        """Nobody works for it any more: its last words tell why, else what became of the application does."""
-        pipeline = self._pipeline
-        if pipeline is not None and pipeline.ended is ended and not ended.cancelled():
-            pipeline.last_words = asyncio.create_task(self._receive_last_words(pipeline))
-
-    async def _receive_last_words(self, pipeline: Pipeline) -> None:
-        """Of its connection and the application, which ends is first is chance."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                await pipeline.gone.wait()
-                await pipeline.running.gone.wait()
-        if self._pipeline is pipeline:
-            where = str(self.node.application.log)
-            why = pipeline.running.how or "its connection has ended"
-            self._fail(Retryable("The pipeline has ended.", where=where, why=why))
-
-    def _look_out(self) -> None:
-        """Notice when the pipeline stands still."""
-        pipeline = self._pipeline
-        hung = pipeline.watch.look(self._to_do, self.node.application.pid) if pipeline is not None else None
-        if hung is not None:
-            metrics.restarts.labels("pipeline").inc()
-            self._fail(hung)
-
-    def _to_do(self) -> str:
-        """What the pipeline has to do now, in words; empty: nothing."""
-        if self.waits == PIPELINE_STARTS:
-            return "its start"
-        if self._load_plan is not None:
-            return "" if self._load.finished and self._load.ranges else self._words()
-        return words_of_undelivered(self.machine, self._opening) if self._opening is not None else ""
-
-    def receive(self, incarnation: int, report: FromPipeline) -> None:
-        """What this feed's pipeline says; what one of an old incarnation says changes nothing."""
-        pipeline, machine = self._pipeline, self.machine
-        if pipeline is None or incarnation != pipeline.grant.incarnation:
-            return
-        pipeline.watch.received()
-        match report:
-            case PipelineHello(_, _, pid):
-                pipeline.pid = pid
-            case Started(spans, outlived):
-                # Where it begins: the sink's own progress may be ahead of what was told.
-                if machine.started(incarnation, spans, outlived):
-                    self.waits = ""
-                    assert machine.dispatch is not None
-                    self._opened.has_begun_at(machine.dispatch.checkpoint)
-                    self._opened.spans.went_on(self.id, self.node.clock.monotonic())
-                    event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
-            case Durable(token, spans, stats):
-                machine.report(token, incarnation, spans)
-                if stats:  # a task that goes on counts at its end
-                    self._count(stats)
-                if stats.get("rows"):
-                    self.last_synced_ts = max(self.last_synced_ts, *spans.values())
-            case Loaded(state, stats):
-                self._load, self._loaded = state, state.finished
-                self._count(stats)
-            case Failed():
-                self._fail(report.error())
-            case Gone():
-                pipeline.gone.set()
-                pipeline.last_words = asyncio.create_task(self._receive_last_words(pipeline))
-            case _:
-                assert_never(report)
-        self._wake.set()
-
-    def _count(self, stats: Any) -> None:
-        self.totals.count(self.id, stats, self._opened.plan.folder)
-        self._reported_at = float("-inf")
+        return wanted and (not self._ready or self.pipeline.is_starting)
 
     # --- the tick ------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Read what has arrived, advance what is idle, tell the pipeline its bound."""
+        """Read what has arrived, advance idle spans, write the bound for the pipeline."""
         opening, dispatch = self._opened, self.machine.dispatch
         assert dispatch is not None
         opening.look(dispatch)
-        self._end_load()
+        self.pipeline.end_load()
         self._bounds.move_floor(opening, dispatch.checkpoint)
-        with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
+        with contextlib.suppress(DiskFull):  # the pipeline keeps its earlier bound then
             self._bounds.write(opening)
-        self._look_out()
-
-    def _end_load(self) -> None:
-        """The owner has stored that the initial load is durable."""
-        dispatch, plan = self.machine.dispatch, self._load_plan
-        if plan is not None and dispatch is not None and dispatch.wish is Wish.RUN and not dispatch.load:
-            self._load_plan = None
-            (self._opened.plan.folder / LOAD_FILE).unlink(missing_ok=True)
-            self.machine.over(load_key(one.id) for one in plan.ranges)
+        self.pipeline.look()
 
     def _weigh(self) -> None:
-        """Now and then, how many bytes of changes come for each span."""
+        """Measure from time to time how many bytes of changes arrive for each span."""
         now, machine, opening = self.node.clock.monotonic(), self.machine, self._opening
         if self.node.shared and opening is not None and self._span_loads.is_due(now):
             lines = opening.spans.status
@@ -466,62 +322,74 @@ class FeedProcessor:
 
     @property
     def kv_mode(self) -> str:
-        """What it captures; empty while it works at nothing."""
+        """The mode of the rows it captures; empty while nothing is open."""
         return self._opening.plan.config.tidegate.kv_mode if self._opening is not None else ""
 
     @property
     def instance(self) -> str:
-        """Of the changefeed that it works for, by what its owner has said last."""
+        """The instance of the changefeed in the owner's last message."""
         return self.machine.instance
 
     @property
     def begins_at(self) -> int:
-        """Where the changefeed would begin again, as far as is known here."""
+        """The ts from which the changefeed would start again, as far as is known here."""
         return self.machine.dispatch.checkpoint if self.machine.dispatch is not None else 0
 
     @property
     def needs(self) -> tuple[int, int]:
-        """The least ts from which rows, and DDL, would be read upstream if all that is stored were lost."""
+        """The least ts from which rows, and DDL, would be read upstream if everything stored were lost."""
         return self._opening.needs if self._opening is not None else (self.begins_at, self.begins_at)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it holds nothing, and is not about to."""
+        """Whether it holds nothing and is opening nothing."""
         return self._opening is None and self.is_settled
 
     @property
     def prepares(self) -> bool:
-        """Whether it has opened spans of which it delivers nothing yet."""
+        """Whether it has spans open from which it delivers nothing yet."""
         opening = self._opening
         return opening is not None and (opening.coming.since_ts is not None or not self.machine.is_running)
 
     @property
     def is_settled(self) -> bool:
-        """Whether it holds the spans that it is to hold now."""
+        """Whether it holds the spans that the owner wants it to hold."""
         dispatch = self.machine.dispatch
         return self._ready or dispatch is None or dispatch.wish in (Wish.REST, Wish.DELETE)
 
     @property
     def drop_below(self) -> tuple[int, int] | None:
-        """Up to where rows, and DDL entries, may go: delivered, past every reader, not retained.
+        """The ts up to which rows, and DDL entries, may be dropped: delivered, read by all, not retained.
 
-        None: it is not open, and needs what its checkpoint says.
+        None: nothing is open, and everything from its checkpoint on is needed.
         """
         if not self.machine.is_open:
             return None
         return self._bounds.passed(self._opened.plan)
 
+    # --- the pipeline --------------------------------------------------------------------------------
+
+    @property
+    def pipeline_pid(self) -> int:
+        """The process id of the pipeline, once it has reported it; 0: there is none."""
+        return self.pipeline.pid
+
+    def receive(self, incarnation: int, report: FromPipeline) -> None:
+        """Take a report of this feed's pipeline."""
+        self.pipeline.receive(incarnation, report)
+
     # --- for people ----------------------------------------------------------------------------------
 
     def _tell(self) -> None:
         now = self.node.clock.monotonic()
-        if now - self._reported_at < TELL_S and self._loaded == self.machine.status.loaded:
+        pipeline, totals = self.pipeline, self.pipeline.totals
+        is_recent = now - self._reported_at < TELL_S and not pipeline.has_news
+        if is_recent and pipeline.loaded == self.machine.status.loaded:
             return
-        self._reported_at = now
-        totals = self.totals
+        self._reported_at, pipeline.has_news = now, False
         self.machine.status = ProcessorStatus(
             waits=self._words(),
-            last_synced_ts=self.last_synced_ts,
+            last_synced_ts=pipeline.last_synced_ts,
             rows=totals.rows,
             messages=totals.messages,
             bytes=totals.bytes,
@@ -534,21 +402,26 @@ class FeedProcessor:
             batches=totals.batches,
             batch_ms=totals.batch_ms,
             lag_ms=totals.lag_ms,
-            load=self._load,
-            loaded=self._loaded,
+            load=pipeline.load,
+            loaded=pipeline.loaded,
         )
 
+    @property
+    def waits(self) -> str:
+        """What the work under way waits for, in words; empty: nothing."""
+        return self._waits or self.pipeline.waits
+
     def _words(self) -> str:
-        """What the least checkpoint waits for."""
+        """What the least checkpoint waits for, in words."""
         if self.waits or not self.machine.is_open:
             return self.waits
-        if self._load_plan is not None:
-            return words_of_load(self._load)
+        if self.pipeline.load_plan is not None:
+            return words_of_load(self.pipeline.load)
         return words_of_slowest(self.machine, self._opened)
 
     @property
     def pulled(self) -> dict[str, int]:
-        """Rows and bytes the puller has received for its spans since it started."""
+        """Rows and bytes that the puller has received for its spans since it started."""
         if self._opening is None:
             return {"rows": 0, "bytes": 0}
         names = self.machine.spans
@@ -556,18 +429,6 @@ class FeedProcessor:
         return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
 
 
-class Pipeline:
-    """An incarnation that the application has, and how one looks after it."""
-
-    def __init__(self, grant: Grant, running: Running, watch: PipelineWatch) -> None:
-        self.grant, self.running, self.watch = grant, running, watch
-        self.ended = asyncio.create_task(running.gone.wait())
-        self.gone = asyncio.Event()
-        """Set when its connection has ended: all that it said was heard."""
-        self.last_words: asyncio.Task[None] | None = None
-        self.pid = 0
-
-
 async def _over(work: asyncio.Task[None]) -> None:
-    """Until it has ended, however."""
+    """Wait until it has ended, however it ends."""
     await asyncio.wait({work})

@@ -16,8 +16,9 @@ from typing import Final, Protocol
 from tidegate import __version__
 from tidegate.clock import Clock
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.division import RANGES_PER_CAPTURE
 from tidegate.control.metadata import CAPTURES_MAX, GRANTS_MAX
-from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
+from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers

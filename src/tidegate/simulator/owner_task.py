@@ -2,9 +2,10 @@
 
     meet processors -> open -> [share -> grant -> fence -> sink -> dispatch -> tick ...] -> back-off -> [...]
 
-The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), what
-is known of processors (`server.peers`) and the messages are the product's. This file performs in the order of
-`server.replication`, with its constants.
+The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), the
+state of processors (`server.peers`) and the messages are the product's code. This file performs the effects
+in the order of `server.replication` and with its constants; it is one file so that the two can be compared.
+`owner_grants` has the grants in etcd, `owner_sink` the sink.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tidegate.control import metadata
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
@@ -34,19 +33,7 @@ from tidegate.control.messages import (
     Wish,
     parse,
 )
-from tidegate.control.metadata import (
-    Compare,
-    FeedError,
-    FeedStatus,
-    Grant,
-    GrantedRange,
-    Put,
-    feed_key,
-    grant_key,
-    raised,
-    settled,
-    shared_out,
-)
+from tidegate.control.metadata import FeedError, FeedStatus, Grant, GrantedRange, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.model.span import Span
@@ -54,8 +41,9 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
 from tidegate.server.post import Box
 from tidegate.server.sharing import CAPTURES_S, Sharing
-from tidegate.simulator.network import SINK
-from tidegate.simulator.sink import OWNER, Journal, Kind, Record
+from tidegate.simulator.owner_grants import OwnerGrants
+from tidegate.simulator.owner_sink import OwnerSink
+from tidegate.simulator.sink import Kind
 from tidegate.simulator.virtual_time import Signal, Steps, Task
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
 
@@ -66,15 +54,13 @@ MEET_S: Final = 3.0
 AGAIN_S: Final = 5.0
 GIVE_UP_TRIES: Final = 3
 JOBS_S: Final = 2.0
-CALL_S: Final = 20.0
-"""How long one call of the sink may take."""
 RESOLVED_S: Final = 0.5
-"""Between two Resolved."""
+"""Seconds between two Resolved."""
 ALL_KEYS: Final = Span(b"", b"")
 
 
 class OwnerTask:
-    """The changefeed on the capture that owns it, from its election on."""
+    """The changefeed on the capture that owns it, from the election of this owner on."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -91,17 +77,15 @@ class OwnerTask:
         self._jobs: list[Task] = []
         self._failure: TidegateError | None = None
         self._reshare = ""
-        self._is_open = False
         self._starting = False
-        self._epoch = 0
-        """Of its writer at the sink."""
-        self._journal = Journal(0, 0)
+        self._grants = OwnerGrants(control, self.peers)
+        self._sink = OwnerSink(control, self._grants)
         control.post.owners[str(FEED)] = self._box
 
     # --- the life ------------------------------------------------------------------------------------
 
     def run(self) -> Steps[None]:
-        """Until another capture is the owner."""
+        """Replicate until another capture is the owner."""
         try:
             yield from self._read_status()
             while True:
@@ -149,7 +133,7 @@ class OwnerTask:
             yield from self._end_incarnation()
 
     def _deliver(self) -> Steps[None]:
-        """Go on until the key space is to be divided again. Raises what the incarnation fails with."""
+        """Deliver until the key space must be divided again. Raises the failure of the incarnation."""
         while not self._reshare:
             self._tick()
             self._look_around()
@@ -159,7 +143,7 @@ class OwnerTask:
             self.wake.clear()
 
     def _open(self) -> Steps[None]:
-        """The machine at the stored checkpoint, as soon as DDL is known up to there."""
+        """Make the machine at the stored checkpoint, once all DDL up to it is known."""
         view, upstream = self._control.machine.view, self._world.upstream
         if not self._control.others():
             self._dispatch(self.peers[self._control.capture], Wish.PREPARE)
@@ -174,17 +158,17 @@ class OwnerTask:
     # --- an incarnation ------------------------------------------------------------------------------
 
     def _start_incarnation(self) -> Steps[None]:
-        """Shares, grants, sink, processors: in this order."""
+        """Divide the shares, store grants, open the sink, dispatch to processors, in this order."""
         assert self.owner is not None
         self._failure, self._reshare = None, ""
         grants = yield from self._raise_grants(self.owner)
         name = self._control.capture
         lead = name if name in grants else min(grants)
         if "fence_before_settled" in self._off and len(grants) > 1:
-            yield from self._settle(grants)
-        yield from self._fence_all(grants, grants[lead], lead)
-        yield from self._open_sink(grants[lead], lead)
-        self.owner.sink_open(self._journal.resolved_ts, self._journal.ddl_ts)
+            yield from self._grants.settle(grants)
+        yield from self._sink.fence_all(grants, grants[lead], lead)
+        yield from self._sink.open(grants[lead], lead)
+        self.owner.sink_open(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts)
         self._starting = True
         self._world.timeline.counts["incarnations"] += 1
         self._note("dispatches to " + ", ".join(sorted(grants)))
@@ -192,10 +176,10 @@ class OwnerTask:
             self._dispatch(self.peers[one], Wish.RUN)
 
     def _end_incarnation(self) -> Steps[None]:
-        """Stop processors and sink. A call of the sink that does not end is left behind."""
+        """Stop processors and sink. A call of the sink that does not end in time is abandoned."""
         if self.owner is not None:
             self.owner.sink_lost()
-        self._is_open = False
+        self._sink.is_open = False
         until = self._time.now + JOBS_S
         for job in self._jobs:
             if not job.over and self._time.now < until:
@@ -205,34 +189,21 @@ class OwnerTask:
         yield from self._ask_to_end(Wish.PREPARE, [peer for peer in self._reachable() if peer.runs])
 
     def _raise_grants(self, owner: Owner) -> Steps[dict[str, Grant]]:
-        """Share the key space among the captures that answer, and store what each may write."""
-        found = yield from self._grants()
+        """Divide the key space among the captures that answer, and store what each may write."""
+        found = yield from self._grants.read()
         stored = {name: grant for name, (grant, _) in found.items()}
         before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
         shares = self.sharing.divide(before, shared=True)
         token = self._control.token()
-        grants = self._shared_out(stored, token, shares)
+        grants = self._grants.shared_out(stored, token, shares)
         guards = tuple(seen for _, seen in found.values()) if "grants_guard" not in self._off else ()
-        yield from self._store_grants(grants, guards)
+        yield from self._grants.store(grants, guards)
         grants = {name: grants[name] for name in shares}
         self._adopt(owner, grants)
         return grants
 
-    def _shared_out(self, stored: dict[str, Grant], token: tuple[int, int], shares: Any) -> dict[str, Grant]:
-        if "inherit" in self._off:
-            stored = {name: replace(one, givers={}) for name, one in stored.items()}
-        if len(shares) == 1:
-            (name,) = shares
-            return raised(stored, name, INSTANCE, token, shares[name], 1)
-        if "all_givers" not in self._off:
-            return shared_out(stored, INSTANCE, token, shares, dict.fromkeys(shares, 1))
-        changed: dict[str, Grant] = {}
-        for name, spans in shares.items():
-            changed |= metadata.raised(stored | changed, name, INSTANCE, token, spans, 1)
-        return changed
-
     def _adopt(self, owner: Owner, grants: dict[str, Grant]) -> None:
-        """What was granted is what counts from now on."""
+        """Use the new grants from now on; a capture without one must give up what it does."""
         reachable = self._reachable()
         for peer in self.peers:
             peer.coming, peer.received = (), 0
@@ -249,92 +220,6 @@ class OwnerTask:
         for name, grant in grants.items():
             self.peers[name].grant = grant
             owner.grant(name, grant.incarnation, grant.ranges)
-
-    def _grants(self) -> Steps[dict[str, tuple[Grant, Compare]]]:
-        front = grant_key(CLUSTER, FEED, "")
-        found = yield from self._control.client.read(self._world.etcd.under, front)
-        return {
-            kv.key.removeprefix(front): (
-                Grant.from_bytes(kv.value),
-                Compare(kv.key, mod_revision=kv.mod_revision),
-            )
-            for kv in found
-        }
-
-    def _store_grants(self, grants: dict[str, Grant], guards: tuple[Compare, ...] = ()) -> Steps[None]:
-        puts = [Put(grant_key(CLUSTER, FEED, name), one.to_bytes()) for name, one in grants.items()]
-        rev = self._control.owner_rev
-
-        def stored() -> None:
-            self._world.checks.grants(grants.values(), rev)
-
-        done = yield from self._control.write(*puts, guards=guards, stored=stored)
-        if not done:
-            raise Retryable("The grants of the changefeed have changed meanwhile.")
-
-    def _settle(self, grants: dict[str, Grant]) -> Steps[None]:
-        after = {name: settled(grant) for name, grant in grants.items()}
-        yield from self._store_grants(after)
-        for name, grant in after.items():
-            self.peers[name].grant = grant
-
-    # --- the sink ------------------------------------------------------------------------------------
-
-    def _fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[None]:
-        """Stop every earlier writer on every capture before anybody begins, if several are to begin."""
-        if len(grants) == 1:
-            return
-        found = yield from self._grants()
-        every = found if "all_writers" not in self._off else ()
-        writers = sorted({*every, *(giver for grant, _ in found.values() for giver in grant.givers)})
-        yield from self._prove(lead, name)
-        for writer in writers if "owner_fence" not in self._off else ():
-            yield from self._call(self._world.sink.initialise, writer)
-        yield from self._prove(lead, name)
-        if "fence_before_settled" not in self._off:
-            yield from self._settle(grants)
-
-    def _open_sink(self, lead: Grant, name: str) -> Steps[None]:
-        sink = self._world.sink
-        for fences in (True, False):
-            self._epoch = yield from self._call(sink.initialise, OWNER)
-            yield from self._prove(lead, name)
-            try:
-                self._journal = yield from self._call(sink.journal)
-                break
-            except Retryable:
-                if not fences:
-                    raise
-                for writer in sorted({*lead.givers, name}):
-                    yield from self._call(sink.initialise, writer)
-                yield from self._prove(lead, name)
-        if "journal" in self._off:
-            self._journal = Journal(0, 0)
-        self._is_open = True
-
-    def _prove(self, mine: Grant, name: str) -> Steps[None]:
-        """Whether the grants of this round are still the stored ones."""
-        if "owner_proof" in self._off:
-            return
-        found = yield from self._control.client.read(self._world.etcd.get, grant_key(CLUSTER, FEED, name))
-        if not mine.is_proven_by(Grant.from_bytes(found.value) if found is not None else None):
-            raise Retryable("Another incarnation writes now.", where=name)
-
-    def _call(self, work: Any, *args: Any) -> Steps[Any]:
-        network, process = self._world.network, self._control.process
-        found = yield from network.call(process, self._control.capture, SINK, lambda: work(*args), CALL_S)
-        return found
-
-    def _commit(self, kind: Kind, ts: Timestamp) -> Steps[None]:
-        sink, epoch = self._world.sink, self._epoch
-        self._control.announces()
-        yield self._time.rng.uniform(0.0, 0.002)
-        try:
-            yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
-            yield from self._call(sink.commit, OWNER, epoch, None)
-        except Fenced as error:
-            raise Retryable("Another owner has opened the sink.") from error
-        self._world.timeline.counts[f"{kind} sent"] += 1
 
     # --- the processors ------------------------------------------------------------------------------
 
@@ -356,7 +241,7 @@ class OwnerTask:
         return [self.peers[name] for name in names]
 
     def _meet(self) -> Steps[None]:
-        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most."""
+        """Announce ourselves until our own processor has answered, and to others for at most `MEET_S`."""
         until, mine = self._time.now + MEET_S, self.peers[self._control.capture]
         while missing := [p for p in self._reachable() if p.met_rev != self._control.owner_rev]:
             if self._time.now >= until and mine not in missing:
@@ -366,7 +251,7 @@ class OwnerTask:
             self.wake.clear()
 
     def _announce(self) -> None:
-        """To each processor that has not answered us."""
+        """Announce ourselves to each processor that has not answered."""
         now = self._time.now
         for peer in self._reachable():
             if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
@@ -374,7 +259,7 @@ class OwnerTask:
                 self._control.post.to_processor(Announce(self._header(peer), ""))
 
     def _dispatch(self, peer: Peer, wish: Wish) -> None:
-        """Send a processor all that is wanted of it."""
+        """Send a processor all that it must do."""
         owner, grant = self.owner, peer.grant
         ranges: tuple[GrantedRange, ...] = ()
         if wish in (Wish.RUN, Wish.PREPARE):
@@ -395,7 +280,7 @@ class OwnerTask:
         self._control.post.to_processor(message)
 
     def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:
-        """Ask processors to give up what they do, and wait until they have, or count as gone."""
+        """Ask processors to give up what they do; wait until each has, or counts as gone."""
         if "given_up" in self._off:
             for peer in peers:
                 self._dispatch(peer, wish)
@@ -417,14 +302,14 @@ class OwnerTask:
                 self.wake.clear()
 
     def _may_answer(self, peer: Peer, tries: int) -> bool:
-        """Whether it is worth waiting until a processor has given up."""
+        """Whether a processor may still answer that it has given up."""
         if peer.given_up.is_set() or tries > GIVE_UP_TRIES or peer not in self._reachable():
             return False
         there = peer.answers(self._control.owner_rev, self._time.now)
         return there or peer.capture == self._control.capture
 
     def _follow_up(self, owner: Owner) -> None:
-        """Dispatch again what has changed, and what may have been lost."""
+        """Dispatch again if something has changed, or the message may be lost."""
         now = self._time.now
         for peer in self.peers.running:
             assert peer.asked is not None
@@ -435,14 +320,14 @@ class OwnerTask:
                 self._dispatch(peer, peer.asked.wish)
 
     def _end_leftover(self, peer: Peer) -> None:
-        """Have a processor let go of what an earlier owner gave it."""
+        """Make a processor release what an earlier owner gave it."""
         if peer.holds and peer.asked is None and peer.grant is None:
             self._dispatch(peer, Wish.REST)
 
     # --- mail ----------------------------------------------------------------------------------------
 
     def _on_mail(self) -> None:
-        """Read it at once, whatever the loop waits for."""
+        """Read mail at once, whatever the loop waits for."""
         if not self._mail_due:
             self._mail_due = True
             self._time.within(self._control.process, 0.0, self._read_mail)
@@ -459,7 +344,7 @@ class OwnerTask:
         self.wake.set()
 
     def _receive(self, peer: Peer, message: FromProcessor) -> None:
-        """What a processor says. Of what it does the latest word counts; of how far it is, each."""
+        """Handle a message. Only the latest one says what a processor does; each one says how far it is."""
         header, now = message.header, self._time.now
         is_state = not isinstance(message, Checkpoint)
         is_other_process = header.capture_epoch > peer.latest[0]
@@ -495,7 +380,7 @@ class OwnerTask:
         self._receive_progress(peer, message.incarnation, message.checkpoints, message.ddl)
         self._receive_running(peer.capture, message.incarnation, message.ranges)
         peer.holds = bool(message.ranges)
-        if self._is_open:
+        if self._sink.is_open:
             self._end_leftover(peer)
 
     def _receive_progress(
@@ -537,7 +422,7 @@ class OwnerTask:
     # --- the tick ------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """Read what DDL has come, obey the machine, send processors their bound."""
+        """Read new DDL, perform the effects of the machine, send processors their bound."""
         owner, view = self.owner, self._control.machine.view
         assert owner is not None
         if view.resolved_ts > owner.barrier.resolved:
@@ -548,16 +433,16 @@ class OwnerTask:
         self._follow_up(owner)
 
     def _perform(self, owner: Owner, effect: Effect) -> Steps[None]:
-        """Carry out one effect and say so."""
+        """Perform one effect and report it to the machine."""
         try:
             match effect:
                 case SendDdl(batch):
-                    if batch.finished_ts > self._journal.ddl_ts:
-                        yield from self._commit(Kind.DDL, batch.finished_ts)
+                    if batch.finished_ts > self._sink.journal.ddl_ts:
+                        yield from self._sink.commit(Kind.DDL, batch.finished_ts)
                     self.sharing.passed(owner.ddl_done(batch.finished_ts))
                     self._note(f"delivers the DDL: {batch.events[0].query}")
                 case SendResolved(ts):
-                    yield from self._commit(Kind.RESOLVED, ts)
+                    yield from self._sink.commit(Kind.RESOLVED, ts)
                     owner.resolved_done(ts)
                     self.life = self.life.progressed()
                 case Persist(ts):
@@ -572,14 +457,14 @@ class OwnerTask:
             self._fail(error)
 
     def _store(self, ts: Timestamp) -> Steps[None]:
-        """Write the checkpoint durably."""
+        """Store the checkpoint."""
         rev, status = self._control.owner_rev, FeedStatus(max(ts, self.persisted), ts)
         put = Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())
         yield from self._control.write(put, stored=lambda: self._world.store(status.checkpoint_ts, rev))
         self.persisted = max(self.persisted, status.checkpoint_ts)
 
     def _fail(self, error: TidegateError) -> None:
-        """The first failure of an incarnation is the one that is shown."""
+        """Remember the first failure of an incarnation; later ones are its consequences."""
         if self._failure is None:
             self._failure = error
         self.wake.set()
@@ -587,7 +472,7 @@ class OwnerTask:
     # --- who gets what -------------------------------------------------------------------------------
 
     def _look_around(self) -> None:
-        """Notice captures that come and go, and loads that differ: then the key space is divided again."""
+        """Divide the key space again if captures come or go, or their loads differ too much."""
         now, sharing = self._time.now, self.sharing
         if not sharing.is_due(now):
             return

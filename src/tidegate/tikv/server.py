@@ -45,21 +45,15 @@ from tidegate.tikv.raft.region import STORE_ID, split_keys
 from tidegate.tikv.raft.region_change import present
 from tidegate.tikv.raft.region_meta import Ids
 from tidegate.tikv.raft.region_meta import load as load_regions
+from tidegate.tikv.rpc.change_data_service import ChangeDataService
 from tidegate.tikv.rpc.grpc_server import new_server
+from tidegate.tikv.rpc.handlers import health, service
 from tidegate.tikv.rpc.http_pages import StatusServer
 from tidegate.tikv.rpc.members import PdMembers
-from tidegate.tikv.rpc.services import (
-    ChangeDataService,
-    EtcdService,
-    KeyspaceService,
-    MetaStorageService,
-    PdService,
-    TikvService,
-    health,
-    service,
-)
+from tidegate.tikv.rpc.pd_services import EtcdService, KeyspaceService, MetaStorageService, PdService
 from tidegate.tikv.rpc.status_pages import StatusPages
 from tidegate.tikv.rpc.store import Store
+from tidegate.tikv.rpc.tikv_service import TikvService
 from tidegate.tikv.rpc.upstream_service import UpstreamService
 from tidegate.tls import Tls
 

@@ -24,8 +24,9 @@ from tidegate.model.row import Value
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.tidb import keys, record
 from tidegate.workload.bank_model import INITIAL, SCHEMA, Bank, Work, ddl_step, next_step
+from tidegate.workload.ddl import Action, Ddl
 from tidegate.workload.flight import Flight
-from tidegate.workload.schema import Action, Catalog, Ddl, bootstrap, read_catalog
+from tidegate.workload.schema import Catalog, bootstrap, read_catalog
 
 OPEN_BATCH: Final = 200
 """The number of accounts opened in one transaction."""

@@ -19,16 +19,9 @@ from tidegate.kvclient.transaction import DEL, PUT, Mutation
 from tidegate.model.row import Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import checksum, record
-from tidegate.workload.schema import (
-    AUTO_INCREMENT,
-    BINARY,
-    NO_DEFAULT,
-    NOT_NULL,
-    PRIMARY,
-    Catalog,
-    ColumnSpec,
-    Ddl,
-)
+from tidegate.workload.ddl import Ddl
+from tidegate.workload.definitions import AUTO_INCREMENT, BINARY, NO_DEFAULT, NOT_NULL, PRIMARY, ColumnSpec
+from tidegate.workload.schema import Catalog
 
 SCHEMA: Final = "bank"
 UNIT: Final = 10_000

@@ -19,7 +19,8 @@ from tests.mounter.jobs import OURS
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.ddl_plan import Drop, Rewrite, plan
+from tidegate.consumer.ddl_plan import plan
+from tidegate.consumer.ddl_steps import Drop, Rewrite
 from tidegate.consumer.definition import Definition, target_column
 from tidegate.consumer.modify import WIRE_TYPES
 from tidegate.consumer.mysql.described import describe
@@ -39,7 +40,7 @@ from tidegate.tidb.cast import cast, refusal
 from tidegate.tidb.table_info import table_schema
 from tidegate.tidb.value import missing, present
 from tidegate.workload.bank_model import ACCOUNTS
-from tidegate.workload.schema import table_info as workload_info
+from tidegate.workload.definitions import table_info as workload_info
 
 FRESH = "fresh_copies"
 """Schema of tables that are made in one go, to compare with those that became what they are."""

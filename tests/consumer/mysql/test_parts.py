@@ -19,7 +19,7 @@ from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal, Fenced
-from tidegate.workload.schema import NOT_NULL, ColumnSpec
+from tidegate.workload.definitions import NOT_NULL, ColumnSpec
 
 NAME, ROWS = "parts", 3000
 SIZES = Sizes(step=20_000, part=8_000)

@@ -16,9 +16,9 @@ from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc import initializer, resolver
+from tidegate.tikv.cdc.capture_errors import ended_by
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream
-from tidegate.tikv.cdc.endpoint import ended_by
 from tidegate.tikv.cdc.old_value import ScannedOldValues
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_change import Kind, RegionChange

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_plan import Source
+from tidegate.consumer.ddl_steps import Source
 from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.snapshot_rows import SnapshotRow
 from tidegate.sink.store import Store

@@ -29,7 +29,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from tidegate.consumer.ddl_plan import Source
+from tidegate.consumer.ddl_steps import Source
 from tidegate.consumer.definition import ROWID
 from tidegate.errors import Fatal
 

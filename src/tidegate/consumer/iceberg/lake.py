@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
-from tidegate.consumer.ddl_plan import Source
+from tidegate.consumer.ddl_steps import Source
 from tidegate.consumer.directory_lock import OWN
 from tidegate.consumer.iceberg import columns as of_columns
 from tidegate.consumer.iceberg import index

@@ -23,8 +23,8 @@ from typing import Any
 import orjson
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan
-from tidegate.consumer.ddl_plan import REPEAT
+from tidegate.consumer import ddl_steps
+from tidegate.consumer.ddl_steps import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.flow import identity
 from tidegate.consumer.mysql.described import difference
@@ -52,58 +52,58 @@ from tidegate.consumer.target import Name
 from tidegate.errors import Fatal
 
 
-def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Statement]:
+def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Statement]:
     """The statements of a step; `known` is changed to what it is after it. Fatal when the target cannot do
     it.
     """
     match step:
-        case ddl_plan.Create(made):
+        case ddl_steps.Create(made):
             held = known.get((made.schema, made.table))
             known[made.schema, made.table] = made
             return _created(made, held)
-        case ddl_plan.Drop(schema, table):
+        case ddl_steps.Drop(schema, table):
             return (
                 [Again(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
                 if known.pop((schema, table), None)
                 else []
             )
-        case ddl_plan.Rename(schema, table, made):
+        case ddl_steps.Rename(schema, table, made):
             held, new = known.pop((schema, table)), (made.schema, made.table)
             moved = replace(held, schema=made.schema, table=made.table)
             known[new] = made if held.arrow_schema == made.arrow_schema else moved
             changes = alterations(moved, made, None) if known[new] is made else []
             first: list[Statement] = [create_schema(made.schema), RenameTable((schema, table), new)]
             return [*first, *(AlterTable(new, text) for text in changes)]
-        case ddl_plan.Rewrite(made, sources, _):
+        case ddl_steps.Rewrite(made, sources, _):
             name = made.schema, made.table
             filled = recasts(sources)
             texts = alterations(known[name], made, sources, filled)
             known[name] = made
             first = [AlterTable(name, beside(made, filled))] if filled else []
             return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
-        case ddl_plan.Redefine(made, _):
+        case ddl_steps.Redefine(made, _):
             name = made.schema, made.table
             texts = alterations(known[name], made, None)
             known[name] = made
             return [AlterTable(name, text) for text in texts]
-        case ddl_plan.Nothing(_):
+        case ddl_steps.Nothing(_):
             return []
-        case ddl_plan.Prune(schema, table, members):
+        case ddl_steps.Prune(schema, table, members):
             return [DeleteRows((schema, table), members)]
-        case ddl_plan.Exchange(schema, table, _, _, _):
+        case ddl_steps.Exchange(schema, table, _, _, _):
             raise _refused(
                 f"{schema}.{table}",
                 "rows change places with another table, and tables have no partitions here",
             )
-        case ddl_plan.Restore(made, _):
+        case ddl_steps.Restore(made, _):
             raise _refused(made.name, "rows that a database has dropped do not come back")
-        case ddl_plan.Replay(_, query, _, _):
+        case ddl_steps.Replay(_, query, _, _):
             raise AssertionError(f"see `replay`: {query}")
-        case ddl_plan.Refuse(why):
+        case ddl_steps.Refuse(why):
             raise AssertionError(f"refused before any step: {why}")
 
 
-def _recasts(name: Name, sources: tuple[ddl_plan.Source, ...], filled: dict[str, str]) -> list[Recast]:
+def _recasts(name: Name, sources: tuple[ddl_steps.Source, ...], filled: dict[str, str]) -> list[Recast]:
     return [
         Recast(name, one.taken.name, filled[one.column.name], one.change)
         for one in sources
@@ -181,7 +181,7 @@ class DdlRun:
             return True
         return identity(message) in self._done
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
         """See `Target.intend`. Renders all statements now, so that a refusal comes before any of them."""
         name = identity(message)
         if self._begun is not None and self._begun["name"] != name:
@@ -221,18 +221,18 @@ class DdlRun:
             )
 
     def _plan(
-        self, step: ddl_plan.Step, known: dict[Name, Definition], number: int, message: DdlMessage
+        self, step: ddl_steps.Step, known: dict[Name, Definition], number: int, message: DdlMessage
     ) -> _Planned:
         """Plan one step; `known` is changed to what it is after the step."""
         begun, skipped, was = self._begun is not None, message.ts in self._skipped, dict(known)
-        if isinstance(step, ddl_plan.Replay):
+        if isinstance(step, ddl_steps.Replay):
             made = (
                 after_skipped(step, known, self._tables)
                 if skipped
                 else replayed(step, known, self._tables, begun=begun)
             )
             return _Planned(number, made.statements, dict(known), made.read, session(step))
-        if isinstance(step, ddl_plan.Create) and not begun:
+        if isinstance(step, ddl_steps.Create) and not begun:
             name = step.definition.schema, step.definition.table
             held = [one for one in _named(message, name) if one not in known and self._tables.there(one)]
             if name in held and not (skipped or self._tables.adopting):
@@ -252,13 +252,13 @@ class DdlRun:
         """Whether a step of a DDL is expected; otherwise a step comes from rows without a DDL."""
         return self._step < len(self._planned)
 
-    def asked(self, step: ddl_plan.Step) -> None:
+    def asked(self, step: ddl_steps.Step) -> None:
         """Rows without a DDL need a table: an existing one is adopted for them.
 
         Fatal when there is none, or when it does not fit the rows.
         """
-        if not isinstance(step, ddl_plan.Create):
-            raise _refused(ddl_plan.in_words(step), "no DDL on the topic tells of it")
+        if not isinstance(step, ddl_steps.Create):
+            raise _refused(ddl_steps.in_words(step), "no DDL on the topic tells of it")
         asked = step.definition
         name = asked.schema, asked.table
         if (held := self._definitions.get(name)) is not None:
@@ -427,12 +427,12 @@ def _only_makes(message: DdlMessage) -> bool:
     return not message.query or isinstance(read(message.query, message.schema), MakesTable)
 
 
-def _adopted(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Name]:
+def _adopted(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Name]:
     """The names of adopted tables after a step with a TableInfo: their indexes must be read again."""
     match step:
-        case ddl_plan.Rename(schema, table, made):
+        case ddl_steps.Rename(schema, table, made):
             old = known.get((schema, table))
-        case ddl_plan.Rewrite(made, _, _) | ddl_plan.Redefine(made, _):
+        case ddl_steps.Rewrite(made, _, _) | ddl_steps.Redefine(made, _):
             old = known.get((made.schema, made.table))
         case _:
             return []

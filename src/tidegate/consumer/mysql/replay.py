@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tidegate.consumer import sql_replay
-from tidegate.consumer.ddl_plan import Replay
+from tidegate.consumer.ddl_steps import Replay
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.found import Found

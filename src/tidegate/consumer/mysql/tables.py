@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_plan import Source
+from tidegate.consumer.ddl_steps import Source
 from tidegate.consumer.definition import Definition, target_column
 from tidegate.consumer.modify import WIRE_TYPES
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted

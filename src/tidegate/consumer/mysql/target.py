@@ -29,8 +29,8 @@ from typing import Final
 import pymysql
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, definition
-from tidegate.consumer.ddl_plan import Dropped
+from tidegate.consumer import ddl_steps, definition
+from tidegate.consumer.ddl_steps import Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.by_hand import MySqlByHand
@@ -336,12 +336,12 @@ class MySqlTarget:
         """Whether the DDL's last statement has run, before the last crash."""
         return self._run.has_done(message)
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_steps.Step]) -> None:
         """Render the whole DDL; each statement is noted before it runs."""
         self._patiently(lambda attempt: self._hold.check_lock())  # an idle connection may have been ended
         self._run.intend(message, steps)
 
-    def execute(self, step: ddl_plan.Step) -> None:
+    def execute(self, step: ddl_steps.Step) -> None:
         """Execute the next step of the intended DDL, which is this one.
 
         Rows of a table that no DDL announced bring a step of their own. The table is not created, but an

@@ -1,7 +1,8 @@
 """The compiled matcher of a whole stream: prewrites and commits in, committed changes out.
 
-`match` runs the rules of `matcher.Matcher` over the events of a batch, for every registration of the
-stream; completed changes come out as references in `out`.
+`match` applies the rules of `matcher.Matcher` to the events of a batch, for every registration of the stream;
+completed changes are written as references to `out`. One function for each rule, in one file, so that they
+can be compared with `matcher.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.kernel import (
-    address,
-    copy_exact,
-    inline,
-    kernel,
-    prefetch,
-)
+from tidegate.kernel import address, copy_exact, inline, kernel, prefetch
 from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.puller.match.bucket_kernels import (
     add_entry,
@@ -144,10 +139,10 @@ CACHE_LINE = 64
 """Bytes."""
 
 CACHED_ROWS = 1024
-"""With more open rows than this their records are called for in advance."""
+"""If more rows than this are open, their records are prefetched."""
 
 AHEAD = 8
-"""So many rows in advance."""
+"""How many rows in advance."""
 
 
 @inline
@@ -172,7 +167,7 @@ def _find(tables: Tables, hashed: Any, registration: int, row: int) -> int:
 
 @inline
 def _passes(tables: Tables, registration: int, commit: Any) -> bool:
-    """Whether a completed change is to come out: above the checkpoint, and above the resolved ts."""
+    """Whether a completed change must be emitted: it is above the checkpoint, and above the resolved ts."""
     if commit <= registration_word(tables.registrations, registration, REG_CHECKPOINT):
         return False
     if commit <= registration_word(tables.registrations, registration, REG_RESOLVED):
@@ -216,7 +211,7 @@ def _emit(tables: Tables, registration: int, commit: Any, start: Any, op: Any, r
 
 @inline
 def _wait(tables: Tables, registration: int, row: int) -> None:
-    """Chain a commit or rollback that came before INITIALIZED."""
+    """Add a commit or rollback that came before INITIALIZED to the waiting ones."""
     registrations, rows, counts = tables.registrations, tables.rows, tables.counts
     offset = get_int(counts, C_WAITING)
     at = tables.waiting + offset
@@ -246,7 +241,7 @@ def _wait(tables: Tables, registration: int, row: int) -> None:
 
 @inline
 def _replay(tables: Tables, registration: int, wanted: Any) -> None:
-    """Apply the registration's waiting rows of one kind, in the order of arrival."""
+    """Apply the registration's waiting rows of one kind, in the order in which they came."""
     link = registration_word(tables.registrations, registration, REG_HEAD)
     while link != np.uint64(0) and registration_word(
         tables.registrations, registration, REG_STATE
@@ -310,7 +305,7 @@ def _commit(tables: Tables, registration: int, row: int) -> None:
     """Emit the change of a commit with its open prewrite; without one it waits, or is a violation.
 
     During a scan the prewrite may follow the commit, so the commit waits for INITIALIZED. After that a commit
-    without a prewrite means that the store left something out: to go on would lose the change.
+    without a prewrite means that the store left something out; if we continued, the change would be lost.
     """
     h, commit = row_word(tables.rows, row, HASH), row_word(tables.rows, row, COMMIT)
     found = _find(tables, h, registration, row)
@@ -343,7 +338,7 @@ def _rollback(tables: Tables, registration: int, row: int) -> None:
 
 @inline
 def _initialize(tables: Tables, registration: int) -> None:
-    """The scan of the registration's range is done: what waited for that is applied."""
+    """The scan of the registration's range is done: apply the rows that waited for it."""
     registrations = tables.registrations
     if registration_word(registrations, registration, REG_STATE) != np.uint64(SCANNING):
         return
@@ -440,7 +435,7 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     """Apply scanned and located events in order. See COUNT_WORDS for `counts`.
 
     TABLE_FULL: the table holds `room` entries. It stays small as long as few prewrites are open, which keeps
-    it in the cache; the caller doubles it with `rehash` and calls again, and the work goes on where it
+    it in the cache; the caller doubles it with `rehash` and calls again, and the work continues where it
     stopped. LOG_FULL: the same when the log (for rows of spilled registrations) is full and the caller has
     made room.
 

@@ -1,15 +1,16 @@
 """Arrow kernels: one image of many rows, from cells to the buffers of a whole record batch.
 
 `mounter.columns` calls them one after the other: `measure` gives every buffer its place in the body of an
-Arrow message, `fill` writes validity, offsets and values, `seal` the head (`mounter.batch_layout`). Rows are
-handled in tiles: their cells stay in the first-level cache, the column's kind is asked once a tile, and a
-tile's validity is one word, whose bits lead to the values: which are NULL differs from row to row and is no
-branch.
+Arrow message, `fill` writes validity, offsets and values, `seal` the head (`mounter.batch_layout`). The three
+share a line of words for each column (`arrow_lines`).
+
+Rows are handled in tiles: their cells stay in the first-level cache, and the kind of a column is tested once
+for each tile. The validity of a tile is one word, and its bits lead to the values: which rows are NULL cannot
+be predicted, so it must not be a branch.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,7 +34,43 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_ascii import COMMA
-from tidegate.kernel_layout import Layout, pointer, signed
+from tidegate.tidb.kernels.arrow_lines import (
+    ARGUMENT_AT,
+    AS_TEXT,
+    BYTES,
+    CELL_AT,
+    DATA_AT,
+    DAYS,
+    DECIMAL,
+    DURATION,
+    ELEMENT_BYTES,
+    ELEMENT_NAME,
+    ELEMENT_SIZE,
+    ELEMENTS_AT,
+    ENUM,
+    GROWTH_AT,
+    HIGH_AT,
+    JSON,
+    LINE_BYTES,
+    LONGEST_AT,
+    LOST_AT,
+    NULLS_AT,
+    PAIR_BYTES,
+    PAIR_FIRST,
+    PAIR_SECOND,
+    SET,
+    SINGLE,
+    TEXT_AT,
+    USED_AT,
+    VALID_AT,
+    VECTOR,
+    WIDE,
+    WIDTH_AT,
+    WORD1,
+    WORD2,
+    WORD4,
+    WORD8,
+)
 from tidegate.tidb.kernels.column import unscaled
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import STACK_WORDS, put_json
@@ -50,122 +87,22 @@ from tidegate.tidb.kernels.text import (
 from tidegate.tidb.kernels.value import word_before
 from tidegate.tidb.kernels.zone import clock_seconds, day_of, month_line
 
-
-class Fill(IntEnum):
-    """What becomes of a column's cells."""
-
-    WORD1 = 1
-    WORD2 = 2
-    WORD4 = 3
-    WORD8 = 4
-    WIDE = 5
-    """An unsigned bigint as decimal128."""
-    SINGLE = 6
-    DECIMAL = 7
-    DAYS = 8
-    MICROS = 9
-    BYTES = 10
-    DECIMAL_TEXT = 11
-    DURATION = 12
-    JSON = 13
-    ENUM = 14
-    SET = 15
-    VECTOR = 16
-
-
-WORD1: Final = int(Fill.WORD1)
-WORD2: Final = int(Fill.WORD2)
-WORD4: Final = int(Fill.WORD4)
-WORD8: Final = int(Fill.WORD8)
-WIDE: Final = int(Fill.WIDE)
-SINGLE: Final = int(Fill.SINGLE)
-DECIMAL: Final = int(Fill.DECIMAL)
-DAYS: Final = int(Fill.DAYS)
-MICROS: Final = int(Fill.MICROS)
-BYTES: Final = int(Fill.BYTES)
-AS_TEXT: Final = int(Fill.DECIMAL_TEXT)
-DURATION: Final = int(Fill.DURATION)
-JSON: Final = int(Fill.JSON)
-ENUM: Final = int(Fill.ENUM)
-SET: Final = int(Fill.SET)
-VECTOR: Final = int(Fill.VECTOR)
-
-
-class Word(IntEnum):
-    """The words of a layout's line, one line a column."""
-
-    FILL = 0
-    CELL = 1
-    """Number of the column's cell in a row."""
-    ARGUMENT = 2
-    """Scale of a decimal, fsp of a time, or where the elements of an enum or set are."""
-    ELEMENTS = 3
-    """How many; an element is two int64: address and length of its name."""
-    WIDTH = 4
-    """Bytes of a value of fixed width."""
-    GROWTH = 5
-    """Bytes of text, at most, for each of a cell's bytes."""
-    LONGEST = 6
-    """Bytes of text, at most, of a value whose length does not follow from its cell's."""
-    VALID = 7
-    """From here on `measure` and `fill` write. Where in the body: the validity bits, in whole tiles;"""
-    DATA = 8
-    """the values, or the offsets of text and vectors, int32[n + 1];"""
-    TEXT = 9
-    """the bytes of text, or the vectors' elements."""
-    USED = 10
-    """Bytes of text."""
-    NULLS = 11
-    LOST = 12
-    """Values that the target's type cannot hold; they are null."""
-    HIGH = 13
-    """1 if the text has bytes above 127."""
-
-
-LINE_WORDS: Final = len(Word)
-_LINE: Final = 8 * LINE_WORDS
-_CELL: Final = 8 * int(Word.CELL)
-_ARGUMENT: Final = 8 * int(Word.ARGUMENT)
-_ELEMENTS: Final = 8 * int(Word.ELEMENTS)
-_WIDTH: Final = 8 * int(Word.WIDTH)
-_GROWTH: Final = 8 * int(Word.GROWTH)
-_LONGEST: Final = 8 * int(Word.LONGEST)
-_VALID: Final = 8 * int(Word.VALID)
-_DATA: Final = 8 * int(Word.DATA)
-_TEXT: Final = 8 * int(Word.TEXT)
-_USED: Final = 8 * int(Word.USED)
-_NULLS: Final = 8 * int(Word.NULLS)
-_LOST: Final = 8 * int(Word.LOST)
-_HIGH: Final = 8 * int(Word.HIGH)
-ELEMENT: Final = Layout(
-    "element", "ELEMENT_", "An element of an enum or set.",
-    name=pointer("its name"),
-    size=signed("of the name", "bytes"),
-)  # fmt: skip
-ELEMENT_NAME, ELEMENT_SIZE = ELEMENT.offsets()
-_ELEMENT: Final = ELEMENT.size
-PAIR: Final = Layout(
-    "IPC pair", "PAIR_", "A node (length, NULLs) or buffer (offset, length) of an Arrow message's head.",
-    first=signed("length, or offset"), second=signed("NULLs, or length"),
-)  # fmt: skip
-PAIR_FIRST, PAIR_SECOND = PAIR.offsets()
-_PAIR: Final = PAIR.size
 _DECIMAL128: Final = 16
 _UPPER_HALF: Final = 8
-"""Bytes of a decimal128, and where its upper half is."""
+"""The bytes of a decimal128, and the offset of its upper half."""
 TILE: Final = 32
 _SPARE: Final = max(SLACK, 64)
-"""Bytes that may be written after the end of a text."""
+"""The bytes that may be written after the end of a text."""
 _ONE: Final = U64(1)
 _NONE: Final = U64(0)
 _TOP_BITS: Final = U64(0x8080808080808080)
 _SMALL_DIGITS: Final = 18
-"""Decimals of so many digits fit an int64."""
+"""The most digits of a decimal that fits an int64."""
 
 
 @inline
 def present(rows: int, ops: int, lacking: int) -> Any:
-    """A bit for each row of a tile that has the image."""
+    """A bit for each row of a tile: whether it has the image."""
     bits = _NONE
     for i in range(rows):
         bits |= (_ONE if load_u8(ops + i) != lacking else _NONE) << U64(i)
@@ -174,13 +111,13 @@ def present(rows: int, ops: int, lacking: int) -> Any:
 
 @inline
 def filled(valid: Any, row: int) -> int:
-    """-1 if that row of the tile has a value, else 0."""
+    """-1 if the row of the tile has a value, otherwise 0."""
     return I64(_NONE - ((valid >> U64(row)) & _ONE))
 
 
 @inline
 def not_null(rows: int, sizes: int, step: int) -> Any:
-    """A bit for each row of a tile whose cell is not NULL; step: bytes between rows."""
+    """A bit for each row of a tile: whether its cell is not NULL; step: bytes between rows."""
     bits = _NONE
     for i in range(rows):
         bits |= (~U64(I64(load_i32(sizes + step * i))) >> U64(63)) << U64(i)
@@ -190,7 +127,7 @@ def not_null(rows: int, sizes: int, step: int) -> Any:
 @inline
 def element(elements: int, number: int, out: int) -> int:
     """Append an element's name; returns the new end."""
-    entry = elements + _ELEMENT * number
+    entry = elements + ELEMENT_BYTES * number
     size = load_i64(entry + ELEMENT_SIZE)
     copy_exact(out, load_i64(entry + ELEMENT_NAME), size)
     return out + size
@@ -198,7 +135,7 @@ def element(elements: int, number: int, out: int) -> int:
 
 @inline
 def set_text(out: int, mask: Any, elements: int) -> int:
-    """The names of a set's bits, joined by commas."""
+    """Append the names of a set's bits, joined by commas; returns the new end."""
     number = 0
     first = out
     while mask != _NONE:
@@ -220,7 +157,7 @@ def set_known(mask: Any, count: int) -> bool:
 
 @inline
 def small_unscaled(addr: int, integer: int, frac: int) -> int:
-    """The digits of a decimal as one number, at most `_SMALL_DIGITS` of them."""
+    """The digits of a decimal as one number; there are at most `_SMALL_DIGITS`."""
     at = addr + 2
     flip = -1 if load_u8(at) & 0x80 == 0 else 0
     sign = 0x80
@@ -245,7 +182,7 @@ def small_unscaled(addr: int, integer: int, frac: int) -> int:
 
 @inline
 def put_unscaled(out: int, addr: int, scale: int) -> bool:
-    """A decimal as decimal128 of that scale; False when digits would be lost."""
+    """Write a decimal as decimal128 of a scale; False if digits would be lost."""
     frac = I64(load_u8(addr + 1))
     integer = I64(load_u8(addr)) - frac
     if frac > scale or integer + scale > _SMALL_DIGITS:
@@ -260,7 +197,7 @@ def put_unscaled(out: int, addr: int, scale: int) -> bool:
 
 @inline
 def put_text(out: int, addr: int, size: int, safe_from: int, safe_to: int) -> None:
-    """Copy `size` bytes; where 64 may be read at least 64 are, so that short texts are all alike."""
+    """Copy `size` bytes. Where 64 bytes may be read, at least 64 are copied: no branch for short texts."""
     if safe_from <= addr <= safe_to:
         copy32(out, addr)
         copy32(out + 32, addr + 32)
@@ -280,7 +217,7 @@ def aligned(at: int) -> int:
 def measure(
     row_count: int, lines: int, columns: int, all_sizes: int, stride: int, ops: int, lacking: int
 ) -> int:
-    """Give each column its places in the body of a message; returns the body's bytes.
+    """Give each column its places in the body of a message; returns the bytes of the body.
 
     lines: int64[columns, LINE_WORDS], what the two kernels write being 0; all_sizes: the cells' sizes; ops:
     uint8[row_count], rows of operation `lacking` do not have the image.
@@ -293,28 +230,31 @@ def measure(
         rows = min(TILE, row_count - first)
         held = present(rows, ops + first, lacking)
         for c in range(columns):
-            line = lines + c * _LINE
-            if load_i64(line + _GROWTH) > 0:
-                sizes = all_sizes + 4 * (first * stride + load_i64(line + _CELL))
+            line = lines + c * LINE_BYTES
+            if load_i64(line + GROWTH_AT) > 0:
+                sizes = all_sizes + 4 * (first * stride + load_i64(line + CELL_AT))
                 total = 0
                 for i in range(rows):
                     size = I64(load_i32(sizes + 4 * stride * i))
                     total += size & ~(size >> 63) & filled(held, i)
-                store_u64(line + _USED, load_i64(line + _USED) + total)
+                store_u64(line + USED_AT, load_i64(line + USED_AT) + total)
     at = 0
     for c in range(columns):
-        line = lines + c * _LINE
-        store_u64(line + _VALID, at)
+        line = lines + c * LINE_BYTES
+        store_u64(line + VALID_AT, at)
         at = aligned(at + (row_count + TILE - 1) // TILE * (TILE // 8))
-        store_u64(line + _DATA, at)
+        store_u64(line + DATA_AT, at)
         if load_i64(line) < BYTES:
-            at = aligned(at + load_i64(line + _WIDTH) * row_count)
+            at = aligned(at + load_i64(line + WIDTH_AT) * row_count)
         else:
             at = aligned(at + 4 * (row_count + 1))
-            store_u64(line + _TEXT, at)
-            text = load_i64(line + _USED) * load_i64(line + _GROWTH) + load_i64(line + _LONGEST) * row_count
+            store_u64(line + TEXT_AT, at)
+            text = (
+                load_i64(line + USED_AT) * load_i64(line + GROWTH_AT)
+                + load_i64(line + LONGEST_AT) * row_count
+            )
             at = aligned(at + text + _SPARE)
-            store_u64(line + _USED, 0)
+            store_u64(line + USED_AT, 0)
     return at
 
 
@@ -328,7 +268,7 @@ class Tile(NamedTuple):
     sizes: int
     """Addresses of the first row's cell."""
     stride: int
-    """Cells from one row's cell to the next one's."""
+    """The number of cells between the cell of a row and that of the next one."""
     valid: Any
     """A bit for each row that has a value."""
 
@@ -338,13 +278,13 @@ class Source(NamedTuple):
 
     cells: CellWords
     ops: int
-    """uint8 a row."""
+    """uint8 for each row."""
     lacking: int
     """The operation of rows that do not have the image."""
 
 
 class Memory(NamedTuple):
-    """What `fill` writes to and reads beside cells."""
+    """The memory that `fill` writes to, and reads besides cells."""
 
     body: int
     stack: int
@@ -353,14 +293,14 @@ class Memory(NamedTuple):
     """`zone.month_lines`."""
     safe_from: int
     safe_to: int
-    """From each address between these 64 bytes may be read."""
+    """64 bytes may be read from each address between these two."""
 
 
 @inline
 def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
-    """One tile of a column of fixed width; returns the bits of values that could not be kept."""
+    """Write a tile of a column of fixed width; returns the bits of values that do not fit its type."""
     first, rows, words, step, valid = tile.first, tile.rows, tile.words, 8 * tile.stride, tile.valid
-    data = body + load_i64(line + _DATA)
+    data = body + load_i64(line + DATA_AT)
     lost = _NONE
     if kind == WORD8:
         for i in range(rows):
@@ -383,7 +323,7 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
         for i in range(rows):
             store_u32(data + 4 * (first + i), single_bits(load_i64(words + step * i) & filled(valid, i)))
     elif kind == DECIMAL:
-        scale = load_i64(line + _ARGUMENT)
+        scale = load_i64(line + ARGUMENT_AT)
         for at in range(data + _DECIMAL128 * first, data + _DECIMAL128 * (first + rows), 8):
             store_u64(at, 0)
         left = valid
@@ -419,16 +359,16 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
 
 @inline
 def fill_bytes(line: int, body: int, tile: Tile, safe_from: int, safe_to: int) -> None:
-    """One tile of a column whose bytes are its values."""
+    """Write a tile of a column whose bytes are its values."""
     first, rows, valid = tile.first, tile.rows, tile.valid
     words, sizes, stride = tile.words, tile.sizes, tile.stride
-    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
-    text = body + load_i64(line + _TEXT)
-    end = load_i64(line + _USED)
+    ends = body + load_i64(line + DATA_AT) + 4 * (first + 1)
+    text = body + load_i64(line + TEXT_AT)
+    end = load_i64(line + USED_AT)
     for i in range(rows):
         end += I64(load_i32(sizes + 4 * stride * i)) & filled(valid, i)
         store_u32(ends + 4 * i, end)
-    store_u64(line + _USED, end)
+    store_u64(line + USED_AT, end)
     left = valid
     while left != _NONE:
         i = I64(cttz64(left))
@@ -440,14 +380,14 @@ def fill_bytes(line: int, body: int, tile: Tile, safe_from: int, safe_to: int) -
 
 @inline
 def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
-    """One tile of any other column of text or vectors; returns the bits of values that could not be kept."""
+    """Write a tile of another column of text or vectors; returns the bits of values without a text."""
     first, rows, valid = tile.first, tile.rows, tile.valid
     words, sizes, stride = tile.words, tile.sizes, tile.stride
-    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
-    text = body + load_i64(line + _TEXT)
-    out = text + load_i64(line + _USED)
-    argument = load_i64(line + _ARGUMENT)
-    count = load_i64(line + _ELEMENTS)
+    ends = body + load_i64(line + DATA_AT) + 4 * (first + 1)
+    text = body + load_i64(line + TEXT_AT)
+    out = text + load_i64(line + USED_AT)
+    argument = load_i64(line + ARGUMENT_AT)
+    count = load_i64(line + ELEMENTS_AT)
     unit = 0 if kind <= SET else 2
     lost = _NONE
     for i in range(rows):
@@ -475,7 +415,7 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
                 copy_exact(out, word + 4, size - 4)
                 out += size - 4
         store_u32(ends + 4 * i, (out - text) >> unit)
-    store_u64(line + _USED, out - text)
+    store_u64(line + USED_AT, out - text)
     return lost
 
 
@@ -490,15 +430,15 @@ def fill(row_count: int, lines: int, columns: int, source: Source, memory: Memor
     body, ops, lacking = memory.body, source.ops, source.lacking
     all_words, all_sizes, stride = source.cells.words, source.cells.sizes, source.cells.stride
     for c in range(columns):
-        if load_i64(lines + c * _LINE) >= BYTES:
-            store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
+        if load_i64(lines + c * LINE_BYTES) >= BYTES:
+            store_u32(body + load_i64(lines + c * LINE_BYTES + DATA_AT), 0)
     for first in range(0, row_count, TILE):
         rows = min(TILE, row_count - first)
         held = present(rows, ops + first, lacking)
         for c in range(columns):
-            line = lines + c * _LINE
+            line = lines + c * LINE_BYTES
             kind = load_i64(line)
-            cell = first * stride + load_i64(line + _CELL)
+            cell = first * stride + load_i64(line + CELL_AT)
             sizes = all_sizes + 4 * cell
             valid = held & not_null(rows, sizes, 4 * stride)
             tile = Tile(first, rows, all_words + 8 * cell, sizes, stride, valid)
@@ -510,14 +450,14 @@ def fill(row_count: int, lines: int, columns: int, source: Source, memory: Memor
             else:
                 lost = fill_text(line, kind, body, tile, memory.stack)
             valid ^= lost
-            store_u32(body + load_i64(line + _VALID) + first // 8, valid)
-            store_u64(line + _LOST, load_i64(line + _LOST) + I64(ctpop64(lost)))
-            store_u64(line + _NULLS, load_i64(line + _NULLS) + rows - I64(ctpop64(valid)))
+            store_u32(body + load_i64(line + VALID_AT) + first // 8, valid)
+            store_u64(line + LOST_AT, load_i64(line + LOST_AT) + I64(ctpop64(lost)))
+            store_u64(line + NULLS_AT, load_i64(line + NULLS_AT) + rows - I64(ctpop64(valid)))
     for c in range(columns):
-        line = lines + c * _LINE
+        line = lines + c * LINE_BYTES
         if load_i64(line) >= BYTES:
-            high = above_127(body + load_i64(line + _TEXT), load_i64(line + _USED))
-            store_u64(line + _HIGH, 1 if high else 0)
+            high = above_127(body + load_i64(line + TEXT_AT), load_i64(line + USED_AT))
+            store_u64(line + HIGH_AT, 1 if high else 0)
 
 
 @kernel
@@ -529,14 +469,14 @@ def seal(row_count: int, lines: int, columns: int, nodes: int, buffers: int) -> 
     compares what it finds there.
     """
     for c in range(columns):
-        line = lines + c * _LINE
+        line = lines + c * LINE_BYTES
         kind = load_i64(line)
-        text = load_i64(line + _TEXT)
-        used = load_i64(line + _USED)
-        nodes = put_pair(nodes, row_count, load_i64(line + _NULLS))
-        buffers = put_pair(buffers, load_i64(line + _VALID), (row_count + 7) // 8)
-        size = load_i64(line + _WIDTH) * row_count if kind < BYTES else 4 * (row_count + 1)
-        buffers = put_pair(buffers, load_i64(line + _DATA), size)
+        text = load_i64(line + TEXT_AT)
+        used = load_i64(line + USED_AT)
+        nodes = put_pair(nodes, row_count, load_i64(line + NULLS_AT))
+        buffers = put_pair(buffers, load_i64(line + VALID_AT), (row_count + 7) // 8)
+        size = load_i64(line + WIDTH_AT) * row_count if kind < BYTES else 4 * (row_count + 1)
+        buffers = put_pair(buffers, load_i64(line + DATA_AT), size)
         if kind == VECTOR:
             nodes = put_pair(nodes, used // 4, 0)
             buffers = put_pair(buffers, text, 0)
@@ -546,15 +486,15 @@ def seal(row_count: int, lines: int, columns: int, nodes: int, buffers: int) -> 
 
 @inline
 def put_pair(at: int, first: int, second: int) -> int:
-    """Two int64; returns where the next ones go."""
+    """Write two int64; returns the address after them."""
     store_u64(at + PAIR_FIRST, first)
     store_u64(at + PAIR_SECOND, second)
-    return at + _PAIR
+    return at + PAIR_BYTES
 
 
 @inline
 def above_127(text: int, size: int) -> bool:
-    """Whether any of the bytes is not ASCII."""
+    """Whether any byte is not ASCII."""
     seen = _NONE
     at = 0
     while at + 8 <= size:
@@ -567,7 +507,7 @@ def above_127(text: int, size: int) -> bool:
 
 
 def warm() -> None:
-    """Compile what is not in numba's cache yet."""
+    """Compile the kernels that are not in numba's cache yet."""
     words = np.zeros(STACK_WORDS, dtype=np.int64)
     at = address(words)
     measure(0, at, 0, at, 1, at, 0)

@@ -1,23 +1,22 @@
-"""JSON kernels: check binary JSON, and print it as TiDB's canonical text.
+"""JSON kernels: check binary JSON documents, and print them as TiDB's canonical text.
 
 Formats: docs/formats/values.md#json, docs/formats/columns.md#canonical-text.
 
-The row decoder calls `json_ok` on every JSON value, with the rules of the plain reader
-(`tidegate.tidb.types.json`): every part in bounds, every byte of the document in at most one part, at most
-`MAX_DEPTH` levels, every scalar in its range. After that `put_json` needs no check of its own, takes time
-linear in the value, and writes at most `JSON_GROWTH * length + SLACK` bytes.
+The row decoder calls `json_ok` on every JSON value. It has the rules of the plain reader
+(`tidegate.tidb.types.json`): every part is in bounds, every byte of the document belongs to at most one part,
+there are at most `MAX_DEPTH` levels, every scalar is in its range. After that `put_json` needs no checks,
+takes time linear in the value, and writes at most `JSON_GROWTH * length + SLACK` bytes. Strings are in
+`json_string`.
 
     out = put_json(out, a, l, stack)     # a cell of kind JSON; stack: address of int64[STACK_WORDS]
 
-These two are called, not inlined: each copy would cost seconds to compile, and a call costs nothing beside
-what they do. The caller allocates the stack once and shares it between calls; it holds nothing between them.
+These two are called, not inlined: each copy would cost seconds to compile, and a call is cheap compared with
+their work. The caller allocates the stack once and uses it for all calls; nothing in it outlives a call.
 """
 
 from __future__ import annotations
 
 from typing import Final
-
-import numpy as np
 
 from tidegate.kernel import (
     inline,
@@ -32,50 +31,24 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_ascii import (
-    BACKSLASH,
-    BACKSPACE,
-    CARRIAGE_RETURN,
     CLOSE_BRACE,
     CLOSE_BRACKET,
     COLON,
     COMMA,
-    EQUALS,
-    ESCAPED_20_TEXT,
     FALS_TEXT,
-    FORM_FEED,
-    LINE_BREAK_LEAD,
-    LINE_SEPARATOR,
-    LOWER_B,
     LOWER_E,
-    LOWER_F,
-    LOWER_N,
-    LOWER_R,
-    LOWER_T,
-    NEWLINE,
     NULL_TEXT,
     OPEN_BRACE,
     OPEN_BRACKET,
-    PARAGRAPH_SEPARATOR,
     QUOTE,
-    REPLACEMENT,
     SPACE,
-    TAB,
     TRUE_TEXT,
-    U000_TEXT,
     YPE_TEXT,
-    ZERO,
 )
 from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.float import is_finite, put_double_tidb
-from tidegate.tidb.kernels.text import (
-    I64,
-    U64,
-    put_date,
-    put_datetime,
-    put_duration,
-    put_i64,
-    put_u64,
-)
+from tidegate.tidb.kernels.json_string import put_base64, put_quoted
+from tidegate.tidb.kernels.text import I64, put_date, put_datetime, put_duration, put_i64, put_u64
 from tidegate.tidb.types.json import (
     ARRAY,
     DATE,
@@ -94,7 +67,7 @@ from tidegate.tidb.types.json import (
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
 
 JSON_GROWTH: Final = 6
-"""Bytes of text per byte of binary JSON: a control character becomes six."""
+"""The most bytes of text for each byte of binary JSON: a control character becomes six."""
 _DEPTH: Final = MAX_DEPTH
 FRAME: Final = Layout(
     "JSON frame", "FRAME_", "A container that is being read: one for each level of the stack.",
@@ -114,7 +87,7 @@ _KEY_ENTRY: Final = 6
 """Offset (u32) and size (u16) of a key."""
 _KEY_SIZE_AT: Final = 4
 _VALUE_ENTRY: Final = 5
-"""Type code and offset (u32) of a value; of a literal the value itself."""
+"""Type code and offset (u32) of a value; for a literal the value itself instead of the offset."""
 _NULL, _TRUE, _FALSE = range(3)
 """Literals."""
 _DURATION_BYTES: Final = 12
@@ -122,16 +95,6 @@ _DURATION_BYTES: Final = 12
 _BASE64_T: Final = int.from_bytes(b"base64:t", "little")
 _BASE64_T_BYTES: Final = 8
 _LONGEST_TIME: Final = DURATION_MAX_NS
-
-_BASE64: Final = np.frombuffer(
-    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
-).copy()
-_HEX: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8).copy()
-_HIGH_BITS: Final = U64(0x8080808080808080)
-_ONES: Final = U64(0x0101010101010101)
-_QUOTES: Final = U64(0x2222222222222222)
-_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
-_SPACES: Final = U64(0x2020202020202020)
 
 
 @inline
@@ -201,7 +164,7 @@ def scalar_size(code: int, addr: int, room: int) -> int:
 
 @inline
 def push(stack: int, depth: int, base: int, members: int) -> None:
-    """Enter a container: where it starts; members: count << 1 | named."""
+    """Enter the container at `base`; members: count << 1 | 1 for an object."""
     frame = stack + _FRAME * depth
     store_u64(frame + FRAME_BASE, base)
     store_u64(frame + FRAME_MEMBERS, members)
@@ -270,167 +233,9 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
             return True
 
 
-# --- text -----------------------------------------------------------------------------------------------
-
-
-@inline
-def plain_eight(word: int) -> bool:
-    """Whether 8 bytes are ASCII that JSON text holds as it is."""
-    bits = U64(word)
-    quote = bits ^ _QUOTES
-    slash = bits ^ _BACKSLASHES
-    marks = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
-    return bool(marks & _HIGH_BITS == U64(0))
-
-
-@inline
-def utf8_size(addr: int, room: int) -> int:
-    """The bytes of the character at `addr` (its first byte is >= 0x80); negative: of a damaged one.
-
-    A damaged character is as long as what it has in common with a whole one, at least 1, as Python and the
-    Unicode standard (3.9, "maximal subpart") count for replacement.
-    """
-    lead = I64(load_u8(addr))
-    if lead < 0xC2 or lead > 0xF4:
-        return -1
-    size = 2 if lead < 0xE0 else (3 if lead < 0xF0 else 4)
-    low = 0x80
-    high = 0xBF
-    if lead == 0xE0:
-        low = 0xA0
-    elif lead == 0xED:
-        high = 0x9F
-    elif lead == 0xF0:
-        low = 0x90
-    elif lead == 0xF4:
-        high = 0x8F
-    for i in range(1, size):
-        if i >= room:
-            return -i
-        byte = I64(load_u8(addr + i))
-        if byte < low or byte > high:
-            return -i
-        low = 0x80
-        high = 0xBF
-    return size
-
-
-@inline
-def is_utf8(at: int, end: int) -> bool:
-    """Whether the bytes are UTF-8. Nothing is read from `end` on."""
-    while at < end:
-        if at + 8 <= end and load_u64(at) & _HIGH_BITS == U64(0):
-            at += 8
-        elif load_u8(at) < 0x80:
-            at += 1
-        else:
-            used = utf8_size(at, end - at)
-            if used < 0:
-                return False
-            at += used
-    return True
-
-
-@inline
-def put_escape(out: int, byte: int) -> int:
-    """A quote, backslash or control character, escaped: at most 6 bytes."""
-    store_u8(out, BACKSLASH)
-    short = 0
-    if byte == QUOTE or byte == BACKSLASH:
-        short = byte
-    elif byte == BACKSPACE:
-        short = LOWER_B
-    elif byte == FORM_FEED:
-        short = LOWER_F
-    elif byte == NEWLINE:
-        short = LOWER_N
-    elif byte == CARRIAGE_RETURN:
-        short = LOWER_R
-    elif byte == TAB:
-        short = LOWER_T
-    if short != 0:
-        store_u8(out + 1, short)
-        return out + 2
-    store_u32(out + 1, U000_TEXT)
-    store_u8(out + 4, _HEX[byte >> 4])
-    store_u8(out + 5, _HEX[byte & 15])
-    return out + 6
-
-
-@inline
-def put_quoted(out: int, addr: int, size: int) -> int:
-    """A string in quotes: controls, quotes, backslashes and U+2028/9 escaped, damage replaced by U+FFFD.
-
-    At most 6 * size + 2 bytes. Nothing else is escaped: this is TiDB's JSON, not Go's.
-    """
-    store_u8(out, QUOTE)
-    out += 1
-    at = 0
-    while at < size:
-        if at + 8 <= size:
-            word = load_i64(addr + at)
-            if plain_eight(word):
-                store_u64(out, word)
-                out += 8
-                at += 8
-                continue
-        byte = I64(load_u8(addr + at))
-        if byte < 0x80:
-            at += 1
-            if byte >= SPACE and byte != QUOTE and byte != BACKSLASH:
-                store_u8(out, byte)
-                out += 1
-            else:
-                out = put_escape(out, byte)
-            continue
-        used = utf8_size(addr + at, size - at)
-        if used < 0:
-            store_u32(out, REPLACEMENT)
-            out += 3
-            at -= used
-            continue
-        last = I64(load_u8(addr + at + 2)) if used == 3 else 0
-        if (
-            used == 3
-            and I64(load_u16(addr + at)) == LINE_BREAK_LEAD
-            and (last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR)
-        ):
-            store_u32(out, ESCAPED_20_TEXT)
-            store_u8(out + 4, ZERO + 2)
-            store_u8(out + 5, ZERO + 8 + last - LINE_SEPARATOR)
-            out += 6
-        else:
-            for i in range(used):
-                store_u8(out + i, load_u8(addr + at + i))
-            out += used
-        at += used
-    store_u8(out, QUOTE)
-    return out + 1
-
-
-@inline
-def put_base64(out: int, addr: int, size: int) -> int:
-    """Standard base64 with padding."""
-    at = 0
-    while at < size:
-        rest = size - at
-        word = I64(load_u8(addr + at)) << 16
-        if rest > 1:
-            word |= I64(load_u8(addr + at + 1)) << 8
-        if rest > 2:
-            word |= I64(load_u8(addr + at + 2))
-        store_u8(out, _BASE64[word >> 18])
-        store_u8(out + 1, _BASE64[(word >> 12) & 63])
-        store_u8(out + 2, _BASE64[(word >> 6) & 63] if rest > 1 else EQUALS)
-        store_u8(out + 3, _BASE64[word & 63] if rest > 2 else EQUALS)
-        out += 4
-        at += 3
-    return out
-
-
 @inline
 def put_literal(out: int, code: int) -> int:
-    """null, true or false."""
+    """Write null, true or false."""
     if code == _NULL:
         store_u32(out, NULL_TEXT)
         return out + 4
@@ -444,7 +249,7 @@ def put_literal(out: int, code: int) -> int:
 
 @inline
 def put_scalar(out: int, code: int, addr: int) -> int:
-    """A scalar that `json_ok` has passed."""
+    """Write a scalar that `json_ok` has accepted."""
     if code == LITERAL:
         return put_literal(out, I64(load_u8(addr)))
     if code == STRING:
@@ -477,7 +282,7 @@ def put_scalar(out: int, code: int, addr: int) -> int:
 
 @kernel
 def put_json(out: int, addr: int, size: int, stack: int) -> int:
-    """A cell of kind JSON as TiDB's text; the end.
+    """Write a cell of kind JSON as TiDB's text; returns the end.
 
     Reads the value, which must have passed `json_ok`. Writes `out`, and `stack` on the way. Bound:
     JSON_GROWTH * size + SLACK bytes. Twin: `tidegate.tidb.types.json.decode`.

@@ -1,14 +1,14 @@
 """Registers and deregisters downstreams, turns applied commands into events, advances resolved ts.
 
-One thread owns all state of CDC and works through one queue, first in first out; all correctness leans on
-that order: commands are queued before their clients know of them, a snapshot's downstream is initialized
-behind the commands it contains, and a resolved ts is queued behind every command applied before its
-timestamp was taken. Scans run on threads of their own.
+One thread owns all state of CDC and works through one queue, first in first out. Correctness depends on that
+order: a command is queued before its client gets an answer, a downstream is initialized after the commands
+that its snapshot contains, and a resolved ts is queued after every command that was applied before its
+timestamp was taken. Scans run on threads of their own. (TiKV: `components/cdc/src/endpoint.rs`.)
 
-Bounds: the queue holds at most `BACKLOG_CHANGES_MAX` applied changes (the apply thread waits; the endpoint
-itself never waits for a client) and `REQUESTS_MAX` requests of a connection (its stream waits), each channel
-its quota and all of them a budget, there are at most `REGISTRATIONS_MAX` registrations, at most `SCANS_MAX`
-scans wait or run, and these send so many bytes a second (`limiter`).
+Bounds: the queue has at most `BACKLOG_CHANGES_MAX` applied changes (then the apply thread waits; the endpoint
+itself never waits for a client) and `REQUESTS_MAX` requests of a connection (then its stream waits). Each
+channel has a quota, and all of them a budget. There are at most `REGISTRATIONS_MAX` registrations; at most
+`SCANS_MAX` scans wait or run, and these send a limited number of bytes a second (`limiter`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
 from tidegate.tikv.budget import Budget
 from tidegate.tikv.cdc import initializer, wire
+from tidegate.tikv.cdc.capture_errors import as_capture_error, ended_by
 from tidegate.tikv.cdc.channel import QUOTA_BYTES, UNREAD_BYTES_MAX, Channel
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
@@ -43,31 +44,31 @@ from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import STORE_ID, Region
 from tidegate.tikv.raft.region_change import Kind, RegionChange
-from tidegate.tikv.raft.region_table import RegionTable, not_leader
+from tidegate.tikv.raft.region_table import RegionTable
 from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 TICK_S: Final = 0.05
 QUIET_S: Final = 2.0
 QUIET_TICKS: Final = 4
-"""When nothing was written for QUIET_S, one tick in so many is made: nobody waits for more than the time
-then, and each mark costs all who follow. TiKV itself ticks once a second, or five times in 6.5.0."""
+"""If nothing was written for QUIET_S, only one tick in QUIET_TICKS is made: a tick then tells clients nothing
+but the time, and costs each of them work. TiKV itself ticks once a second, 6.5.0 five times."""
 TICK_SHARE: Final = 0.05
-"""Of a core, for the marks of all stores at most: with many downstreams or stores the tick slows down."""
+"""The share of a core that ticks of all stores may take: with many downstreams or stores they slow down."""
 REPEAT_S: Final = 1.0
-"""A resolved ts that does not move is repeated this often, so that clients know the stream is alive."""
+"""Seconds after which an unchanged resolved ts is sent again, so that clients know the stream is alive."""
 BACKLOG_CHANGES_MAX: Final = 1 << 19
 SCAN_THREADS: Final = 4
 SCANS_MAX: Final = 10000
 REGISTRATIONS_MAX: Final = 1 << 18
-"""Of all streams of a store: one takes some KB, whether or not anything happens to its region."""
+"""Registrations of all streams of a store: each takes some KB, even if nothing happens in its region."""
 CAPTURE_POLL_S: Final = 0.2
-"""How often a scan that waits for its snapshot looks whether it is still wanted."""
+"""How often a scan that waits for its snapshot checks whether it is still wanted."""
 RAW_KV_VERSION: Final = "6.2.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Watchdog:
-    """Every `interval_s` streams are ended that are full and have sent nothing for `idle_s`."""
+    """Every `interval_s`, streams are ended that are full and have sent nothing for `idle_s`."""
 
     interval_s: float = 60.0
     idle_s: float = 300.0
@@ -144,34 +145,34 @@ class Endpoint:
         self._scans.shutdown(cancel_futures=True)
 
     def announced(self, region_id: int) -> Announced:
-        """What the region's present downstreams were told, by key."""
+        """What was sent to the region's present downstreams, by key."""
         delegate = self._delegates.get(region_id)
         return _SILENCE if delegate is None else delegate.announced
 
     # --- what the stream's threads call ---
 
     def new_channel(self) -> Channel:
-        """For a stream that begins."""
+        """A channel for a new stream."""
         return Channel(self._faults.quota_bytes or QUOTA_BYTES, budget=self._unread)
 
     def open(self, connection: Connection) -> None:
-        """A stream began; at a store that stops it ends at once."""
+        """Add a stream; at a store that is stopping, the stream ends at once."""
         self._tasks.put(lambda: self._connections.update({connection.id: connection}))
-        if self._stopping.is_set():  # what was queued behind the end is never looked at
+        if self._stopping.is_set():  # a task queued after the end is never run
             connection.channel.close()
 
     def close(self, connection: Connection) -> None:
-        """A stream ended: all its registrations end without a word."""
+        """Remove a stream that has ended; its registrations end without an error."""
         connection.channel.close()
         self._tasks.put(lambda: self._close(connection))
 
     def request(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
-        """Register or deregister. Waits while the connection has too many requests in hand."""
+        """Register or deregister. Waits while too many requests of the connection are under way."""
         for _ in range(2 if self._faults.duplicates() else 1):
             if connection.channel.begin_request():
                 self._tasks.put(lambda: self._request(connection, request))
 
-    # --- what may be made to go wrong ---
+    # --- faults on demand ---
 
     def cut(self) -> None:
         """End all streams."""
@@ -205,7 +206,7 @@ class Endpoint:
             try:
                 task()
             except Exception:
-                # All state belongs to connections: without them it is new, and their clients come again.
+                # All state belongs to connections: closing them clears it, and the clients connect again.
                 _log.exception("cdc task failed, closing all streams")
                 self._close_all()
 
@@ -233,7 +234,7 @@ class Endpoint:
         self._drop(downstream, pb.Error(congested=pb.Congested(region_id=downstream.region.id)))
 
     def _on_change(self, change: RegionChange) -> None:
-        """A region is another from here on: the delegates of what it was end."""
+        """A region has changed: end the downstreams of what it was, with an error."""
         for region in change.before:
             delegate = self._delegates.get(region.id)
             if delegate is not None and change.kind in (Kind.PREPARE_FLASHBACK, Kind.FINISH_FLASHBACK):
@@ -263,7 +264,7 @@ class Endpoint:
             connection.channel.put_error(wire.framed(event))
             return
         if self._is_past(request.checkpoint_ts):
-            # What chooses its commit ts from now on is new to this client.
+            # A transaction that chooses its commit ts from now on gets one above the client's checkpoint.
             self._concurrency.update_max_ts(request.checkpoint_ts)
         start, end = _observed(request)
         downstream = Downstream(
@@ -292,7 +293,7 @@ class Endpoint:
             return False
 
     def _admit(self, connection: Connection, request: pb.ChangeDataRequest) -> Region | pb.Error:
-        """The region a registration is for, or why it cannot be."""
+        """The region of a registration, or the error that refuses it."""
         if connection.checks_cluster_id and request.header.cluster_id != self._cluster_id:
             other = pb.ClusterIDMismatch(current=self._cluster_id, request=request.header.cluster_id)
             return pb.Error(cluster_id_mismatch=other)
@@ -321,7 +322,7 @@ class Endpoint:
                 self._drop(downstream, pb.Error(region_not_found=missing))
 
     def _drop(self, downstream: Downstream, error: pb.Error | None) -> None:
-        """Forget a downstream; `error` is the last it hears."""
+        """Forget a downstream; `error` is its last event."""
         downstream.channel.fail(downstream, None if error is None else downstream.error(error))
         region_id = downstream.region.id
         if downstream.home.get((downstream.request_id, region_id)) is downstream:
@@ -344,7 +345,7 @@ class Endpoint:
             self._close(connection)
 
     def _watch(self) -> None:
-        """End streams whose client reads nothing while they are full."""
+        """End full streams whose clients read nothing."""
         for connection in list(self._connections.values()):
             if connection.channel.is_stuck(self._watchdog.idle_s):
                 _log.warning("cdc stream is stuck, ending it", extra={"connection": connection.id})
@@ -382,10 +383,10 @@ class Endpoint:
             self._congested(downstream)
 
     def _capture(self, downstream: Downstream) -> EngineSnapshot | None:
-        """A snapshot, with the downstream receiving exactly what is applied after it.
+        """A snapshot, such that the downstream gets exactly the commands that are applied after it.
 
-        None when the region is another since the registration was accepted: whoever asks for changes of it
-        is told, as at a change that was observed. Raises what kept the snapshot from being made.
+        None if the region has changed since the registration was accepted: its downstreams then end with an
+        error, as when a change is observed. Raises the error that prevented the snapshot.
         """
         ready: queue.SimpleQueue[EngineSnapshot | Exception | None] = queue.SimpleQueue()
 
@@ -434,7 +435,7 @@ class Endpoint:
             stores = len(self._raftstore.observers)
             if self._stopping.wait(pause_s(self._tick_s, self._tick_cpu_s, stores)):
                 return
-            # A mark of one store is of use only with those of all the others: any write ends their rest, too.
+            # A client needs the resolved ts of all stores, so a write at any of them ends the rest of all.
             quiet = time.monotonic() - self._raftstore.stirred_at > QUIET_S
             skipped = (skipped + 1) % QUIET_TICKS if quiet else 0
             if skipped:
@@ -449,7 +450,8 @@ class Endpoint:
                 min_ts = self._next_ts()
             except Retryable:
                 continue
-            # From here on whoever chooses a commit ts chooses a later one; who has chosen before is seen.
+            # From here on a transaction gets a commit ts above min_ts; one that has chosen before holds a
+            # lock.
             self._concurrency.update_max_ts(min_ts)
             min_ts = self._concurrency.min_lock_ts(min_ts)
             self._tasks.put(lambda: self._advance(min_ts, done))  # noqa: B023 - awaited before the next round
@@ -458,7 +460,7 @@ class Endpoint:
                     return
 
     def _advance(self, min_ts: int, done: threading.Event) -> None:
-        """Resolve every downstream that is in step, then tell the clients."""
+        """Advance every downstream whose scan is done, then send the new resolved ts."""
         began = time.thread_time()
         try:
             for delegate in self._delegates.values():
@@ -471,7 +473,7 @@ class Endpoint:
             done.set()
 
     def _report(self, connection: Connection, now: float) -> None:
-        """One mark per (request id, ts), with all regions that are exactly there: none ever goes back."""
+        """Send a message for each (request id, ts), with all regions that are exactly there; no ts falls."""
         groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for (request_id, region_id), downstream in connection.downstreams.items():
             ts = downstream.resolver.resolved_ts
@@ -489,37 +491,8 @@ class Endpoint:
 
 
 def pause_s(tick_s: float, cpu_s: float, stores: int) -> float:
-    """Seconds between two ticks of a store, of which one takes `cpu_s`: all stores are one process here."""
+    """Seconds between two ticks of a store, if one takes `cpu_s`; all stores share one process here."""
     return max(tick_s, cpu_s * stores / TICK_SHARE)
-
-
-def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | None:
-    """What downstreams of a region at a store hear when it changes; None when nothing ends for them."""
-    match change.kind:
-        case Kind.SPLIT:
-            current = [each.message for each in change.now]
-            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=current))
-        case Kind.COMMIT_MERGE if region in change.gone:
-            return pb.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=region.id))
-        case Kind.PREPARE_MERGE | Kind.COMMIT_MERGE | Kind.ROLLBACK_MERGE:
-            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch())
-        case Kind.TRANSFER:
-            (now,) = change.now
-            return None if now.leader == store_id else as_capture_error(not_leader(now))
-        case Kind.CHANGE_PEERS | Kind.PREPARE_FLASHBACK | Kind.FINISH_FLASHBACK:
-            return None
-
-
-def as_capture_error(error: errorpb_pb2.Error) -> pb.Error:
-    """A region error in the form ChangeData has for it."""
-    if error.HasField("not_leader"):
-        return pb.Error(not_leader=error.not_leader)
-    if error.HasField("epoch_not_match"):
-        return pb.Error(epoch_not_match=error.epoch_not_match)
-    if error.HasField("flashback_in_progress"):  # TiKV's answer to all it has no other for
-        missing = errorpb_pb2.RegionNotFound(region_id=error.flashback_in_progress.region_id)
-        return pb.Error(region_not_found=missing)
-    return pb.Error(region_not_found=error.region_not_found)
 
 
 def _in_step(downstream: Downstream) -> None:
@@ -527,7 +500,7 @@ def _in_step(downstream: Downstream) -> None:
 
 
 def _observed(request: pb.ChangeDataRequest) -> tuple[bytes, bytes]:
-    """The encoded range to observe; bounds that are no encoded keys mean the whole region."""
+    """The encoded range to observe; the whole region if a bound is not an encoded key."""
     try:
         for bound in (request.start_key, request.end_key):
             if bound:

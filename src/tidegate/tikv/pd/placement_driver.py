@@ -1,7 +1,7 @@
 """The service `pdpb.PD`: the cluster's id, its stores, time and safepoints.
 
-Called by the gRPC edge (`rpc.services`), one method per call; the calls about regions are in `regions`. PD's
-durable state is in the engine's meta column family, so a restarted upstream is the same cluster.
+Called by the gRPC edge (`rpc.pd_services`), one method per call; the calls about regions are in `regions`.
+PD's durable state is in the engine's meta column family, so a restarted upstream is the same cluster.
 """
 
 from __future__ import annotations

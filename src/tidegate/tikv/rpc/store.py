@@ -1,7 +1,7 @@
 """The service `tikvpb.Tikv`: checks requests, serves reads at once and writes through the scheduler.
 
-Called by the gRPC edge (`services`). `submit` never waits for an apply, so one BatchCommands stream can have
-many commands in progress. The checks of a request, in order: region and epoch, API version, range of the
+Called by the gRPC edge (`tikv_service`). `submit` never waits for an apply, so one BatchCommands stream can
+have many commands in progress. The checks of a request, in order: region and epoch, API version, range of the
 region. Then a read raises max_ts and checks the in-memory locks, and a write takes its latches.
 """
 

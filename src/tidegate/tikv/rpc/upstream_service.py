@@ -16,7 +16,7 @@ from tidegate.tikv.pd.stores import VERSION
 from tidegate.tikv.pd.tso import TsoMode
 from tidegate.tikv.raft.conf_change import PeerChange, Wish
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.rpc.services import abort
+from tidegate.tikv.rpc.handlers import abort
 
 _WISHES: Final = {
     pb.ChangePeersRequest.VOTER: Wish.VOTER,

@@ -1,7 +1,8 @@
 """Decodes Avro's messages in bulk: groups them by their schemas, walks them with a kernel, makes columns.
 
-`plain.record_of` interprets a schema. A message that does not follow its schema, or that needs more than a
-look at its bytes (an element's name with a quote, a text that is not UTF-8), is left to the plain decoder.
+`wire_schema.record_of` parses the schemas. The plain decoder takes the messages that do not follow their
+schema, and those that need more than a copy of bytes (an element with a quote in its name, text that is not
+UTF-8).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tidegate.codec.avro_read_kernels import MAX_GROUPS, R_CURRENT, R_OP, R_PREV
 from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder
 from tidegate.codec.binary import Messages, Walked, table_of
 from tidegate.codec.joined import join
-from tidegate.codec.protocols.avro.plain import AvroDecoder, Field, Record, wire_columns
+from tidegate.codec.protocols.avro.plain import AvroDecoder
+from tidegate.codec.protocols.avro.wire_schema import Field, Record, wire_columns
 from tidegate.kernel import address
 from tidegate.model.cells import stride_for
 

@@ -8,8 +8,8 @@
             01 | {"query":"..","type":5,"schema":"..",...}                    DDL, no key
             02 | ts, u64 big-endian                                           watermark, no key
 
-One message a row. An integer is a zigzag varint, text and bytes have their length before them, a nullable
-column its branch.
+Each row is one message. An integer is written as a zigzag varint; text and bytes have their length before
+them; a nullable column has the number of its branch before the value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -26,22 +26,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.codec import ddl_header, sums
-from tidegate.codec.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member, wire_type
+from tidegate.codec.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member
 from tidegate.codec.avro_binary import sized, varint
-from tidegate.codec.base import (
-    NEW,
-    RECORD_OVERHEAD,
-    Batch,
-    DdlMessage,
-    Decoded,
-    WireColumn,
-    too_large,
-)
+from tidegate.codec.base import NEW, RECORD_OVERHEAD, Batch, DdlMessage, Decoded, too_large
 from tidegate.codec.json_text import std_string
 from tidegate.codec.protocols.avro.schema import (
     BEFORE,
-    CHECKSUMS,
-    EXTENSION,
     AvroOptions,
     avro_type,
     escaped_elem,
@@ -51,6 +41,7 @@ from tidegate.codec.protocols.avro.schema import (
     subjects,
     value_members,
 )
+from tidegate.codec.protocols.avro.wire_schema import Field, Record, record_of, wire_columns
 from tidegate.codec.schema_book import Subject
 from tidegate.model.cells import DELETE, INSERT, UPDATE
 from tidegate.model.ddl import DdlEvent
@@ -65,33 +56,28 @@ ROW, DDL, WATERMARK, DELETED = 0, 1, 2, 3
 HEADER_BYTES: Final = 5
 OPERATIONS: Final = {INSERT: b"c", UPDATE: b"u", DELETE: b"d"}
 HAS_NONE, HAS_BEFORE = varint(0), varint(1)
-"""The branches of the old row's union."""
-MAX_FIELDS: Final = 8192
-"""Of one schema: TiDB's tables have at most 4096 columns."""
-_EXTENSION: Final = "_tidb_"
-_NO_KEYS: Final[frozenset[str]] = frozenset()
-_MEMBERS: Final = {name: of_type for name, of_type, _ in (*EXTENSION, *CHECKSUMS)}
+"""The branches of the union that holds the old row."""
 
 
 # --- encoding
 
 
 def unscaled(text: str, scale: int) -> bytes:
-    """A decimal's digits, `scale` of them behind the point, as the shortest two's complement, big-endian."""
+    """A decimal with `scale` digits after the point as the shortest two's complement number, big-endian."""
     whole, _, frac = text.partition(".")
     number = int(whole + frac[:scale].ljust(scale, "0"))
     return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 
 def schema_header(subject: Subject, options: AvroOptions) -> bytes:
-    """The first bytes of a message of this schema."""
+    """The zero byte and the schema id with which a key or value of this schema begins."""
     number = options.book.id_of(subject)
     assert number is not None, "the edge registers schemas before rows are encoded"
     return b"\x00" + number.to_bytes(4, "big")
 
 
 def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
-    """A value that is not NULL."""
+    """The bytes of a value that is not NULL."""
     of_type, _ = avro_type(column, options)
     if of_type in ("int", "long"):
         assert isinstance(value, int)
@@ -119,19 +105,19 @@ def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
 
 
 def least_bytes(column: Column, options: AvroOptions) -> int:
-    """Of a BIT: in the new flavour those of its width, whatever the value."""
+    """The least number of bytes of a BIT value: in the new flavour the width of the column, otherwise 1."""
     return (column.flen + 7) // 8 if options.flavour == NEW else 1
 
 
 def absent(column: Column, options: AvroOptions) -> bytes:
-    """A column that is NULL."""
+    """The bytes of a column that is NULL: the number of the null branch."""
     return varint(0 if is_null_first(column, options) else 1)
 
 
 def checksum_members(row: RowChange) -> bytes:
-    """The members of the extension for a row's checksum; of a row without one the text is empty.
+    """The members of the extension for a row's checksum; the text is empty if the row has none.
 
-    The sum is that of the row that the columns are: of a delete, the old one.
+    The sum belongs to the image that the columns show, which for a delete is the old one.
     """
     found = row.upstream_checksum
     if found is None:
@@ -141,13 +127,13 @@ def checksum_members(row: RowChange) -> bytes:
 
 
 class AvroEncoder:
-    """Encodes rows, DDL and watermarks; the ids of schemas are in the options' book."""
+    """Encodes rows, DDL and watermarks. The options' book has the id of each schema."""
 
     def __init__(self, options: AvroOptions) -> None:
         self._options = options
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row; a delete has only its key, unless old values are asked for."""
+        """One message for each row; a delete has only its key unless the options ask for old values."""
         messages = []
         for row in rows:
             key, value = self._row(row)
@@ -212,144 +198,27 @@ class AvroEncoder:
         return Message(None, b"\x02" + ts.to_bytes(8, "big")) if self._options.has_marks else None
 
 
-# --- schemas that messages name
-
-
-class Field(NamedTuple):
-    """One member of a record."""
-
-    name: str
-    of_type: str
-    """Avro's primitive type, or `record`."""
-    null: int
-    """The branch that is null; -1: not a union."""
-    tidb_type: str
-    """Empty: it is no column."""
-    allowed: tuple[str, ...] = ()
-    """Elements of an enum or set, as `escaped_elem` writes them, commas plain."""
-    scale: int = -1
-    """Of a decimal in bytes."""
-    inner: Record | None = None
-
-
-class Record(NamedTuple):
-    """A schema, as decoding needs it."""
-
-    schema: str
-    table: str
-    fields: tuple[Field, ...]
-
-
-_CODE: Final = {
-    "FLOAT": 4, "DOUBLE": 5, "BIT": 16, "DECIMAL": 246, "TEXT": 252, "BLOB": 252, "ENUM": 247, "SET": 248,
-    "JSON": 245, "DATE": 10, "DATETIME": 12, "TIMESTAMP": 7, "TIME": 11, "YEAR": 13,
-    "TiDBVECTORFloat32": 225, "INT": 3, "BIGINT": 8,
-}  # fmt: skip
-_AVRO_OF: Final = {
-    3: ("int", "long"), 8: ("long", "string"), 4: ("float",), 5: ("double",), 16: ("bytes",),
-    246: ("bytes", "string"), 13: ("int",),
-}  # fmt: skip
-"""Avro's types that a MySQL type code may come as; of all others text (or bytes of a BLOB)."""
-
-
-@lru_cache(maxsize=1024)
-def record_of(text: str) -> Record:
-    """A schema's text, taken apart. Raises DecodeError for what no schema of TiCDC's is."""
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise DecodeError(f"its schema is not JSON: {error}") from None
-    return _record(found)
-
-
-def _record(found: Any, *, nested: bool = False) -> Record:
-    if not isinstance(found, dict) or found.get("type") != "record":
-        raise DecodeError("its schema is not a record's")
-    namespace, fields = member(found, "namespace", str, ""), member(found, "fields", list)
-    if len(fields) > MAX_FIELDS:
-        raise DecodeError(f"its schema has {len(fields)} members")
-    taken = tuple(_field(one, nested=nested) for one in fields)
-    if len({one.name for one in taken}) < len(taken):
-        raise DecodeError("its schema has two members of one name")
-    made = Record(namespace.partition(".")[2], member(found, "name", str), taken)
-    for one in taken:
-        # The cells of the old image are taken as those of the same columns.
-        if one.inner is not None and wire_columns(one.inner, _NO_KEYS) != wire_columns(made, _NO_KEYS):
-            raise DecodeError(f"member {one.name!r} of its schema has other columns than the row")
-    return made
-
-
-def _field(found: Any, *, nested: bool) -> Field:
-    if not isinstance(found, dict):
-        raise DecodeError("a member of its schema is not an object")
-    name, of_type, null = member(found, "name", str), found.get("type"), -1
-    if isinstance(of_type, list):
-        if len(of_type) != 2 or of_type.count("null") != 1:
-            raise DecodeError(
-                f"member {name[:100]!r} of its schema is a union of other than null and one type"
-            )
-        null = of_type.index("null")
-        of_type = of_type[1 - null]
-    if name == BEFORE and isinstance(of_type, dict) and not nested:
-        return Field(name, "record", null, "", inner=_record(of_type, nested=True))
-    if isinstance(of_type, str):
-        if not name.startswith(_EXTENSION):
-            raise DecodeError(f"member {name[:100]!r} of its schema has no TiDB type")
-        if of_type not in ("string", "long", "int", "boolean") or of_type != _MEMBERS.get(name, of_type):
-            raise DecodeError(f"member {name[:100]!r} of its schema is {of_type[:100]!r}")
-        return Field(name, of_type, null, "")
-    if not isinstance(of_type, dict):
-        raise DecodeError(f"member {name[:100]!r} of its schema has no type")
-    parameters = member(of_type, "connect.parameters", dict)
-    tidb_type, base = member(parameters, "tidb_type", str), member(of_type, "type", str)
-    code = _CODE.get(tidb_type.removesuffix(" UNSIGNED"))
-    if code is None or base not in _AVRO_OF.get(code, ("bytes" if tidb_type == "BLOB" else "string",)):
-        raise DecodeError(f"member {name[:100]!r} of its schema is {base[:100]!r} of {tidb_type[:100]!r}")
-    allowed: tuple[str, ...] = ()
-    if code in (247, 248):
-        allowed = _split(member(parameters, "allowed", str, ""))
-    scale = -1
-    if code == 246 and base == "bytes":
-        scale = member(of_type, "scale", int, 0)
-        if not 0 <= scale <= 100:
-            raise DecodeError(f"member {name[:100]!r} of its schema has the scale {scale}")
-    return Field(name, base, null, tidb_type, allowed, scale)
-
-
-def _split(allowed: str) -> tuple[str, ...]:
-    """The elements of an enum or set; a comma within one has a backslash before it."""
-    parts = [part.replace("\0", ",") for part in allowed.replace("\0", "").replace("\\,", "\0").split(",")]
-    return tuple(parts)
-
-
-def wire_column(field: Field, *, key: bool) -> WireColumn:
-    """What a member says of its column."""
-    code = _CODE[field.tidb_type.removesuffix(" UNSIGNED")]
-    kind = wire_type(code, field.tidb_type.endswith(" UNSIGNED"), field.tidb_type == "BLOB")
-    return WireColumn(field.name, kind, code, key, None, field.tidb_type)
-
-
 # --- decoding
 
 
 class AvroDecoder:
-    """Decodes messages one by one: the oracle of the compiled form."""
+    """Decodes messages one by one. Tests compare the compiled decoder with this one."""
 
     def __init__(self, options: AvroOptions | None = None) -> None:
         self._options = options or AvroOptions()
 
     @property
     def has_marks(self) -> bool:
-        """Whether deletes must say when they were committed."""
+        """Whether every delete must contain its commit ts."""
         return self._options.has_marks
 
     @property
     def time_zone(self) -> str:
-        """That of the texts of TIMESTAMPs."""
+        """The time zone in which TIMESTAMPs are written as text."""
         return self._options.time_zone
 
     def decode(self, batch: Batch) -> Decoded:
-        """Rows, watermarks and DDL; a message that is not whole is one BadMessage."""
+        """Decode rows, watermarks and DDL; a message that cannot be decoded becomes one BadMessage."""
         return decode_plainly(batch, self._message)
 
     def _message(
@@ -395,7 +264,7 @@ class AvroDecoder:
         return [(row_key, (INSERT, ts, offset, 0, cells, None))]
 
     def record(self, number: int) -> Record:
-        """The schema of that id; DecodeError when there is none, or it is not like TiCDC's."""
+        """The schema with an id. Raises DecodeError if there is none, or if TiCDC would not write it."""
         text = self._options.book.schema_of(number)
         if text is None:
             raise DecodeError(
@@ -422,14 +291,14 @@ class AvroDecoder:
 
 
 def schema_id(data: bytes) -> int:
-    """The schema that a key or value names."""
+    """The id of the schema that a key or value names."""
     if len(data) < HEADER_BYTES or data[0] != ROW:
         raise DecodeError("it does not begin with a zero byte and the id of a schema")
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
 def named_ids(batch: Batch) -> Iterator[int]:
-    """Every id that keys and values name, once; of messages that are whole. Those of most messages first."""
+    """Each id that whole keys and values name, once; the ids of most messages come first."""
     counts = Counter[bytes]()
     for column in (batch.keys, batch.values):
         whole = column if isinstance(column, pa.Array) else pa.array(column, pa.large_binary())
@@ -440,14 +309,8 @@ def named_ids(batch: Batch) -> Iterator[int]:
             yield int.from_bytes(head[1:], "big")
 
 
-@lru_cache(maxsize=1024)
-def wire_columns(record: Record, keys: frozenset[str]) -> tuple[WireColumn, ...]:
-    """What a schema says of its columns, those of the key by name."""
-    return tuple(wire_column(one, key=one.name in keys) for one in record.fields if one.tidb_type)
-
-
 def _check_key(reader: Reader, of_key: Record, of_value: Record) -> None:
-    """The key is whole, and one of this table."""
+    """Raise DecodeError unless the key is complete and belongs to the table of the value."""
     if (of_key.schema, of_key.table) != (of_value.schema, of_value.table):
         raise DecodeError("key and value are of different tables")
     _cells(reader, of_key)
@@ -455,7 +318,7 @@ def _check_key(reader: Reader, of_key: Record, of_value: Record) -> None:
 
 
 def _stated_sum(text: str) -> int:
-    """The checksum that a row tells; 0: none."""
+    """The checksum that a row states; 0 if it states none."""
     if text == "":
         return 0
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
@@ -481,13 +344,13 @@ def _ddl(value: bytes, header: bytes | None, offset: int) -> DdlMessage:
 
 
 class Reader:
-    """The bytes of a message behind its header, from the first to the last."""
+    """Reads the bytes of a message after its header, from first to last."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, HEADER_BYTES
 
     def varint(self) -> int:
-        """An int or long."""
+        """Read an int or a long."""
         value = shift = 0
         while True:
             if self._at >= len(self._data):
@@ -505,20 +368,20 @@ class Reader:
         return value >> 1 ^ -(value & 1)
 
     def take(self, size: int) -> bytes:
-        """So many bytes."""
+        """Read `size` bytes."""
         if not 0 <= size <= len(self._data) - self._at:
             raise DecodeError(f"{size} bytes are said to follow, there are {len(self._data) - self._at}")
         self._at += size
         return self._data[self._at - size : self._at]
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Raise DecodeError if bytes are left."""
         if self._at != len(self._data):
             raise DecodeError(f"{len(self._data) - self._at} bytes follow its last member")
 
 
 def _cells(reader: Reader, record: Record) -> tuple[list[Any], dict[str, Any]]:
-    """The columns of a record, and its other members by name."""
+    """Read a record: the values of its columns, and its other members by name."""
     cells: list[Any] = []
     more: dict[str, Any] = {}
     for one in record.fields:
@@ -554,12 +417,12 @@ def _value(reader: Reader, field: Field) -> Any:
 
 
 def _number(field: Field, number: int) -> int:
-    """A number of 64 bits, whatever the width of its column: as it came."""
+    """A number with 64 bits, unchecked against the width of its column."""
     return number & (1 << 64) - 1 if field.tidb_type.endswith(" UNSIGNED") else number
 
 
 def _content(field: Field, data: bytes) -> Any:
-    """What text or bytes say."""
+    """The value that text or bytes stand for."""
     match field.tidb_type:
         case "BLOB":
             return data
@@ -597,7 +460,7 @@ def _decimal(field: Field, data: bytes) -> str:
 
 def _position(field: Field, name: str) -> int:
     """The number of an element, from 1; 0 for the empty text that stands for no element."""
-    # `allowed` has lost what the escapes of commas and quotes have taken: compare what is left of the name.
+    # Splitting `allowed` removed the escapes of commas: remove them from the name as well.
     found = _positions(field.allowed).get(escaped_elem(name).replace("\\,", ","))
     if found is None:
         if name == "" and field.tidb_type == "ENUM":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.codec import kernels
+from tidegate.codec import piece_kernels
 from tidegate.codec.assemble import HANDLE_KEY_FLAG
 from tidegate.codec.json_text import easy_string
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
@@ -39,8 +39,10 @@ def _shape(column: Column) -> Shape:
     if column.kind in NUMBERS:
         return quoted(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
-        return quoted(kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else kernels.DOUBLE_FIXED)
-    return text_shape(column, std=0) or quoted(kernels.LATIN1 if is_binary(column) else kernels.TEXT)
+        return quoted(piece_kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else piece_kernels.DOUBLE_FIXED)
+    return text_shape(column, std=0) or quoted(
+        piece_kernels.LATIN1 if is_binary(column) else piece_kernels.TEXT
+    )
 
 
 class _Pieces:
@@ -59,7 +61,7 @@ class _Pieces:
         flags = self._table.ticdc_flags
         shown = [i for i, flag in enumerate(flags) if not only_key or flag & HANDLE_KEY_FLAG]
         write.text(head(self._table) + (b"", b"INSERT", b"UPDATE", b"DELETE")[op] + b'","es":')
-        write.number(kernels.MILLISECONDS)
+        write.number(piece_kernels.MILLISECONDS)
         write.text(b',"ts":')
         write.stamp(self._digits)
         write.text(b',"sql":"","sqlType":')
@@ -72,11 +74,11 @@ class _Pieces:
         write.text(b"}]")
         if options.enable_tidb_extension:
             write.text(b',"_tidb":{"commitTs":')
-            write.number(kernels.COMMIT_TS)
+            write.number(piece_kernels.COMMIT_TS)
             write.text(placed_text(reduced_mark(planned_location(options))))
             if options.has_row_keys:
                 write.text(ROW_KEY)
-                write.number(kernels.ROW_KEY)
+                write.number(piece_kernels.ROW_KEY)
                 write.text(b'"')
             write.text(b"}")
         write.text(b"}")

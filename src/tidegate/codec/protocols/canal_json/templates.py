@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels, match_kernels
+from tidegate.codec import decode_kernels, template_kernels
 from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import easy_string
@@ -23,12 +23,12 @@ def templates(key: RowKey) -> list[Template]:
     types = [easy_string(column.type_name.encode()) for column in key.columns]
     typed = Members(
         [
-            (name + b":" + of_type, match_kernels.TEXT_ALONE, 0)
+            (name + b":" + of_type, template_kernels.TEXT_ALONE, 0)
             for name, of_type in zip(names, types, strict=True)
         ]
     )
     old = Members(
-        [(name + b":", match_kernels.CELL, n + i) for i, name in enumerate(names)], partial=True, shift=n
+        [(name + b":", template_kernels.CELL, n + i) for i, name in enumerate(names)], partial=True, shift=n
     )
     return [
         Template(
@@ -51,28 +51,28 @@ def _pieces(
         (b"", b"INSERT", b"UPDATE", b"DELETE")[op],
     )
     found: Pieces = [
-        (text, match_kernels.NUMBER if extended else match_kernels.MILLISECONDS, 0),
-        (b',"ts":', match_kernels.NUMBER, 0),
+        (text, template_kernels.NUMBER if extended else template_kernels.MILLISECONDS, 0),
+        (b',"ts":', template_kernels.NUMBER, 0),
     ]
     opening = b',"sql":"","sqlType":{'
     for name in names:
-        found.append((opening + name + b":", match_kernels.NUMBER, 0))
+        found.append((opening + name + b":", template_kernels.NUMBER, 0))
         opening = b","
-    found.append((b'},"mysqlType":{', match_kernels.MEMBERS, typed))
+    found.append((b'},"mysqlType":{', template_kernels.MEMBERS, typed))
     if op == UPDATE:
-        found.append((b',"old":[{', match_kernels.MEMBERS, former))
+        found.append((b',"old":[{', template_kernels.MEMBERS, former))
     opening = b'],"data":[{' if op == UPDATE else b',"old":null,"data":[{'
     for i, name in enumerate(names):
-        found.append((opening + name + b":", match_kernels.CELL, (n if op == DELETE else 0) + i))
+        found.append((opening + name + b":", template_kernels.CELL, (n if op == DELETE else 0) + i))
         opening = b","
     if extended:
-        found.append((b'}],"_tidb":{"commitTs":', match_kernels.TIMESTAMP, 0))
-        found.append((ROW_KEY[:-1], match_kernels.OPTIONAL_STRING, 0))
-    return [*found, (b"}}" if extended else b"}]}", match_kernels.END, op)]
+        found.append((b'}],"_tidb":{"commitTs":', template_kernels.TIMESTAMP, 0))
+        found.append((ROW_KEY[:-1], template_kernels.OPTIONAL_STRING, 0))
+    return [*found, (b"}}" if extended else b"}]}", template_kernels.END, op)]
 
 
 ROUTE = Route(
-    ((b'{"id":0,"database":', match_kernels.STRING), (b',"table":', match_kernels.STRING)),
+    ((b'{"id":0,"database":', template_kernels.STRING), (b',"table":', template_kernels.STRING)),
     lambda key: (
         b'{"id":0,"database":%s,"table":%s,'
         % (easy_string(key.schema.encode()), easy_string(key.table.encode()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.codec import connect_kernels as connect
-from tidegate.codec import kernels
+from tidegate.codec import piece_kernels
 from tidegate.codec.json_text import raw_string
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import NEW, OLD, OPERATIONS, EncodePlan, Shape, Writer
@@ -23,9 +23,9 @@ from tidegate.model.cells import DELETE, UPDATE
 from tidegate.model.schema import Column, Kind, TableSchema
 
 _BARE = {
-    Kind.INT: kernels.INT,
-    Kind.UINT: kernels.INT,
-    Kind.YEAR: kernels.INT,
+    Kind.INT: piece_kernels.INT,
+    Kind.UINT: piece_kernels.INT,
+    Kind.YEAR: piece_kernels.INT,
     Kind.FLOAT: connect.FLOAT_ITERATOR,
     Kind.DOUBLE: connect.DOUBLE_ITERATOR,
     Kind.DECIMAL: connect.DECIMAL_DOUBLE,
@@ -49,12 +49,12 @@ def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> EncodePla
     everything = range(len(table.columns))
     for op in OPERATIONS:
         write.text(HEAD)
-        write.number(kernels.MILLISECONDS)
+        write.number(piece_kernels.MILLISECONDS)
         write.text(after_ms(table.schema, table.table))
-        write.number(kernels.COMMIT_TS)
+        write.number(piece_kernels.COMMIT_TS)
         if options.debezium_include_start_ts:
             write.text(START_TS)
-            write.number(kernels.START_TS)
+            write.number(piece_kernels.START_TS)
         write.text(AFTER_TS)
         write.stamp(digits)
         write.text(OPENINGS[op])
@@ -101,6 +101,6 @@ def _shape(column: Column) -> Shape:
             form = connect.NAME if column.kind is Kind.ENUM else connect.NAMES
             return Shape(form, 0, b'"', b'"', null, names)
         case Kind.JSON | Kind.VECTOR:
-            form = connect.RAW_JSON if column.kind is Kind.JSON else kernels.VECTOR
+            form = connect.RAW_JSON if column.kind is Kind.JSON else piece_kernels.VECTOR
             return Shape(form, 0, b'"', b'"', null)
-    return Shape(kernels.BASE64 if is_binary(column) else connect.RAW_TEXT, 0, b'"', b'"', null)
+    return Shape(piece_kernels.BASE64 if is_binary(column) else connect.RAW_TEXT, 0, b'"', b'"', null)

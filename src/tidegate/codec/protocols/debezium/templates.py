@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.codec import connect_kernels, decode_kernels
-from tidegate.codec import match_kernels as kernels
+from tidegate.codec import connect_kernels, decode_kernels, template_kernels
 from tidegate.codec.assemble import DecodeError, RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import raw_string
@@ -44,7 +43,7 @@ def templates(key: RowKey) -> list[Template]:
     key_end = b"}" + schema.key_schema(prefix, b",".join(stated[i] for i in keyed)) + b"}"
 
     def image(
-        opening: bytes, shown: list[int], base: int, close: bytes, form: int = kernels.CELL
+        opening: bytes, shown: list[int], base: int, close: bytes, form: int = template_kernels.CELL
     ) -> tuple[Pieces, bytes]:
         found: Pieces = []
         for i in shown:
@@ -54,32 +53,42 @@ def templates(key: RowKey) -> list[Template]:
 
     def value(op: int) -> Pieces:
         found: Pieces = [
-            (HEAD, kernels.NUMBER, 0),
-            (after_ms(key.schema, key.table), kernels.TIMESTAMP, 0),
-            (START_TS, kernels.OPTIONAL, 0),
-            (AFTER_TS, kernels.NUMBER, 0),
+            (HEAD, template_kernels.NUMBER, 0),
+            (after_ms(key.schema, key.table), template_kernels.TIMESTAMP, 0),
+            (START_TS, template_kernels.OPTIONAL, 0),
+            (AFTER_TS, template_kernels.NUMBER, 0),
         ]
         opening = OPENINGS[op]
         if op == UPDATE:
             cells, opening = image(opening + b'"before":{', list(range(n)), n, b'},"after":{')
             found += cells
         cells, close = image(opening, list(range(n)), n if op == DELETE else 0, source_end)
-        more_fields: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
-        return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *more_fields, (end, kernels.END, op)]
+        more_fields: Pieces = [
+            (one, template_kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)
+        ]
+        return [
+            *found,
+            *cells,
+            (close, template_kernels.TEXT_ALONE, 0),
+            *more_fields,
+            (end, template_kernels.END, op),
+        ]
 
     # The key repeats cells of the value. Both are written to the same cells; the value is read last and
     # overwrites them.
-    meta, close = image(b'{"payload":{', keyed, 0, key_end, kernels.SEEN)
+    meta, close = image(b'{"payload":{', keyed, 0, key_end, template_kernels.SEEN)
     return [
-        Template(key, ([*meta, (close, kernels.END, 0)], *(value(op) for op in (INSERT, UPDATE, DELETE))))
+        Template(
+            key, ([*meta, (close, template_kernels.END, 0)], *(value(op) for op in (INSERT, UPDATE, DELETE)))
+        )
     ]
 
 
 ROUTE = Route(
     (
-        (HEAD, kernels.NUMBER),
-        (b',"snapshot":"false","db":', kernels.STRING),
-        (b',"table":', kernels.STRING),
+        (HEAD, template_kernels.NUMBER),
+        (b',"snapshot":"false","db":', template_kernels.STRING),
+        (b',"table":', template_kernels.STRING),
     ),
     lambda key: HEAD + b"0" + after_ms(key.schema, key.table),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.codec import connect_kernels as connect
-from tidegate.codec import kernels
+from tidegate.codec import piece_kernels
 from tidegate.codec.assemble import BINARY_FLAG, BLOB_TYPES, HANDLE_KEY_FLAG
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
 from tidegate.codec.plan import (
@@ -61,10 +61,12 @@ def _shape(column: Column, flag: int, flavour: str) -> Shape:
     if column.kind in NUMBERS:
         return bare(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
-        return bare(kernels.FLOAT_JSON if column.kind is Kind.FLOAT else kernels.DOUBLE_JSON)
+        return bare(piece_kernels.FLOAT_JSON if column.kind is Kind.FLOAT else piece_kernels.DOUBLE_JSON)
     if column.mysql_type in BLOB_TYPES:
-        return quoted(kernels.BASE64)
-    return text_shape(column, std=1) or quoted(kernels.QUOTED if flag & BINARY_FLAG else kernels.TEXT, 1)
+        return quoted(piece_kernels.BASE64)
+    return text_shape(column, std=1) or quoted(
+        piece_kernels.QUOTED if flag & BINARY_FLAG else piece_kernels.TEXT, 1
+    )
 
 
 def _new_shape(column: Column, flag: int) -> Shape:
@@ -74,10 +76,12 @@ def _new_shape(column: Column, flag: int) -> Shape:
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
         return bare(connect.FLOAT_ITERATOR if column.kind is Kind.FLOAT else connect.DOUBLE_ITERATOR)
     if column.mysql_type in BLOB_TYPES:
-        return quoted(kernels.BASE64)
+        return quoted(piece_kernels.BASE64)
     if column.kind is Kind.JSON:
         return quoted(connect.RAW_JSON)
-    return text_shape(column, std=0) or quoted(kernels.QUOTED if flag & BINARY_FLAG else connect.RAW_TEXT)
+    return text_shape(column, std=0) or quoted(
+        piece_kernels.QUOTED if flag & BINARY_FLAG else connect.RAW_TEXT
+    )
 
 
 class _Pieces:
@@ -97,27 +101,27 @@ class _Pieces:
             self._new_key()
             return
         write.text(b'{"ts":')
-        write.number(kernels.COMMIT_TS)
+        write.number(piece_kernels.COMMIT_TS)
         write.text(b',"scm":' + self._string(table.schema.encode()) if table.schema else b"")
         write.text(b',"tbl":' + self._string(table.table.encode()) if table.table else b"")
         write.flush()
         write.text(b',"rid":')
-        write.number(kernels.ROW_ID)
+        write.number(piece_kernels.ROW_ID)
         if table.partitions:
             write.text(b',"ptn":')
-            write.number(kernels.PHYSICAL_ID)
+            write.number(piece_kernels.PHYSICAL_ID)
         write.text(b',"t":1' + placed_text(reduced_mark(planned_location(self._options))) + b"}")
         write.end()
 
     def _new_key(self) -> None:
         write, names = self.writer, (self._table.schema.encode(), self._table.table.encode())
         write.text(b'{"ts":')
-        write.number(kernels.COMMIT_TS)
+        write.number(piece_kernels.COMMIT_TS)
         mark = placed_text(reduced_mark(planned_location(self._options)))
         write.text(b',"scm":%s,"tbl":%s,"t":1' % tuple(map(self._string, names)) + mark)
         if self._table.partitions:
             write.text(b',"ptn":')
-            write.number(kernels.PHYSICAL_ID)
+            write.number(piece_kernels.PHYSICAL_ID)
         write.text(b"}")
         write.end()
 

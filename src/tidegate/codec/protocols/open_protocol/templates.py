@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels
-from tidegate.codec import match_kernels as kernels
+from tidegate.codec import decode_kernels, template_kernels
 from tidegate.codec.assemble import BLOB_TYPES, RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import raw_string, std_string
@@ -31,19 +30,22 @@ def templates(key: RowKey) -> list[Template]:
 def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
     head = b',"scm":' + string(key.schema.encode()) if key.schema else b""
     head += b',"tbl":' + string(key.table.encode()) if key.table else b""
-    meta: Pieces = [(b'{"ts":', kernels.TIMESTAMP, 0), (head + b',"rid":', kernels.OPTIONAL, 0)]
+    meta: Pieces = [
+        (b'{"ts":', template_kernels.TIMESTAMP, 0),
+        (head + b',"rid":', template_kernels.OPTIONAL, 0),
+    ]
     if key.physical_id is not None:
         partition = b',"ptn":%d' % key.physical_id
         # The new flavour puts the partition last.
         last = head + b',"t":1' + partition + b"}"
         meta = [
             *meta,
-            (partition + b',"t":1}', kernels.END, 0),
-            (head + partition + b',"t":1}', kernels.END, 0),
-            (last, kernels.END, 0),
+            (partition + b',"t":1}', template_kernels.END, 0),
+            (head + partition + b',"t":1}', template_kernels.END, 0),
+            (last, template_kernels.END, 0),
         ]
     else:
-        meta = [*meta, (b',"t":1}', kernels.END, 0), (head + b',"t":1}', kernels.END, 0)]
+        meta = [*meta, (b',"t":1}', template_kernels.END, 0), (head + b',"t":1}', template_kernels.END, 0)]
     n = len(key.columns)
 
     def heads() -> Iterator[bytes]:
@@ -55,26 +57,30 @@ def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
     def image(opening: bytes, base: int) -> Pieces:
         found: Pieces = []
         for i, head in enumerate(heads()):
-            found.append((opening + head, kernels.CELL, base + i))
+            found.append((opening + head, template_kernels.CELL, base + i))
             opening = b"},"
         return found
 
     end = b"}}}"
-    old = [(head, kernels.CELL, n + i) for i, head in enumerate(heads())]
+    old = [(head, template_kernels.CELL, n + i) for i, head in enumerate(heads())]
     upserts = [
         *image(b'{"u":{', 0),
-        (end, kernels.END, INSERT),
+        (end, template_kernels.END, INSERT),
         # The new architecture writes an empty `p` if nothing changed.
-        (b'}},"p":{}}', kernels.END, INSERT),
-        (b'}},"p":{', kernels.MEMBERS, Members(old, tail=b"}", partial=True, shift=n)),
-        (b"}", kernels.END, UPDATE),
+        (b'}},"p":{}}', template_kernels.END, INSERT),
+        (b'}},"p":{', template_kernels.MEMBERS, Members(old, tail=b"}", partial=True, shift=n)),
+        (b"}", template_kernels.END, UPDATE),
     ]
-    deletes = [*image(b'{"d":{', n), (end, kernels.END, DELETE)]
+    deletes = [*image(b'{"d":{', n), (end, template_kernels.END, DELETE)]
     return Template(key, (meta, upserts, deletes, []))
 
 
 ROUTE = Route(
-    ((b'{"ts":', kernels.NUMBER), (b',"scm":', kernels.STRING), (b',"tbl":', kernels.STRING)),
+    (
+        (b'{"ts":', template_kernels.NUMBER),
+        (b',"scm":', template_kernels.STRING),
+        (b',"tbl":', template_kernels.STRING),
+    ),
     lambda key: (
         b'{"ts":0,"scm":%s,"tbl":%s,' % (std_string(key.schema.encode()), std_string(key.table.encode()))
     ),

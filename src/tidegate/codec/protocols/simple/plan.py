@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.codec import kernels
+from tidegate.codec import piece_kernels
 from tidegate.codec.json_text import std_string
 from tidegate.codec.large import REFUSE, placed_text, planned_location, without_key
 from tidegate.codec.mysql_type import is_binary
@@ -29,9 +29,9 @@ def plan(table: TableSchema, options: SimpleOptions, digits: int) -> EncodePlan:
     write.end()
     for op in OPERATIONS:
         write.text(head(table))
-        write.number(kernels.PHYSICAL_ID)
+        write.number(piece_kernels.PHYSICAL_ID)
         write.text(b',"type":"%s","commitTs":' % _WORDS[op])
-        write.number(kernels.COMMIT_TS)
+        write.number(piece_kernels.COMMIT_TS)
         write.text(b',"buildTs":')
         write.stamp(digits)
         write.text(b',"schemaVersion":%d' % version_of(table.info, table.version) + mark)
@@ -55,11 +55,11 @@ def _put_checksum(write: Writer) -> None:
     """The member `checksum`. A row without a checksum lacks all of it, so first flush the text before it."""
     write.flush()
     for before, part in (
-        (b',"checksum":{"version":', kernels.SUM_VERSION),
-        (b',"corrupted":', kernels.SUM_CORRUPTED),
-        (b',"current":', kernels.SUM_CURRENT),
-        (b',"previous":', kernels.SUM_PREVIOUS),
-        (b"}", kernels.SUM_END),
+        (b',"checksum":{"version":', piece_kernels.SUM_VERSION),
+        (b',"corrupted":', piece_kernels.SUM_CORRUPTED),
+        (b',"current":', piece_kernels.SUM_CURRENT),
+        (b',"previous":', piece_kernels.SUM_PREVIOUS),
+        (b"}", piece_kernels.SUM_END),
     ):
         write.text(before)
         write.checksum(part)
@@ -70,7 +70,9 @@ def _shape(column: Column, zone: str) -> Shape:
     if column.kind in NUMBERS:
         return quoted(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
-        return quoted(kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else kernels.DOUBLE_FIXED)
+        return quoted(piece_kernels.FLOAT_FIXED if column.kind is Kind.FLOAT else piece_kernels.DOUBLE_FIXED)
     if column.kind is Kind.TIMESTAMP:
-        return Shape(kernels.DATETIME, max(column.decimal, 0), timestamp_head(zone) + b'"', b'"}')
-    return text_shape(column, std=1) or quoted(kernels.BASE64 if is_binary(column) else kernels.TEXT, 1)
+        return Shape(piece_kernels.DATETIME, max(column.decimal, 0), timestamp_head(zone) + b'"', b'"}')
+    return text_shape(column, std=1) or quoted(
+        piece_kernels.BASE64 if is_binary(column) else piece_kernels.TEXT, 1
+    )

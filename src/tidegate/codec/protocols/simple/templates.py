@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels
-from tidegate.codec import match_kernels as kernels
+from tidegate.codec import decode_kernels, template_kernels
 from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import std_string
@@ -31,14 +30,14 @@ def _pieces(key: RowKey, word: str, summed: bool) -> Pieces:
     assert key.version is not None, "rows name their table's version"
     before += b"%d" % (key.version.table_id if key.physical_id is None else key.physical_id)
     found += [
-        (before + b',"type":"%s","commitTs":' % word.encode(), kernels.TIMESTAMP, 0),
-        (b',"buildTs":', kernels.NUMBER, 0),
+        (before + b',"type":"%s","commitTs":' % word.encode(), template_kernels.TIMESTAMP, 0),
+        (b',"buildTs":', template_kernels.NUMBER, 0),
     ]
     before = b',"schemaVersion":%d' % key.version.version
     if summed:
-        found.append((before + b',"checksum":{"version":', kernels.NUMBER, 0))
-        found.append((b',"corrupted":false,"current":', kernels.CELL, 2 * len(key.columns)))
-        found.append((b',"previous":', kernels.CELL, 2 * len(key.columns) + 1))
+        found.append((before + b',"checksum":{"version":', template_kernels.NUMBER, 0))
+        found.append((b',"corrupted":false,"current":', template_kernels.CELL, 2 * len(key.columns)))
+        found.append((b',"previous":', template_kernels.CELL, 2 * len(key.columns) + 1))
         before = b"}"
     order = sorted(range(len(key.columns)), key=lambda i: key.columns[i].name.encode())
     images = ((b"data", 0, op != DELETE), (b"old", len(key.columns), op != INSERT))
@@ -50,17 +49,17 @@ def _pieces(key: RowKey, word: str, summed: bool) -> Pieces:
             column = key.columns[i]
             before += std_string(column.name.encode()) + b":"
             if column.mysql_type == TIMESTAMP:
-                found.append((before, kernels.WRAPPED, base + i))
-                found.append((timestamp_head(column.zone), kernels.WRAPPER, 0))
+                found.append((before, template_kernels.WRAPPED, base + i))
+                found.append((timestamp_head(column.zone), template_kernels.WRAPPER, 0))
             else:
-                found.append((before, kernels.CELL, base + i))
+                found.append((before, template_kernels.CELL, base + i))
             before = b","
         before = b"}"
-    return [*found, (before + b"}", kernels.END, op)]
+    return [*found, (before + b"}", template_kernels.END, op)]
 
 
 ROUTE = Route(
-    ((b'{"version":1,"database":', kernels.STRING), (b',"table":', kernels.STRING)),
+    ((b'{"version":1,"database":', template_kernels.STRING), (b',"table":', template_kernels.STRING)),
     lambda key: (
         b'{"version":1,"database":%s,"table":%s,'
         % (std_string(key.schema.encode()), std_string(key.table.encode()))

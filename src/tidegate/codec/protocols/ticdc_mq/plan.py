@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.codec import kernels
+from tidegate.codec import piece_kernels
 from tidegate.codec.assemble import HANDLE_KEY_FLAG
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import (
@@ -36,7 +36,7 @@ def plan(table: TableSchema, options: MqOptions, digits: int) -> EncodePlan:
     """The plan of a table version. It depends neither on the options nor on the build time."""
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     write.text(b'{"ts":')
-    write.number(kernels.COMMIT_TS)
+    write.number(piece_kernels.COMMIT_TS)
     write.text(key_tail(ROW, table.schema, table.table))
     write.end()
     for op in OPERATIONS:
@@ -57,5 +57,7 @@ def _shape(column: Column) -> Shape:
     if column.kind in NUMBERS:
         return bare(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
-        return bare(kernels.FLOAT_JSON if column.kind is Kind.FLOAT else kernels.DOUBLE_JSON)
-    return text_shape(column, std=1) or quoted(kernels.BASE64 if is_binary(column) else kernels.TEXT, 1)
+        return bare(piece_kernels.FLOAT_JSON if column.kind is Kind.FLOAT else piece_kernels.DOUBLE_JSON)
+    return text_shape(column, std=1) or quoted(
+        piece_kernels.BASE64 if is_binary(column) else piece_kernels.TEXT, 1
+    )

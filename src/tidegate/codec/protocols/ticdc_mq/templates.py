@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.codec import decode_kernels
-from tidegate.codec import match_kernels as kernels
+from tidegate.codec import decode_kernels, template_kernels
 from tidegate.codec.assemble import INTEGER_TYPES, RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.protocols.ticdc_mq.plain import (
@@ -24,17 +23,17 @@ from tidegate.model.cells import DELETE, INSERT
 def templates(key: RowKey) -> list[Template]:
     """The key, and the value of these columns as an update and as a delete."""
     meta: Pieces = [
-        (b'{"ts":', kernels.TIMESTAMP, 0),
-        (key_tail(ROW, key.schema, key.table), kernels.END, 0),
+        (b'{"ts":', template_kernels.TIMESTAMP, 0),
+        (key_tail(ROW, key.schema, key.table), template_kernels.END, 0),
     ]
 
     def image(name: str, base: int, op: int) -> Pieces:
         found: Pieces = []
         before = b'{"%s":{' % name.encode()
         for i, column in enumerate(key.columns):
-            found.append((before + cell_head(column.name, column.type_name), kernels.CELL, base + i))
+            found.append((before + cell_head(column.name, column.type_name), template_kernels.CELL, base + i))
             before = cell_end(column.key) + b","
-        return [*found, (before.removesuffix(b",") + b"}}", kernels.END, op)]
+        return [*found, (before.removesuffix(b",") + b"}}", template_kernels.END, op)]
 
     updates = image(UPDATE_MEMBER, 0, INSERT)
     return [Template(key, (meta, updates, image(DELETE_MEMBER, len(key.columns), DELETE), []))]
@@ -42,9 +41,9 @@ def templates(key: RowKey) -> list[Template]:
 
 ROUTE = Route(
     (
-        (b'{"ts":', kernels.NUMBER),
-        (b',"type":"%s","schema":' % ROW.encode(), kernels.STRING),
-        (b',"table":', kernels.STRING),
+        (b'{"ts":', template_kernels.NUMBER),
+        (b',"type":"%s","schema":' % ROW.encode(), template_kernels.STRING),
+        (b',"table":', template_kernels.STRING),
     ),
     lambda key: b'{"ts":0' + key_tail(ROW, key.schema, key.table),
     in_key=True,

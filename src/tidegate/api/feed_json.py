@@ -1,0 +1,219 @@
+"""Changefeeds as JSON for the API: in lists, whole, and what TiCDC has no field for.
+
+The members are TiCDC's (tiflow `cdc/api/v2/model.go`); ours are in `tidegate`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from tidegate import __version__
+from tidegate.api.status import capture_of
+from tidegate.control.metadata import FeedError
+from tidegate.model.timestamp import physical_ms
+from tidegate.mounter.table_version import TableVersion
+from tidegate.server import initial_load
+from tidegate.server.capture import Capture
+from tidegate.server.feed import Feed
+from tidegate.server.new_feed import SHOWN_TABLES
+from tidegate.server.node import Node
+from tidegate.server.sharing import Plan
+from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
+from tidegate.sink.reader.changes import Standing
+
+UNREADABLE: Final = "unreadable"
+"""The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A new division of a feed's key space among captures."""
+    moves = [
+        {
+            "start": one.span.start.hex(),
+            "end": one.span.end.hex(),
+            "from": one.giver,
+            "to": one.taker,
+            "load": round(one.weight),
+        }
+        for one in plan.moves
+    ]
+    loads = {
+        name: {"before": round(plan.before.get(name, 0)), "after": round(plan.loads.get(name, 0))}
+        for name in sorted({*plan.before, *plan.loads})
+    }
+    unit = "bytes per second" if plan.in_bytes else "spans"
+    return {"unit": unit, "captures": loads, "moves": moves}
+
+
+def table_json(table: TableVersion) -> dict[str, Any]:
+    """A table in a list."""
+    return {
+        "database_name": table.schema,
+        "table_name": table.table,
+        "table_id": table.id,
+        "is_partition": table.is_partitioned,
+    }
+
+
+def error_json(error: FeedError | None) -> dict[str, Any] | None:
+    """A feed's error as TiCDC shows it."""
+    if error is None:
+        return None
+    when = datetime.fromtimestamp(error.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return {"time": when, "addr": error.addr, "code": error.code, "message": error.message}
+
+
+def ts_time(ts: int) -> str:
+    """The physical time of a ts in the only form that TiCDC's CLI reads."""
+    return datetime.fromtimestamp(physical_ms(ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def brief(feed: Feed, place: Standing | None = None) -> dict[str, Any]:
+    """A feed in a list. `place`: for a reader, whose checkpoint is the ts up to which its query is done."""
+    checkpoint = feed.checkpoint if place is None else place.place
+    return {
+        "upstream_id": feed.node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "state": str(feed.shown_state),
+        "checkpoint_tso": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
+        "error": error_json(feed.life.error),
+        "tidegate": {"kind": "reader" if feed.uri.is_reader else "changefeed"},
+    }
+
+
+def brief_unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
+    """A changefeed that this version cannot read, in a list; its checkpoint is 0 if that is not known."""
+    checkpoint = feed.checkpoint if feed.checkpoint != NOT_KNOWN else 0
+    refused = feed.refused()
+    error = FeedError(str(refused), refused.code, node.now_ms(), node.address)
+    return {
+        "upstream_id": node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "state": UNREADABLE,
+        "checkpoint_tso": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
+        "error": error_json(error),
+        "tidegate": {"kind": "changefeed"},
+    }
+
+
+def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[str, Any]:
+    """A feed with all members. `place` as in `brief`."""
+    info = feed.info
+    checkpoint = feed.checkpoint if place is None else place.place
+    created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return {
+        "upstream_id": feed.node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "sink_uri": feed.uri.render(),
+        "create_time": created,
+        "start_ts": info.start_ts,
+        "target_ts": info.target_ts,
+        "admin_job_type": 0,
+        "config": feed.config.to_json(redact=True),
+        "state": str(feed.shown_state),
+        "error": error_json(feed.life.error),
+        "creator_version": info.creator_version or __version__,
+        "resolved_ts": feed.resolved_ts,
+        "checkpoint_ts": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
+        "task_status": task_status(feed, capture_of(request)),
+        "tidegate": own(feed, request) | {"reader": reader_json(feed, place)},
+    }
+
+
+def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
+    """What is kept for a reader's query, and when it asked last; None for a changefeed."""
+    if place is None:
+        return None
+    received = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")
+    return {
+        "tables": list(feed.config.filter.rules),
+        "rows": feed.uri.option("rows"),
+        "done_ts": place.said,
+        "readable_ts": place.readable,
+        "kept_bytes": place.kept,
+        "max_kept": int(feed.uri.option("max-kept")),
+        "heard": received,
+        "hold_s": int(feed.uri.option("hold")),
+    }
+
+
+def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
+    """The tables and partitions whose rows each capture delivers now."""
+    return [
+        {"capture_id": capture.ids.get(peer.capture, peer.capture), "table_ids": feed.tables_of(peer)}
+        for peer in feed.peers.running
+    ]
+
+
+def own(feed: Feed, request: Request) -> dict[str, Any]:
+    """What TiCDC has no field for: what the feed waits for, totals, spans."""
+    totals = feed.totals
+    processor = capture_of(request).reactor.processors.get(feed.id)
+    spans = processor.machine.spans.values() if processor is not None else ()
+    left_out, some = feed.left_out(SHOWN_TABLES)
+    return {
+        "waiting_for": feed.waits_for(),
+        "persisted_checkpoint_ts": feed.persisted,
+        "resolved_sent": feed.owner.resolved_sent if feed.owner else 0,
+        "rows": totals.rows,
+        "messages": totals.messages,
+        "bytes": totals.bytes,
+        "quarantined": totals.quarantined,
+        "integrity": {
+            "matched": totals.matched,
+            "unchecked": totals.unchecked,
+            "excused": totals.excused,
+            "mismatched": totals.mismatched,
+            "misencoded": totals.misencoded,
+        },
+        "batches": totals.batches,
+        "batch_ms": totals.batch_ms,
+        "lag_ms": totals.lag_ms,
+        "ddl_events": totals.ddl_events,
+        "pipeline_starts": totals.starts,
+        "spans": [{"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts} for t in spans],
+        "ineligible": left_out,
+        "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
+        "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
+        "initial_load": shown_load(feed),
+        "table_cuts": len(feed.config.tidegate.table_cuts),
+        "partitions": feed.partitions,
+        "repartition": feed.info.repartition,
+        "captures": shares_json(feed),
+    }
+
+
+def shares_json(feed: Feed) -> list[dict[str, Any]]:
+    """The captures by the ranges of keys that they deliver, in the order of keys; no `end`: to the last."""
+    there = {feed.node.capture: feed.node.address, **feed.node.others()}
+    return [
+        {
+            "capture": name,
+            "address": there.get(name, ""),
+            "start": span.start.hex(),
+            "end": span.end.hex(),
+            "tables": len(feed.sharing.tables_in(span)),
+            "running": running,
+            "checkpoint_ts": checkpoint,
+            "resolved_ts": resolved,
+        }
+        for name, span, running, checkpoint, resolved in (feed.owner.progress() if feed.owner else ())
+    ]
+
+
+def shown_load(feed: Feed) -> dict[str, Any] | None:
+    """The progress of the initial load; None for a feed without one."""
+    wanted = feed.config.tidegate.initial_load
+    return initial_load.shown(feed.load, loading=feed.loading) if wanted else None

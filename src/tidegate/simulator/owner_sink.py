@@ -1,0 +1,94 @@
+"""The sink of the simulated owner: it fences earlier writers, opens the sink, commits DDL and Resolved.
+
+The product's form: `server.feed_sink` and `server.owner_sink`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.control.metadata import Grant, grant_key
+from tidegate.errors import Fenced, Retryable
+from tidegate.model.timestamp import Timestamp
+from tidegate.simulator.network import SINK
+from tidegate.simulator.owner_grants import OwnerGrants
+from tidegate.simulator.sink import OWNER, Journal, Kind, Record
+from tidegate.simulator.virtual_time import Steps
+from tidegate.simulator.world import CLUSTER, FEED
+
+if TYPE_CHECKING:
+    from tidegate.simulator.capture import Control
+
+CALL_S: Final = 20.0
+"""How long one call of the sink may take."""
+
+
+class OwnerSink:
+    """The sink of the changefeed's owner, from incarnation to incarnation."""
+
+    def __init__(self, control: Control, grants: OwnerGrants) -> None:
+        self._control, self._grants = control, grants
+        self._world, self._off = control.world, control.world.off
+        self._epoch = 0
+        """The epoch of our writer at the sink."""
+        self.journal = Journal(0, 0)
+        """What the sink had committed when it was opened."""
+        self.is_open = False
+
+    def fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[None]:
+        """If several captures will write: fence every earlier writer before any of them begins."""
+        if len(grants) == 1:
+            return
+        found = yield from self._grants.read()
+        every = found if "all_writers" not in self._off else ()
+        writers = sorted({*every, *(giver for grant, _ in found.values() for giver in grant.givers)})
+        yield from self._prove(lead, name)
+        for writer in writers if "owner_fence" not in self._off else ():
+            yield from self._call(self._world.sink.initialise, writer)
+        yield from self._prove(lead, name)
+        if "fence_before_settled" not in self._off:
+            yield from self._grants.settle(grants)
+
+    def open(self, lead: Grant, name: str) -> Steps[None]:
+        """Open the sink as the owner, and read its journal."""
+        sink = self._world.sink
+        for fences in (True, False):
+            self._epoch = yield from self._call(sink.initialise, OWNER)
+            yield from self._prove(lead, name)
+            try:
+                self.journal = yield from self._call(sink.journal)
+                break
+            except Retryable:
+                if not fences:
+                    raise
+                for writer in sorted({*lead.givers, name}):
+                    yield from self._call(sink.initialise, writer)
+                yield from self._prove(lead, name)
+        if "journal" in self._off:
+            self.journal = Journal(0, 0)
+        self.is_open = True
+
+    def commit(self, kind: Kind, ts: Timestamp) -> Steps[None]:
+        """Produce one record and commit it. Raises Retryable if another owner has opened the sink."""
+        sink, epoch = self._world.sink, self._epoch
+        self._control.announces()
+        yield self._world.time.rng.uniform(0.0, 0.002)
+        try:
+            yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
+            yield from self._call(sink.commit, OWNER, epoch, None)
+        except Fenced as error:
+            raise Retryable("Another owner has opened the sink.") from error
+        self._world.timeline.counts[f"{kind} sent"] += 1
+
+    def _prove(self, mine: Grant, name: str) -> Steps[None]:
+        """Raise Retryable unless the grants of this round are still the stored ones."""
+        if "owner_proof" in self._off:
+            return
+        found = yield from self._control.client.read(self._world.etcd.get, grant_key(CLUSTER, FEED, name))
+        if not mine.is_proven_by(Grant.from_bytes(found.value) if found is not None else None):
+            raise Retryable("Another incarnation writes now.", where=name)
+
+    def _call(self, work: Any, *args: Any) -> Steps[Any]:
+        network, process = self._world.network, self._control.process
+        found = yield from network.call(process, self._control.capture, SINK, lambda: work(*args), CALL_S)
+        return found
