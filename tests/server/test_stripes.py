@@ -146,8 +146,11 @@ def test_a_wide_stripe_is_told_as_a_number_in_hex() -> None:
     ("ids", "width"),
     [
         (range(0), 1),
-        (range(100, 1100), 1),
-        (range(100, 1101), 16),
+        (range(100, 200), 1),
+        (range(100, 201), 2),
+        (range(100, 1100), 16),
+        (range(0, 10_000, 10), 1),
+        (range(0, 10_010, 10), 256),
         (range(10_000), 256),
         (range(0, 20_000, 2), 512),
         (range(1 << 20, (1 << 20) + 100_000), 2048),

@@ -268,7 +268,7 @@ class TidegateConfig:
     """The most raw bytes that one batch takes, over all spans."""
     ids_per_stripe: int = setting(0, unit="table ids")
     """How many neighbouring table ids are pulled, kept and delivered as one. 1: each table by itself. 0:
-    chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""
+    chosen when the changefeed is created, 1 up to 100 tables (docs/stripes.md)."""
     table_cuts: tuple[str, ...] = ()
     """Record keys in hex, ascending, at which one piece of a table ends and the next begins. Left out: chosen
     by `[scheduler]` when the changefeed is created, or when that is changed."""

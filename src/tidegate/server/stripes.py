@@ -26,8 +26,14 @@ from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.model.span import Span, span_id
 from tidegate.tidb import keys, memcomparable
 
-TABLES_APART: Final = 1_000
-"""With at most this many tables each has a span of its own, so that a lock in one delays no other table."""
+TABLES_APART: Final = 100
+"""With at most this many tables each has a span of its own. A tick of the processor costs 15 us a span."""
+SPARSE_APART: Final = 1_000
+"""The same for tables that are far apart: stripes of them would pull the rows of the tables between."""
+SPARSE: Final = 1 / 8
+"""Tables are far apart if less than this share of the ids in their stripes is theirs. Neighbouring tables of
+TiDB have every second id: each CREATE TABLE takes another one for its job.
+"""
 STRIPES: Final = 64
 """The target for the number of stripes. Each span costs a look at each tick, a folder, and a registration in
 each region that it touches.
@@ -49,8 +55,10 @@ def _stripe(first: int, width: int) -> tuple[str, Span]:
 
 
 def chosen_width(tables: Iterable[int]) -> int:
-    """The width for a feed that begins with these physical ids: 1 for few tables, otherwise the least power
-    of two with which they are in at most `STRIPES` stripes.
+    """The width for a feed that begins with these physical ids.
+
+    1 for few tables, and for some more that are far apart; otherwise the least power of two with which they
+    are in at most `STRIPES` stripes.
     """
     ids = np.fromiter(tables, np.int64)
     if len(ids) <= TABLES_APART:
@@ -58,7 +66,8 @@ def chosen_width(tables: Iterable[int]) -> int:
     width = 2
     while width < IDS_PER_STRIPE_MAX and len(np.unique(ids // width)) > STRIPES:
         width *= 2
-    return width
+    share = len(ids) / (width * len(np.unique(ids // width)))
+    return 1 if len(ids) <= SPARSE_APART and share < SPARSE else width
 
 
 def ids_of(task: SpanTask) -> list[int]:
