@@ -55,7 +55,7 @@ class LoadPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LoadPlan:
-        """Raises Undecodable when it is not a plan."""
+        """From the content of `load.json`. Raises Undecodable if it is not a plan."""
         try:
             found = json.loads(data)
             ranges = (

@@ -130,7 +130,7 @@ class RangeProgress:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """All that a processor does for a feed."""
+    """The whole state of a processor for a feed."""
 
     header: Header
     processor_version: str

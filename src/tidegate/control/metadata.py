@@ -256,7 +256,7 @@ class Grant:
         return stored is not None and stored.is_same(self) and bool(stored.ranges)
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The stored form."""
         return _bytes(
             {
                 "instance": self.instance,
@@ -271,7 +271,7 @@ class Grant:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Grant:
-        """Raises InvalidInput when the value is not a grant."""
+        """From the stored form. Raises InvalidInput if it is not a grant."""
         body = _object(data, "grant")
         try:
             owner_rev, grant_seq = body["token"]
@@ -419,12 +419,12 @@ class FeedInfo:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The stored form."""
         return _bytes(asdict(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FeedInfo:
-        """Raises InvalidInput when the value is not a feed's info."""
+        """From the stored form. Raises InvalidInput if it is not a feed's info."""
         body = _object(data, "changefeed info")
         error = body.get("error")
         try:
@@ -462,12 +462,12 @@ class FeedStatus:
     """`FeedInfo.settings` of the last incarnation, which has sent rows above the checkpoint with them."""
 
     def to_bytes(self) -> bytes:
-        """As stored."""
+        """The stored form."""
         return _bytes(asdict(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FeedStatus:
-        """Raises InvalidInput when the value is not a feed's status."""
+        """From the stored form. Raises InvalidInput if it is not a feed's status."""
         body = _object(data, "changefeed status")
         try:
             resolved_ts, loaded = int(body.get("resolved_ts", 0)), bool(body.get("loaded", False))

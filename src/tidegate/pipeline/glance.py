@@ -16,7 +16,7 @@ from tidegate.pipeline.incarnation import Incarnation
 
 
 class Glance:
-    """For one thread."""
+    """Finds incarnations that have changed. For one thread."""
 
     def __init__(self) -> None:
         self._pages: dict[str, PageMark | None] = {}

@@ -33,7 +33,7 @@ from tidegate.pipeline.workforce import Workforce
 
 
 class Host:
-    """The workers of one application, and the incarnations that they work for. `run` once."""
+    """The workers of one application, and the incarnations that they work for. Call `run` once."""
 
     def __init__(
         self,

@@ -79,11 +79,11 @@ class Works(Protocol):
         ...
 
     def incarnation(self, secret: str) -> Incarnation:
-        """The one with this secret. Raises Fenced when it is over."""
+        """The incarnation with this secret. Raises Fenced when it is over."""
         ...
 
     def holds(self, one: Incarnation, lease: Lease) -> bool:
-        """Whether a worker has that lease."""
+        """Whether a worker still has this lease."""
         ...
 
 

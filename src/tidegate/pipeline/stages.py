@@ -172,7 +172,7 @@ class Encoded:
     """The same, with the bytes of the messages' keys."""
     bad: tuple[Quarantined, ...]
     damaged: tuple[Mismatch, ...]
-    """Rows that differ from their checksum. They are in `content` all the same."""
+    """Rows that differ from their checksum. They are in `content` as well."""
     misencoded: tuple[Misencoded, ...]
     """Rows whose messages decode to something else."""
     tally: Tally

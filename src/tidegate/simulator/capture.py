@@ -257,7 +257,7 @@ class Control:
 
 
 class Capture:
-    """One machine."""
+    """One machine, with the lives of its control process and its workers."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name

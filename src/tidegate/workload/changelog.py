@@ -271,7 +271,7 @@ def _ts_of(line: Line) -> int:
 
 
 def _commit_ts_at_front(raw: bytes) -> int:
-    """commit_ts from the first members of a raw line, without parsing the rest."""
+    """The commit_ts from the first members of a raw line, without parsing the rest."""
     at = raw.index(b'"commit_ts":') + 12
     end = at
     while raw[end : end + 1].isdigit():
