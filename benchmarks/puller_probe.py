@@ -54,7 +54,7 @@ def receive_seconds() -> float:
     return total / TICK
 
 
-def _tell(clock: StageClock, path: Path, done: threading.Event) -> None:
+def _write_clock(clock: StageClock, path: Path, done: threading.Event) -> None:
     while not done.wait(WRITE_S):
         clock.seconds["receive"] = receive_seconds()
         clock.write(path)
@@ -66,7 +66,9 @@ def main() -> int:
     kernels.warm()
     clock, done = StageClock(), threading.Event()
     install(clock)
-    threading.Thread(target=_tell, args=(clock, Path(sys.argv[3]), done), name="clock", daemon=True).start()
+    threading.Thread(
+        target=_write_clock, args=(clock, Path(sys.argv[3]), done), name="clock", daemon=True
+    ).start()
     log.setup()
     try:
         return run(Path(sys.argv[1]), sys.argv[2])

@@ -59,7 +59,7 @@ class ConfluentRegistry:
         assert found is not None
         number = found.get("id")
         if type(number) is not int or not 0 < number < 1 << 31:
-            raise self._odd(f"it answered a registration with the id {str(number)[:100]}")
+            raise self._unexpected(f"it answered a registration with the id {str(number)[:100]}")
         return number
 
     def look_up(self, number: int) -> str | None:
@@ -69,7 +69,7 @@ class ConfluentRegistry:
             return None
         schema, kind = found.get("schema"), found.get("schemaType", "AVRO")
         if not isinstance(schema, str) or kind != "AVRO":
-            raise self._odd(f"schema {number} is no Avro schema")
+            raise self._unexpected(f"schema {number} is no Avro schema")
         return schema
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class ConfluentRegistry:
                 raise self._refused(status, found, method, path)
             if isinstance(found, dict) or any_json:
                 return found if isinstance(found, dict) else {}
-            raise self._odd("it answered something other than a JSON object")
+            raise self._unexpected("it answered something other than a JSON object")
         raise Retryable(
             "The schema registry does not answer.",
             where=self.where,
@@ -120,13 +120,13 @@ class ConfluentRegistry:
             for part in answer.iter_bytes():
                 data += part
                 if len(data) > MAX_ANSWER:
-                    raise self._odd(f"its answer has more than {MAX_ANSWER:,} bytes")
+                    raise self._unexpected(f"its answer has more than {MAX_ANSWER:,} bytes")
             try:
                 return answer.status_code, httpx.Response(200, content=bytes(data)).json()
             except ValueError:
                 return answer.status_code, None
 
-    def _odd(self, why: str) -> TidegateError:
+    def _unexpected(self, why: str) -> TidegateError:
         return InvalidInput(
             "The schema registry does not answer as one.",
             where=self.where,

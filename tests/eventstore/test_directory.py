@@ -276,7 +276,7 @@ def test_a_damaged_directory_is_mended_from_the_batches_alone(tmp_path: Path) ->
     found = span.assess(report.file)
     assert found is not None
     assert found.batches == frozenset()
-    assert span.mend(found, []) == 0
+    assert span.repair(found, []) == 0
     upto = made[-1].commit_ts
     again = [e for b in reader.read(tmp_path, span.id, 0, upto, tables=[5]) for e in entries_of(b)]
     assert again == plain_filter(made, [5])

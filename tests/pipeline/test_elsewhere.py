@@ -417,7 +417,7 @@ def test_no_more_strangers_are_heard_than_there_is_room_for(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = Room(1)
-    monkeypatch.setattr(here.service, "_strangers", room)
+    monkeypatch.setattr(here.service, "_unidentified", room)
     silent = here.capture().line()
     assert room.taken.wait(WAIT_S), "however slow its connection is"
     one_more = here.capture().line()

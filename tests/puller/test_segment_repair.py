@@ -18,7 +18,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import span_id
 from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
-from tidegate.server.mender import Mender
+from tidegate.server.segment_repairs import SegmentRepairs
 from tidegate.tikv.server import EmbeddedUpstream
 
 pytestmark = pytest.mark.integration
@@ -36,17 +36,17 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 class Capture:
-    """A store with its puller and its mender."""
+    """A store with its puller and its repairs."""
 
     def __init__(self, world: World, start: int) -> None:
         self.store = EventStore(world.folder)
         self.puller = Puller(world.pd, self.store, on_failure=fail)
         self.puller.watch(SPAN, start)
         self.span = self.store.open_span(SPAN)
-        self.mender = Mender(world.pd, self.store)
+        self.repairs = SegmentRepairs(world.pd, self.store)
 
     def close(self) -> None:
-        self.mender.close()
+        self.repairs.close()
         self.puller.close()
         self.store.close()
 
@@ -88,7 +88,7 @@ def test_a_damaged_segment_is_pulled_again_and_readers_wait_for_it(world: World,
         world.stored(SPAN, start)
     assert str(path) in caught.value.where
     assert "pulled from TiKV again" in caught.value.fix
-    eventually(lambda: capture.mender.mended == 1, "the segment to be mended")
+    eventually(lambda: capture.repairs.repaired == 1, "the segment to be repaired")
     assert not list(damage.reports(world.folder))
     assert sorted(world.stored(SPAN, start)) == before
     assert not (world.folder / "mending").exists()
@@ -150,6 +150,6 @@ def test_a_merge_that_meets_damage_reports_it_and_the_span_goes_on(world: World)
     for _ in range(25):
         world.run(1)
         world.await_published(SPAN)
-    eventually(lambda: capture.mender.mended == 1, "the merge's own report")
+    eventually(lambda: capture.repairs.repaired == 1, "the merge's own report")
     world.check(SPAN, start)
     capture.close()

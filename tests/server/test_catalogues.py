@@ -520,14 +520,14 @@ def test_what_comes_next_may_be_forgotten_in_the_moment_it_is_asked_for(
     catalogues = plain.catalogues(steps_max=2)
     slow, quick = (SchemaTracker.open(catalogues, rules_of(), 1) for _ in range(2))
     slow.begin(1, 1)
-    settle = slow._settle
+    settle = slow._has_next_steps
 
     def just_before() -> bool:
         found = settle()
         quick.begin(1, plain.end)
         return found
 
-    monkeypatch.setattr(slow, "_settle", just_before)
+    monkeypatch.setattr(slow, "_has_next_steps", just_before)
     assert slow.catch_up(plain.end) == ([], 1)
     monkeypatch.undo()
     assert catch_up(slow, plain.end, 0) == plain.alone(rules_of(), 1).catch_up(plain.end, 512)

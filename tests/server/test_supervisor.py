@@ -272,7 +272,7 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
 
 
 def test_so_many_may_be_silent_at_once_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(supervisor, "UNIDENTIFIED_MAX", 3)
 
     async def receive(connection: Connection, report: Report) -> None:
         connection.send(WATCH)

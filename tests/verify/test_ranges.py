@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.verify.ranges import END, Cuts, Sums, in_order, odd_words, tally, tiled, windows
+from tidegate.verify.ranges import END, Cuts, Sums, differing_words, in_order, tally, tiled, windows
 
 WORDS = st.one_of(st.integers(0, 40), st.integers(0, END - 1))
 
@@ -89,7 +89,7 @@ def test_odd_words_are_those_of_rows_that_one_side_has_more_often(
 ) -> None:
     sides = [(u64(*(w for w, _ in side)), u64(*(m for _, m in side))) for side in (here, there)]
     wanted = sorted({row[0] for row in {*here, *there} if here.count(row) != there.count(row)})
-    found = odd_words(*sides)
+    found = differing_words(*sides)
     assert found.tolist() == wanted
     if wanted:
         cuts = Cuts.around(found)

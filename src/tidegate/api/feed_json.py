@@ -20,7 +20,7 @@ from tidegate.server.capture import Capture
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import SHOWN_TABLES
 from tidegate.server.node import Node
-from tidegate.server.sharing import Plan
+from tidegate.server.sharing import Proposal
 from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
 from tidegate.sink.reader.changes import Standing
 
@@ -28,7 +28,7 @@ UNREADABLE: Final = "unreadable"
 """The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Proposal) -> dict[str, Any]:
     """A new division of a feed's key space among captures."""
     moves = [
         {

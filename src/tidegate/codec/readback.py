@@ -127,7 +127,7 @@ class ReadBack:
         """
         found = self._compared(block, messages, partition)
         if found is None:
-            self._tell(block.table)
+            self._give_definition(block.table)
             found = self._compared(block, messages, partition)
         assert found is not None, "the decoder has just met the definition"
         return found
@@ -146,7 +146,7 @@ class ReadBack:
             one.take(piece)
         return one.finish()
 
-    def _tell(self, table: TableSchema) -> None:
+    def _give_definition(self, table: TableSchema) -> None:
         """Give the decoder the definition of a table version, for a protocol whose rows do not contain it."""
         definitions = self._codec.definitions
         assert definitions is not None, "only such a protocol has rows that wait"
@@ -387,8 +387,8 @@ class _Comparison:
             wanted = set(of.handle_key)
         places = self._places(table)
         if places.keys() != wanted:
-            odd = sorted(places.keys() ^ wanted)
-            names = [of.columns[n].name for n in odd if n >= 0]
+            differing = sorted(places.keys() ^ wanted)
+            names = [of.columns[n].name for n in differing if n >= 0]
             return (names or [""])[
                 0
             ], "it is not there" if names else "there is a column that the table has not"

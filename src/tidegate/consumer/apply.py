@@ -112,7 +112,9 @@ class Applier:
         pieces = self.selection.pieces(pieces, self.target.definitions.keys())
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
-        small = [partial(self._settle, name, part) for name, part in pieces.items() if name not in parts]
+        small = [
+            partial(self._staged_changes, name, part) for name, part in pieces.items() if name not in parts
+        ]
         with ExitStack() as files:
             parted = []
             for name, count in parts.items():
@@ -230,7 +232,7 @@ class Applier:
         if event is None or (by_sql and self._found(event)):
             changes = schema_changes.changed_columns(event) if event is not None else ()
             if changes or (event is None and schema_changes.changed_in_text(chosen.message)):
-                raise schema_changes.untold(message)
+                raise schema_changes.undescribed(message)
             return chosen
         held = ddl_plan.held_before(event, self.target.definitions)
         kept = schema_changes.kept(event, message, held, typed=by_sql)
@@ -299,7 +301,7 @@ class Applier:
         self.stats.snapshots += 1
         return position
 
-    def _settle(self, name: Name, pieces: Sequence[Piece]) -> TableChanges | None:
+    def _staged_changes(self, name: Name, pieces: Sequence[Piece]) -> TableChanges | None:
         staged = self._fresh(name, staged_rows(pieces))
         if not staged:
             return None

@@ -153,8 +153,8 @@ def differences(
     differing = int(np.abs(here - there).sum())
     if not differing:
         return 0, ()
-    odd = np.flatnonzero((here != there)[code])
-    rows = both.take(odd).append_column("_tidegate_side", pa.array(odd >= source.num_rows))
+    unequal = np.flatnonzero((here != there)[code])
+    rows = both.take(unequal).append_column("_tidegate_side", pa.array(unequal >= source.num_rows))
     by = [(name, "ascending") for name in (*order, "_tidegate_side") if not pa.types.is_list(rows[name].type)]
     shown = rows.sort_by(by).slice(0, limit).to_pylist()
     return differing, tuple(

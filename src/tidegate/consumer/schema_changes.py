@@ -158,7 +158,7 @@ def stopped(message: DdlMessage, words: Iterable[str]) -> Fatal:
     )
 
 
-def untold(message: DdlMessage) -> Fatal:
+def undescribed(message: DdlMessage) -> Fatal:
     """The error under `ignore` if a message does not say which columns the table has after it."""
     return _refused(message, "the message has no DDL header, which would say which columns the table has")
 

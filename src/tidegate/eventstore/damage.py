@@ -2,7 +2,7 @@
 
 `STORE/damage/<span id>.<file>.json` is one report: `{"where", "why"}`. A reader that meets a damaged segment
 writes the report and raises Retryable. The process that owns the store looks into the folder at intervals,
-pulls exactly the damaged range of commits from TiKV again (`SpanStore.assess`, `mend`) and removes the
+pulls exactly the damaged range of commits from TiKV again (`SpanStore.assess`, `repair`) and removes the
 report. If TiKV no longer has these commits, it writes `"lost"` with the reason and the remedy, and readers
 raise that as Fatal. Readers report a torn manifest in the same way; the owner writes it again from memory.
 """

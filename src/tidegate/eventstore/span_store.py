@@ -347,7 +347,7 @@ class SpanStore:
         high = min(max(info.blocks[i].max_ts for i in bad), info.last_ts)
         return Damage(self.span, file, frozenset(bad), low - 1, high)
 
-    def mend(self, damage: Damage, pulled: Sequence[Segment]) -> int:
+    def repair(self, damage: Damage, pulled: Sequence[Segment]) -> int:
         """Replace a damaged segment by its good batches and the pulled ones; returns how many rows it lacks.
 
         If it lacks rows, because TiKV no longer has all of them, nothing is changed.

@@ -54,7 +54,7 @@ class Snapshot:
             request = kvrpcpb.GetRequest(context=self._context(), key=key, version=self.ts)
             response = self._requester.at_key(key, "KvGet", request, backoff)
             if response.HasField("error"):
-                self._settle([response.error], backoff)
+                self._resolve_locks([response.error], backoff)
                 continue
             return None if response.not_found else bytes(response.value)
 
@@ -100,7 +100,7 @@ class Snapshot:
             if response.HasField("error"):
                 errors.append(response.error)
             if errors:
-                self._settle(errors, backoff)
+                self._resolve_locks(errors, backoff)
                 continue
             self._page_max = min(2 * self._page_max, PAGE_MAX)
             pairs = [(bytes(p.key), bytes(p.value)) for p in response.pairs]
@@ -130,11 +130,11 @@ class Snapshot:
                 if not errors:
                     found.update((bytes(p.key), bytes(p.value)) for p in response.pairs)
                     return
-                self._settle(errors, backoff)
+                self._resolve_locks(errors, backoff)
 
         self._requester.by_region(keys, backoff, send)
 
-    def _settle(self, errors: list[Any], backoff: Backoff) -> None:
+    def _resolve_locks(self, errors: list[Any], backoff: Backoff) -> None:
         """Resolve the locks that blocked a read, and wait for live ones. Raises Retryable on other errors."""
         locks = []
         for error in errors:

@@ -314,7 +314,7 @@ class TwoPhase:
             response = self._requester.send(region, "KvPrewrite", request, backoff)
             if not response.errors:
                 return
-            self._settle(response.errors, backoff)
+            self._resolve_locks(response.errors, backoff)
 
     def _lock_batch(
         self, region: RegionInfo, keys: list[bytes], values: dict[bytes, bytes], backoff: Backoff
@@ -332,7 +332,7 @@ class TwoPhase:
             response = self._requester.send(region, "KvPessimisticLock", request, backoff)
             if not response.errors:
                 break
-            self._settle(response.errors, backoff)
+            self._resolve_locks(response.errors, backoff)
         absent = list(response.not_founds) or [not v for v in response.values]
         values.update(
             (k, bytes(v)) for k, v, gone in zip(keys, response.values, absent, strict=False) if not gone
@@ -354,7 +354,7 @@ class TwoPhase:
 
         self._requester.by_region(keys, backoff, send)
 
-    def _settle(self, errors: Iterable[Any], backoff: Backoff) -> None:
+    def _resolve_locks(self, errors: Iterable[Any], backoff: Backoff) -> None:
         """Resolve the locks in `errors`, wait for live ones. Raises WriteConflict or AlreadyExists."""
         locks = []
         for error in errors:

@@ -170,7 +170,7 @@ def to_arrow(
     for at in np.flatnonzero(lines[:, Word.HIGH]).tolist():
         array = batch.column(at)
         if pa.types.is_string(array.type) and not _is_utf8(array):
-            batch = batch.set_column(at, batch.schema.field(at), _mended(array, counted))
+            batch = batch.set_column(at, batch.schema.field(at), _with_replacements(array, counted))
     return batch
 
 
@@ -193,7 +193,7 @@ def _is_utf8(array: pa.Array) -> bool:
     return True
 
 
-def _mended(array: pa.Array, losses: Losses) -> pa.Array:
+def _with_replacements(array: pa.Array, losses: Losses) -> pa.Array:
     """The texts with U+FFFD in place of bytes that are not UTF-8."""
     out = []
     for raw in array.cast(pa.binary()).to_pylist():

@@ -66,7 +66,7 @@ def transition(job: DdlJob, catalog: Catalog) -> Transition:
             return _with_names(early(job, catalog, schema))
         return _with_names(_HANDLERS[rule.handling](job, catalog, schema))
     except _NOT_AS_WRITTEN as error:
-        raise _odd(job, rule, f"{type(error).__name__}: {error}") from None
+        raise _unexpected(job, rule, f"{type(error).__name__}: {error}") from None
 
 
 def _with_names(found: Transition) -> Transition:
@@ -74,13 +74,13 @@ def _with_names(found: Transition) -> Transition:
     names = [name for name in found.schemas.values() if name is not None]
     for event in (emitted.event for emitted in found.emitted):
         names += [event.schema, event.table, event.old_schema, event.old_table, event.query]
-    odd = [name for name in names if not isinstance(name, str)]
-    if odd:
-        raise TypeError(f"{odd[0]!r:.50} is no name")
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(f"{wrong[0]!r:.50} is no name")
     return found
 
 
-def _odd(job: DdlJob, rule: Rule, why: str) -> Undecodable:
+def _unexpected(job: DdlJob, rule: Rule, why: str) -> Undecodable:
     return Undecodable(
         f"a job of kind {rule.name} is not as TiDB writes it",
         where=f"job {job.id}, finished at {job.finished_ts}",

@@ -339,7 +339,7 @@ def decode_group(
     ops, faults = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.int64)
     free = buffer(_key_bytes(block)) if plan.datums else buffer(0)
     context = np.empty(row_context.CONTEXT_WORDS, dtype=np.int64)
-    odd = row_kernels.decode_rows(
+    refused = row_kernels.decode_rows(
         *arguments(columns, plan, rows, new, old, ops, faults, free, context, checks)
     )
     owners: tuple[Any, ...] = (block, plan, free)
@@ -356,7 +356,7 @@ def decode_group(
         owners=owners,
         row_keys=_row_keys(block, rows) if options.row_keys else None,
     )
-    return _settle(group, faults, options, failed) if odd else group
+    return _decode_refused(group, faults, options, failed) if refused else group
 
 
 def arguments(
@@ -417,7 +417,9 @@ def _key_bytes(block: pa.RecordBatch) -> int:
 # --- what the kernel refused ----------------------------------------------------------------------------
 
 
-def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list[Quarantined]) -> RowBlock:
+def _decode_refused(
+    group: RowBlock, faults: Int64s, options: MountOptions, failed: list[Quarantined]
+) -> RowBlock:
     """Decode refused rows with the plain path, and drop rows that are damaged or have no image."""
     block: pa.RecordBatch = group.owners[0]
     keep = group.op != 0

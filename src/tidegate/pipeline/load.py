@@ -52,7 +52,7 @@ class InitialLoad:
         """
         self._queue = LoadQueue(self._plan, {one.id: (one.rows, one.left_from) for one in loaded})
         self._began = time.monotonic()
-        self._tell([], 0.0)
+        self._report([], 0.0)
         with ThreadPoolExecutor(self._tasks, thread_name_prefix="load") as pool:
             for one in [pool.submit(self._work) for _ in range(self._tasks)]:
                 one.result()
@@ -64,8 +64,8 @@ class InitialLoad:
                 began = time.monotonic()
                 reports = self._run_task(share)
                 with self._changed:
-                    self._settle(share, reports)
-                    self._tell(reports, time.monotonic() - began)
+                    self._take_back(share, reports)
+                    self._report(reports, time.monotonic() - began)
                     self._changed.notify_all()
         except BaseException:
             with self._changed:
@@ -92,12 +92,12 @@ class InitialLoad:
             Load(str(self._spec.path), self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max)
         )
 
-    def _settle(self, share: list[Left], reports: Sequence[LoadReport]) -> None:
+    def _take_back(self, share: list[Left], reports: Sequence[LoadReport]) -> None:
         rows, size = sum(r.read_rows for r in reports), sum(r.read_bytes for r in reports)
         self._pace.spent(time.monotonic(), rows, size)
         self._queue.settle([(r.report.span, r.rows, r.left_from) for r in reports], share)
 
-    def _tell(self, reports: Sequence[LoadReport], task_s: float) -> None:
+    def _report(self, reports: Sequence[LoadReport], task_s: float) -> None:
         """Report to the control process what is durable now."""
         state = self._queue.state(time.monotonic() - self._began)
         stats = {name: sum(getattr(r.report, name) for r in reports) for name in COUNTS}

@@ -109,14 +109,14 @@ class Loader:
                 reported.rows += some.num_rows
                 reported.read_rows += some.num_rows
                 reported.read_bytes += weight(some)
-                self._note(one.id, reported, some.column("key")[-1].as_py() + b"\0")
+                self._store_progress(one.id, reported, some.column("key")[-1].as_py() + b"\0")
                 if self._is_over():
                     return
                 if self._batch.is_due:
                     self._commit()
-        self._note(one.id, reported, None)
+        self._store_progress(one.id, reported, None)
 
-    def _note(self, name: str, reported: LoadReport, left_from: bytes | None) -> None:
+    def _store_progress(self, name: str, reported: LoadReport, left_from: bytes | None) -> None:
         reported.left_from = None if left_from is None else left_from.hex()
         spec = self._worker.spec
         record = LoadProgress(

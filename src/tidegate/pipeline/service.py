@@ -54,7 +54,7 @@ CALLS_MAX: Final = 128
 wait."""
 READS_MAX: Final = 8
 """`Read` calls answered at the same time: each has several copies of its events in memory. Others wait."""
-STRANGERS_MAX: Final = 64
+UNIDENTIFIED_MAX: Final = 64
 """Streams that have not sent their hello yet. A further one is ended."""
 HELLO_S: Final = 30.0
 END, MORE, ERROR = b"\0", b"\1", b"\2"
@@ -100,7 +100,7 @@ class Service:
         """Jobs whose workers have not connected yet, by nonce, each with the function that cancels it."""
         self._refused = ""
         self._reads = threading.Semaphore(READS_MAX)
-        self._strangers = threading.Semaphore(STRANGERS_MAX)
+        self._unidentified = threading.Semaphore(UNIDENTIFIED_MAX)
         handlers = {
             "Work": grpc.stream_stream_rpc_method_handler(self._work),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
@@ -186,14 +186,14 @@ class Service:
 
     def _hello(self, line: StreamLine) -> ElsewhereHello | None:
         """The worker's hello. None if it does not come in time, or if too many other streams wait for one."""
-        if not self._strangers.acquire(blocking=False):
+        if not self._unidentified.acquire(blocking=False):
             return None
         try:
             return parse(line.receive() or {}, [ElsewhereHello]) if line.waits(HELLO_S) else None
         except ValueError:
             return None
         finally:
-            self._strangers.release()
+            self._unidentified.release()
 
     def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)

@@ -51,7 +51,7 @@ def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
 def work(line: Line, tasks: Tasks) -> None:
     """The same over a line on which the worker has already sent its hello."""
 
-    def tell(spans: Mapping[str, int]) -> None:
+    def report(spans: Mapping[str, int]) -> None:
         line.say(to_json(Reached(spans)))
 
     try:
@@ -64,7 +64,7 @@ def work(line: Line, tasks: Tasks) -> None:
                 return
             piece = parse(message, TO_WORKER)
             try:
-                said: Outcome | Failed = _do(piece, tasks, tell)
+                said: Outcome | Failed = _do(piece, tasks, report)
             except Exception as error:
                 said = failed(error)
             line.say(to_json(said))
@@ -72,12 +72,12 @@ def work(line: Line, tasks: Tasks) -> None:
         line.close()
 
 
-def _do(piece: Piece, tasks: Tasks, tell: Tell) -> Outcome:
+def _do(piece: Piece, tasks: Tasks, report: Tell) -> Outcome:
     match piece:
         case Begin():
             return tasks.begin(piece)
         case Deliver():
-            return Delivered.of(tasks.deliver(piece, tell))
+            return Delivered.of(tasks.deliver(piece, report))
         case Load():
             return LoadDone(tuple(tasks.load(piece)))
         case _:

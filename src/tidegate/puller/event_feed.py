@@ -300,7 +300,7 @@ class Stream:
                 if matched.rows or matched.changes:
                     self._call.hurry(QUIET_S)
                 self._owner.matched(self, matched)
-                self._settle()
+                self._relieve()
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
@@ -317,7 +317,7 @@ class Stream:
                 if (event.request_id, event.region_id) in doubted:
                     doubted[event.request_id, event.region_id] = True
 
-    def _settle(self) -> None:
+    def _relieve(self) -> None:
         """Spill open transactions beyond the memory bound, and pass on spilled rows whose commit has arrived.
 
         While the disk is full, the stream waits here.

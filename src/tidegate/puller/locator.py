@@ -33,7 +33,7 @@ class Locator:
         tell: Callable[[list[tuple[Locate, list[Found]]]], None],
         fail: Callable[[TidegateError], None],
     ) -> None:
-        self._pd, self._tell, self._fail = pd, tell, fail
+        self._pd, self._report, self._fail = pd, tell, fail
         self._tasks: queue.SimpleQueue[Locate | None] = queue.SimpleQueue()
 
     def ask(self, task: Locate) -> None:
@@ -73,7 +73,7 @@ class Locator:
             found.append((wanted[number], parts))
             regions += len(parts)
             if regions >= 256:
-                self._tell(found)
+                self._report(found)
                 found, regions = [], 0
         if found:
-            self._tell(found)
+            self._report(found)

@@ -94,7 +94,7 @@ class Application:
         """Run an incarnation in the current application, or in the next one if none is connected."""
         one = Running(changefeed, incarnation, spec)
         self._running[one.key] = one
-        self._tell(one)
+        self._send_message(one)
         self._want()
         return one
 
@@ -125,7 +125,7 @@ class Application:
             await self._child.stop(0)
             await one.gone.wait()
 
-    def _tell(self, one: Running) -> None:
+    def _send_message(self, one: Running) -> None:
         if self._connection is not None:
             self._connection.send(one.message)
             one.reported = True
@@ -141,7 +141,7 @@ class Application:
             case ApplicationHello():
                 self._connection, self._said = connection, None
                 for one in self._running.values():
-                    self._tell(one)
+                    self._send_message(one)
             case Working():
                 self.working = report
             case Ended(changefeed, incarnation):

@@ -40,7 +40,7 @@ class ClockWatch:
                 await asyncio.sleep(ASK_S)
                 continue
             for remark in self._time.received(received, self._clock.now_ms(), self._clock.monotonic()):
-                self._tell(remark)
+                self._log(remark)
             metrics.clock_differs_s.set((self._clock.now_ms() - received) / 1000)
             await asyncio.sleep(ASK_S)
 
@@ -58,7 +58,7 @@ class ClockWatch:
             words.append(f"this machine's clock is {_lead(time.differs_ms)} PD's time")
         return "; ".join(words)
 
-    def _tell(self, remark: Remark) -> None:
+    def _log(self, remark: Remark) -> None:
         match remark:
             case Jumped(ahead_ms):
                 event(

@@ -21,7 +21,7 @@ from tidegate.server.feed import Feed
 from tidegate.server.feeds import Feeds
 from tidegate.server.new_feed import Refused, tables_at
 from tidegate.server.node import Node
-from tidegate.server.sharing import Plan
+from tidegate.server.sharing import Proposal
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Placement:
         """The number of tables that a capture delivers or may deliver; 0: stopping it delays nothing."""
         return sum(feed.left_on(capture) for feed in self._feeds.values() if feed.life.runs)
 
-    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Plan:
+    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Proposal:
         """Divide a changefeed's key space in the best possible way. `dry_run`: only return the plan."""
         async with self._feeds.in_turn(feed) as found:
             if not found.may_be_shared:
@@ -72,7 +72,7 @@ class Placement:
                 found.sharing.ask()
             return plan
 
-    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Plan:
+    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Proposal:
         """Let a capture deliver some tables, with all tables that share a span with them.
 
         `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.

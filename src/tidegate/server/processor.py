@@ -161,7 +161,7 @@ class FeedProcessor:
         if self._way.is_due and self._over:
             self._way.done()
             self._close(but={DDL_SPAN_ID})
-        self._tell()
+        self._send_report()
         self.machine.ready = self.node.application.working.workers > 0
         self._weigh()
         for said in self.machine.tick(self.node.clock.monotonic()):
@@ -380,7 +380,7 @@ class FeedProcessor:
 
     # --- for people ----------------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _send_report(self) -> None:
         now = self.node.clock.monotonic()
         pipeline, totals = self.pipeline, self.pipeline.totals
         is_recent = now - self._reported_at < TELL_S and not pipeline.has_news

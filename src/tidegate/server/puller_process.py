@@ -45,7 +45,7 @@ from tidegate.model.span import Span
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.server.backfill import Backfill
-from tidegate.server.mender import Mender
+from tidegate.server.segment_repairs import SegmentRepairs
 
 STATUS_S: Final = 0.2
 STATUS_LINES: Final = 4096
@@ -93,11 +93,11 @@ def run(
                 on_refused=partial(_refused, control),
                 on_watch=backfill.want,
             )
-            mender = Mender(pd, store, memory)
+            repairs = SegmentRepairs(pd, store, memory)
             try:
                 _serve(control, store, puller, notices)
             finally:
-                mender.close()
+                repairs.close()
                 backfill.close()
                 puller.close()
                 store.close()
@@ -121,7 +121,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
     done = threading.Event()
     orders = _Orders(control, store, puller)
     teller = threading.Thread(
-        target=_tell_status, args=(control, store, puller, orders, notices, done), name="status", daemon=True
+        target=_send_status, args=(control, store, puller, orders, notices, done), name="status", daemon=True
     )
     teller.start()
     try:
@@ -209,7 +209,7 @@ class _Notices:
         return Retryable(first.what, where=where, why=first.why, fix=first.fix)
 
 
-def _tell_status(
+def _send_status(
     control: ControlClient,
     store: EventStore,
     puller: Puller,

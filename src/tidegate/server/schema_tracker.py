@@ -138,7 +138,7 @@ class SchemaTracker:
             raise Retryable(
                 "The catalogue has to be opened again.", why="a job was applied to it only in part"
             )
-        if not self._settle():
+        if not self._has_next_steps():
             return [], self._place
         if not self._shared.lock.acquire(blocking=False):
             return [], self._place
@@ -183,7 +183,7 @@ class SchemaTracker:
         self._verdicts = shared.verdicts.of(self._given)
         self._filter = replace(self._given, tables=self._verdicts.tables)
 
-    def _settle(self) -> bool:
+    def _has_next_steps(self) -> bool:
         """Whether the catalogue has the next steps; if not, have one opened that does."""
         if self._moving is not None:
             if not self._moving.done():

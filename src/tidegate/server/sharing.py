@@ -68,7 +68,7 @@ class Here(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Proposal:
     """A possible new division, and what it would change."""
 
     shares: Shares
@@ -224,15 +224,15 @@ class Sharing:
         """The ranges that each capture has now."""
         return {one.capture: [r.id for r in one.grant.ranges] for one in self.peers.running if one.grant}
 
-    def plan(self, *, shared: bool) -> Plan:
+    def plan(self, *, shared: bool) -> Proposal:
         """The best possible division, whatever it costs to get there."""
         before = self.now
         after = self._divided(self.able(), before, shared=shared, tolerance=0.0)
         pieces, in_bytes = self.pieces
         moves = moved(before, after, pieces)
-        return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
+        return Proposal(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
-    def handed(self, tables: Collection[int], taker: str) -> Plan:
+    def handed(self, tables: Collection[int], taker: str) -> Proposal:
         """The current division, except that one capture gets some tables, with all that share a span with
         them.
 
@@ -252,7 +252,7 @@ class Sharing:
         if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
             raise ValueError(f"the key space would be in {ranges} ranges, and {most} are allowed")
         moves = moved(before, after, pieces)
-        return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
+        return Proposal(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
     def hand(self, tables: Collection[int], taker: str) -> None:
         """Move the tables as soon as the taker has prepared."""

@@ -141,9 +141,9 @@ class SpanRegistry:
             self._stripes.discard(name)
             self._dropped.pop(name, None)
             self._refused.pop(name, None)
-            self._tell(Unwatch(span))
+            self._send(Unwatch(span))
             if forget:
-                self._tell(Remove(span))
+                self._send(Remove(span))
 
     def release(self, feed: FeedId, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Release all spans of a feed except those in `but`; `forget`: it will not need them later either."""
@@ -177,7 +177,7 @@ class SpanRegistry:
 
     def _begin_again(self, name: str) -> None:
         """Follow a span from where it is needed now, even if the puller waits at an earlier ts."""
-        self._tell(Unwatch(self._spans[name]))
+        self._send(Unwatch(self._spans[name]))
         self._watch(name, self._spans[name])
 
     def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
@@ -209,7 +209,7 @@ class SpanRegistry:
             limit = min(done.values())
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
-                self._tell(DropBelow(self._spans[name], limit))
+                self._send(DropBelow(self._spans[name], limit))
 
     @property
     def held(self) -> frozenset[str]:
@@ -252,18 +252,18 @@ class SpanRegistry:
         kept = self._holders.keys() | ({DDL_SPAN_ID} if floor < MAX else set())
         gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in kept]
         for name in gone:
-            self._tell(Remove(stored[name][0]))
+            self._send(Remove(stored[name][0]))
         return gone
 
     def _watch(self, name: str, span: Span) -> None:
         holders = self._holders[name]
         self._refused.pop(name, None)
-        self._tell(Watch(span, min(holders.values()), self._guarded(name)))
+        self._send(Watch(span, min(holders.values()), self._guarded(name)))
 
     def _guarded(self, name: str) -> bool:
         """Whether no holder of a span has asked for an unguarded one."""
         return self._unguarded.isdisjoint(self._holders.get(name, ()))
 
-    def _tell(self, report: ToPuller) -> None:
+    def _send(self, report: ToPuller) -> None:
         if self._puller is not None:
             self._puller.send(report)

@@ -44,7 +44,7 @@ HELLO_S: Final = 10.0
 FRAME_S: Final = 60.0
 """How long a message may take from its first byte to its last."""
 HELLO_MAX: Final = 64 << 10
-STRANGERS_MAX: Final = 256
+UNIDENTIFIED_MAX: Final = 256
 """The most connections that have not introduced themselves; one more is closed at once."""
 UNREAD_MAX: Final = 128 << 20
 """The most bytes, about 600,000 spans, that wait for a peer to read them; then its connection is closed."""
@@ -132,7 +132,7 @@ class ControlSocket:
     ) -> None:
         self._path, self._handler = path, handler
         self._hello_s, self._frame_s = hello_s, frame_s
-        self._strangers = 0
+        self._unidentified = 0
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._closing = False
@@ -177,14 +177,14 @@ class ControlSocket:
 
     async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
         """The first message; None if the connection ends before. Raises as `_read`, and TimeoutError."""
-        if self._strangers >= STRANGERS_MAX:
-            raise ValueError(f"{self._strangers} connections have not introduced themselves yet")
-        self._strangers += 1
+        if self._unidentified >= UNIDENTIFIED_MAX:
+            raise ValueError(f"{self._unidentified} connections have not introduced themselves yet")
+        self._unidentified += 1
         try:
             async with asyncio.timeout(self._hello_s):
                 return await _read(reader, self._hello_s, HELLOS, HELLO_MAX)
         finally:
-            self._strangers -= 1
+            self._unidentified -= 1
 
     async def _say_gone(self, connection: Connection) -> None:
         try:

@@ -92,7 +92,7 @@ class OwnerTask:
                 try:
                     yield from self._replicate()
                 except Retryable as error:
-                    self._note(f"the changefeed fails: {error.what}")
+                    self._log(f"the changefeed fails: {error.what}")
                     self._world.timeline.counts["failures of the changefeed"] += 1
                     yield from self._back_off(error)
         except Fenced:
@@ -171,7 +171,7 @@ class OwnerTask:
         self.owner.sink_open(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts)
         self._starting = True
         self._world.timeline.counts["incarnations"] += 1
-        self._note("dispatches to " + ", ".join(sorted(grants)))
+        self._log("dispatches to " + ", ".join(sorted(grants)))
         for one in sorted(grants):
             self._dispatch(self.peers[one], Wish.RUN)
 
@@ -417,7 +417,7 @@ class OwnerTask:
             self.owner.running(capture, incarnation, [GrantedRange(one.id, one.token) for one in found])
             if self._starting and self.owner.is_running:
                 self._starting = False
-                self._note("all ranges are delivered")
+                self._log("all ranges are delivered")
 
     # --- the tick ------------------------------------------------------------------------------------
 
@@ -440,7 +440,7 @@ class OwnerTask:
                     if batch.finished_ts > self._sink.journal.ddl_ts:
                         yield from self._sink.commit(Kind.DDL, batch.finished_ts)
                     self.sharing.passed(owner.ddl_done(batch.finished_ts))
-                    self._note(f"delivers the DDL: {batch.events[0].query}")
+                    self._log(f"delivers the DDL: {batch.events[0].query}")
                 case SendResolved(ts):
                     yield from self._sink.commit(Kind.RESOLVED, ts)
                     owner.resolved_done(ts)
@@ -495,7 +495,7 @@ class OwnerTask:
                     self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
         if self._reshare:
             self._world.timeline.counts["divided again"] += 1
-            self._note(f"divides the key space again: {self._reshare}")
+            self._log(f"divides the key space again: {self._reshare}")
 
-    def _note(self, what: str) -> None:
+    def _log(self, what: str) -> None:
         self._world.note(self._control.capture, what)

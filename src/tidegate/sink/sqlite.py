@@ -222,13 +222,13 @@ class SqliteOwner:
         if not self.journal.holds(event):
             before = self.journal
             after = Journal(event.finished_ts, event.seq, before.resolved_ts, before.instance)
-            self._tell(after, event)
+            self._write_journal(after, event)
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         """Record that everything up to `ts` is durable."""
         before = self.journal
         if ts > before.resolved_ts:
-            self._tell(Journal(before.ddl_ts, before.ddl_seq, ts, before.instance))
+            self._write_journal(Journal(before.ddl_ts, before.ddl_seq, ts, before.instance))
 
     def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
         """Write a DDL into an open transaction. By default it is only in the journal."""
@@ -242,7 +242,7 @@ class SqliteOwner:
         """Close the file."""
         self._connection.close()
 
-    def _tell(self, after: Journal, event: DdlEvent | None = None) -> None:
+    def _write_journal(self, after: Journal, event: DdlEvent | None = None) -> None:
         with self._fenced() as connection:
             if event is not None:
                 self.note(connection, event)

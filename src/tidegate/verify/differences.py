@@ -53,10 +53,10 @@ def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[
     size = int(content.max()) + 1
     balance = np.bincount(content[here], minlength=size) - np.bincount(content[~here], minlength=size)
     named = factorize(both.select(key)) if key else content
-    odd = np.isin(named, named[balance[content] != 0])
-    rows = both.take(np.flatnonzero(odd)).to_pylist()
+    differing = np.isin(named, named[balance[content] != 0])
+    rows = both.take(np.flatnonzero(differing)).to_pylist()
     groups: dict[int, tuple[list[Row], list[Row]]] = {}
-    for row, of, at_source in zip(rows, named[odd].tolist(), here[odd].tolist(), strict=True):
+    for row, of, at_source in zip(rows, named[differing].tolist(), here[differing].tolist(), strict=True):
         groups.setdefault(of, ([], []))[0 if at_source else 1].append(row)
     names = list(key) or both.column_names
     found = [

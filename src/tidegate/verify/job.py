@@ -31,7 +31,7 @@ from tidegate.tables.reader import spans_of
 from tidegate.tidb import keys
 from tidegate.verify import source, target
 from tidegate.verify.differences import Difference, differences
-from tidegate.verify.ranges import END, Bools, Cuts, I64s, Sums, U64s, odd_words, tiled, windows
+from tidegate.verify.ranges import END, Bools, Cuts, I64s, Sums, U64s, differing_words, tiled, windows
 from tidegate.verify.side import Shape, rows_of
 from tidegate.verify.source import Found
 
@@ -147,7 +147,7 @@ class Verification:
         if int(sizes[window].sum()) <= self._bounds.window_rows:
             yield cuts.only(window)
             return
-        odd = self._odd_words(cuts.only(window))
+        odd = self._differing_words(cuts.only(window))
         step = max(self._bounds.window_rows // 2, 1)
         for at in range(0, len(odd), step):
             yield Cuts.around(odd[at : at + step])
@@ -226,7 +226,7 @@ class Verification:
         work = [partial(target.sums, self.shape, cuts, part) for part in self._near(cuts)]
         return sum(self._spread(work), Sums.zero(len(cuts)))
 
-    def _odd_words(self, cuts: Cuts) -> U64s:
+    def _differing_words(self, cuts: Cuts) -> U64s:
         """The words in the wanted ranges for which the sides differ."""
         at_source, shape = self._source, self.shape
         work: list[partial[Any]] = [
@@ -236,7 +236,7 @@ class Verification:
         answers = self._spread(work)
         here = [self._of_source(answer) for answer in answers if isinstance(answer, Found)]
         there = [answer for answer in answers if not isinstance(answer, Found)]
-        return odd_words(_joined(here), _joined(there))
+        return differing_words(_joined(here), _joined(there))
 
     def _spans_of(self, cuts: Cuts) -> list[Span]:
         """The spans in which the source has the rows of the wanted ranges."""

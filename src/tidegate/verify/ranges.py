@@ -183,7 +183,7 @@ def tiled(pieces: Sequence[Ordered], ranges_max: int) -> tuple[Cuts, Sums]:
     return cuts, Sums(np.concatenate(counts), np.concatenate(sums))
 
 
-def odd_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
+def differing_words(here: tuple[U64s, U64s], there: tuple[U64s, U64s]) -> U64s:
     """The words, ascending, for which two sides do not have the same fingerprints equally often.
 
     `here`, `there`: the words and fingerprints of a side's rows.

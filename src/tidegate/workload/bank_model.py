@@ -275,7 +275,7 @@ class Bank:
         else:
             changes = self._change_orders(self._random.randint(1, 10))
         if self.audit_table is not None and draw < 0.1:
-            changes += self._note(self.audit_table)
+            changes += self._audit_row(self.audit_table)
         return self._work(changes + self._prune())
 
     def _transfer(self, count: int) -> list[Change]:
@@ -345,7 +345,7 @@ class Bank:
             changes.append(("orders", before, after))
         return changes or self._new_orders(1)
 
-    def _note(self, table: str) -> list[Change]:
+    def _audit_row(self, table: str) -> list[Change]:
         row: Row = {"id": self.next_audit, "what": self._words(2), "at": self._now(0)}
         self.audit[self.next_audit] = row
         self.next_audit += 1

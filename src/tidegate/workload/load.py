@@ -135,7 +135,7 @@ class Loader:
                 self._take(line)
             self._flight.land(0)
         self._move_tso(self.stats.reached, at_once=True)
-        self._tell()
+        self._report_progress()
         return self.stats
 
     def _take(self, line: Line) -> None:
@@ -209,7 +209,7 @@ class Loader:
                     where=f"TSO {reached}, log {self.stats.reached}",
                     fix="do not use `tso --advance-to` or allocate timestamps while a log is loaded",
                 )
-        self._tell()
+        self._report_progress()
 
     def _roll_back(self, rollback: Rollback) -> None:
         self._history.rolled_back(rollback)
@@ -236,6 +236,6 @@ class Loader:
             )
         return info.tso
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         self.stats.seconds = self._clock.monotonic() - self._began
         self._on_progress(self.stats)

@@ -269,7 +269,7 @@ class DdlRun:
             raise missing(name)
         check_columns(taken, asked)
         # While rows are applied no DDL is under way, so this note loses nothing.
-        self._progress.note_ddl(_note(self._done, self._begun), {name: taken.to_json().decode()})
+        self._progress.note_ddl(_progress_text(self._done, self._begun), {name: taken.to_json().decode()})
         self._definitions[name] = taken
 
     def execute(self) -> None:
@@ -300,7 +300,7 @@ class DdlRun:
         was, now = self._before, self._definitions
         made = {name: one.to_json().decode() for name, one in now.items() if was.get(name) is not one}
         done = [*self._done, self._now]
-        self._progress.note_ddl(_note(done, None), made, [name for name in was if name not in now])
+        self._progress.note_ddl(_progress_text(done, None), made, [name for name in was if name not in now])
         self._done, self._begun = done, None
 
     def _execute(self, number: int, statement: Statement, session: str) -> None:
@@ -315,7 +315,7 @@ class DdlRun:
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
-        self._progress.note_ddl(_note(self._done, note))
+        self._progress.note_ddl(_progress_text(self._done, note))
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._hold, statement.name, statement.members)
@@ -392,7 +392,7 @@ def begun_in(noted: str | None) -> str | None:
     return str(begun["query"]) if begun is not None else None
 
 
-def _note(done: Sequence[str], begun: dict[str, Any] | None) -> str:
+def _progress_text(done: Sequence[str], begun: dict[str, Any] | None) -> str:
     return orjson.dumps({"done": done, "begun": begun}).decode()
 
 

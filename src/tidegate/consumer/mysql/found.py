@@ -150,7 +150,7 @@ def _key(found: Found, name: Name, keys: tuple[str, ...]) -> tuple[str, ...]:
     if not keys:
         return _choice(found)
     for one in found.uniques:
-        if _tells(one) and set(one.columns) == set(keys):
+        if _identifies(one) and set(one.columns) == set(keys):
             return one.columns
     raise _unfit(
         name, f"the topic tells its rows apart by {', '.join(keys)}, which no unique index here does"
@@ -166,7 +166,7 @@ def _unfit(name: Name, why: str) -> Fatal:
     )
 
 
-def _tells(unique: Unique) -> bool:
+def _identifies(unique: Unique) -> bool:
     """Whether an index identifies rows. A primary key over parts of columns does so with whole columns."""
     return not unique.nullable and all(unique.columns) and (unique.whole or unique.name == "PRIMARY")
 
@@ -174,7 +174,7 @@ def _tells(unique: Unique) -> bool:
 def _choice(found: Found) -> tuple[str, ...]:
     """TiDB's handle key; if several indexes have the fewest columns, the first in the server's order."""
     known = {column.name for column in found.columns}
-    sound = [one for one in found.uniques if _tells(one) and known.issuperset(one.columns)]
+    sound = [one for one in found.uniques if _identifies(one) and known.issuperset(one.columns)]
     primary = [one for one in sound if one.name == "PRIMARY"]
     return min(primary or sound, key=lambda one: len(one.columns)).columns if sound else ()
 

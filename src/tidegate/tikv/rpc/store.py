@@ -208,7 +208,7 @@ class Store:
 
         return serve
 
-    def _tells(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
+    def _reporting_primary(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
         """Handlers of requests for a primary: when a changed primary lock of a large transaction is durable,
         its min_commit_ts goes to `txn_status`.
         """
@@ -433,7 +433,9 @@ class Store:
             pb.CleanupRequest: Call(pb.CleanupResponse, self._writes(percolator.cleanup), the_key),
             pb.CheckTxnStatusRequest: Call(
                 pb.CheckTxnStatusResponse,
-                self._tells(lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)),
+                self._reporting_primary(
+                    lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)
+                ),
                 _primary_key,
                 stamps=("lock_ts", "caller_start_ts", "current_ts"),
             ),
@@ -444,7 +446,7 @@ class Store:
                 stamps=("start_version",),
             ),
             pb.TxnHeartBeatRequest: Call(
-                pb.TxnHeartBeatResponse, self._tells(percolator.heart_beat), _primary_lock
+                pb.TxnHeartBeatResponse, self._reporting_primary(percolator.heart_beat), _primary_lock
             ),
             pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
             pb.DeleteRangeRequest: Call(pb.DeleteRangeResponse, self._delete_range, range=the_range),

@@ -115,7 +115,7 @@ class Scheduler:
                 self._concurrency.release(outcome.published)
             self._release(task)
             if self._waiting.is_busy and error is None:
-                self._tell_waiters(task, outcome.changes)
+                self._wake_waiters(task, outcome.changes)
             task.answer(outcome.response, error)
 
         self._raftstore.propose(
@@ -150,7 +150,7 @@ class Scheduler:
         if all(cf != mvcc.LOCK or changed != key for cf, changed, _ in outcome.changes):
             self._pool.submit(self._waiting.released, [key])
 
-    def _tell_waiters(self, task: Task, changes: Sequence[Change]) -> None:
+    def _wake_waiters(self, task: Task, changes: Sequence[Change]) -> None:
         gone = [key for cf, key, value in changes if cf == mvcc.LOCK and value is None]
         self._waiting.released(gone)
         if task.patience is not None:

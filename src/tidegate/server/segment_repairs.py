@@ -39,7 +39,7 @@ FOLDER: Final = "mending"
 MEMORY_BYTES: Final = 64 << 20
 
 
-class Mender:
+class SegmentRepairs:
     """Looks for reports in its own thread until `close`."""
 
     def __init__(self, pd: PdClient, store: EventStore, memory: StreamMemory | None = None) -> None:
@@ -47,8 +47,8 @@ class Mender:
         self._pd, self._store, self._memory = pd, store, memory
         self._word = uuid.uuid4().hex[:12]  # distinguishes the holds of captures that repair the same span
         self._closing = threading.Event()
-        self.mended = 0
-        self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
+        self.repaired = 0
+        self._thread = threading.Thread(target=self._run, name="segment-repairs", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -62,7 +62,9 @@ class Mender:
                 try:
                     self._look_at(report)
                 except (TidegateError, OSError) as error:
-                    event(LOG, logging.WARNING, "segment not mended yet", file=report.file, error=str(error))
+                    event(
+                        LOG, logging.WARNING, "segment not repaired yet", file=report.file, error=str(error)
+                    )
 
     def _look_at(self, report: Report) -> None:
         span = next((s for s in self._store.open_spans() if s.id == report.span_id), None)
@@ -77,13 +79,13 @@ class Mender:
         if found is None:
             damage.settle(self._store.folder, report)
         elif not found.batches:
-            span.mend(found, [])
+            span.repair(found, [])
             damage.settle(self._store.folder, report)
             event(LOG, logging.INFO, "directory of a segment written again", span=span.id, file=found.file)
         elif not report.lost and found.upto <= span.resolved:
-            self._mend(span, report, found)
+            self._repair(span, report, found)
 
-    def _mend(self, span: SpanStore, report: Report, found: Damage) -> None:
+    def _repair(self, span: SpanStore, report: Report, found: Damage) -> None:
         service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}-{self._word}"
         scope = scope_of(span.span, self._store.kv_mode)
         least = self._pd.hold_history(service, HELD_S, found.after, scope)
@@ -100,7 +102,7 @@ class Mender:
             self._give_up(report, found, f"TiKV no longer has {missing} of the changes")
             return
         damage.settle(self._store.folder, report)
-        self.mended += 1
+        self.repaired += 1
         event(
             LOG, logging.INFO, "segment repaired", span=span.id, file=found.file, batches=len(found.batches)
         )
@@ -115,13 +117,13 @@ class Mender:
             pulled.begin(found.after)
             kv_mode, memory = self._store.kv_mode, self._memory
             repull(self._pd, found.span, found.upto, aside, self._closing, kv_mode, memory)
-            return span.mend(found, _segments(folder / span.id, pulled, found.after, found.upto))
+            return span.repair(found, _segments(folder / span.id, pulled, found.after, found.upto))
         finally:
             aside.close()
             shutil.rmtree(folder, ignore_errors=True)
 
     def _give_up(self, report: Report, found: Damage, why: str) -> None:
-        event(LOG, logging.ERROR, "segment cannot be mended", file=found.file, why=why)
+        event(LOG, logging.ERROR, "segment cannot be repaired", file=found.file, why=why)
         damage.give_up(
             self._store.folder,
             report,
