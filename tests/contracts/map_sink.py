@@ -158,7 +158,7 @@ class MapWriter:
                 downstream.written += 1
             self._held = []
             if self.loses_answers:
-                raise Undecided("The connection ended between rows and progress.")
+                raise Undecided("The connection ended between rows and progress.", where=self._sink.name)
             downstream.progress.setdefault(self._sink.name, {}).update(progress)
 
     def abort(self) -> None:

@@ -371,8 +371,9 @@ def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place
     place.lose_answer(writer)
     changes = [("a", "1"), ("b", "2")]
     writer.write([place.content(changes)])
-    with pytest.raises(Undecided):
+    with pytest.raises(Undecided) as undecided:
         writer.commit({"s": record(5)})
+    assert undecided.value.where
     grants.current = 2
     again = place.sink(2)
     reached = durable(again, grants, 2).get("s", 0)
@@ -380,6 +381,9 @@ def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place
     if reached < 5:
         send(place, again.writer(0, grants.prover(2)), changes, 5)
     assert place.seen() == changes
+    with pytest.raises(Fenced):
+        send(place, writer, [("c", "3")], 6)
+    assert place.seen() == changes, "who was not answered is fenced like any other writer"
 
 
 def test_a_ddl_goes_out_once_and_a_replaced_owner_tells_nothing(place: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tidegate.consumer.delta.lock import target_lock
 from tidegate.errors import InvalidInput
 from tidegate.verify.differences import differences
-from tidegate.verify.repair import check_repairable, literal, statements
+from tidegate.verify.repair import apply, check_repairable, literal, statements
 from tidegate.verify.side import Shape
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -61,6 +63,16 @@ def test_statements_delete_differing_keys_and_insert_the_sources_rows() -> None:
 def test_a_table_without_a_key_is_not_repaired() -> None:
     with pytest.raises(InvalidInput, match=r"b\.t has no key, so its rows cannot be repaired one by one"):
         check_repairable("b.t", Shape(SCHEMA, (), False))
+
+
+def test_a_target_that_a_consumer_writes_is_not_repaired(tmp_path: Path) -> None:
+    table: Any = None  # the lock comes before anything is read
+    refused = pytest.raises(InvalidInput, match="another consumer writes this target")
+    with target_lock(tmp_path), refused as caught:
+        apply(tmp_path, 1, table, SHAPE, [])
+    assert f"process {os.getpid()} holds its lock" in caught.value.why
+    with target_lock(tmp_path):
+        pass
 
 
 VALUES: list[tuple[Any, pa.DataType]] = [
