@@ -109,7 +109,7 @@ class Backfill:
                 try:
                     self._pull()
                 except (TidegateError, OSError) as error:
-                    event(LOG, logging.WARNING, "backfill begins again", error=str(error))
+                    event(LOG, logging.WARNING, "backfill restarts", error=str(error))
                     self._say(
                         Retryable(
                             "Earlier changes that a changefeed needs could not be pulled; retrying.",

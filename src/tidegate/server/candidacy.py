@@ -96,7 +96,7 @@ class Candidacy:
         try:
             await asyncio.to_thread(self.member.close)
         except TidegateError as error:
-            event(LOG, logging.WARNING, "session ends by itself", error=str(error))
+            event(LOG, logging.WARNING, "session not ended, it will expire", error=str(error))
 
     async def close(self) -> None:
         """Stop watching, and leave."""

@@ -131,7 +131,9 @@ class Crew:
                     continue
                 if info is not None and State(info.state) in RUNS and info.instance == processor.instance:
                     continue  # its owner may be about to send a message
-                event(LOG, logging.INFO, "processor ends: nobody speaks to it", changefeed=str(feed))
+                event(
+                    LOG, logging.INFO, "processor ends: no owner sends messages to it", changefeed=str(feed)
+                )
                 await self.end(feed)
                 if info is None:
                     await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)

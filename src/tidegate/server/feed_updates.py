@@ -194,7 +194,7 @@ class FeedUpdates:
             event(
                 LOG,
                 logging.WARNING,
-                "sink taken for another one",
+                "sink assumed to be another place",
                 changefeed=str(found.id),
                 error=str(error),
             )

@@ -205,7 +205,7 @@ class HeldHistory:
                 await node.write(Delete(kv.key))
             self._has_predecessors = False
         except Retryable as error:
-            event(LOG, logging.WARNING, "holds of earlier owners stay for now", error=str(error))
+            event(LOG, logging.WARNING, "holds of earlier owners not released yet", error=str(error))
 
     def _captured(self) -> list[Captured]:
         """The tables' event store, and those of the other kv modes that feeds use."""

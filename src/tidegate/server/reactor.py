@@ -139,7 +139,7 @@ class Reactor:
                 if self.feeds.get(feed.id) is feed:
                     feed.forget_grant()
                     feed.start()
-        event(LOG, logging.INFO, "ownership taken anew", owner_rev=self.node.owner_rev)
+        event(LOG, logging.INFO, "ownership taken again", owner_rev=self.node.owner_rev)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """End the capture if a task has failed: otherwise nothing would hold upstream's history."""
@@ -244,7 +244,13 @@ class Reactor:
             async with asyncio.timeout(FORGET_S):
                 await asyncio.to_thread(feed.plan.sink.forget)
         except (TidegateError, TimeoutError) as error:
-            event(LOG, logging.WARNING, "progress stays", changefeed=str(feed.id), error=str(error))
+            event(
+                LOG,
+                logging.WARNING,
+                "progress at the sink not deleted",
+                changefeed=str(feed.id),
+                error=str(error),
+            )
 
     async def now(self) -> int:
         """Upstream's time."""

@@ -146,7 +146,7 @@ class Readers:
             try:
                 await self.remove_orphans()
             except TidegateError as error:
-                event(LOG, logging.WARNING, "readers not looked through", error=str(error))
+                event(LOG, logging.WARNING, "unused readers not looked for", error=str(error))
 
     async def remove_orphans(self) -> None:
         """Remove readers that no query has read from for ORPHAN_S."""

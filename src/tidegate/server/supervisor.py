@@ -190,7 +190,7 @@ class ControlSocket:
         try:
             await self._handler(connection, Gone())
         except BROKEN as error:  # for example a hello that names no changefeed
-            event(LOG, logging.WARNING, "end of a control connection not told", reason=str(error))
+            event(LOG, logging.WARNING, "end of a control connection not reported", reason=str(error))
 
 
 BROKEN: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, TidegateError)

@@ -71,7 +71,7 @@ class Totals:
             event(
                 LOG,
                 logging.WARNING,
-                "messages do not say what their rows are",
+                "messages differ from their rows",
                 changefeed=str(feed),
                 rows=misencoded,
                 quarantine=str(folder / "quarantine.jsonl"),
