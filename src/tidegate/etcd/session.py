@@ -22,11 +22,11 @@ LEAST_TTL_S: Final = 3
 RENEWALS: Final = 3
 """How often a lease is renewed within its TTL."""
 MARGIN: Final = 0.2
-"""The share of a TTL that is given up at its end."""
+"""The share of a TTL by which the capture stops relying on its lease early."""
 BEATS: Final = 3
-"""TTLs without a beat after which a lease is not renewed: the thread may go on when all else stands still."""
+"""TTLs without a beat after which a lease is not renewed, as this thread may run while the process hangs."""
 PAUSE_S: Final = 0.1
-"""Before the next attempt, after a renewal that was not answered."""
+"""The pause after a renewal that was not answered."""
 
 
 def now_s() -> float:

@@ -19,7 +19,7 @@ from tidegate.errors import Retryable, TidegateError
 LOG: Final = logging.getLogger(__name__)
 
 JOBS_S: Final = 2.0
-"""How long calls under way are waited for when an incarnation ends."""
+"""How long running calls are waited for when an incarnation ends."""
 
 
 class Jobs:

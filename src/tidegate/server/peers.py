@@ -28,29 +28,34 @@ from tidegate.model.timestamp import MAX
 
 SILENT_S: Final = 4 * SYNC_S
 """A processor that has sent nothing for this time cannot be asked for anything. It repeats everything every
-`SYNC_S`."""
+`SYNC_S`.
+"""
 ANNOUNCE_S: Final = 1.0
 """How often an owner announces itself to a processor that has not answered."""
 JOIN_S: Final = 5.0
-"""A capture is given ranges once its processor has answered for this time. Otherwise one that starts again
-and again would make all the others start again, too."""
+"""A capture gets ranges once its processor has answered for this time. Otherwise a capture that restarts
+again and again would restart all the others as well.
+"""
 SHUN_S: Final = 10.0
-"""A capture that has failed is left out for this time while others are able; after the next failure for twice
-the time, and so on."""
+"""A capture that has failed gets no ranges for this time while others can take them. The time doubles with
+each further failure.
+"""
 SHUN_MAX_S: Final = 600.0
 FAILURES_MAX: Final = 7
 """From this number of failures on, the time is `SHUN_MAX_S`."""
 FORGIVEN_S: Final = 1200.0
-"""After this time without a failure the next one counts as the first."""
+"""After this time without a failure, the next failure counts as the first."""
 WARM_S: Final = 2.0
 """A taker is warm when it has received everything up to this many seconds ago."""
 WARM_MAX_S: Final = 600.0
-"""A move waits at most this long for all that a taker has to receive; it never happens before the taker's
-application runs."""
+"""A move waits at most this long for a taker to receive its ranges; it never happens before the taker's
+application runs.
+"""
 
 CUT_OFF_S: Final = 300.0
-"""A capture that owns or delivers the changefeed, and reads no further in the history of DDL for this time
-while others do, is cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
+"""A capture that owns or delivers the changefeed is cut off from upstream if the DDL that it knows does not
+advance for this time while that of others does. Opening a catalogue of 100,000 tables takes less.
+"""
 STEP_MAX_S: Final = 10.0
 """The most that one advance of the others counts: if upstream stopped for long, no capture is behind."""
 

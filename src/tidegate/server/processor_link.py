@@ -42,12 +42,13 @@ from tidegate.server.sharing import CAPTURES_S
 LOG: Final = logging.getLogger(__name__)
 
 MEET_S: Final = 3.0
-"""How long a start waits for the answers of other captures; those that come later are given ranges later."""
+"""How long a start waits for the answers of other captures; those that answer later get ranges later."""
 AGAIN_S: Final = 5.0
 """How often a Dispatch is repeated."""
 GIVE_UP_TRIES: Final = 3
-"""How often a processor is asked to end what it does, AGAIN_S apart. After that it is left behind, and the
-next incarnation fences it."""
+"""How often a processor is asked, AGAIN_S apart, to end its work. Then the owner continues without its
+answer, and the next incarnation fences it.
+"""
 
 
 @dataclass(frozen=True, slots=True)

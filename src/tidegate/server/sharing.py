@@ -25,17 +25,19 @@ from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_
 from tidegate.server.stripes import ids_of
 
 CAPTURES_S: Final = 0.5
-"""How often the captures that exist are compared with those that deliver."""
+"""How often the existing captures are compared with those that deliver."""
 BALANCE_S: Final = 60.0
 """How often loads are compared while the same captures deliver the same tables."""
 IDLE_LOAD: Final = 512.0
-"""The load that a span without rows counts for, in bytes per second."""
+"""The load that every span has in addition to its rows, in bytes per second."""
 WORTH: Final = float(1 << 20)
-"""Bytes per second of the whole changefeed below which every span counts the same: that is no load."""
+"""Bytes per second of the whole changefeed below which every span counts the same, because there is
+no load.
+"""
 TOLERANCE: Final = 0.2
-"""By how much a load may exceed the best possible one, as a share of it, when captures have come or gone."""
+"""By which share a load may exceed the best possible one after captures have come or gone."""
 UNEVEN: Final = 0.5
-"""The same while no capture comes or goes: loads change all the time."""
+"""The same while no capture comes or goes; more, because loads change all the time."""
 
 
 class Here(Protocol):
