@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 
@@ -19,26 +19,26 @@ READER_S: Final = 1.0
 
 
 class TsoStream:
-    """A Tso stream that stays open; the next caller reopens a broken one. Callers take turns."""
+    """A Tso stream that stays open; the next caller reopens a broken one.
+
+    Callers of `ask` take turns. `close` may come from another thread meanwhile, so each reads `_open` once.
+    """
 
     def __init__(self) -> None:
-        self._requests: Requests | None = None
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._call: Any = None
-        self._stub: pdpb_pb2_grpc.PDStub | None = None
-        self._reader: threading.Thread | None = None
+        self._open: _Open | None = None
 
     def ask(self, stub: pdpb_pb2_grpc.PDStub, cluster_id: int, count: int) -> Any:
         """Send one request and wait for its answer, at most CALL_TIMEOUT_S.
 
         Raises grpc.RpcError or Retryable, and closes the stream: a late answer would belong to no request.
         """
-        if self._requests is None or stub is not self._stub:
-            self._open(stub)
-        assert self._requests is not None
-        self._requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
+        known = self._open
+        if known is None or known.stub is not stub:
+            self.close()
+            known = self._open = _opened(stub)
+        known.requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
         try:
-            answer = self._answers.get(timeout=CALL_TIMEOUT_S)
+            answer = known.answers.get(timeout=CALL_TIMEOUT_S)
         except queue.Empty:
             self.close()
             raise Retryable(
@@ -49,27 +49,35 @@ class TsoStream:
             raise answer
         return answer
 
-    def _open(self, stub: pdpb_pb2_grpc.PDStub) -> None:
-        self.close()
-        requests, answers = Requests(), self._answers
-        call = stub.Tso(requests)
-        self._requests, self._call, self._stub = requests, call, stub
-        at_end(call, lambda: answers.put(_why_ended(call)))
-        self._reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
-        self._reader.start()
-
     def close(self) -> None:
         """End the stream. On return nothing here refers to the call, and its threads have ended.
 
         Only a reader that gRPC itself keeps may still run (`channel.at_end`).
         """
-        if self._requests is not None and self._reader is not None:
-            self._requests.end()
-            self._call.cancel()
-            self._reader.join(READER_S)
-            self._requests.join(CALL_TIMEOUT_S)
-        self._requests, self._call, self._stub, self._reader = None, None, None, None
-        self._answers = queue.SimpleQueue()
+        known, self._open = self._open, None
+        if known is not None:
+            known.requests.end()
+            known.call.cancel()
+            known.reader.join(READER_S)
+            known.requests.join(CALL_TIMEOUT_S)
+
+
+class _Open(NamedTuple):
+    stub: pdpb_pb2_grpc.PDStub
+    requests: Requests
+    answers: queue.SimpleQueue[Any]
+    """Answers, and at the end why the call has ended."""
+    call: Any
+    reader: threading.Thread
+
+
+def _opened(stub: pdpb_pb2_grpc.PDStub) -> _Open:
+    requests, answers = Requests(), queue.SimpleQueue[Any]()
+    call = stub.Tso(requests)
+    at_end(call, lambda: answers.put(_why_ended(call)))
+    reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
+    reader.start()
+    return _Open(stub, requests, answers, call, reader)
 
 
 def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
