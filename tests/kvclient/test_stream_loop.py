@@ -333,8 +333,11 @@ def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     call = loop.call(address, PATH, (), taker)
     call.send(b"first")
     first = taker.batches.get(timeout=60)
+    all_sent = threading.Event()
+    loop.post(lambda: all_sent.wait(60))
     for message in (b"a", b"b", b"c"):
         call.send(message)
+    all_sent.set()
     gathered = taker.batches.get(timeout=60)
     assert (first, gathered) == ([b"first"], [b"a", b"b", b"c"])
     call.hurry(3600)

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tidegate.kvclient import tso_stream
 from tidegate.kvclient.tso_stream import TsoStream
 from tidegate.proto import pdpb_pb2 as pdpb
 from tidegate.proto import pdpb_pb2_grpc
@@ -29,7 +30,8 @@ class Pd(pdpb_pb2_grpc.PDServicer):
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Pd, pdpb_pb2_grpc.PDStub]]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pd, pdpb_pb2_grpc.PDStub]]:
+    monkeypatch.setattr(tso_stream, "CALL_TIMEOUT_S", 60.0)
     pd, server = Pd(), grpc.server(ThreadPoolExecutor(4))
     pdpb_pb2_grpc.add_PDServicer_to_server(pd, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -36,7 +36,7 @@ from typing import Any, Final
 import orjson
 
 from tidegate import __version__, errors
-from tidegate.control import barrier, ddl_log, messages, metadata
+from tidegate.control import barrier, ddl_log, messages, metadata, outlet
 from tidegate.control import owner as owner_machine
 from tidegate.control import processor as processor_machine
 from tidegate.control.ddl_log import DdlLog
@@ -90,7 +90,7 @@ KINDS: Final = {kind.name: kind for kind in (OWNER, PROCESSOR)}
 # --- values as JSON ------------------------------------------------------------------------------------
 
 _MODULES: Final = (
-    *(barrier, ddl, ddl_log, messages, metadata, owner_machine, processor_machine, reports, span),
+    *(barrier, ddl, ddl_log, messages, metadata, outlet, owner_machine, processor_machine, reports, span),
 )
 _LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
 """Members that are not recorded, because no machine reads them and they may be large."""
@@ -110,6 +110,8 @@ def encode(value: Any) -> Any:
     """The JSON form of a value. Raises TypeError for types that no machine holds."""
     match value:
         case StrEnum():
+            if _DEFINED.get(type(value).__name__) is not type(value):
+                raise TypeError(f"{type(value).__name__} has no form in a record")
             return {"enum": [type(value).__name__, value.value]}
         case None | bool() | int() | str():
             return value

@@ -45,8 +45,8 @@ PING_S: Final = 10.0
 GIVE_UP_S: Final = 15.0
 """A peer that sends nothing is pinged after PING_S, and its call ends after GIVE_UP_S."""
 GATHER_S: Final = 0.05
-"""The longest delay of marks, and of the first row after a rest; the rows after it find the
-loop in a hurry.
+"""The longest delay of marks, and of the first row after a rest. That row ends the sleep for the rows after
+it, as soon as its receiver has seen it (`hurry`).
 """
 GATHERS: Final = 1.5
 """The loop sleeps only if at least this many connections should become ready in `GATHER_S`
@@ -170,6 +170,8 @@ class StreamCall:
                 machine.lost("the peer closed the connection")
                 return
             self._heard_at = time.monotonic()
+            if size == len(buffer):
+                self._loop.has_more = True
             messages = machine.receive(buffer[:size])
             if messages:
                 self._is_paused = not self._receiver.received(messages)
@@ -220,6 +222,8 @@ class StreamLoop:
         # Used by the loop's thread:
         self.calls: set[StreamCall] = set()
         self.selector = selectors.DefaultSelector()
+        self.has_more = False
+        """Whether a connection gave as much as was asked for, so it may have more at once."""
         self._waker, self._woken = socket.socketpair()
         for end in (self._waker, self._woken):
             end.setblocking(False)
@@ -281,8 +285,12 @@ class StreamLoop:
             return True
 
     def hurry(self, seconds: float) -> None:
-        """Do not gather messages for this long."""
-        self._hurry_until = max(self._hurry_until, time.monotonic() + seconds)
+        """Do not gather messages for this long. A sleep that has begun ends."""
+        now = time.monotonic()
+        is_calm = now >= self._hurry_until
+        self._hurry_until = max(self._hurry_until, now + seconds)
+        if is_calm:
+            self.post(lambda: None)
 
     def _connect(self, call: StreamCall) -> None:
         host, _, port = call.address.rpartition(":")
@@ -315,7 +323,8 @@ class StreamLoop:
                     call.failed(why)
 
     def _turn(self) -> None:
-        if self._gathers and time.monotonic() >= self._hurry_until:
+        may_sleep, self.has_more = self._gathers and not self.has_more, False
+        if may_sleep and time.monotonic() >= self._hurry_until:
             self._posts.poll(GATHER_S * 1000)  # a posted task ends the wait, so requests are not delayed
         found = self.selector.select(LOOK_S if self.calls else None)
         now = time.monotonic()
@@ -323,7 +332,7 @@ class StreamLoop:
         for key, mask in found:
             if key.data is not None:
                 key.data.ready(mask, self._buffer)
-        self._served += len(found)
+                self._served += 1
         if now >= self._look_at:
             self._gathers = gathering_pays(self._served, now - self._looked_at)
             self._served, self._looked_at, self._look_at = 0, now, now + LOOK_S

@@ -26,6 +26,7 @@ class TsoStream:
 
     def __init__(self) -> None:
         self._open: _Open | None = None
+        self._lock = threading.Lock()  # of `_open`; not held while anything is waited for
 
     def ask(self, stub: pdpb_pb2_grpc.PDStub, cluster_id: int, count: int) -> Any:
         """Send one request and wait for its answer, at most CALL_TIMEOUT_S.
@@ -34,8 +35,8 @@ class TsoStream:
         """
         known = self._open
         if known is None or known.stub is not stub:
-            self.close()
-            known = self._open = _opened(stub)
+            known = _opened(stub)
+            self._end(self._swap(known))
         known.requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
         try:
             answer = known.answers.get(timeout=CALL_TIMEOUT_S)
@@ -52,9 +53,17 @@ class TsoStream:
     def close(self) -> None:
         """End the stream. On return nothing here refers to the call, and its threads have ended.
 
-        Only a reader that gRPC itself keeps may still run (`channel.at_end`).
+        Only a reader that gRPC itself keeps may still run (`channel.at_end`), and a stream that a caller is
+        just opening.
         """
-        known, self._open = self._open, None
+        self._end(self._swap(None))
+
+    def _swap(self, new: _Open | None) -> _Open | None:
+        with self._lock:
+            old, self._open = self._open, new
+        return old
+
+    def _end(self, known: _Open | None) -> None:
         if known is not None:
             known.requests.end()
             known.call.cancel()
