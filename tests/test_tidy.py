@@ -26,7 +26,7 @@ NAME_MAX = 70
 PAPERS = ("fact" + "s", "SPE" + "C", "DESI" + "GN")
 """Spelled in parts, so that this file does not cite them either."""
 BARE = re.compile(
-    rf"\b{PAPERS[0]},? (?:of )?\d|\({PAPERS[0]}(?:,| |: [A-Z])|\b{PAPERS[0]}/"
+    rf"\b(?i:{PAPERS[0]}),? (?:of )?\d|\({PAPERS[0]}(?:,| |: [A-Z])|\b{PAPERS[0]}/"
     rf"|\b(?:{PAPERS[1]}|{PAPERS[2]})\b|\b[GN][1-9]\b"
 )
 """Citations of papers that are not in the repository."""

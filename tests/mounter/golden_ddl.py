@@ -23,7 +23,7 @@ MANY_RENAMES = 47
 
 
 def unescaped(query: str) -> str:
-    """Facts 14.9: TiCDC leaves a backtick inside a name as it is; in names of one letter a side only."""
+    """TiCDC leaves a backtick inside a name as it is; in names of one letter a side only."""
     return query.replace("``", "`")
 
 

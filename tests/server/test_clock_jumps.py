@@ -124,7 +124,7 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
             assert lead(clock_when(wall_clock, 6, "ahead of PD's time")) == 6
             assert lead(clock_when(wall_clock, -12, "behind PD's time")) == 6
             assert lead(clock_when(pds, 6, "43")) == 12
-            stands = "PD's time stands still: its machine's clock was set back; "
+            stands = "PD's time does not advance, because its clock was set back; "
             assert clock_when(pds, -6, "stands").startswith(stands)
             pds.jump(6)
             wait_for(lambda: "stands" not in running.call("GET", "/status")["clock"], "the end of it")
@@ -139,6 +139,6 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
     said = [record.message for record in caplog.records if record.name.endswith("clock_watch")]
     assert said.count("this machine's clock differs from pd") >= 2
     # A machine that stops for seconds may look like a jump or a stand of its own.
-    stood = len(said) - said[::-1].index("pd time stands still")
+    stood = len(said) - said[::-1].index("pd time does not advance")
     assert said.index("pd time jumped ahead") < stood
     assert "this machine's clock agrees with pd again" in said[stood:]

@@ -128,11 +128,15 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
         spans = capture.capture.spans
         # The store is no longer full once the changefeed has made way, which may be while this writes.
         wait_for(
-            lambda: spans.filling or "changefeed makes way" in caplog.text or work(bank, 100),
+            lambda: (
+                spans.filling
+                or "changefeed stopped to free event store space" in caplog.text
+                or work(bank, 100)
+            ),
             "the event store to fill up",
         )
         passed = pd.tso()
-        wait_for(lambda: "changefeed makes way" in caplog.text, "it to make way")
+        wait_for(lambda: "changefeed stopped to free event store space" in caplog.text, "it to make way")
         one = FeedId("default", "one")
         # DDL it keeps: nobody's rows wait for that, and its catalogue goes on from there.
         wait_for(

@@ -153,8 +153,8 @@ def test_columns_add_their_bytes_and_null_adds_nothing() -> None:
         added(Kind.INT, 1.5)
 
 
-def test_the_sheets_example() -> None:
-    """Facts 5: (id INT = 1, v VARCHAR 'aa', ts NULL)."""
+def test_the_example_of_the_checksums_page() -> None:
+    """docs/formats/checksums.md: (id INT = 1, v VARCHAR 'aa', ts NULL)."""
     parts = [(Kind.INT, 1), (Kind.STRING, b"aa"), (Kind.TIMESTAMP, None)]
     whole = b"".join(checksum.column_bytes(kind, value) for kind, value in parts)  # type: ignore[arg-type]
     assert zlib.crc32(whole) == zlib.crc32(bytes([1, *bytes(7), 2, 0, 0, 0, 0x61, 0x61]))

@@ -106,7 +106,7 @@ async def run(
             lost = await _live(capture, ready, stop)
             if lost is None or stop.is_set() or not options.etcd:
                 return lost
-            event(LOG, logging.WARNING, "the capture stands again", why=str(lost))
+            event(LOG, logging.WARNING, "the capture starts its work again", why=str(lost))
             await capture.stop()
             await asyncio.sleep(AGAIN_S)
             capture = app.state.capture = Capture(options)

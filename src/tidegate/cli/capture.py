@@ -79,7 +79,7 @@ def drain(
                         "The capture still delivers tables.",
                         where=f"capture {capture}",
                         why=f"{left} tables after {wait} s; is there another capture that could take them?",
-                        fix="`tidegate capture list` shows the captures; ask again to go on waiting",
+                        fix="`tidegate capture list` shows the captures; run this again to keep waiting",
                     )
                 return
             if left:

@@ -161,7 +161,7 @@ def update(
     no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the settings of a stopped or failed changefeed; resume it to go on with them."""
+    """Change the settings of a stopped or failed changefeed; resume it to apply them."""
     from tidegate.config.reading import laid_over, read_toml
 
     with reported():
@@ -212,7 +212,7 @@ def resume(
         str,
         typer.Option(
             "--overwrite-checkpoint-ts",
-            help="Go on from this ts instead of the checkpoint, or from `now`. From an earlier one, all "
+            help="Resume from this ts instead of the checkpoint, or from `now`. From an earlier one, all "
             "changes since then are sent again; from a later one, those in between are left out.",
         ),
     ] = "0",
@@ -246,7 +246,7 @@ def repartition(
 ) -> None:
     """Spread a running changefeed's rows over another number of partitions of its Kafka topic.
 
-    The changefeed goes on meanwhile; docs/repartition.md says what readers must do.
+    The changefeed keeps running; docs/repartition.md says what readers must do.
     """
     with reported():
         path, query = f"/changefeeds/{changefeed_id}/repartition", {"namespace": namespace}

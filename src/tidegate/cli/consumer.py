@@ -313,7 +313,7 @@ class _Lines:
         self._live = sys.stderr.isatty()
 
     def ready(self, progress: Progress, setting: Setting, mode: str) -> None:
-        at = f"goes on at snapshot {_moment(progress.ts)}" if progress.ts else "the target is new"
+        at = f"resumes at snapshot {_moment(progress.ts)}" if progress.ts else "the target is new"
         metrics = f", metrics at {self.metrics}" if self.metrics else ""
         print(f"consumer ready: {self.place}, {at}{metrics}", flush=True)
         self.level(setting, mode)

@@ -224,7 +224,7 @@ def replay(
 
 def _unsafe() -> InvalidInput:
     return InvalidInput(
-        "--apply is refused: nobody can tell whether it would undo a newer change",
+        "--apply is refused: it might undo a newer change",
         why="a target does not keep the commit ts of its rows, and a later change of the same row may have "
         "been applied since, or be in quarantine, too",
         fix="leave --apply out; for a database, `--sql FILE` writes the statements for you to run after a "

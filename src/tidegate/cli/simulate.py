@@ -28,7 +28,7 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="The seed; the first of them with --seeds.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds are run, one after another.")] = 1,
     scenario: Annotated[
-        str, typer.Option(help="What goes wrong, e.g. calm, owner-dies, zombie, cuts, drain, storm.")
+        str, typer.Option(help="The fault scenario, e.g. calm, owner-dies, zombie, cuts, drain, storm.")
     ] = "storm",
     trace: Annotated[bool, typer.Option("--trace", help="Print the whole timeline of the seed.")] = False,
 ) -> None:

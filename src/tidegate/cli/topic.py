@@ -52,7 +52,7 @@ def check(
         ),
     ] = None,
     time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts.")] = "UTC",
-    follow: Annotated[bool, typer.Option(help="Go on at the end until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option(help="At the end, keep reading until Ctrl-C.")] = False,
     remember: Annotated[
         int, typer.Option(min=1_000, help="Changes that are remembered, about 250 bytes each.")
     ] = 500_000,

@@ -136,7 +136,6 @@ class EncodePlan:
     """For each operation, the expected size of the same parts, to size the buffer."""
     variables: Int64s
     """The number of columns of variable size, then (column, growth) of each."""
-    """Count, then (column, growth) of the columns of variable size."""
     quoted: bool
     """Whether Go's table of printable characters is needed."""
     json_columns: bool

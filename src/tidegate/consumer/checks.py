@@ -327,11 +327,11 @@ def check_followed(
                 )
             if moved_to and moved_to not in topic.names:
                 raise InvalidInput(
-                    f"the rows of table {ddl.schema}.{ddl.table} go on in a topic that is not read",
+                    f"the rows of table {ddl.schema}.{ddl.table} continue in a topic that is not read",
                     where=f"{topic.where(part.partition)}, offset {ddl.offset}: {ddl.query[:100]}",
                     why=f"from ts {ddl.ts} on they are in topic {moved_to}",
                     fix=f"start the consumer with topic {moved_to} among those of --source, separated by "
-                    "commas: it goes on where the target stands",
+                    "commas: it resumes from the target's latest snapshot",
                 )
 
 

@@ -58,7 +58,7 @@ class Notices:
             self._reported_bad = True
             self._listener.warn(
                 Undecodable(
-                    "a message cannot be decoded and is set aside; the rest goes on",
+                    "a message cannot be decoded and is set aside; the others are applied",
                     where=f"{self._topic.where(part.partition)}, offset {bad[0].offset}",
                     why=bad[0].why,
                     fix=f"its bytes, and those of any further one, are in {self._bad_file}",

@@ -11,15 +11,14 @@ Promises, whatever the order of events:
  - the checkpoint is the least of the durable ts of all granted ranges, F - 1 of the next DDL F, and the ts up
    to which DDL is known; it never falls;
  - while a part of the wanted key space is granted to no capture, the checkpoint does not rise;
- - Resolved R is sent only when every range and every DDL <= R are durable up to R;
+ - Resolved R is sent only when every range is durable up to R and every DDL <= R is durable;
  - DDL F is sent only when every range is durable up to F, and no range may pass F before the DDL is durable;
- - the number of partitions changes at a ts T only when every range is durable up to T, and no range may pass
- T
-   before the next incarnation, which knows the new number (docs/repartition.md);
+ - the number of partitions changes at a ts T only when every range is durable up to T, and no range may
+   pass T before the next incarnation, which knows the new number (docs/repartition.md);
  - reports under another token or incarnation, or of another capture, change nothing;
  - while a capture knows other DDL than we do, the checkpoint does not rise and nothing is sent;
  - while a capture knows DDL up to a later ts than we do, reports count only up to the ts at which both
- agreed;
+   agreed;
  - while an initial load holds the barrier, neither Resolved nor DDL is sent.
 """
 
@@ -245,9 +244,7 @@ class Owner:
         self._turn(OnOutlet.OPENED)
 
     def ask_repartition(self, partitions: int) -> None:
-        """Ask for another number of partitions; 0: keep the present one, which is too late once
-        `repartitions`.
-        """
+        """Ask for another number of partitions. 0 keeps the present one; not allowed once `repartitions`."""
         assert partitions or not self._repartitions
         self._partitions_asked = partitions
         if not partitions:

@@ -10,8 +10,7 @@ each, because it follows the same history of DDL. `received` says which messages
 
 Promises, whatever the order of events:
  - a reported checkpoint of a range is durable for every table that the feed wants of it at any ts up to
- there;
-   so it is never above the bound in force, because other tables may be wanted beyond;
+   there; so it is never above the bound in force, because other tables may be wanted beyond;
  - a table that a DDL at F adds is delivered from F on, once the bound is above F;
  - reports of the pipeline under another token or incarnation change nothing;
  - a message of an earlier owner, or a late one, changes nothing.
@@ -123,7 +122,9 @@ class Processor:
     # --- messages of the owner ------------------------------------------------------------------------
 
     def receive(self, message: FromOwner) -> bool:
-        """Take a message. False, without effect, if it is not for us, or older than what has come before."""
+        """Take a message. False if it is not for us, is older than what has come before, or was meant for an
+        earlier process of this capture. Only the last has an effect: its owner is noted and gets a Sync.
+        """
         header = message.header
         mine = self._header
         if (header.cluster, header.changefeed, header.capture) != (

@@ -66,7 +66,7 @@ UNREADABLE: Final = (
 
 APART: Final = (
     "its rows are in a topic of their own: a transaction that changes other tables as well is in several "
-    "topics, a DDL is in its table's topic alone, and behind a rename the rows go on in another one: "
+    "topics, a DDL is in its table's topic alone, and after a rename the rows are in another one: "
     "readers must not go on with one topic alone, but all together by Resolved"
 )
 """A limit of a topic per table, whatever rule spreads its rows over partitions."""

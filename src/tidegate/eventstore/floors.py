@@ -11,7 +11,8 @@
 The first entry identifies the file. The check is a hash of the three words before it. If a reader finds a
 wrong check, the writer was writing that entry, and the reader reads it again. An entry whose check stays
 wrong is damaged and counts as free. A floor is valid only for the manifest version that it names
-(`manifest`): the page only spares frequent readers the reading of manifests.
+(`manifest`), so correctness never depends on the page. But between two writes of a manifest the floor of an
+idle span rises only here.
 
 The writer publishes all floors that moved in a tick with one write, of all entries up to the last that
 moved. The next tick therefore repairs damaged entries. The writer does not map the file: on a full disk a

@@ -38,7 +38,7 @@ _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, IndexError, KeyErr
 """The errors that Arrow raises for bytes that are not a batch."""
 
 _RESTORE: Final = (
-    "while a capture runs it pulls the changes anew; otherwise restore the file from a copy, or stop the "
+    "while a capture runs it pulls the changes again; otherwise restore the file from a copy, or stop the "
     "capture, remove this span's folder and start again: its changes are then pulled anew from the "
     "checkpoint, as far as TiKV's GC safepoint allows"
 )

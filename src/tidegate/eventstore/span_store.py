@@ -222,8 +222,8 @@ class SpanStore:
         """Make every change up to `resolved` durable, then raise the span's resolved ts. It never falls.
 
         Without rows in the range only a number in memory changes, which the next `publish` writes to the page
-        of floors; the manifest is written once its own floor is `FOLLOW_MS` or a little more behind. Raises
-        DiskFull; then the resolved ts stays, and no row is lost.
+        of floors; the manifest is written once its own floor is `FOLLOW_MS` to twice `FOLLOW_MS` behind.
+        Raises DiskFull; then the resolved ts stays, and no row is lost.
         """
         if resolved <= self.resolved:
             return

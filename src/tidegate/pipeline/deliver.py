@@ -69,7 +69,10 @@ class WriterSource(Protocol):
 
     @property
     def granted(self) -> tuple[Span, ...]:
-        """The ranges that may be written, as of the last check of the grant, when the slot was opened."""
+        """The ranges that may be written, as of the last check of the grant.
+
+        The grant is checked when the slot is opened, and whenever it is taken back.
+        """
         ...
 
     def writer(self) -> AbstractContextManager[Writer]:

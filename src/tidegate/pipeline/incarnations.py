@@ -232,7 +232,7 @@ class Incarnations:
         except (TidegateError, ValueError) as error:  # ValueError: too long a message
             if not isinstance(report, Failed):
                 self.fail(
-                    one, known(error, "What became of a piece of work cannot be told.", one.spec.changefeed)
+                    one, known(error, "The outcome of a piece of work is not known.", one.spec.changefeed)
                 )
 
 

@@ -26,7 +26,7 @@ class Jobs(Protocol):
         ...
 
     def spares(self) -> int:
-        """How many more can run, in addition to those whose sink does not answer."""
+        """How many spare workers can run besides `size`, to replace those whose sink does not answer."""
         ...
 
     def run(self) -> None:

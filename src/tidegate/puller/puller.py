@@ -208,7 +208,7 @@ class Puller:
         left.set()
 
     def status(self) -> list[dict[str, Any]]:
-        """One line for each span: id, bounds, resolved, rows, bytes, regions, errors, waiting_for."""
+        """A line for each span: id, bounds, resolved, rows, bytes, regions, errors by reason, waiting_for."""
         return self._spans.lines(self._kv_mode, self._waiting)
 
     def _waiting(self, watched: Watched) -> str:
@@ -235,7 +235,7 @@ class Puller:
 
     @property
     def streams(self) -> list[Stream]:
-        """Those that are open now, one for each store."""
+        """The streams that are open now, one for each store."""
         return list(self._registrar.streams.values())
 
     @property

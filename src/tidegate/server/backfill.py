@@ -173,7 +173,9 @@ class Backfill:
             return {span: (live[span], start_ts) for span, start_ts in self._wanted.items()}
 
     def _given_up(self, jobs: Mapping[Span, _Job], wanted: int) -> list[Span]:
-        """The spans that free their disk space: all but the first; or it, too, if others wait for a turn."""
+        """The spans that free their disk space: all but the first; or a single one that has used up its turn
+        while others wait.
+        """
         if len(jobs) > 1:
             return list(jobs)[1:]
         late = [span for span, job in jobs.items() if time.monotonic() - job.began_at >= TURN_S]

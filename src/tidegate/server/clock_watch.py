@@ -53,7 +53,7 @@ class ClockWatch:
     def trouble(self) -> str:
         """The current irregularities, in words; empty if there are none."""
         time = self._time
-        words = ["PD's time stands still: its machine's clock was set back"] if time.stands else []
+        words = ["PD's time does not advance, because its clock was set back"] if time.stands else []
         if time.differs_ms:
             words.append(f"this machine's clock is {_lead(time.differs_ms)} PD's time")
         return "; ".join(words)
@@ -73,13 +73,13 @@ class ClockWatch:
                 event(
                     LOG,
                     logging.WARNING,
-                    "pd time stands still",
+                    "pd time does not advance",
                     for_s=round(for_ms / 1000),
-                    effect="changes go on; locks of dead clients hold feeds back until it moves",
+                    effect="changes continue; locks of dead clients delay changefeeds until it advances",
                     fix="set the clock of PD's machine right",
                 )
             case GoesOn(behind_ms):
-                event(LOG, logging.INFO, "pd time goes on", stood_s=round(behind_ms / 1000))
+                event(LOG, logging.INFO, "pd time advances again", stood_s=round(behind_ms / 1000))
             case Differs(0):
                 event(LOG, logging.INFO, "this machine's clock agrees with pd again")
             case Differs(by_ms):

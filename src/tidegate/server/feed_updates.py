@@ -186,7 +186,7 @@ class FeedUpdates:
             if found.info.partitions or found.info.repartition:
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
-                    "[CDC:ErrChangefeedUpdateRefused]it cannot be told whether this is the same topic.",
+                    "[CDC:ErrChangefeedUpdateRefused]it is not known whether this is the same topic.",
                     where=new.uri.render(),
                     why=f"{error.what} {error.why}; and the changefeed was re-partitioned",
                     fix="try again when the broker answers",

@@ -116,7 +116,7 @@ class Housekeeping:
             event(LOG, level, "disk full" if trouble else "disk has room again", why=trouble or before)
         if trouble:
             since = datetime.fromtimestamp(ballast.full_since_ms / 1000, UTC).isoformat(timespec="seconds")
-            text = f"{trouble}, since {since}\n  to do: make room; everything waits and goes on by itself"
+            text = f"{trouble}, since {since}\n  to do: free disk space; delivery resumes by itself"
             error = FeedError(text, "CDC:ErrDiskFull", ballast.full_since_ms, self.node.address)
             for feed in self._feeds.values():
                 feed.warn(error)

@@ -50,10 +50,16 @@ class MakingWay:
         if not others:
             return None
         names = ", ".join(map(str, others[:OTHERS_SHOWN])) + (", ..." if len(others) > OTHERS_SHOWN else "")
-        event(LOG, logging.WARNING, "changefeed makes way", changefeed=str(self._feed), of=names)
+        event(
+            LOG,
+            logging.WARNING,
+            "changefeed stopped to free event store space",
+            changefeed=str(self._feed),
+            of=names,
+        )
         self.is_due = True
         return Retryable(
-            "[CDC:ErrEventStoreQuota]the changefeed stands still and makes way for others.",
+            "[CDC:ErrEventStoreQuota]the changefeed made no progress: stopped to free space for others.",
             where=f"others that follow its tables: {names}",
             why=spans.filling,
             fix="see what it waits for; it is started again by itself, and what it has not "

@@ -138,7 +138,7 @@ class FeedProcessor:
                     if self._opening is not None:
                         self._opening.note_history()
             except ValueError as error:
-                event(LOG, logging.ERROR, "no message of an owner", changefeed=str(self.id), why=str(error))
+                event(LOG, logging.ERROR, "no message from an owner", changefeed=str(self.id), why=str(error))
         dispatch = self.machine.dispatch
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             await self._end_work()
@@ -198,7 +198,7 @@ class FeedProcessor:
         self._wake.set()
 
     async def _prepare(self, dispatch: Dispatch) -> None:
-        """Have the spans pulled. Errors are only shown now; they fail the feed when it must run."""
+        """Have the spans pulled. A Retryable is shown and tried again; it fails the feed when it must run."""
         while True:
             try:
                 return await self._open(self.machine.dispatch or dispatch)

@@ -191,7 +191,9 @@ class ProcessorLink:
                         await peer.given_up.wait()
                         return
         who = {"capture": peer.capture, "wish": str(wish)}
-        event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self._feed), **who)
+        event(
+            LOG, logging.WARNING, "processor does not release its ranges", changefeed=str(self._feed), **who
+        )
 
     def _header(self, peer: Peer, instance: str) -> Header:
         node = self._node

@@ -194,6 +194,6 @@ class Pullers:
             why=f"its processes: {described(puller.pid)}",
             fix="nothing, and nothing is lost; on a machine that is only too slow raise --puller-timeout",
         )
-        event(LOG, logging.ERROR, "puller stands still", error=str(error))
+        event(LOG, logging.ERROR, "puller is hung", error=str(error))
         now = self._clock.now_ms()
         self._on_error(FeedError(str(error), "CDC:ErrPullerHung", now, self._options.address))

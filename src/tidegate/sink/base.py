@@ -106,7 +106,6 @@ class SinkFeed:
     """The capture whose writers are opened: each capture has slots of its own."""
     folder: Path | None = None
     """The changefeed's own folder on the capture, for a sink that stores something there."""
-    """The changefeed's own folder on the capture, for a sink that keeps something there."""
 
 
 class Undecided(Retryable):

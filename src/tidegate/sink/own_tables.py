@@ -8,8 +8,8 @@ Three guards precede each commit, in this order:
 2. In an object store, this process is still the target's writer (`takeover`), and the table is at the version
    that this process has made or found at the start: any other version was written by another process.
 3. The commit is the next version after the one that the first two guards have seen. If another process
-commits
-   in between, our commit fails. Without this guard a snapshot could name rows that another process wrote.
+   commits in between, our commit fails. Without this guard a snapshot could name rows that another process
+   wrote.
 
 The table of snapshots carries the identity as its own mark, so it is the first table that a target creates. A
 target without it has no identity, and nothing in the directory counts as the target's own.

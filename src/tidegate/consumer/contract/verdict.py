@@ -34,12 +34,12 @@ class Rule(StrEnum):
 class Unjudged(StrEnum):
     """Reasons why something could not be checked."""
 
-    NO_MARKS = "there is no Resolved: what comes late, and whether DDL was broadcast, cannot be told"
+    NO_MARKS = "there is no Resolved, so late rows and the broadcast of DDL cannot be checked"
     BEGINNING = "rows whose first appearance may lie before the oldest message that is left"
     FORGOTTEN = "rows that may be duplicates of forgotten ones: raise --remember"
     LATE_DDL = "DDLs that may have come before, as a restart repeats them"
     UNTIMED = "rows whose messages do not say when they were committed"
-    UNDEFINED = "rows of tables whose definition was told in a message that is not there any more"
+    UNDEFINED = "rows of tables whose definition was in a message that no longer exists"
     KEYLESS = "rows of tables without a key: which of them are the same row nobody can tell"
     REDUCED = "rows that the producer left out because they were too large"
     REPARTITIONED = (

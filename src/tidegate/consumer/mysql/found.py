@@ -128,7 +128,7 @@ def adopted(found: Found, name: Name, version: int, keys: tuple[str, ...] = ()) 
     if not definition.keys:
         raise _unfit(
             name,
-            "no unique index without NULLs: whether a row of the topic is there already cannot be told",
+            "no unique index without NULLs, so it is not known whether a row of the topic exists already",
         )
     return replace(definition, uniques=tuple(one.columns for one in found.uniques))
 
@@ -190,7 +190,7 @@ def _obstacle(found: Found) -> str:
     if partial:
         return (
             f"unique index {', '.join(partial)} is on a part of a column, an expression or a virtual column: "
-            "which row stands in the way of another cannot be told by their columns"
+            "their columns do not show which row conflicts with another"
         )
     return ""
 

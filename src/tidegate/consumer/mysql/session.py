@@ -190,7 +190,7 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
             "the target database does not answer",
             where=str(server),
             why=why,
-            fix="check that it runs and that the address is right; the consumer goes on where it was",
+            fix="check that it runs and the address is right; the consumer resumes from its stored position",
         )
     if code == CR.CR_SSL_CONNECTION_ERROR:
         return InvalidInput(
@@ -204,7 +204,7 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
             "a transaction at the target was ended by another",
             where=str(server),
             why=why,
-            fix="let nobody else write these tables; the consumer goes on where it was",
+            fix="let nobody else write these tables; the consumer resumes from its stored position",
         )
     if code in REFUSED:
         return InvalidInput(

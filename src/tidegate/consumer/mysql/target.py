@@ -4,8 +4,8 @@
     DDL      intend -> its statements, each once -> the position
     restart  take over, read; write the missing lanes of a write that was begun
 
-A lane is a connection. A hash of its name assigns each table to one lane, so that the table's deletes and
-inserts are one transaction. All deletes come before all inserts, so that a unique value is free before
+A lane is a connection. Each table is assigned to one lane by a hash of the table's name, so that its deletes
+and inserts are one transaction. All deletes come before all inserts, so that a unique value is free before
 another row takes it.
 
 Nothing is retried in the connection in which it failed. After an error that may pass, the consumer takes the

@@ -108,7 +108,6 @@ class Standing:
     """Why changes are not stored for the reader any more; empty: they are stored."""
     used: bool
     """Whether its query has read from it, so that the query's checkpoint names this reader."""
-    """Whether its query has read from it, so that its checkpoint names it."""
 
     @property
     def place(self) -> int:

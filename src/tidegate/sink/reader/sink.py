@@ -199,7 +199,7 @@ class ReaderOwner(SqliteOwner):
         silent_s = now - queried_ms / 1000
         if silent_s > self._sink.hold_s:
             hours = f"{silent_s / 3600:.1f} hours (hold: {self._sink.hold_s} s)"
-            self._changes.let_go(f"its query was not heard for {hours}", queried_ms)
+            self._changes.let_go(f"its query sent no request for {hours}", queried_ms)
             self._check_kept()
 
     def _check_kept(self) -> None:

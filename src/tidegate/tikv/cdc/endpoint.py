@@ -51,7 +51,7 @@ TICK_S: Final = 0.05
 QUIET_S: Final = 2.0
 QUIET_TICKS: Final = 4
 """If nothing was written for QUIET_S, only one tick in QUIET_TICKS is made: a tick then tells clients nothing
-but the time, and costs each of them work. TiKV itself ticks once a second, 6.5.0 five times."""
+but the time, and costs each of them work. TiKV itself ticks once a second (6.5.0: five times)."""
 TICK_SHARE: Final = 0.05
 """The share of a core that ticks of all stores may take: with many downstreams or stores they slow down."""
 REPEAT_S: Final = 1.0
