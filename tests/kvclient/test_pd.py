@@ -9,6 +9,7 @@ import pytest
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.pd_calls import PdCalls
 from tidegate.proto import keyspacepb_pb2 as keyspacepb
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -69,7 +70,7 @@ def test_an_unreachable_pd_raises_a_retryable_error_within_the_budget(
     """The error names the address."""
     waits: list[float] = []
     with PdClient(nobody, retry_s=0.5) as client:
-        monkeypatch.setattr(client, "pause", waits.append)
+        monkeypatch.setattr(PdCalls, "pause", lambda _, seconds: waits.append(seconds))
         with pytest.raises(Retryable) as caught:
             client.tso()
     assert "PD is unreachable" in caught.value.what
