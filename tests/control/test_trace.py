@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -168,5 +169,8 @@ def test_values_come_back_as_they_were() -> None:
         assert decode(encode(one)) == one
     with pytest.raises(TypeError, match="object has no form"):
         encode(object())
+    unknown = StrEnum("Unknown", ["ONE"])
+    with pytest.raises(TypeError, match="Unknown has no form"):  # `decode` would not find it in its modules
+        encode(unknown.ONE)
     with pytest.raises(ValueError, match="not known"):
         decode({"Popen": {}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import selectors
 import socket
 import ssl
 import threading
@@ -20,9 +21,11 @@ from tests.puller.test_puller import eventually
 from tidegate.errors import InvalidInput
 from tidegate.kvclient import http2, stream_loop
 from tidegate.kvclient.channel import ChannelPool
-from tidegate.kvclient.stream_loop import StreamLoop
+from tidegate.kvclient.stream_loop import StreamCall, StreamLoop
 
 PATH = "/echo.Echo/Stream"
+EMPTY_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""A frame of HTTP/2: no payload, kind SETTINGS, no flags, stream 0."""
 Code = grpc.StatusCode
 
 
@@ -31,7 +34,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.sent = 0
-        self.over = threading.Event()
+        self.over, self.asked, self.may_answer = threading.Event(), threading.Event(), threading.Event()
 
     def stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         context.add_callback(self.over.set)
@@ -40,6 +43,9 @@ class Echo:
                 return
             if request == b"abort":
                 context.abort(Code.UNIMPLEMENTED, "unknown method: 100 %, größer")
+            if request == b"later":
+                self.asked.set()
+                self.may_answer.wait(60)
             if request == b"flood":
                 for _ in range(200):
                     self.sent += 1
@@ -347,6 +353,36 @@ def test_what_comes_while_nobody_is_in_a_hurry_is_gathered(
     loop.close()
     assert taker.end() == (Code.CANCELLED, "the client is closed")
     assert time.monotonic() - began < 60
+
+
+def test_who_is_in_a_hurry_ends_a_sleep_that_has_begun(
+    echo: Echo, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_loop, "GATHER_S", 60.0)
+    monkeypatch.setattr(stream_loop, "GATHERS", 0)
+    loop, taker = StreamLoop(), Taker()
+    call = loop.call(address, PATH, (), taker)
+    call.send(b"later")
+    assert echo.asked.wait(60)  # the loop has sent it, and sleeps
+    echo.may_answer.set()
+    call.hurry(3600)
+    assert taker.batches.get(timeout=30) == [b"later"]
+    loop.close()
+
+
+def test_a_loop_does_not_sleep_while_a_connection_has_more() -> None:
+    loop, (ours, theirs) = StreamLoop(), socket.socketpair()
+    ours.setblocking(False)
+    call = StreamCall(loop, "store:1", http2.Call("store:1", PATH, (), scheme="http"), Taker())
+    call._socket = ours
+    theirs.sendall(EMPTY_SETTINGS * 20)
+    for size, has_more in ((90, True), (4096, False)):
+        loop.has_more = False
+        call.ready(selectors.EVENT_READ, memoryview(bytearray(size)))
+        assert loop.has_more is has_more
+    for end in (ours, theirs):
+        end.close()
+    loop.close()
 
 
 @pytest.mark.parametrize(("served", "pays"), [(0, False), (29, False), (30, True), (300, True)])
