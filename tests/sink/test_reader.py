@@ -227,7 +227,7 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     with pytest.raises(Fatal, match="ErrReaderSilent"):
         place.owner.send_resolved(14)
     standing = place.changes.standing()
-    assert (standing.kept, "not heard" in standing.let_go) == (0, True)
+    assert (standing.kept, "its query sent no request" in standing.let_go) == (0, True)
     place.changes.receive(round(time.time() * 1000))
     with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would go on with a gap
         place.sink.open_owner(None, lambda: None)
