@@ -93,9 +93,12 @@ class Upstream:
 class Many(Product):
     """The product over an upstream of many tables."""
 
-    def __init__(self, folder: Path, upstream: Upstream, sink_uri: str) -> None:
+    def __init__(
+        self, folder: Path, upstream: Upstream, sink_uri: str, server_src: Path | None = None
+    ) -> None:
         super().__init__(folder, "narrow", 0, sink_uri)
         self._upstream, self.ticks_file = upstream, folder / "ticks.json"
+        self.server_src = server_src
 
     def begin(self) -> None:
         """Start upstream and capture. On return the catalogue is complete."""
@@ -106,8 +109,11 @@ class Many(Product):
         self.serve(self.pd)
 
     def serve(self, pd: str) -> None:
-        """Start the capture, with a clock around its ticks."""
-        command = [sys.executable, "-m", "benchmarks.control_probe", str(self.ticks_file), "server"]
+        """Start the capture, with a clock around its ticks if it runs from this source tree."""
+        if self.server_src is None:
+            command = [sys.executable, "-m", "benchmarks.control_probe", str(self.ticks_file), "server"]
+        else:
+            command = self.tidegate("server")
         command += ["--pd", pd, "--data-dir", str(self.folder / "data"), "--json", "--addr", "127.0.0.1:0"]
         server = self._child("server", [*command, "--log-level", "warn"])
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
@@ -115,12 +121,18 @@ class Many(Product):
 
     def ticks(self, seconds: float) -> dict[str, dict[str, float]]:
         """The cost of the control process's ticks over some seconds."""
+        if self.server_src is not None:
+            return {}
         before, began = json.loads(self.ticks_file.read_text()), time.monotonic()
         time.sleep(seconds)
         return between(before, json.loads(self.ticks_file.read_text()), time.monotonic() - began)
 
     def look_ms(self) -> float:
-        """CPU of one look at the store. Each look is made a tick of the store after the last one."""
+        """CPU of one look at the store. Each look is made a tick of the store after the last one.
+        0.0 if the capture runs from another source tree.
+        """
+        if self.server_src is not None:
+            return 0.0
         (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
         spec = FeedSpec.load(path)
         frontier = store_view.read_frontier(spec.store_dir)

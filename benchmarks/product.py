@@ -37,6 +37,8 @@ class Product:
         """Further options of `changefeed create`."""
         self.children: dict[str, Child] = {}
         self.ledger: Ledger | None = None
+        self.server_src: Path | None = None
+        """The source tree that the capture runs from, if it is not this one."""
 
     def __enter__(self) -> Self:
         return self
@@ -55,14 +57,19 @@ class Product:
 
     def serve(self, pd: str) -> None:
         """Start the capture."""
-        command = tidegate("server", "--pd", pd, "--data-dir", self.folder / "data", "--json")
+        command = self.tidegate("server", "--pd", pd, "--data-dir", self.folder / "data", "--json")
         server = self._child("server", [*command, "--addr", "127.0.0.1:0", "--log-level", "warn"])
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
         self.ledger = Ledger([server.pid])
 
+    def tidegate(self, *arguments: str | Path) -> list[str]:
+        """The command line of a `tidegate` command from the capture's source tree."""
+        tree = ["env", f"PYTHONPATH={self.server_src}"] if self.server_src else []
+        return tree + tidegate(*arguments)
+
     def create(self) -> None:
         """Create the changefeed."""
-        create = tidegate("changefeed", "create", "--server", self.address, "-c", FEED)
+        create = self.tidegate("changefeed", "create", "--server", self.address, "-c", FEED)
         create += ["--sink-uri", self.sink_uri, *self.options]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
 

@@ -1,7 +1,7 @@
 """The cost of a capture, by the number of tables that it follows.
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
-                                [--seconds 20] [--ids-per-stripe 1] [--json FILE]
+                                [--seconds 20] [--ids-per-stripe 1] [--server-src OTHER/src] [--json FILE]
     python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
 
 It measures one changefeed of all tables with the whole product: `tidegate server`, its puller and its Spark
@@ -20,8 +20,11 @@ narrow one of `benchmarks.schema`, in 100 schemas, empty at the start. `--region
 | files | the number of files in the capture's data folder |
 
 Only work that is done once for each table may grow with the number of tables. `--ids-per-stripe` is the
-changefeed's setting: with several widths each size is measured with each width. For ratios against another
-commit, run this with `--json` on both in turns.
+changefeed's setting: with several widths each size is measured with each width.
+
+`--server-src` compares with another commit: each size is measured with this source tree, with the other one,
+and with this one again. Only the capture runs from the other tree, with its default of stripes; it has no
+figures of ticks and looks.
 
 `--feeds` measures something else: the cost of n changefeeds of one table each, compared with one of all
 tables (`benchmarks.many`). `--smoke` is a small trial of it.
@@ -85,15 +88,18 @@ def measure(
     active: int,
     seconds: float,
     progress: Callable[[str], None],
+    server_src: Path | None = None,
 ) -> dict[str, Any]:
     """Measure one size, with stripes of one width."""
     topic = new_topic(bootstrap)
     name = f"{tables:,} tables in {regions:,} regions, {width} ids a stripe"
+    name += f", {server_src}" if server_src else ""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
         folder = Path(temporary)
         upstream = Upstream(folder, tables, regions)
-        with Many(folder, upstream, f"kafka://{bootstrap}/{topic}?protocol=open-protocol") as product:
-            if width > 1:
+        sink_uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
+        with Many(folder, upstream, sink_uri, server_src) as product:
+            if width > 1 and server_src is None:
                 settings = folder / "feed.toml"
                 settings.write_text(f"[tidegate]\nids-per-stripe = {width}\n")
                 product.options = ["--config", str(settings)]
@@ -101,6 +107,7 @@ def measure(
             product.begin()
             progress(f"{name}: opening the feed")
             found: dict[str, Any] = {"tables": tables, "regions": regions, "width": width}
+            found["source"] = "this tree" if server_src is None else str(server_src)
             found["open_s"] = product.open()
             assert product.ledger is not None
             progress(f"{name}: idle")
@@ -136,7 +143,8 @@ def shown(found: list[dict[str, Any]]) -> Table:
     """The figures as a table."""
     table = Table(title="A changefeed of all tables")
     roles = ("control", "puller", "driver")
-    for name in ("tables", "regions", "stripe", "open s", "idle %", *roles, "active %", "MB", "files"):
+    measures = ("open s", "idle %", *roles, "active %", "MB", "files")
+    for name in ("tables", "regions", "stripe", *measures, "source"):
         table.add_column(name, justify="right")
     for one in found:
         idle, active, peaks = one["idle"], one["active"], one["peak_mb"]
@@ -150,6 +158,7 @@ def shown(found: list[dict[str, Any]]) -> Table:
             f"{active['all']:.0f}",
             f"{sum(peaks.values()):.0f}",
             f"{one['files']:,}",
+            one["source"],
         )
     return table
 
@@ -161,6 +170,8 @@ def ticks_shown(found: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for one in found:
         idle, active = one["idle_ticks"], one["active_ticks"]
+        if not idle:
+            continue
         kinds = [
             ", ".join(
                 f"{ticks[kind]['ms']:.2f} ({ticks[kind]['a_second']:.0f}/s)" for ticks in (idle, active)
@@ -183,6 +194,7 @@ def main() -> None:
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[1])
+    parser.add_argument("--server-src", type=Path, help="another tree, in turns with this one")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--feeds", type=int, default=0, help="of a table each, beside one of all tables")
     parser.add_argument("--rows", type=int, default=500, help="a second over all tables, with --feeds")
@@ -198,8 +210,11 @@ def main() -> None:
             regions = tables if options.regions == "each" else int(options.regions)
             active = min(options.active, tables)
             for width in options.ids_per_stripe:
-                found.append(measure(bootstrap, tables, regions, width, active, options.seconds, ticker))
-                ticker.close()
+                for src in (None, options.server_src, None) if options.server_src else (None,):
+                    found.append(
+                        measure(bootstrap, tables, regions, width, active, options.seconds, ticker, src)
+                    )
+                    ticker.close()
     Console(width=100).print(shown(found))
     Console(width=100).print(ticks_shown(found))
     if options.json:
