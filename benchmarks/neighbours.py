@@ -1,6 +1,8 @@
-"""How a changefeed in trouble affects the others: one that resumes far back, and one that has stopped.
+"""How a changefeed in trouble affects the others: one that resumes far back, one that has stopped, one that
+waits for a lock.
 
     python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--only stopped] [--json FILE]
+    python -m benchmarks.neighbours --only locked [--locked 600] [--json FILE]
 
 A table with `--rows` rows gets 10 transactions of 20 rows per second all the time. Its span was read up to
 now and dropped from the store; then a changefeed needs it from its beginning. The figure is the lag of the
@@ -19,6 +21,13 @@ store's quota:
 |---|---|
 | roomy | before the store is full |
 | stopped | for `--seconds` from then on, at least 8 s; with no span given up early, all wait for 5 s |
+
+With `--only locked` it measures a table that others read, while a transaction holds a lock in another table:
+
+| figure | when |
+|---|---|
+| unlocked | for `--locked` seconds before the lock |
+| locked | for `--locked` seconds while the lock is held; the resolved ts of the locked table waits for it |
 
 The cases run in turns, in one process, on one upstream, which is a separate process.
 """
@@ -42,8 +51,9 @@ from benchmarks.upstream import TABLE
 from tidegate.eventstore import kernels
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import Transaction
+from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model import timestamp
 from tidegate.model.span import Span
 from tidegate.puller.match import block_matcher
@@ -59,6 +69,16 @@ OTHER: Final = TABLE + 1
 QUOTA_BYTES: Final = 4 << 20
 FAT_BYTES: Final = 4_000
 STOPPED_S: Final = 8.0
+BEFORE: Final = {
+    "quiet": "quiet",
+    "beside": "quiet",
+    "again": "quiet",
+    "roomy": "roomy",
+    "stopped": "roomy",
+    "unlocked": "unlocked",
+    "locked": "unlocked",
+}
+"""For each figure, the one that it is compared with."""
 FULL_S: Final = 60.0
 """The store must be full within this time."""
 
@@ -171,6 +191,41 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
     return roomy, stopped
 
 
+def measure_locked(upstream: Upstream, folder: Path, locked_s: float) -> tuple[list[float], list[float]]:
+    """The lags of a table with readers, before and while another table has a lock.
+
+    The lock is in a region of its own: TiKV's resolved ts waits for the locks of a region.
+    """
+    other = keys.record_span(OTHER)
+    capture = Capture(upstream.address, folder, beside=True, span=other)
+    start = capture.pd.tso()
+    for span in (SPAN, other):
+        capture.puller.watch(span, start)
+
+    def drop_read() -> None:
+        capture.span.drop_below(capture.span.resolved)
+
+    def lags() -> list[float]:
+        end = time.monotonic() + locked_s
+        return capture.lags(lambda: time.monotonic() > end, drop_read)
+
+    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+        while capture.span.resolved < start:
+            time.sleep(LOOK_S)
+        unlocked = lags()
+        key = keys.int_record(TABLE, 0)
+        holder = TwoPhase(capture.pd, capture.pd.tso(), key, ttl_ms=round(1000 * (locked_s + 60)))
+        holder.prewrite([Mutation(PUT, key, b"x")], Backoff(DEFAULT_BUDGET_MS))
+        locked = lags()
+        held = capture.store.open_span(SPAN).resolved
+        assert held < holder.start_ts, f"the locked table's resolved ts {held} did not wait for its lock"
+        holder.commit([key], capture.pd.tso(), Backoff(DEFAULT_BUDGET_MS))
+        while capture.store.open_span(SPAN).resolved <= holder.start_ts:
+            time.sleep(LOOK_S)
+    capture.close()
+    return unlocked, locked
+
+
 def shown(lags: list[float]) -> dict[str, float]:
     """Percentiles, and the duration."""
     ordered = sorted(lags)
@@ -183,22 +238,26 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["stopped"], help="the second part alone")
+    parser.add_argument("--only", choices=["stopped", "locked"], help="one part alone")
+    parser.add_argument("--locked", type=float, default=600.0, help="seconds that the lock is held")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     block_matcher.warm()
     kernels.warm()
-    lags: dict[str, list[float]] = {"quiet": [], "beside": [], "again": [], "roomy": [], "stopped": []}
+    lags: dict[str, list[float]] = {name: [] for name in BEFORE}
     with tempfile.TemporaryDirectory() as folder:
         upstream = Upstream(Path(folder) / "upstream", 10)
         upstream.load(0 if options.only else options.rows)
-        for number in range(options.rounds):
+        if options.only == "locked":
+            found = measure_locked(upstream, Path(folder) / "locked", options.locked)
+            lags["unlocked"], lags["locked"] = found
+        for number in () if options.only == "locked" else range(options.rounds):
             for name in () if options.only else ("beside", "again"):
                 where = Path(folder) / f"{name}-{number}"
-                quiet, found = measure(upstream, where, options.seconds, beside=name == "beside")
+                quiet, after = measure(upstream, where, options.seconds, beside=name == "beside")
                 lags["quiet"] += quiet
-                lags[name] += found
-                print(f"  round {number + 1}, {name}: {shown(found)}", flush=True)
+                lags[name] += after
+                print(f"  round {number + 1}, {name}: {shown(after)}", flush=True)
             roomy, stopped = measure_stopped(upstream, Path(folder) / f"stopped-{number}", options.seconds)
             lags["roomy"] += roomy
             lags["stopped"] += stopped
@@ -207,7 +266,7 @@ def main() -> int:
     figures = {name: shown(found) for name, found in lags.items() if found}
     print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to before':>14}")
     for name, one in figures.items():
-        before = figures["roomy" if name in ("roomy", "stopped") else "quiet"]
+        before = figures[BEFORE[name]]
         ratio = one["p99"] / before["p99"]
         print(f"{name:24}{one['p50']:8.0f}{one['p99']:8.0f}{one['max']:8.0f}{ratio:14.1f}")
     if options.json:
