@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from tidegate.pipeline.access import Access, local
+from tidegate.pipeline.compiling import compiling_counts
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Load, Report, Tell
 
@@ -73,7 +74,8 @@ def with_worker(
     worker = kept.worker if kept is not None else opened(OPENED[0](piece.spec))
     worker.slot.lease = piece.lease
     try:
-        done = work(worker)
+        with compiling_counts(worker.access.beat):
+            done = work(worker)
     except BaseException:
         worker.slot.close()
         raise
