@@ -26,7 +26,7 @@ With `--only locked` it measures a table that others read, while a transaction h
 
 | figure | when |
 |---|---|
-| unlocked | for `--locked` seconds before the lock |
+| unlocked | for 2 minutes before the lock |
 | locked | for `--locked` seconds while the lock is held; the resolved ts of the locked table waits for it |
 
 The cases run in turns, in one process, on one upstream, which is a separate process.
@@ -69,6 +69,7 @@ OTHER: Final = TABLE + 1
 QUOTA_BYTES: Final = 4 << 20
 FAT_BYTES: Final = 4_000
 STOPPED_S: Final = 8.0
+UNLOCKED_S: Final = 120.0
 BEFORE: Final = {
     "quiet": "quiet",
     "beside": "quiet",
@@ -205,18 +206,18 @@ def measure_locked(upstream: Upstream, folder: Path, locked_s: float) -> tuple[l
     def drop_read() -> None:
         capture.span.drop_below(capture.span.resolved)
 
-    def lags() -> list[float]:
-        end = time.monotonic() + locked_s
+    def lags(seconds: float) -> list[float]:
+        end = time.monotonic() + seconds
         return capture.lags(lambda: time.monotonic() > end, drop_read)
 
     with PdClient(upstream.address) as pd, writing(pd, OTHER):
         while capture.span.resolved < start:
             time.sleep(LOOK_S)
-        unlocked = lags()
+        unlocked = lags(min(locked_s, UNLOCKED_S))
         key = keys.int_record(TABLE, 0)
         holder = TwoPhase(capture.pd, capture.pd.tso(), key, ttl_ms=round(1000 * (locked_s + 60)))
         holder.prewrite([Mutation(PUT, key, b"x")], Backoff(DEFAULT_BUDGET_MS))
-        locked = lags()
+        locked = lags(locked_s)
         held = capture.store.open_span(SPAN).resolved
         assert held < holder.start_ts, f"the locked table's resolved ts {held} did not wait for its lock"
         holder.commit([key], capture.pd.tso(), Backoff(DEFAULT_BUDGET_MS))
