@@ -1,12 +1,14 @@
-"""Many changefeeds on one capture: their cost, the start of a further one, and the effect of a dead broker.
+"""Many changefeeds on one capture: their cost, the start of a further one, and the effect of dead brokers.
 
     python -m benchmarks.feeds [--feeds 200] [--active 20] [--rows 500] [--seconds 30] [--dead 10]
-                               [--json FILE]
+                               [--closed 10] [--load-rows 600000] [--json FILE]
     python -m benchmarks.feeds --smoke
 
 It uses a real capture, broker and embedded upstream. Each changefeed has its own table and topic. `--active`
 changefeeds get `--rows` rows per second each, the others none. Then `--dead` changefeeds with a second broker
-get rows as well, and that broker is stopped (SIGSTOP).
+and `--closed` changefeeds with a third one get rows as well. The second broker is stopped (SIGSTOP), the
+third one is killed. Meanwhile one more changefeed begins with an initial load of `--load-rows` rows, which
+are read evenly over `--seconds`.
 
 | figure | what it is |
 |---|---|
@@ -15,7 +17,7 @@ get rows as well, and that broker is stopped (SIGSTOP).
 | lag | from commit to readable, of the active ones together |
 | memory | anonymous memory of all processes except upstream and broker |
 | further s | from `changefeed create` of one more until its first row is readable; `FURTHER` times |
-| beside dead | the lag of the active ones after the second broker is stopped |
+| beside dead | the lag of the active ones with both brokers dead, during the initial load |
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ SETTLE_S: Final = 10.0
 WARM_S: Final = 20.0
 """The wait after the first rows, in which workers open their writers."""
 PREFIX: Final = "feeds-"
+FILL_ROWS: Final = 1_000
+"""Rows in a transaction that fills the table to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +74,39 @@ class Sizes:
     rows: int = 500
     """Rows per second for each active changefeed."""
     dead: int = 10
+    closed: int = 10
+    load_rows: int = 600_000
     seconds: float = 30.0
 
+    @property
+    def stopping(self) -> range:
+        """The tables of the changefeeds whose broker is stopped."""
+        return range(self.feeds + FURTHER, self.feeds + FURTHER + self.dead)
 
-SMOKE: Final = Sizes(4, 2, 50, 2, 4.0)
+    @property
+    def closing(self) -> range:
+        """The tables of the changefeeds whose broker is killed."""
+        return range(self.stopping.stop, self.stopping.stop + self.closed)
+
+    @property
+    def loaded(self) -> int:
+        """The table with rows to load."""
+        return self.closing.stop
+
+
+SMOKE: Final = Sizes(4, 2, 50, 2, 1, 2_000, 4.0)
 
 
 class Feeds(Many):
     """The capture, and its changefeeds of one table each."""
 
-    def create(self, number: int = 0, bootstrap: str = "", start_ts: int = 0) -> None:
-        """Create the changefeed of the table with this number."""
+    def create(
+        self, number: int = 0, bootstrap: str = "", start_ts: int = 0, settings: dict[str, Any] | None = None
+    ) -> None:
+        """Create the changefeed of the table with this number. `settings`: its section `[tidegate]`."""
         uri = f"kafka://{bootstrap or self.sink_uri}/{PREFIX}{number}?protocol=open-protocol&partition-num=1"
         body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": uri, "start_ts": start_ts}
-        body |= {"replica_config": {"filter": {"rules": [name_of(number)]}}}
+        body |= {"replica_config": {"filter": {"rules": [name_of(number)]}, "tidegate": settings or {}}}
         made = httpx.post(f"http://{self.address}/api/v2/changefeeds", json=body, timeout=300)
         if made.status_code != httpx.codes.OK:
             raise RuntimeError(made.text)
@@ -191,7 +214,7 @@ def further(product: Feeds, bootstrap: str, numbers: Sequence[int]) -> list[floa
 def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
     """All figures."""
     found: dict[str, Any] = {}
-    all_tables = sizes.feeds + FURTHER + sizes.dead
+    all_tables = sizes.loaded + 1
     active = range(sizes.active)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
@@ -229,19 +252,42 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
 
 
 def _beside_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
-    """The lag of the active changefeeds while the broker of others is stopped."""
-    dead = range(sizes.feeds + FURTHER, sizes.feeds + FURTHER + sizes.dead)
-    with broker_with_pid() as (other, pid), writing(product.pd, dead, sizes.rows, product.row()):
-        progress(f"{sizes.dead} at a second broker")
-        product.create_all(dead, other)
+    """The lag of the active changefeeds while the brokers of others are dead, and another one is loaded."""
+    progress(f"{sizes.load_rows:,} rows to load")
+    fill(product, sizes.loaded, sizes.load_rows)
+    with ExitStack() as stack:
+        bootstrap, pid = stack.enter_context(broker_with_pid())
+        closed = stack.enter_context(broker_with_pid()) if sizes.closed else None
+        doomed = [*sizes.stopping, *sizes.closing]
+        stack.enter_context(writing(product.pd, doomed, sizes.rows, product.row()))
+        progress(f"{len(doomed)} at other brokers")
+        product.create_all(sizes.stopping, bootstrap)
+        if closed is not None:
+            product.create_all(sizes.closing, closed[0])
         time.sleep(SETTLE_S)
         os.kill(pid, signal.SIGSTOP)
         try:
-            progress("which stands still")
+            if closed is not None:
+                os.kill(closed[1], signal.SIGKILL)
+            progress("which are dead")
+            rate = round(sizes.load_rows / sizes.seconds)
+            settings = {"initial_load": True, "load_rows_per_second": rate}
+            product.create(sizes.loaded, settings=settings)
             beside = lags(reader, sizes.seconds, 0.0)
         finally:
             os.kill(pid, signal.SIGCONT)
     return {"beside_dead": beside}
+
+
+def fill(product: Feeds, number: int, rows: int) -> None:
+    """Commit rows to a table."""
+    row, table_id = product.row(), Upstream.id_of(number)
+    with PdClient(product.pd) as pd:
+        for first in range(0, rows, FILL_ROWS):
+            transaction = Transaction(pd)
+            for handle in range(first, min(rows, first + FILL_ROWS)):
+                transaction.put(keys.int_record(table_id, handle), row)
+            transaction.commit()
 
 
 def main() -> None:
@@ -250,24 +296,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     own = Sizes()
-    for name in ("feeds", "active", "rows", "dead"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(own, name))
+    counts = ("feeds", "active", "rows", "dead", "closed", "load_rows")
+    for name in counts:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(own, name))
     parser.add_argument("--seconds", type=float, default=own.seconds)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    sizes = (
-        SMOKE
-        if options.smoke
-        else replace(
-            own,
-            feeds=options.feeds,
-            active=options.active,
-            rows=options.rows,
-            dead=options.dead,
-            seconds=options.seconds,
-        )
-    )
+    chosen = {name: getattr(options, name) for name in counts}
+    sizes = SMOKE if options.smoke else replace(own, seconds=options.seconds, **chosen)
     end_in_order()
     ticker = Ticker()
     found = measure(sizes, ticker)
