@@ -34,7 +34,7 @@ SPARSE: Final = 1 / 8
 """Tables are far apart if less than this share of the ids in their stripes is theirs. Neighbouring tables of
 TiDB have every second id: each CREATE TABLE takes another one for its job.
 """
-STRIPES: Final = 64
+STRIPES: Final = 48
 """The target for the number of stripes. Each span costs a look at each tick, a folder, and a registration in
 each region that it touches.
 """
