@@ -11,6 +11,7 @@ of `inline='always'` and run twice as fast; plain `@njit` helpers are three time
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -274,14 +275,28 @@ def load_be64(addr: int) -> int:
     return bswap64(load_u64(addr))
 
 
+def is_compiled() -> bool:
+    """Whether `warm` has compiled all kernels as they are now."""
+    try:
+        return (Path(numba.config.CACHE_DIR) / COMPLETE).read_text() == _state()
+    except OSError:
+        return False
+
+
 def warm() -> None:
-    """Import every module with kernels, and compile kernels that are not cached yet (`make setup`)."""
+    """Import every module with kernels, and compile kernels that are not cached yet (`make setup`).
+
+    Two processes do not compile at the same time: the second waits, and finds everything compiled.
+    """
     from importlib import import_module
 
     folder = Path(numba.config.CACHE_DIR)
-    for name in KERNEL_MODULES:
-        import_module(name).warm()
-    (folder / COMPLETE).write_text(_state())
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in KERNEL_MODULES:
+            import_module(name).warm()
+        (folder / COMPLETE).write_text(_state())
     for older in folder.parent.glob("kernels-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)
@@ -293,11 +308,7 @@ def load_compiled() -> None:
     It takes half a second, which otherwise each process would spend on its first block. It does nothing
     unless `warm` has compiled all kernels, because compiling unused kernels here would take a minute.
     """
-    try:
-        is_complete = (Path(numba.config.CACHE_DIR) / COMPLETE).read_text() == _state()
-    except OSError:
-        return
-    if is_complete:
+    if is_compiled():
         for name in KERNEL_MODULES:
             if name in sys.modules:
                 sys.modules[name].warm()

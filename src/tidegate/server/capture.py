@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from tidegate import __version__
+from tidegate import __version__, kernel
 from tidegate.access import Token
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import TABLE_MODE
@@ -46,6 +46,7 @@ from tidegate.model.reports import (
     PullerHello,
     Report,
 )
+from tidegate.server import compilation
 from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.candidacy import Candidacy, until_etcd_answers
 from tidegate.server.catalogues import Catalogues
@@ -179,6 +180,9 @@ class Capture:
     async def _open(self) -> None:
         options, stack = self.options, self._stack
         stack.callback(os.close, lock_folder(options.data_dir))
+        if not kernel.is_compiled():
+            with self._lifetime.wait(compilation.WAITS_FOR):
+                await compilation.compile_kernels()
         self.pd = PdClient(options.pd, retry_s=5.0)
         stack.callback(self.pd.close)
         self.cluster = await self._wait_for_pd()

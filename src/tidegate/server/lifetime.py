@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from tidegate.errors import Retryable, TidegateError
@@ -32,6 +33,15 @@ class Lifetime:
         """Raises the reason if the capture cannot continue."""
         if self.lost.done():
             raise self.lost.result()
+
+    @contextmanager
+    def wait(self, what: str) -> Iterator[None]:
+        """Say during the `with` block what the start waits for, in words."""
+        self.waiting_for = what
+        try:
+            yield
+        finally:
+            self.waiting_for = ""
 
     async def until(self, work: Callable[[], T], what: str, on_wait: Callable[[Retryable], None]) -> T:
         """Repeat `work`, which blocks, until it does not raise Retryable, however long that takes.
