@@ -8,7 +8,7 @@ start completes it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from tidegate.errors import InvalidInput, Retryable
@@ -38,12 +38,24 @@ class Operators:
         return self._run(lambda table: region_change.split(self._led(table, region_id), at, self._new_id)).now
 
     def split_at(self, at: Sequence[bytes]) -> list[Region]:
-        """Split the regions that hold these encoded keys; returns the regions that then begin at the keys."""
-        for key in sorted(set(at)):
+        """Split the regions that hold these encoded keys; returns the regions that then begin at the keys.
+
+        All keys of a region are one command, as in TiKV's batch split: a command costs a sync of the disk.
+        """
+        wanted = sorted(set(at))
+        while parts := self._to_split(wanted):  # again, if a region was split or merged meanwhile
+            for region_id, cuts in parts.items():
+                self.split(region_id, cuts)
+        return [self._regions.of_key(key) for key in wanted]
+
+    def _to_split(self, at: Iterable[bytes]) -> dict[int, list[bytes]]:
+        """By region the keys inside it, at which no region begins yet."""
+        found: dict[int, list[bytes]] = {}
+        for key in at:
             region = self._regions.of_key(key)
             if key and region.start != key:
-                self.split(region.id, [key])
-        return [self._regions.of_key(key) for key in sorted(set(at))]
+                found.setdefault(region.id, []).append(key)
+        return found
 
     def merge(self, source_id: int, target_id: int, between: Callable[[], None] | None = None) -> Region:
         """Merge a region into its neighbour; returns the target after the merge.
