@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterable
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,18 @@ def test_no_code_compares_a_protocols_name() -> None:
             if isinstance(node, ast.Compare | ast.Dict | ast.Set | ast.Tuple | ast.List | ast.MatchValue):
                 texts = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
                 assert not texts & CODECS.keys(), f"{path}:{node.lineno}"
+
+
+def test_no_owner_reaches_for_a_processor_of_its_capture() -> None:
+    """Imports are checked by the contract; this finds an object that was passed in."""
+    contracts = ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    modules = contracts["importlinter:contract:owner"]["source_modules"].split()
+    assert len(modules) > 20
+    for module in modules:
+        tree = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text())
+        reads = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert not reads & {"processors", "crew", "machine"}, f"{module} reads a processor"
 
 
 def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:

@@ -145,7 +145,7 @@ def _processor_state(machine: Processor) -> str:
         wish = f"runs {runs}"
     elif runs:
         wish += f", runs {runs}"
-    return wish + ("" if machine.is_open or dispatch.wish is Wish.REST else ", closed")
+    return wish + ("" if machine.spans.is_open or dispatch.wish is Wish.REST else ", closed")
 
 
 def processor_life() -> str:

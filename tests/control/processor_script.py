@@ -115,7 +115,7 @@ class ProcessorScript:
 
     def _passed(self, _: Command) -> str:
         found = [str(batch.finished_ts) for batch in self.processor.passed()]
-        return f"passed {listed(found)}; spans {listed(sorted(self.processor.span_ids))}"
+        return f"passed {listed(found)}; spans {listed(sorted(self.processor.spans.ids))}"
 
     def _started(self, command: Command) -> str:
         outlived = dict(one.rsplit("/", 1) for one in names(command, "outlived"))
@@ -132,7 +132,7 @@ class ProcessorScript:
         return "" if counts else "no effect"
 
     def _frontier(self, command: Command) -> str:
-        found = self.processor.idle_ranges(_spans(command))
+        found = self.processor.spans.beyond(_spans(command), self.processor.bound)
         return f"may be idle: {listed([f'{name} in ({after}, {upto}]' for name, after, upto in found])}"
 
     def _idle(self, command: Command) -> str:

@@ -88,12 +88,12 @@ _receive: Final = Processor.receive
 
 
 def _of_any_epoch(self: Processor, message: FromOwner) -> bool:
-    header = replace(message.header, capture_epoch=self._header.capture_epoch)
+    header = replace(message.header, capture_epoch=self._outbox.header.capture_epoch)
     return _receive(self, replace(message, header=header))
 
 
 def _of_any_owner(self: Processor, message: FromOwner) -> bool:
-    rev, number = self._last_sequence
+    rev, number = self._inbox.last
     if message.header.owner_rev < rev:
         header = replace(message.header, owner_rev=rev, sequence=number + 1)
         message = replace(message, header=header)
@@ -101,7 +101,7 @@ def _of_any_owner(self: Processor, message: FromOwner) -> bool:
 
 
 def _in_any_order(self: Processor, message: FromOwner) -> bool:
-    header, (rev, number) = message.header, self._last_sequence
+    header, (rev, number) = message.header, self._inbox.last
     if isinstance(message, Dispatch) and header.owner_rev == rev and header.sequence <= number:
         message = replace(message, header=replace(header, sequence=number + 1))
     return _receive(self, message)

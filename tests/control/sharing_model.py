@@ -561,7 +561,7 @@ class Model:
         self, machine: Processor, dispatch: Dispatch, opened: tuple[Span, ...] | None, known: int
     ) -> tuple[tuple[Span, ...], int]:
         ranges = tuple(one.id for one in dispatch.ranges)
-        if machine.is_open and opened == ranges:
+        if machine.spans.is_open and opened == ranges:
             machine.confirm()
             return ranges, known
         machine.close()
@@ -573,30 +573,30 @@ class Model:
 
     def _batches(self, machine: Processor, after: int, known: int) -> list[DdlBatch]:
         """What the catalogue of a processor's capture has of DDL above a ts."""
-        return [] if machine._header.capture == self.bounds.lacks else batches(after, KNOWN[known])
+        return [] if machine._outbox.header.capture == self.bounds.lacks else batches(after, KNOWN[known])
 
     def _begin(self, machine: Processor, dispatch: Dispatch, grant: bytes) -> Worker | None:
         if not grant or grant_of(grant).incarnation != dispatch.incarnation:
             machine.failed(Failed("The grant is not the dispatched one.", "", "", "", retry=True))
             return None
-        own = {machine._header.capture} if "own_fence" not in self.off else set()
+        own = {machine._outbox.header.capture} if "own_fence" not in self.off else set()
         left = tuple(sorted(own | set(grant_of(grant).givers)))
         return Worker(grant, "fences" if left else "proves", left)
 
     def _turn(self, machine: Processor, known: int) -> list[Mail]:
         """What a processor does whenever something has happened."""
-        if machine.is_open:
-            if KNOWN[known] > machine.known:
-                machine.learn(self._batches(machine, machine.known, known), KNOWN[known])
+        if machine.spans.is_open:
+            if KNOWN[known] > machine.ddl.known:
+                machine.learn(self._batches(machine, machine.ddl.known, known), KNOWN[known])
             machine.passed()
-            for table, after, upto in machine.idle_ranges(FRONTIER):
+            for table, after, upto in machine.spans.beyond(FRONTIER, machine.bound):
                 if not row_after(table, after, upto):
                     machine.idle(table, after, upto)
             machine.resolve(FRONTIER)
-        header, said = machine._header, machine.tick(NOW)
+        header, said = machine._outbox.header, machine.tick(NOW)
         if all(isinstance(one, Checkpoint) for one in said):
             # Nobody looks at the number of a Checkpoint, so that none makes two worlds of one.
-            machine._header = header
+            machine._outbox.header = header
             said = [replace(one, header=replace(one.header, sequence=0)) for one in said]
         return [Mail(str(one.header.owner_rev), wire(one)) for one in said]
 

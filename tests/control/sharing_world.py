@@ -335,7 +335,7 @@ def sent(sink: Sink, what: str, ts: int) -> Sink:
 
 
 def positions_of(machine: Processor) -> tuple[tuple[str, int], ...]:
-    return tuple((table, task.start_ts) for table, task in sorted(machine.spans.items()))
+    return tuple((table, task.start_ts) for table, task in sorted(machine.spans.tasks.items()))
 
 
 def fenced(world: World, i: int) -> World:

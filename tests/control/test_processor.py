@@ -246,7 +246,7 @@ def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int,
         now += amount / 10
         capture = "xy"[which % 2]
         machine = cluster.machines[capture]
-        spans = sorted(machine.spans)
+        spans = sorted(machine.spans.tasks)
         match action:
             case "deliver" if spans:
                 # The pipeline never goes past the bound it was told.
@@ -259,7 +259,7 @@ def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int,
                 machine.report((0, 0), machine.dispatch.incarnation, {name: upto + amount})
             case "idle":
                 frontier = {name: world.durable[name] + amount for name in spans}
-                for name, after, upto in machine.idle_ranges(frontier):
+                for name, after, upto in machine.spans.beyond(frontier, machine.bound):
                     if after >= world.durable[name]:
                         world.durable[name] = upto
                         machine.idle(name, after, upto)
@@ -313,7 +313,7 @@ def test_with_a_post_that_delivers_it_gets_on() -> None:
         cluster.owner.learn([], cluster.known)
         for capture, machine in cluster.machines.items():
             cluster.learn(capture)
-            for name, after, upto in machine.idle_ranges(dict.fromkeys(NAMES, cluster.known)):
+            for name, after, upto in machine.spans.beyond(dict.fromkeys(NAMES, cluster.known), machine.bound):
                 cluster.world.durable[name] = upto
                 machine.idle(name, after, upto)
             machine.passed()

@@ -24,7 +24,7 @@ TESTDATA = Path(__file__).parent / "testdata"
 ALL = Span(b"", b"")
 READS = {
     OWNER: {"hole", "progress", "due_in"},
-    PROCESSOR: {"holds", "start_of", "idle_ranges", "wanted", "durable", "slowest", "checkpoint_of"},
+    PROCESSOR: {"holds", "checkpoint_of"},
 }
 
 

@@ -409,7 +409,7 @@ def _run(
     _settle(pd, puller, witness, outcome)
     garbage.join()
     for line in puller.status():
-        outcome.errors.update(line["errors"])
+        outcome.errors.update(line.errors)
     puller.close()
     store.close()
     bank.close()
@@ -440,7 +440,7 @@ def _settle(pd: PdClient, puller: Any, witness: Witness, outcome: Outcome) -> No
     now, deadline = pd.tso(), time.monotonic() + SETTLE_S
     while min(witness.upto.values()) < now:
         if time.monotonic() > deadline or puller.failure is not None:
-            lines = [f"{line['span']}: {line['resolved']}, {line['waiting_for']}" for line in puller.status()]
+            lines = [f"{line.span}: {line.resolved}, {line.waiting_for}" for line in puller.status()]
             outcome.findings.append(f"the capture does not reach {now}: {lines}")
             return
         time.sleep(0.02)

@@ -37,6 +37,7 @@ LONG_S: Final = 3.0
 QUICKLY: Final = {
     "control.gc.REFRESH_S": 0.0,
     "server.housekeeping.HOUSEKEEPING_S": 0.1,
+    "server.upkeep.UPKEEP_S": 0.1,
     "server.placement.COUNTED_S": 0.1,
     "server.reader_floor.FLOOR_S": 0.1,
     "server.catalogues.SAVE_REST": 1,

@@ -63,7 +63,7 @@ def test_rows_are_written_read_and_captured_with_certificates(
         store = EventStore(world.folder)
         puller = Puller(pd, store, on_failure=fail)
         puller.watch(SPAN, start)
-        eventually(lambda: puller.status()[0]["regions"] == 3, "three regions")
+        eventually(lambda: puller.status()[0].regions == 3, "three regions")
         world.run(10)
         world.check(SPAN, start)
         puller.close()

@@ -20,11 +20,12 @@ from tests.kvclient.test_tls import certified
 from tests.pipeline.recorded import CAPTURE, RecordedFeed
 
 from tidegate import __version__
-from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.eventstore import seek
 from tidegate.eventstore.store_view import read_manifest
-from tidegate.model.reports import Durable
+from tidegate.model.reports import Durable, Failed
 from tidegate.model.span import Span
+from tidegate.pipeline import questions
 from tidegate.pipeline import service as service_module
 from tidegate.pipeline.access import Access, LocalAccess
 from tidegate.pipeline.elsewhere import Capture, RemoteAccess, serve
@@ -32,7 +33,8 @@ from tidegate.pipeline.feed import DurableBefore, FeedSpec
 from tidegate.pipeline.host import Host
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.lines import WAITING_MAX, StreamLine
-from tidegate.pipeline.service import Service
+from tidegate.pipeline.questions import SpanKeys, SpecContent
+from tidegate.pipeline.service import ERROR, SECRET, Service
 from tidegate.pipeline.work import (
     NO_LEASE,
     TO_WORKER,
@@ -222,18 +224,50 @@ def test_no_events_but_those_of_its_ranges_and_ddl_are_given(tmp_path: Path) -> 
         here.close()
 
 
+def refusal(here: Here, message: Any) -> Failed:
+    """The answer to a message that is no question."""
+    named = message.get("type") if isinstance(message, dict) else None
+    method = {"read-events": "Read", "read-base": "Catalogue"}.get(named, "Ask")
+    call = here.capture()._unary[method]
+    data = call(json.dumps(message).encode(), timeout=WAIT_S, metadata=((SECRET, here.one.secret),))
+    return questions.parse(json.loads(data.removeprefix(ERROR)), [Failed])
+
+
 @pytest.mark.parametrize(
-    "asked",
-    [{"verb": "nothing"}, {"verb": "span"}, {"verb": "spec", "more": 1}, {"verb": "set-aside", "entries": 3}],
+    ("message", "why"),
+    [
+        ({"type": "nothing"}, "'nothing' does not belong here"),
+        ([], "None does not belong here"),
+        ({"type": "get-span"}, "get-span has the members [], not ['span']"),
+        ({"type": "get-spec", "more": 1}, "get-spec has the members ['more'], not []"),
+        ({"type": "set-aside", "entries": 3}, "a list of entries is none"),
+        ({"type": "set-aside", "entries": [{"key": {"base64": "?"}}]}, "not in base64"),
+        ({"type": "get-base", "ts": "1"}, "'1' is not int"),
+        ({"type": "get-granted", "lease": {"slot": 1}}, "lease has the members ['slot']"),
+        ({"type": "read-base", "base": ["../../../x", 1], "offset": 0}, "'../../../x' is not int"),
+        ({"type": "read-events", "spans": [1], "past": None, "tables": None}, "range is no object"),
+        ({"type": "read-events", "spans": [], "past": [1], "tables": None}, "no place in the event store"),
+    ],
 )
-def test_what_nobody_asks_for_is_refused_in_words(here: Here, asked: dict[str, Any]) -> None:
-    with pytest.raises(TidegateError, match=r"does not know|cannot answer"):
-        here.capture().ask(here.one.secret, asked.pop("verb"), **asked)
+def test_what_nobody_asks_for_is_refused_with_its_reason(here: Here, message: Any, why: str) -> None:
+    found = refusal(here, message)
+    assert (found.kind, found.what) == ("Fenced", "The worker asked for what the capture does not know.")
+    assert why in found.why
+    assert found.where.startswith("tidegate.Capture/")
+    assert "same version" in found.fix
 
 
-def test_a_base_of_the_catalogue_is_named_by_two_numbers(here: Here) -> None:
-    with pytest.raises(TidegateError):
-        here.capture().fetch("Catalogue", here.one.secret, since="../../../x", ts=1, offset=0)
+def test_an_answer_that_a_worker_does_not_understand_is_an_error(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Service, "_answer", lambda *given: SpanKeys(Span(b"a", b"b"), 7))
+    with pytest.raises(Retryable, match="does not understand") as caught:
+        here.access()
+    assert "'span-keys' does not belong here" in caught.value.why
+    assert caught.value.where.endswith("Ask")
+    monkeypatch.setattr(Service, "_answer", lambda *given: SpecContent({"sink_uri": 3}))
+    with pytest.raises(Retryable, match="does not understand"):
+        here.access()
 
 
 # --- who comes to work --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tidegate.ipc import HEADER, frame
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
-from tidegate.model.reports import ToPuller, Watch
+from tidegate.model.reports import SpanStatus, ToPuller, Watch
 from tidegate.model.span import Span, span_id
 from tidegate.puller.backpressure import CROWDED_S, REST_S, SHED_AFTER_S, Action, Backpressure, greediest
 from tidegate.puller.match import block_matcher
@@ -128,7 +128,7 @@ def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world:
     for number in range(25):  # 250 kB, of which all may be under way when the quota is noticed
         fat(world, number)
     eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
-    assert "of 100000 bytes" in puller.status()[0]["waiting_for"]
+    assert "of 100000 bytes" in puller.status()[0].waiting_for
     for number in range(50):
         fat(world, number)
     assert store.used_bytes < 400_000, "of 750 kB: the stream is held"
@@ -162,7 +162,7 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
     until = time.monotonic() + 1.5
     eventually(lambda: time.monotonic() > until, "several times the patience")
-    assert (puller.trouble != "", puller.status()[0]["errors"]) == (True, {})
+    assert (puller.trouble != "", puller.status()[0].errors) == (True, {})
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     store.disk_bytes = 1 << 30
     world.check(SPAN, start)
@@ -189,8 +189,8 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
         fat(world, number)
 
     def given_up() -> bool:  # until the next attempt, REST_S later
-        line = next(line for line in puller.status() if line["span"] == span_id(SPAN))
-        return line["regions"] == 0 and "disk quota" in line["waiting_for"]
+        line = next(line for line in puller.status() if line.span == span_id(SPAN))
+        return line.regions == 0 and "disk quota" in line.waiting_for
 
     eventually(given_up, "the span to be given up")
     # The other span's stream flows on meanwhile.
@@ -234,8 +234,8 @@ def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
         fat(world, number)
 
     def given_up(span: Span) -> bool:
-        line = next(line for line in puller.status() if line["span"] == span_id(span))
-        return line["regions"] == 0 and "disk quota" in line["waiting_for"]
+        line = next(line for line in puller.status() if line.span == span_id(span))
+        return line.regions == 0 and "disk quota" in line.waiting_for
 
     eventually(lambda: given_up(SPAN), "the span that nobody reads to be given up")
     for number in range(3):
@@ -321,7 +321,7 @@ class Control:
         self.process = subprocess.Popen(command, stderr=self.log.open("wb"))
         self._connection, _ = self._listener.accept()
         self.errors: list[dict[str, Any]] = []
-        self.spans: list[dict[str, Any]] = []
+        self.spans: list[SpanStatus] = []
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -335,7 +335,7 @@ class Control:
             if message["type"] == "failed":
                 self.errors.append(message)
             elif message["type"] == "status":
-                self.spans = message["spans"]
+                self.spans = [SpanStatus(*line) for line in message["spans"]]
 
     def limit_files(self, size: int) -> None:
         """No file may grow beyond `size`: what is written fails as on a full disk."""
@@ -374,13 +374,13 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
         eventually(lambda before=before: len(control.errors) > before, "the puller to say so")  # type: ignore[misc]
         assert control.errors[-1]["what"] == "The puller waits: the event store is full."
         assert "File too large" in control.errors[-1]["why"]
-        eventually(lambda: "full" in control.spans[0]["waiting_for"], "the status")
+        eventually(lambda: "full" in control.spans[0].waiting_for, "the status")
         control.limit_files(resource.RLIM_INFINITY)
         world.check(SPAN, start)
-        eventually(lambda: "full" not in control.spans[0]["waiting_for"], "the end of the trouble")
+        eventually(lambda: "full" not in control.spans[0].waiting_for, "the end of the trouble")
     control.limit_files(0)
     fat(world, 1)
-    eventually(lambda: "full" in control.spans[0]["waiting_for"], "the status")
+    eventually(lambda: "full" in control.spans[0].waiting_for, "the status")
     assert control.close() == 0  # a stop on a full disk is a clean one
     assert "Traceback" not in control.log.read_text()
     store = EventStore(world.folder)

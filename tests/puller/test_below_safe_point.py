@@ -74,7 +74,7 @@ def test_a_store_that_ends_below_the_safe_point_waits_until_it_allows_more(
     eventually(lambda: bool(again.refused), "the refusal")
     assert {span for span, _, _ in again.refused} == {SPAN}
     assert all(ts < safe_point for _, ts, safe_point in again.refused)
-    assert "safe point" in again.puller.status()[0]["waiting_for"]
+    assert "safe point" in again.puller.status()[0].waiting_for
     assert below == []
     again.puller.keep_above(0)
     world.check(SPAN, start)  # the collector has not come by: nothing is gone yet

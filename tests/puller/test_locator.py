@@ -75,7 +75,7 @@ def puller(world: World, asked_pd: CountedPd) -> Iterator[Puller]:
 
 
 def errors(puller: Puller) -> dict[str, int]:
-    found: dict[str, int] = puller.status()[0]["errors"]
+    found: dict[str, int] = puller.status()[0].errors
     return found
 
 
@@ -86,7 +86,7 @@ def test_all_regions_of_lost_streams_are_asked_for_in_a_few_calls(
     asked_pd.asked = 0
     world.upstream.cut_streams()
     eventually(lambda: errors(puller).get("stream_lost", 0) >= REGIONS, "all of them to be lost")
-    eventually(lambda: puller.status()[0]["regions"] == REGIONS, "all of them to be registered again")
+    eventually(lambda: puller.status()[0].regions == REGIONS, "all of them to be registered again")
     assert asked_pd.asked < REGIONS / 5
     world.run(5)
     world.check(SPAN, start)
@@ -104,7 +104,7 @@ def test_where_a_store_names_the_leader_pd_is_not_asked(
         world.upstream.operators.transfer(region.id, region.leader_store_id % 3 + 1)
     asked_pd.asked = 0
     eventually(lambda: errors(puller).get("not_leader", 0) >= 20, "the old leaders' refusals")
-    eventually(lambda: puller.status()[0]["regions"] == REGIONS, "all of them to be registered again")
+    eventually(lambda: puller.status()[0].regions == REGIONS, "all of them to be registered again")
     world.run(5)
     world.await_published(SPAN)
     assert asked_pd.asked == 0
@@ -124,4 +124,4 @@ def test_a_silent_pd_holds_up_only_the_ranges_it_is_asked_for(
     world.run(5)
     world.await_published(SPAN)
     asked_pd.open.set()
-    eventually(lambda: puller.status()[1]["regions"] > 0, "the other span")
+    eventually(lambda: puller.status()[1].regions > 0, "the other span")

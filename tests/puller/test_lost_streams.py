@@ -67,7 +67,7 @@ def test_what_has_no_multiplexed_streams_is_asked_pd_for_and_tried_again(
         start = pd.tso()
         with caplog.at_level("WARNING"):
             puller.watch(SPAN, start)
-            eventually(lambda: puller.status()[0]["errors"].get("stream_lost", 0) > 2, "some attempts")
+            eventually(lambda: puller.status()[0].errors.get("stream_lost", 0) > 2, "some attempts")
         [reported] = [r for r in caplog.records if r.getMessage().startswith("stream lost")]
         assert "as TiKV has since 7.5: unknown method EventFeedV2" in str(reported.__dict__)
         known.set()

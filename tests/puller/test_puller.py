@@ -138,7 +138,7 @@ def test_random_transactions_arrive_whole_once_and_in_order(world: World) -> Non
     world.run(120)
     world.check(SPAN, start)
     [status] = puller.status()
-    assert (status["span"], status["errors"]) == (span_id(SPAN), {})
+    assert (status.span, status.errors) == (span_id(SPAN), {})
     assert status["rows"] == len([e for e in world.history if e.commit_ts > start])
     puller.close()
     store.close()
@@ -185,7 +185,7 @@ def test_overlapping_spans_on_one_stream_each_get_their_own(world: World) -> Non
     for span in spans:
         world.check(span, start)
     puller.unwatch(spans[1])
-    assert {line["span"] for line in puller.status()} == {span_id(spans[0]), span_id(spans[2])}
+    assert {line.span for line in puller.status()} == {span_id(spans[0]), span_id(spans[2])}
     world.run(20)
     world.check(SPAN, start)
     puller.close()
@@ -220,12 +220,12 @@ def test_lost_streams_are_opened_again_from_each_ranges_own_ts(world: World) -> 
     puller.watch(SPAN, start)
     for _ in range(5):
         world.run(20)
-        eventually(lambda: bool(puller.status()[0]["regions"]), "a registered region")
+        eventually(lambda: bool(puller.status()[0].regions), "a registered region")
         address = world.upstream.stores.all()[0].address
         world.pd.channels.drop(address)  # every call on the channel ends, the stream among them
         world.run(20)
     world.check(SPAN, start)
-    assert puller.status()[0]["errors"]["stream_lost"] > 0
+    assert puller.status()[0].errors["stream_lost"] > 0
     puller.close()
     store.close()
 
@@ -253,7 +253,7 @@ def test_an_upstream_that_goes_away_and_comes_back_is_followed_again(tmp_path: P
     puller.watch(SPAN, start)
     world.run(30)
     upstream.stop()
-    eventually(lambda: bool(puller.status()[0]["errors"]), "the loss to be noticed")
+    eventually(lambda: bool(puller.status()[0].errors), "the loss to be noticed")
     world.upstream = EmbeddedUpstream(tmp_path / "upstream", address, regions=3)
     world.upstream.start()
     world.run(30)
@@ -286,7 +286,7 @@ def test_a_transaction_of_many_times_the_memory_bound_goes_by_the_disk(world: Wo
         world.history.append(Entry(commit_ts, 0, 1, key, value, b""))
     world.check(SPAN, start)
     eventually(lambda: not spilled_files(spill), "the files to go")
-    assert puller.status()[0]["errors"] == {}
+    assert puller.status()[0].errors == {}
     puller.close()
     store.close()
 

@@ -75,14 +75,14 @@ def puller(world: World) -> Iterator[Puller]:
     store = EventStore(world.folder)
     running = Puller(world.pd, store, clock=AwakeClock(), on_failure=fail)
     running.watch(SPAN, world.last_ts)
-    eventually(lambda: running.status()[0]["regions"] == 5, "five regions")
+    eventually(lambda: running.status()[0].regions == 5, "five regions")
     yield running
     running.close()
     store.close()
 
 
 def errors(puller: Puller) -> dict[str, int]:
-    found: dict[str, int] = puller.status()[0]["errors"]
+    found: dict[str, int] = puller.status()[0].errors
     return found
 
 
@@ -117,7 +117,7 @@ def test_a_region_without_leader_is_awaited_and_no_other_store_is_asked(world: W
     faults.leaderless = frozenset({world.upstream.regions.all[2].id})
     world.upstream.cut_streams()
     eventually(lambda: errors(puller).get("pd_unreachable", 0) > 3, "some questions who leads it")
-    eventually(lambda: puller.status()[0]["regions"] == 4, "the others")
+    eventually(lambda: puller.status()[0].regions == 4, "the others")
     faults.leaderless = frozenset()
     world.run(5)
     world.check(SPAN, start)
@@ -284,7 +284,7 @@ def test_a_lost_stream_returns_its_sent_and_its_waiting_registrations(world: Wor
     puller._registrar.admission._limit = 1
     world.upstream.faults.scan_delay_s = 600.0
     puller.watch(SPAN, start)
-    eventually(lambda: puller.status()[0]["regions"] == 5, "five regions, most of which wait")
+    eventually(lambda: puller.status()[0].regions == 5, "five regions, most of which wait")
     held = puller._registrar.held
     assert len(held) < 5
     nodes = world.upstream._shared.nodes.values()

@@ -61,7 +61,7 @@ def test_after_a_stop_as_many_rows_are_scanned_as_were_written_meanwhile(world: 
     world.run(30)
     store, puller = started(world, start)
     world.check(SPAN, start)
-    assert puller.status()[0]["rows"] == len(world.history) - known
+    assert puller.status()[0].rows == len(world.history) - known
     stop(store, puller)
 
 
@@ -97,7 +97,7 @@ def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: Wor
     pinned = len(world.history)
     for number in range(40):
         world.commit({bytes([*b"t", 130 + number, 1]): b"ahead"})
-    eventually(lambda: puller.status()[0]["rows"] >= len(world.history), "the rows beyond the pin")
+    eventually(lambda: puller.status()[0].rows >= len(world.history), "the rows beyond the pin")
     goal = world.pd.tso()
     [watched] = puller._spans.all()
     eventually(
@@ -116,7 +116,7 @@ def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: Wor
     world.history.append(Entry(commit_ts, 0, 1, key, b"pinned", world.state.get(key, b"")))
     world.last_ts = commit_ts
     world.check(SPAN, start)
-    assert puller.status()[0]["rows"] == len(world.history) - meanwhile
+    assert puller.status()[0].rows == len(world.history) - meanwhile
     stop(store, puller)
     store, puller = started(world, start)
     assert len(store.open_span(SPAN).ranges) == 1

@@ -159,7 +159,7 @@ class Running:
 
     def pipeline_pid(self, name: str) -> int:
         def pid() -> int:
-            processor = self.capture.reactor.processors.get(FeedId("default", name))
+            processor = self.capture.crew.processors.get(FeedId("default", name))
             return processor.pipeline_pid if processor is not None else 0
 
         return int(wait_for(pid, "a pipeline process"))
@@ -319,7 +319,7 @@ def test_feeds_share_the_events_of_their_tables_and_each_keeps_its_place(
     end = pd.tso()
     capture.wait_checkpoint("one", end)
     capture.wait_checkpoint("two", end)
-    watched = [line["span"] for line in capture.capture.spans.status]
+    watched = [line.span for line in capture.capture.spans.status]
     assert len(watched) == len(set(watched)), "each span is pulled once, for all feeds"
     kept = [
         [line for line in capture.lines(name) if line.get("row", line.get("ddl", end)) < end]

@@ -71,7 +71,7 @@ def test_a_puller_loses_nothing_when_its_clock_and_tikvs_clock_jump(
         world.run(10)
         world.check(SPAN, start)
     assert physical_ms(world.pd.tso()) > wall_clock.now_ms() + 20 * 3_600_000, "it never fell"
-    eventually(lambda: set(control.spans[0]["errors"]) == {"stream_lost"}, "no error but the cuts")
+    eventually(lambda: set(control.spans[0].errors) == {"stream_lost"}, "no error but the cuts")
     assert control.errors == []
     assert control.close() == 0
 

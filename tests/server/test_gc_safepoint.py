@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from tests.server.test_capture import Running, bank, capture, wait_for, work
 
 from tidegate.control.gc import service_id as service_of
+from tidegate.control.messages import FromProcessor, Sync
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.housekeeping import Housekeeping
@@ -109,6 +111,38 @@ def test_history_is_held_until_it_is_delivered_and_then_released(
         assert watched.held() == {}
     finally:
         running.stop()
+
+
+def test_history_stays_until_the_processor_here_has_reported(
+    watched: Watched, bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner reads no object of a processor, on one capture either: without a Sync it releases nothing."""
+    monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
+    monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+    node, ours = capture.capture.node, service_id(capture)
+    assert capture.create("one")["http"] == 200
+    work(bank, 50)
+    capture.wait_checkpoint("one", pd.tso())
+    (feed,) = capture.capture.reactor.feeds.values()
+    to_owner = node.post.to_owner
+
+    def without_sync(message: FromProcessor) -> None:
+        if not isinstance(message, Sync):
+            to_owner(message)
+
+    with monkeypatch.context() as silent:
+        silent.setattr(node.post, "to_owner", without_sync)
+        work(bank, 50)
+        beyond = pd.tso()
+        wait_for(lambda: feed.persisted >= beyond, "the stored checkpoint")
+        said = feed.peers[node.capture].needs
+        assert said < beyond
+        housekeeping = capture.capture.reactor.housekeeping
+        for _ in range(3):
+            capture._loop.call_soon_threadsafe(housekeeping.wake)
+            time.sleep(0.2)
+        assert watched.held()[ours] == said - 1
+    wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow the report")
 
 
 def test_a_hold_that_pd_does_not_take_over_is_not_let_go(

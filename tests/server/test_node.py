@@ -14,7 +14,7 @@ import pytest
 
 from tidegate import metrics
 from tidegate.clock import SystemClock
-from tidegate.control.gc import Hold
+from tidegate.control.gc import History, Hold
 from tidegate.control.metadata import (
     CAPTURES_MAX,
     FeedId,
@@ -32,9 +32,11 @@ from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.model.span import Span
 from tidegate.server import held_history
 from tidegate.server.feed_plan import Paths
+from tidegate.server.feeds import Feeds
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.node import WRITE_MAX, Node
+from tidegate.server.node import WRITE_MAX, Captured, Node
 from tidegate.server.ownership import check_format, take_ownership
+from tidegate.server.spans import SpanRegistry
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")
@@ -244,6 +246,18 @@ def test_an_owner_whose_session_ends_leaves_no_hold_behind(owner: Callable[..., 
         held_history.HeldHistory._update(history, -1, Hold(7, 60, {}))
     assert pd.held == {}
     assert pd.asked == {"before": 0, "meanwhile": 2}[when]
+
+
+def test_an_earlier_dispatch_brings_no_earlier_safepoint_back(owner: Callable[..., Node]) -> None:
+    """It may wait in the box of a processor of this capture while the owner raises the hold."""
+    node, spans = owner(), SpanRegistry()
+    node.captured = lambda mode: Captured(node.paths.store, spans)
+    early = node.owner_rev, node.next_sequence()
+    held_history.HeldHistory(node, Feeds())._keep_above(-1, History(60, 59))
+    assert not node.receive_history(-1, early, History(40, 39))
+    assert (node.histories[-1], spans.safe_points[-1]) == (History(60, 59), 59)
+    late = node.owner_rev, node.next_sequence()
+    assert node.receive_history(-1, late, History(60, 59))
 
 
 def test_a_former_owner_shows_no_checkpoint_of_its_changefeeds() -> None:

@@ -85,6 +85,50 @@ def test_history_is_held_for_who_runs_or_prepares_and_is_heard() -> None:
     assert peers.needs(1.0 + 2 * SILENT_S) == 50, "whoever is silent for so long has to open anew"
 
 
+def wanted(wish: Wish, sequence: int, checkpoint: int, needed: int, *, incarnation: int = 3) -> Dispatch:
+    ranges = [GrantedRange(ALL, (7, incarnation))]
+    return Dispatch(
+        header(1, sequence), wish, incarnation, ranges, 900, checkpoint, False, needed=needed, safe_point=1
+    )
+
+
+def test_nothing_is_released_until_a_processor_has_answered() -> None:
+    """It may open its spans from any ts that the Dispatch says is held, and only its Sync says from which."""
+    peers = Peers()
+    peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
+    peer.ask(wanted(Wish.PREPARE, 5, 100, 80), 0.0)
+    assert peers.needs(0.0) == 80
+    peer.ask(wanted(Wish.PREPARE, 6, 200, 90), 1.0)
+    assert peers.needs(1.0) == 80, "the first one may be under way"
+
+    def answers(sequence: int, confirmed: int, needs: int) -> int:
+        said = Sync(header(1, sequence), "v", 2, 0, [], [], needs=needs, last_sequence=confirmed)
+        reports.take(peer, said, None, 2.0, loading=False)
+        return peers.needs(2.0)
+
+    assert answers(1, 4, MAX) == 80, "it is from before the Dispatch"
+    assert answers(2, 5, 95) == 95
+    peer.ask(wanted(Wish.PREPARE, 7, 300, 95), 3.0)
+    assert peers.needs(3.0) == 95, "nothing new is asked for"
+    assert answers(3, 7, 250) == 250
+    peer.ask(wanted(Wish.RUN, 8, 400, 240, incarnation=4), 4.0)
+    assert peers.needs(4.0) == 240
+    assert answers(4, 8, 350) == 350
+    peer.ask(wanted(Wish.REST, 9, 500, 350, incarnation=4), 5.0)
+    assert peers.needs(5.0) == 350, "it may not have released its spans yet"
+    peer.given_up.set()
+    assert peers.needs(5.0) == MAX
+
+
+def test_what_a_processor_kept_for_an_earlier_owner_is_held_as_well() -> None:
+    peers = Peers()
+    peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
+    reports.take(peer, Sync(header(1, 1), "v", 2, 0, [], [], needs=70), None, 2.0, loading=False)
+    assert peer.asked is None
+    assert peers.needs(2.0) == 70
+    assert peers.needs(3.0 + 2 * SILENT_S) == MAX
+
+
 def test_what_another_capture_cannot_deliver_is_tried_elsewhere() -> None:
     """A failure that would stay at the owner's own capture may pass if another one delivers the range."""
     found: list[type[TidegateError]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidegate.model.reports import SpanStatus
 from tidegate.server.reader_floor import DROP_AFTER_S, FLOOR_S, ReaderFloor
 from tidegate.server.span_loads import LOADS_MAX, WEIGH_S, SpanLoads
 
@@ -31,18 +32,22 @@ def test_the_start_ts_of_readers_moves_now_and_then() -> None:
 def test_loads_are_rates_averaged_with_those_before() -> None:
     loads = SpanLoads()
     assert loads.is_due(5.0)
-    lines = [{"span": "a", "bytes": 1000}, {"span": "other", "bytes": 9}]
-    assert loads.measure(5.0, {"a"}, lines, {}) == {}, "one count is no rate"
+    other = SpanStatus("other", bytes=9)
+
+    def lines(count: int) -> list[SpanStatus]:
+        return [SpanStatus("a", bytes=count), other]
+
+    assert loads.measure(5.0, {"a"}, lines(1000), {}) == {}, "one count is no rate"
     assert not loads.is_due(5.0 + WEIGH_S / 2)
-    lines[0]["bytes"] = 1000 + 200 * round(WEIGH_S)
-    assert loads.measure(5.0 + WEIGH_S, {"a"}, lines, {"a": 60}) == {"a": 130}
-    lines[0]["bytes"] = 0
-    assert loads.measure(5.0 + 2 * WEIGH_S, {"a"}, lines, {"a": 130}) == {"a": 65}, "another puller's process"
+    count = 1000 + 200 * round(WEIGH_S)
+    assert loads.measure(5.0 + WEIGH_S, {"a"}, lines(count), {"a": 60}) == {"a": 130}
+    again = loads.measure(5.0 + 2 * WEIGH_S, {"a"}, lines(0), {"a": 130})
+    assert again == {"a": 65}, "another puller's process"
 
 
 def test_only_the_heaviest_spans_are_reported() -> None:
     loads, spans = SpanLoads(), [f"s{number}" for number in range(LOADS_MAX + 1)]
-    loads.measure(0.0, spans, [{"span": name, "bytes": 0} for name in spans], {})
-    lines = [{"span": name, "bytes": 1000 * (number + 1)} for number, name in enumerate(spans)]
+    loads.measure(0.0, spans, [SpanStatus(name) for name in spans], {})
+    lines = [SpanStatus(name, bytes=1000 * (number + 1)) for number, name in enumerate(spans)]
     found = loads.measure(WEIGH_S, spans, lines, {})
     assert found.keys() == set(spans[1:])

@@ -13,7 +13,7 @@ from tests.server.test_capture import Running, check_order, wait_for
 
 from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
-from tidegate.server import catalogues, housekeeping, reader_floor
+from tidegate.server import catalogues, reader_floor, upkeep
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.tidb import sql
 from tidegate.tikv.server import EmbeddedUpstream
@@ -34,7 +34,7 @@ def quick_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("FLOOR_S", 0.2), ("DROP_AFTER_S", 0.4)):
         monkeypatch.setattr(reader_floor, name, seconds)
     monkeypatch.setattr(catalogues, "SAVE_REST", 1)
-    monkeypatch.setattr(housekeeping, "SWEEP_S", 0.4)
+    monkeypatch.setattr(upkeep, "SWEEP_S", 0.4)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def check_rows(log: Recorded, delivered: list[dict[str, Any]]) -> None:
 
 def check_spans(running: Running) -> None:
     """Nothing is followed but the tables there are and the DDL; soon nothing else is kept."""
-    processors = running.capture.reactor.processors.values()
+    processors = running.capture.crew.processors.values()
     tables, stripes = sorted(({*one.machine.spans} for one in processors), key=len, reverse=True)
     assert 0 < len(stripes) < len(tables)
     held = running.capture.spans.held

@@ -110,7 +110,7 @@ def test_a_feed_that_fails_at_every_look_lets_go_of_all_it_holds(
         raise Fatal("made to fail")
 
     with monkeypatch.context() as failing:
-        failing.setattr(reactor.processors[ONE], "_tick", lost)
+        failing.setattr(capture.capture.crew.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
         wait_for(lambda: not capture.capture.spans.held, "its spans to be let go")
     assert not reactor.feeds[ONE]._replication.left_behind

@@ -45,12 +45,13 @@ def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
     monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.upkeep.UPKEEP_S", 0.1)
 
 
 def dropped(capture: Running, ts: int) -> bool:
     """Whether all the store holds at or below `ts` is gone."""
     store = store_dir(capture.data_dir, capture.capture.cluster)
-    manifests = [store_view.read_manifest(store, line["span"]) for line in capture.capture.spans.status]
+    manifests = [store_view.read_manifest(store, line.span) for line in capture.capture.spans.status]
     return all(segment.min_ts > ts for each in manifests for segment in each.segments)
 
 
@@ -89,7 +90,7 @@ def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     wait_for(lambda: capture.capture.pullers.processes["tidb"].pid != died, "another puller")
     work(bank, 20)
     capture.wait_checkpoint("two", pd.tso())
-    wait_for(lambda: sum(line["rows"] for line in capture.capture.spans.status) < 100, "its status")
+    wait_for(lambda: sum(line.rows for line in capture.capture.spans.status) < 100, "its status")
 
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", passed)
@@ -207,14 +208,14 @@ def test_a_restarted_or_later_kept_span_is_not_taken_for_an_idle_one(tmp_path: P
     before = store_view.read_frontier(tmp_path)
     span.drop_below(115)
     advance(arrivals, before)
-    assert machine.durable(span.id) == 100
+    assert machine.spans.durable(span.id) == 100
     span.begin(50)
     advance(arrivals, before)
-    assert machine.durable(span.id) == 100
+    assert machine.spans.durable(span.id) == 100
     span.seal(120)
     store.publish()
     advance(arrivals, store_view.read_frontier(tmp_path))
-    assert machine.durable(span.id) == 120
+    assert machine.spans.durable(span.id) == 120
     store.close()
 
 

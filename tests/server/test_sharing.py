@@ -179,8 +179,8 @@ def test_a_feed_that_pauses_is_let_go_of_everywhere_and_resumes(
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     delivers(first, bank)
     assert second.call("POST", "/changefeeds/one/pause")["http"] == 200
-    processor = second.capture.reactor.processors[ONE]
-    wait_for(lambda: processor.pipeline_pid == 0 and not processor.machine.is_open, "it rests")
+    processor = second.capture.crew.processors[ONE]
+    wait_for(lambda: processor.pipeline_pid == 0 and not processor.machine.spans.is_open, "it rests")
     assert not any(held for held in second.capture.spans.held)
     work(bank, 60)
     assert second.call("POST", "/changefeeds/one/resume", {})["http"] == 200
@@ -212,14 +212,14 @@ def test_a_capture_is_drained_and_given_ranges_again(
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     sharing = first.capture.reactor.feeds[ONE].sharing
-    processor, seen = second.capture.reactor.processors[ONE], []
+    processor, seen = second.capture.crew.processors[ONE], []
     machine, spans, look = processor.machine, second.capture.spans, ComingRanges.look
 
     def noted(self: ComingRanges, frontier: Mapping[str, int], checkpoint: int) -> None:
         look(self, frontier, checkpoint)
         opening = processor._opening
         if opening is not None and self is opening.coming and self.since_ts is not None:
-            seen.append((machine.received, len(spans.held), len(machine.spans)))
+            seen.append((machine.received, len(spans.held), len(machine.spans.tasks)))
 
     monkeypatch.setattr(ComingRanges, "look", noted)
     monkeypatch.setattr("tidegate.server.opening.NEEDS_S", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,18 @@ import pytest
 from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedId
 from tidegate.ipc import MAX_FRAME, frame
-from tidegate.model.reports import Refused, SafePoint, Status, ToPuller, Watch, to_json
+from tidegate.model.reports import (
+    DropBelow,
+    Refused,
+    Remove,
+    SafePoint,
+    SpanStatus,
+    Status,
+    ToPuller,
+    Watch,
+    parse,
+    to_json,
+)
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
@@ -20,7 +32,7 @@ from tidegate.server.making_way import MakingWay
 from tidegate.server.opening import Opening
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import status_reports
-from tidegate.server.spans import STANDS_S, SpanRegistry
+from tidegate.server.spans import STANDS_S, OwnerOf, SpanRegistry
 from tidegate.tidb import keys
 
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
@@ -121,7 +133,8 @@ def test_delivered_events_are_requested_again_only_if_a_feed_needs_them() -> Non
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
     registry.release(TWO)
-    registry.needed({ONE: (70, 60), TWO: (55, 55)})
+    registry.needed(ONE, 70, 60)
+    registry.needed(TWO, 55, 55)
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.take() == [("safe_point", 20), ("watch", 70)]
@@ -153,7 +166,7 @@ def test_the_files_of_the_ddl_span_go_with_the_last_feed_only() -> None:
 def test_a_puller_knows_what_pd_holds_before_it_is_told_of_any_span() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)
-    registry.needed({ONE: (70, 60)})
+    registry.needed(ONE, 70, 60)
     registry.keep_above(69)
     assert puller.take() == [("watch", 50), ("safe_point", 69)]
     again = Heard()
@@ -220,10 +233,12 @@ def test_a_span_refused_for_a_removed_feed_is_requested_by_the_others() -> None:
 
 
 def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
-    line = {"span": NAME, "waiting_for": "x" * 300, "errors": {str(reason): 1 << 40 for reason in Reason}}
-    lines = [line | {"resolved": number} for number in range(100_000)]
+    line = SpanStatus(NAME, waiting_for="x" * 300, errors={str(reason): 1 << 40 for reason in Reason})
+    lines = [line._replace(resolved=number) for number in range(100_000)]
     registry, reported = SpanRegistry(), status_reports(lines)
     assert max(len(frame(message)) for message in reported) < MAX_FRAME // 2
+    sent = parse(json.loads(json.dumps(to_json(reported[0]))), [Status])
+    assert sent == reported[0], "it is the same after its way"
     for message in reported[:-1]:
         registry.receive_status(message)
     assert registry.status == [], "half of it is not taken for all there is"
@@ -232,6 +247,21 @@ def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
     for message in status_reports([]):
         registry.receive_status(message)
     assert registry.status == []
+
+
+@pytest.mark.parametrize(
+    ("spans", "why"),
+    [
+        ({}, "is no list"),
+        ([["a"]], "is no status of a span"),
+        ([{"span": "a"}], "is no status of a span"),
+        ([["a", 0, 0, 0, True, {}, ""]], "is no status of a span"),
+        ([["a", 0, 0, 0, 0, {"lost": "1"}, ""]], "the errors of span a are no numbers"),
+    ],
+)
+def test_a_status_of_another_form_is_refused(spans: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse({"type": "status", "spans": spans, "first": True, "last": True, "filling": ""}, [Status])
 
 
 def full(registry: SpanRegistry) -> None:
@@ -321,9 +351,9 @@ def test_a_refused_span_is_followed_from_where_feeds_need_it_later() -> None:
     registry.hold(ONE, SPAN, 10)
     registry.receive_refused(Refused(SPAN, 10, 20))
     puller.take()
-    registry.needed({ONE: (10, 10)})
+    registry.needed(ONE, 10, 10)
     assert puller.take() == []
-    registry.needed({ONE: (30, 30)})
+    registry.needed(ONE, 30, 30)
     assert puller.take() == [("unwatch", None), ("watch", 30)]
     assert registry.refusal(ONE) is None
     registry.receive_refused(Refused(SPAN, 30, 40))
@@ -335,10 +365,9 @@ def test_history_is_held_for_each_span_that_a_capture_is_to_take() -> None:
     """Its changefeed's checkpoint rises by what others deliver, while regions of the span still wait."""
     registry, _ = connected()
     registry.hold(ONE, SPAN, 30)
-    assert registry.behind({NAME: 25}, only=ONE) == {}, "what it delivers itself holds it"
-    assert registry.behind({NAME: 25}, only=ONE, every=True) == {ONE: 25}
-    assert registry.behind({}, only=ONE, every=True) == {ONE: 30}, "nothing has come yet"
-    assert registry.behind({NAME: 25}, only=TWO, every=True) == {}
+    assert registry.behind(ONE, {NAME: 25}) == 25
+    assert registry.behind(ONE, {}) == 30, "nothing has come yet"
+    assert registry.behind(TWO, {NAME: 25}) == MAX
 
 
 def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
@@ -351,8 +380,47 @@ def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
     assert registry.within(ONE, [SPAN]) == frozenset()
 
 
-def test_a_new_owner_forgets_what_it_said_of_history_as_a_standby() -> None:
-    """The reactor of an owner sees what its own capture needs. Kept, it would hold GC for the whole term."""
-    opening: Any = SimpleNamespace(_node=SimpleNamespace(is_owner=True), _machine=SimpleNamespace(needs=50))
-    Opening.say_needs(opening)
-    assert opening._machine.needs == MAX
+def test_an_owner_and_its_processor_hold_the_ddl_span_apart() -> None:
+    """Neither releases the other's hold, and the span is read again from where the first of them needs it."""
+    registry, _ = connected()
+    registry.hold(OwnerOf(ONE), DDL_SPAN, 40)
+    registry.hold(ONE, DDL_SPAN, 50)
+    registry.needed(OwnerOf(ONE), 90, 60)
+    registry.needed(ONE, 55, 55)
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert [one.start_ts for one in again.messages if isinstance(one, Watch)] == [55]
+    registry.drop_below({ONE: (80, 70), OwnerOf(ONE): (0, 60)})
+    assert [one.ts for one in again.messages if isinstance(one, DropBelow)] == [60]
+    registry.release(ONE, forget=True)
+    assert registry.held == {DDL_SPAN_ID}
+    registry.release(OwnerOf(ONE), forget=True)
+    assert registry.held == frozenset()
+    assert isinstance(again.messages[-1], Remove)
+
+
+def test_an_owner_neither_keeps_rows_nor_lets_them_go() -> None:
+    """A feed of keys has one span for both: its owner reads floors from it, its processor rows."""
+    registry, puller = connected()
+    registry.hold(OwnerOf(ONE), SPAN, 50)
+    puller.take()
+    registry.drop_below({OwnerOf(ONE): (90, 90)})
+    assert puller.take() == [], "a processor may come, and need all of it"
+    registry.hold(ONE, SPAN, 50)
+    registry.drop_below({ONE: (70, 60), OwnerOf(ONE): (0, 90)})
+    assert puller.take() == [("drop_below", 70)]
+
+
+def test_spans_are_raised_before_the_owner_may_let_their_history_go() -> None:
+    """Otherwise a puller that lost its store registers them where history may be gone."""
+    done: list[object] = []
+
+    class Said(SimpleNamespace):
+        def __setattr__(self, name: str, value: object) -> None:
+            done.append((name, value))
+
+    spans = SimpleNamespace(needed=lambda feed, *ts: done.append(ts), behind=lambda feed, floors: 65)
+    machine = Said(needs=60)
+    opening: Any = SimpleNamespace(needs=(70, 66), spans=spans, _machine=machine, _feed=ONE)
+    Opening.say_needs(opening, {})
+    assert done == [(70, 66), ("needs", 65)]

@@ -13,7 +13,17 @@ import pytest
 
 from tidegate.errors import Retryable
 from tidegate.ipc import ControlClient, frame
-from tidegate.model.reports import TO_PULLER, Gone, PipelineHello, PullerHello, Report, Started, Status, Watch
+from tidegate.model.reports import (
+    TO_PULLER,
+    Gone,
+    PipelineHello,
+    PullerHello,
+    Report,
+    SpanStatus,
+    Started,
+    Status,
+    Watch,
+)
 from tidegate.model.span import Span
 from tidegate.server import supervisor
 from tidegate.server.processes import described
@@ -157,7 +167,7 @@ def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
         def child() -> Report | None:
             client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", os.getpid()))
             reported = client.receive(TO_PULLER)
-            client.send(Status([{"span": "x" * 100_000}]))
+            client.send(Status([SpanStatus("x" * 100_000)]))
             client.close()
             return reported
 

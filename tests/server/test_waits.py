@@ -23,6 +23,7 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
 from tidegate.server.feed_plan import Paths
 from tidegate.server.owner_ddl import OwnerDdl
 from tidegate.server.owner_effects import OwnerEffects
@@ -165,7 +166,7 @@ def opened(*, undelivered: list[str]) -> Any:
 
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
     processor: Any = SimpleNamespace(
-        machine=SimpleNamespace(is_open=True),
+        machine=SimpleNamespace(spans=SimpleNamespace(is_open=True)),
         node=SimpleNamespace(pulse=Pulse()),
         _opened=opened(undelivered=[]),
         pipeline=SimpleNamespace(is_starting=False, load_plan=None),
@@ -182,7 +183,7 @@ def test_a_feed_that_may_hang_is_checked_often_among_many_changefeeds() -> None:
         pulse.follow(STORE, FeedId("default", f"f{number}"), lambda: None)
     node = SimpleNamespace(pulse=pulse, clock=Still(5.0), shared="")
     processor: Any = SimpleNamespace(
-        machine=SimpleNamespace(is_open=True),
+        machine=SimpleNamespace(spans=SimpleNamespace(is_open=True)),
         node=node,
         _opened=opened(undelivered=["0001"]),
         pipeline=SimpleNamespace(is_starting=False, load_plan=None),
@@ -212,6 +213,9 @@ class OpenDdl:
 
     is_open, initial, span_id = True, (), "ddl"
 
+    def base_ts(self, checkpoint: int) -> int:
+        return checkpoint
+
     async def open(self, checkpoint: int, waits: Any) -> tuple[list[DdlBatch], int]:
         return [], checkpoint
 
@@ -222,7 +226,9 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     """By itself: its owner may be another machine's, and looks at no page of floors here."""
     monkeypatch.setattr("tidegate.server.opening.FeedDdl", lambda *given: OpenDdl())
     spans = SimpleNamespace(release=lambda feed, forget, but: None, within=lambda feed, ranges: frozenset())
-    node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), is_owner=True)
+    spans.needed, spans.behind = (lambda feed, rows, ddl: None), lambda feed, floors: MAX
+    node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse())
+    node.receive_history = lambda scope, order, said: False
     node.clock = Still(10.0)
     node.paths, node.captured = (
         Paths(tmp_path, tmp_path),
@@ -300,7 +306,7 @@ def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
         transaction.commit()
         capture.wait_checkpoint("one", pd.tso())
         assert len([line for line in capture.lines("one") if "row" in line]) == handle + 1
-    (stripe,) = capture.capture.reactor.processors[FeedId("default", "one")].machine.spans
+    (stripe,) = capture.capture.crew.processors[FeedId("default", "one")].machine.spans.tasks
     store = capture.capture.node.captured("tidb").store
     assert store_view.read_frontier(store)[stripe] < locked_at
     held.rollback([key], Backoff())

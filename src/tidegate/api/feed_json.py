@@ -160,8 +160,8 @@ def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
 def own(feed: Feed, request: Request) -> dict[str, Any]:
     """What TiCDC has no field for: what the feed waits for, totals, spans."""
     totals = feed.totals
-    processor = capture_of(request).reactor.processors.get(feed.id)
-    spans = processor.machine.spans.values() if processor is not None else ()
+    processor = capture_of(request).crew.processors.get(feed.id)
+    spans = processor.machine.spans.tasks.values() if processor is not None else ()
     left_out, some = feed.left_out(SHOWN_TABLES)
     return {
         "waiting_for": feed.waits_for(),

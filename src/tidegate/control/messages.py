@@ -143,7 +143,7 @@ class Sync:
     """The DDL that the checkpoints take into account."""
     needs: Timestamp = MAX
     """The least ts from which this capture may still register upstream for the feed. The owner makes PD keep
-    the history from there. MAX: it is not known, or this is the owner's own capture."""
+    the history from there. MAX: it holds nothing of the feed, and opens nothing."""
     ready: bool = True
     """Whether its application runs, so that it can deliver a new range at once."""
     received: Timestamp = 0

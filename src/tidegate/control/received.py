@@ -2,14 +2,16 @@
 epoch.
 
 A message may be late, or meant for the process that ran here before; after a change of owners two of them
-send for a while.
+send for a while. `Inbox` keeps what is needed to judge the next message, and `RECEIVED` is the judgement.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, assert_never
+
+from tidegate.control.messages import Announce, Dispatch, FromOwner, Header
 
 
 class Sender(StrEnum):
@@ -62,3 +64,53 @@ later owner, a Sync answers it, whose epoch shows the owner that another process
 """
 USED: Final = frozenset({Verdict.SYNC, Verdict.MEET, Verdict.TAKE})
 """The verdicts for which `Processor.receive` is true."""
+
+
+class Inbox:
+    """The messages of owners to one processor. Not thread-safe, no I/O."""
+
+    def __init__(self, mine: Header) -> None:
+        """`mine`: the processor's own header; an owner's message must have the same address."""
+        self._address = mine.cluster, mine.changefeed, mine.capture
+        self._epoch = mine.capture_epoch
+        self.last = 0, 0
+        """The owner revision and sequence of the last Dispatch that counted."""
+        self.latest = 0
+        """The greatest sequence of this owner's messages, including those that did not count."""
+
+    def judge(self, message: FromOwner) -> Verdict:
+        """What to do with a message. Notes its sender, unless it has no effect."""
+        header = message.header
+        if (header.cluster, header.changefeed, header.capture) != self._address:
+            return Verdict.DROP
+        sender = self._sender(header)
+        verdict = RECEIVED[sender, self._word(message)]
+        if sender is not Sender.EARLIER:
+            is_new = sender is Sender.LATER
+            self.latest = header.sequence if is_new else max(self.latest, header.sequence)
+        match verdict:
+            case Verdict.MEET | Verdict.REFUSE:
+                self.last = header.owner_rev, 0
+            case Verdict.TAKE:
+                self.last = header.owner_rev, header.sequence
+            case Verdict.DROP | Verdict.SYNC:
+                pass
+            case _:
+                assert_never(verdict)
+        return verdict
+
+    def _sender(self, header: Header) -> Sender:
+        if header.owner_rev == self.last[0]:
+            return Sender.SAME
+        return Sender.EARLIER if header.owner_rev < self.last[0] else Sender.LATER
+
+    def _word(self, message: FromOwner) -> Word:
+        match message:
+            case Announce():
+                return Word.ANNOUNCE
+            case Dispatch(header):
+                if header.owner_rev == self.last[0] and header.sequence <= self.last[1]:
+                    return Word.OLD
+                return Word.NEW if header.capture_epoch == self._epoch else Word.MISDIRECTED
+            case _:
+                assert_never(message)

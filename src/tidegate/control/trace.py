@@ -8,7 +8,7 @@ code or the record has changed.
 
 A segment is a head and the events after it, one JSON object a line:
 
-    {"trace": 1, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
+    {"trace": 2, "release": "1.2.3", "machine": "owner", "name": "default/feed", "state": {...}}
     {"n": 1, "event": "report", "set": {...}, "args": [...], "named": {...}, "gave": ..., "shows": [...]}
 
     state   all that the machine holds when the segment begins
@@ -36,16 +36,32 @@ from typing import Any, Final
 import orjson
 
 from tidegate import __version__, errors
-from tidegate.control import barrier, ddl_log, messages, metadata, outlet
+from tidegate.control import (
+    barrier,
+    coming_ddl,
+    ddl_log,
+    ended_records,
+    messages,
+    metadata,
+    open_spans,
+    outbox,
+    outlet,
+    received,
+)
 from tidegate.control import owner as owner_machine
 from tidegate.control import processor as processor_machine
+from tidegate.control.coming_ddl import ComingDdl
 from tidegate.control.ddl_log import DdlLog
+from tidegate.control.ended_records import EndedRecords
+from tidegate.control.open_spans import OpenSpans
+from tidegate.control.outbox import Outbox
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
+from tidegate.control.received import Inbox
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model import ddl, reports, span
 
-VERSION: Final = 1
+VERSION: Final = 2
 """The version of the lines' form. Records of another version are refused."""
 Record = dict[str, Any]
 
@@ -83,15 +99,18 @@ PROCESSOR: Final = Kind(
         *("report", "idle", "resolve", "over", "given_up", "failed", "tick"),
     ),
     inputs=("status", "needs", "ready", "received", "coming", "loads"),
-    shows=("is_open", "is_running", "known", "bound", "reach", "waiting"),
+    shows=("spans.is_open", "is_running", "ddl.known", "bound", "reach", "ddl.waiting"),
 )
 KINDS: Final = {kind.name: kind for kind in (OWNER, PROCESSOR)}
 
 # --- values as JSON ------------------------------------------------------------------------------------
 
 _MODULES: Final = (
-    *(barrier, ddl, ddl_log, messages, metadata, outlet, owner_machine, processor_machine, reports, span),
+    *(barrier, coming_ddl, ddl, ddl_log, ended_records, messages, metadata, open_spans, outbox, outlet),
+    *(owner_machine, processor_machine, received, reports, span),
 )
+_PARTS: Final = (ComingDdl, DdlLog, EndedRecords, Inbox, OpenSpans, Outbox)
+"""Parts of machines that are no dataclasses; all that they hold is recorded."""
 _LEFT_OUT: Final = {"DdlEvent": frozenset({"before", "after"})}
 """Members that are not recorded, because no machine reads them and they may be large."""
 
@@ -131,8 +150,8 @@ def encode(value: Any) -> Any:
             return {"set": _sorted(value)}
         case Mapping():
             return {"map": [[encode(key), encode(one)] for key, one in value.items()]}
-        case DdlLog():
-            return {"DdlLog": {name: encode(one) for name, one in vars(value).items()}}
+        case _ if isinstance(value, _PARTS):
+            return {type(value).__name__: {name: encode(one) for name, one in vars(value).items()}}
         case TidegateError():
             said = [value.what, value.where, value.why, value.fix]
             return {"error": [type(value).__name__, *map(str, said)]}
@@ -157,7 +176,7 @@ def decode(form: Any) -> Any:
     if kind is None:
         raise ValueError(f"a value of the form {name!r:.80} is not known")
     members = {key: decode(one) for key, one in body.items()}
-    return _filled(kind, members) if kind is DdlLog else kind(**members)
+    return _filled(kind, members) if kind in _PARTS else kind(**members)
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:

@@ -142,6 +142,12 @@ def listed(form: Form) -> Form:
 INT: Final = just(int)
 
 
+def _text_or_none(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
 def _numbers(value: Any) -> dict[str, int]:
     if not isinstance(value, dict):
         raise ValueError("an object of numbers is none")
@@ -168,6 +174,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "Timestamp": INT,
     "bool": just(bool),
     "str": just(str),
+    "str | None": Form(lambda value: value, _text_or_none),
     "float": just(float, int),
     "Span": Form(lambda span: [span.start.hex(), span.end.hex()], _span),
     "tuple[int, int]": Form(list, _pair),

@@ -20,8 +20,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, assert_never
 
 import grpc
 import pyarrow as pa
@@ -36,14 +37,36 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.mounter import bases
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline import kept
+from tidegate.pipeline import kept, questions
 from tidegate.pipeline.access import Ranges, SpanState
 from tidegate.pipeline.beats import INTERVAL_S
 from tidegate.pipeline.feed import Bounds, DurableBefore, FeedSpec
 from tidegate.pipeline.lines import StreamLine
 from tidegate.pipeline.load_task import load
+from tidegate.pipeline.questions import (
+    BaseFound,
+    BoundsContent,
+    DurableRows,
+    Fetch,
+    GetBase,
+    GetBegun,
+    GetBounds,
+    GetDurable,
+    GetGranted,
+    GetSpan,
+    GetSpec,
+    Granted,
+    Kept,
+    Question,
+    ReadBase,
+    ReadEvents,
+    SetAside,
+    SpanKeys,
+    SpecContent,
+)
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.service import ERROR, MORE, NAME, OPTIONS, SECRET
-from tidegate.pipeline.work import Alive, Begun, ElsewhereHello, Lease, Tasks, parse, to_json
+from tidegate.pipeline.work import Alive, Begun, ElsewhereHello, Lease, Tasks, to_json
 from tidegate.pipeline.worker import work
 from tidegate.sink import quarantine
 from tidegate.tls import Tls
@@ -56,6 +79,8 @@ NOWHERE: Final = Path("/nonexistent")
 """The changefeed's folder here: it exists only on the capture's machine."""
 BASE_TRIES: Final = 10
 """How often a base file is fetched, at most: the capture may replace it during the fetch."""
+
+Reply = TypeVar("Reply")
 
 
 class Capture:
@@ -81,29 +106,54 @@ class Capture:
         threading.Thread(target=line.feed, args=(call,), name="line", daemon=True).start()
         return line
 
-    def ask(self, secret: str, verb: str, **asked: Any) -> Any:
-        """The answer to a call. Raises what the capture raised, and Retryable when it does not answer."""
-        found = json.loads(self._call("Ask", secret, {"verb": verb, **asked}))
-        if "error" in found:
-            raise parse_failed(found["error"])
-        return found["answer"]
+    def ask(self, secret: str, question: Question, kind: type[Reply]) -> Reply:
+        """The answer, which is of this kind. Raises what the capture raised, and Retryable when it does not
+        answer.
+        """
+        data = self._call("Ask", secret, question)
+        with self.understood("Ask"):
+            answer = questions.parse_answer(json.loads(data), kind)
+        if isinstance(answer, Failed):
+            raise answer.error()
+        return answer
 
-    def fetch(self, method: str, secret: str, **asked: Any) -> tuple[bool, bytes]:
-        """Whether there is more to fetch, and the bytes of this answer."""
-        data = self._call(method, secret, asked)
+    def fetch(self, secret: str, fetch: Fetch) -> tuple[bool, bytes]:
+        """Whether there is more to fetch, and the bytes of this answer. Raises as `ask`."""
+        match fetch:
+            case ReadEvents():
+                method = "Read"
+            case ReadBase():
+                method = "Catalogue"
+            case _:
+                assert_never(fetch)
+        data = self._call(method, secret, fetch)
         if data[:1] == ERROR:
-            raise parse_failed(json.loads(data[1:]))
+            with self.understood(method):
+                failed = questions.parse(json.loads(data[1:]), [Failed])
+            raise failed.error()
         return data[:1] == MORE, data[1:]
+
+    @contextmanager
+    def understood(self, method: str) -> Iterator[None]:
+        """Raises Retryable if reading an answer within it fails."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Retryable(
+                "A worker does not understand its capture.",
+                where=f"{self._address}, {method}",
+                why=(str(error) if isinstance(error, ValueError) else repr(error))[:500],
+                fix="install the same version of Tidegate on this machine and on the capture's",
+            ) from error
 
     def close(self) -> None:
         """End all calls."""
         self._channel.close()
 
-    def _call(self, method: str, secret: str, asked: Mapping[str, Any]) -> bytes:
+    def _call(self, method: str, secret: str, asked: Question | Fetch) -> bytes:
+        request = json.dumps(questions.to_json(asked)).encode()
         try:
-            data: bytes = self._unary[method](
-                json.dumps(asked).encode(), timeout=CALL_S, metadata=((SECRET, secret),)
-            )
+            data: bytes = self._unary[method](request, timeout=CALL_S, metadata=((SECRET, secret),))
         except grpc.RpcError as error:
             raise Retryable(
                 "The capture does not answer a worker.",
@@ -113,48 +163,41 @@ class Capture:
         return data
 
 
-def parse_failed(found: Mapping[str, Any]) -> Exception:
-    """The error that the capture raised."""
-    return parse(found, [Failed]).error()
-
-
 class RemoteAccess:
     """`pipeline.access.Access` over the capture's service."""
 
     def __init__(self, capture: Capture, secret: str, beat: Callable[[], None]) -> None:
         """`secret`: the secret of the incarnation. `beat`: reports that work was done."""
         self._capture, self._secret = capture, secret
-        self.spec = FeedSpec.from_json(self._ask("spec"), NOWHERE)
+        content = self._ask(GetSpec(), SpecContent).content
+        with capture.understood("the spec"):
+            self.spec = FeedSpec.from_json(content, NOWHERE)
         self.is_over = False
         self.beat = beat
 
-    def _ask(self, verb: str, **asked: Any) -> Any:
-        return self._capture.ask(self._secret, verb, **asked)
+    def _ask(self, question: Question, kind: type[Reply]) -> Reply:
+        return self._capture.ask(self._secret, question, kind)
 
     def durable(self) -> DurableBefore | None:
-        found = self._ask("durable")
-        return None if found is None else DurableBefore.from_json(found)
+        return self._ask(GetDurable(), DurableRows).durable
 
     def bounds(self) -> Bounds:
-        return Bounds.from_json(self._ask("bounds"))
+        content = self._ask(GetBounds(), BoundsContent).content
+        with self._capture.understood("the bounds"):
+            return Bounds.from_json(content)
 
     def span(self, name: str) -> SpanState:
-        start, end, dropped_to = self._ask("span", span=name)
-        return SpanState(Span(bytes.fromhex(start), bytes.fromhex(end)), dropped_to)
+        found = self._ask(GetSpan(name), SpanKeys)
+        return SpanState(found.keys, found.dropped_to)
 
     def read(
         self, spans: Ranges, past: Place | None = None, tables: Collection[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
+        ids = None if tables is None else tuple(sorted(tables))
         more = True
         while more:
-            place = None if past is None else [*past[:3], *(key.hex() for key in past[3:])]
-            more, data = self._capture.fetch(
-                "Read",
-                self._secret,
-                spans=list(spans),
-                past=place,
-                tables=None if tables is None else sorted(tables),
-            )
+            ranges = tuple(Range(*span) for span in spans)
+            more, data = self._capture.fetch(self._secret, ReadEvents(ranges, past, ids))
             last: pa.RecordBatch | None = None
             with pa.ipc.open_stream(pa.py_buffer(data)) as blocks:
                 for block in blocks:
@@ -178,42 +221,38 @@ class RemoteAccess:
         return self._catalogue(ts)
 
     def _catalogue(self, ts: Timestamp) -> SchemaStore:
-        found = self._ask("base", ts=ts)
-        if found is None:
+        base = self._ask(GetBase(ts), BaseFound).base
+        if base is None:
             raise Retryable("The catalogue is not there.", fix="nothing: the capture reads it from upstream")
-        base = bases.Base(*found)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             with (Path(folder) / base.name).open("wb") as file:
                 more = True
                 while more:
-                    more, data = self._capture.fetch(
-                        "Catalogue", self._secret, since=base.since, ts=base.ts, offset=file.tell()
-                    )
+                    more, data = self._capture.fetch(self._secret, ReadBase(base, file.tell()))
                     file.write(data)
             return bases.load(Path(folder), base)  # the mapping stays valid after the file is removed
 
     def set_aside(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        some: list[Any] = []
+        some: list[Mapping[str, Any]] = []
         size = 0
-        for entry in map(quarantine.to_json, entries):
-            length = len(json.dumps(entry))
+        for entry in entries:
+            length = len(json.dumps(quarantine.to_json(entry)))
             if some and size + length > ASIDE_BYTES:
-                self._ask("set-aside", entries=some)
+                self._ask(SetAside(some), Kept)
                 some, size = [], 0
             some.append(entry)
             size += length
         if some:
-            self._ask("set-aside", entries=some)
+            self._ask(SetAside(some), Kept)
 
     def granted(self, lease: Lease) -> tuple[Span, ...]:
-        found = self._ask("granted", slot=lease.slot, number=lease.number)
-        return tuple(Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found)
+        return self._ask(GetGranted(lease), Granted).ranges
 
     def confirm(self, lease: Lease) -> None:
         self.granted(lease)
 
     def begun(self, records: Mapping[str, bytes]) -> Begun:
-        return parse(self._ask("begun", records=quarantine.to_json(records)), [Begun])
+        return self._ask(GetBegun(records), Begun)
 
 
 class Heart:

@@ -1,9 +1,9 @@
 """The application's gRPC service for workers on other machines: their work, and all they read of the capture.
 
     tidegate.Capture/Work       a stream: the worker's line to the host (`pipeline.work`), JSON each way
-    tidegate.Capture/Ask        JSON in, JSON out: spec, bounds, span, proof, quarantine, ...
-    tidegate.Capture/Read       JSON in, events out, some MiB at a time
-    tidegate.Capture/Catalogue  JSON in, a piece of a base file out
+    tidegate.Capture/Ask        a question in, its answer out (`pipeline.questions`): spec, bounds, span, ...
+    tidegate.Capture/Read       a question in, events out, some MiB at a time
+    tidegate.Capture/Catalogue  a question in, a piece of a base file out
 
 A worker gets work if it shows the nonce of one of the application's jobs. Each piece of work carries the
 secret of its incarnation, 256 random bits, and the worker sends this secret with every other call. The secret
@@ -19,10 +19,10 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar, assert_never
 
 import grpc
 import pyarrow as pa
@@ -32,11 +32,33 @@ from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.reports import Failed
 from tidegate.mounter import bases
+from tidegate.pipeline import questions
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.lines import Line, StreamLine
-from tidegate.pipeline.work import ElsewhereHello, Lease, parse, to_json
+from tidegate.pipeline.questions import (
+    QUESTIONS,
+    Answer,
+    BaseFound,
+    BoundsContent,
+    DurableRows,
+    GetBase,
+    GetBegun,
+    GetBounds,
+    GetDurable,
+    GetGranted,
+    GetSpan,
+    GetSpec,
+    Granted,
+    Kept,
+    Question,
+    ReadBase,
+    ReadEvents,
+    SetAside,
+    SpanKeys,
+    SpecContent,
+)
+from tidegate.pipeline.work import ElsewhereHello, Lease, parse
 from tidegate.pipeline.worker import failed
-from tidegate.sink import quarantine
 from tidegate.tls import Tls
 
 NAME: Final = "tidegate.Capture"
@@ -69,6 +91,7 @@ OPTIONS: Final = (
 )
 """gRPC options of both ends: keepalive detects within 20 s that the other end is gone."""
 _SPAN: Final = re.compile(r"[0-9a-f]{16}")
+Kind = TypeVar("Kind")
 
 
 class Works(Protocol):
@@ -197,42 +220,38 @@ class Service:
 
     def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)
+        answer: Answer | Failed
         try:
-            found = json.loads(request)
-            answer = self._answers[found.pop("verb")](self, self._incarnation(context), **found)
+            answer = self._answer(self._incarnation(context), _asked("Ask", request, QUESTIONS))
         except Exception as error:
-            return json.dumps({"error": to_json(_reported(error))}).encode()
-        return json.dumps({"answer": answer}).encode()
+            answer = _reported(error)
+        return _encoded(answer)
 
     def _read(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)
         try:
-            one = self._incarnation(context)
-            found = json.loads(request)
-            spans = [(str(span), int(after), int(upto)) for span, after, upto in found["spans"]]
-            self._check_spans(one, [span for span, _, _ in spans])
-            past = found["past"]
-            place = None if past is None else (*past[:3], *(bytes.fromhex(key) for key in past[3:]))
+            one, asked = self._incarnation(context), _asked("Read", request, [ReadEvents])
+            self._check_spans(one, [each.span for each in asked.spans])
+            spans = [(each.span, each.after, each.upto) for each in asked.spans]
             with self._reads:
-                return _some(one.access.read(spans, place, found["tables"]))
+                return _some(one.access.read(spans, asked.past, asked.tables))
         except Exception as error:
-            return ERROR + json.dumps(to_json(_reported(error))).encode()
+            return ERROR + _encoded(_reported(error))
 
     def _catalogue(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)
         try:
             folder = bases.folder_of(self._incarnation(context).spec.store_dir)
-            found = json.loads(request)
-            base = bases.Base(int(found["since"]), int(found["ts"]))
-            with (folder / base.name).open("rb") as file:
-                file.seek(int(found["offset"]))
+            asked = _asked("Catalogue", request, [ReadBase])
+            with (folder / asked.base.name).open("rb") as file:
+                file.seek(asked.offset)
                 data = file.read(CHUNK_BYTES)
                 return (MORE if file.read(1) else END) + data
         except FileNotFoundError as error:
             reported = Retryable("A base of the catalogue has gone.", where=str(error.filename))
-            return ERROR + json.dumps(to_json(_reported(reported))).encode()
+            return ERROR + _encoded(_reported(reported))
         except Exception as error:
-            return ERROR + json.dumps(to_json(_reported(error))).encode()
+            return ERROR + _encoded(_reported(error))
 
     # --- who may ask --------------------------------------------------------------------------------------
 
@@ -263,46 +282,50 @@ class Service:
 
     # --- what is asked ------------------------------------------------------------------------------------
 
-    def _spec(self, one: Incarnation) -> Any:
-        return json.loads(one.spec.path.read_bytes())
+    def _answer(self, one: Incarnation, question: Question) -> Answer:
+        """The answer to a worker of an incarnation. Raises what the worker gets as its error."""
+        access = one.access
+        match question:
+            case GetSpec():
+                return SpecContent(json.loads(one.spec.path.read_bytes()))
+            case GetDurable():
+                return DurableRows(access.durable())
+            case GetBounds():
+                return BoundsContent(json.loads((one.spec.feed_dir / "bounds.json").read_bytes()))
+            case GetSpan(span):
+                self._check_spans(one, [span])
+                return SpanKeys(*access.span(span))
+            case GetBase(ts):
+                found = bases.found(bases.folder_of(one.spec.store_dir))
+                return BaseFound((bases.serving(found, ts) or found[0]) if found else None)
+            case SetAside(entries):
+                access.set_aside(entries)
+                return Kept()
+            case GetGranted(lease):
+                if lease.slot >= 0 and not self._works.holds(one, lease):
+                    raise Fenced("The slot was given to another worker.", where=f"slot {lease.slot}")
+                return Granted(one.spec.granted())
+            case GetBegun(records):
+                return access.begun(records)
+            case _:
+                assert_never(question)
 
-    def _durable(self, one: Incarnation) -> Any:
-        found = one.access.durable()
-        return None if found is None else found.to_json()
 
-    def _bounds(self, one: Incarnation) -> Any:
-        return json.loads((one.spec.feed_dir / "bounds.json").read_bytes())
+def _asked(method: str, request: bytes, kinds: Sequence[type[Kind]]) -> Kind:
+    """A worker's question. Raises Fenced if it is none: a worker that does not speak as we do must stop."""
+    try:
+        return questions.parse(json.loads(request), kinds)
+    except ValueError as error:
+        raise Fenced(
+            "The worker asked for what the capture does not know.",
+            where=f"{NAME}/{method}",
+            why=str(error)[:500],
+            fix="install the same version of Tidegate on this machine and on the capture's",
+        ) from error
 
-    def _span(self, one: Incarnation, span: str) -> Any:
-        self._check_spans(one, [span])
-        found = one.access.span(span)
-        return [found.span.start.hex(), found.span.end.hex(), found.dropped_to]
 
-    def _base(self, one: Incarnation, ts: int) -> Any:
-        found = bases.found(bases.folder_of(one.spec.store_dir))
-        return (bases.serving(found, ts) or found[0]) if found else None
-
-    def _set_aside(self, one: Incarnation, entries: list[Any]) -> None:
-        one.access.set_aside([quarantine.from_json(entry) for entry in entries])
-
-    def _granted(self, one: Incarnation, slot: int, number: int) -> Any:
-        if slot >= 0 and not self._works.holds(one, Lease(slot, number)):
-            raise Fenced("The slot was given to another worker.", where=f"slot {slot}")
-        return [[held.start.hex(), held.end.hex()] for held in one.spec.granted()]
-
-    def _begun(self, one: Incarnation, records: Mapping[str, Any]) -> Any:
-        return to_json(one.access.begun(quarantine.from_json(records)))
-
-    _answers: Final[dict[str, Callable[..., Any]]] = {
-        "spec": _spec,
-        "durable": _durable,
-        "bounds": _bounds,
-        "span": _span,
-        "base": _base,
-        "set-aside": _set_aside,
-        "granted": _granted,
-        "begun": _begun,
-    }
+def _encoded(answer: Answer | Failed) -> bytes:
+    return json.dumps(questions.to_json(answer)).encode()
 
 
 def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
@@ -324,6 +347,4 @@ def _reported(error: Exception) -> Failed:
     """The error as a worker gets it. Unless it is our own, it shows no paths or traces of the capture."""
     if isinstance(error, TidegateError):
         return failed(error)
-    if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
-        return failed(Fenced("The worker asked for what the capture does not know.", why=repr(error)[:200]))
     return replace(failed(Retryable("The capture cannot answer a worker.")), why=repr(error)[:500])

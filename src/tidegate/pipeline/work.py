@@ -18,7 +18,7 @@ from tidegate.control.load import Left
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.reports import Failed
 from tidegate.model.timestamp import Timestamp
-from tidegate.model.wire import Form, Wire
+from tidegate.model.wire import Wire
 from tidegate.pipeline.ranges import Range
 
 
@@ -211,13 +211,7 @@ class Tasks:
     whether the process should be replaced."""
 
 
-def _text_or_none(value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} is no text")
-    return value
-
-
-_WIRE: Final = Wire({"str | None": Form(lambda value: value, _text_or_none)})
+_WIRE: Final = Wire()
 _WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(Left)})
 _WIRE.add(
     {

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
+from tidegate.model.reports import SpanStatus
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
@@ -207,9 +208,9 @@ class Puller:
         watched.sink.close()
         left.set()
 
-    def status(self) -> list[dict[str, Any]]:
-        """A line for each span: id, bounds, resolved, rows, bytes, regions, errors by reason, waiting_for."""
-        return self._spans.lines(self._kv_mode, self._waiting)
+    def status(self) -> list[SpanStatus]:
+        """The status of each span."""
+        return self._spans.status(self._kv_mode, self._waiting)
 
     def _waiting(self, watched: Watched) -> str:
         return (

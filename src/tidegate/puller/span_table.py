@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.model.reports import SpanStatus
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.frontier import Frontier
@@ -82,10 +82,10 @@ class SpanTable:
         with self._state:
             self._frontier.release(watched.free_mark)
 
-    def lines(self, kv_mode: str, waiting: Callable[[Watched], str]) -> list[dict[str, Any]]:
-        """`Watched.line` of each span."""
+    def status(self, kv_mode: str, waiting: Callable[[Watched], str]) -> list[SpanStatus]:
+        """`Watched.status` of each span."""
         with self._state:
-            return [watched.line(kv_mode, waiting(watched)) for watched in self._watched.values()]
+            return [watched.status(kv_mode, waiting(watched)) for watched in self._watched.values()]
 
     def lock(
         self, watched: Watched, bounds: Span, region: RegionInfo, limits: Span

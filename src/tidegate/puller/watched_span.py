@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.model.reports import SpanStatus
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
@@ -48,24 +48,22 @@ class Watched:
     """The number of registrations by region id: a second one in a region needs its own request id."""
     errors: Counter[Reason] = field(default_factory=Counter)
 
-    def line(self, kv_mode: str, waiting: str) -> dict[str, Any]:
-        """The span's line of the status. `waiting`: why the puller takes no rows in; empty if it does."""
+    def status(self, kv_mode: str, waiting: str) -> SpanStatus:
+        """The span's status. `waiting`: why the puller takes no rows in; empty if it does."""
         scanning = sum(1 for h in list(self.feeds) if h.feed.state is State.SCANNING)
         holes = self.lock.holes
         waiting = waiting or self.refused
         waiting = waiting or (f"{holes} ranges without a region" if holes else "")
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
-        return {
-            "span": span_id(self.span, kv_mode),
-            "start": self.span.start.hex(),
-            "end": self.span.end.hex(),
-            "resolved": self.sink.resolved,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "regions": len(self.feeds),
-            "errors": {str(reason): count for reason, count in self.errors.items()},
-            "waiting_for": waiting or "the upstream's resolved ts",
-        }
+        return SpanStatus(
+            span_id(self.span, kv_mode),
+            resolved=self.sink.resolved,
+            rows=self.rows,
+            bytes=self.bytes,
+            regions=len(self.feeds),
+            errors={str(reason): count for reason, count in self.errors.items()},
+            waiting_for=waiting or "the upstream's resolved ts",
+        )
 
 
 @dataclass(eq=False, slots=True)

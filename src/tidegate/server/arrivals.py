@@ -57,7 +57,7 @@ class Arrivals:
     def lifted(self, frontier: Frontier) -> Mapping[str, int]:
         """The frontier for this changefeed: tables of a stripe that it does not want do not hold it back."""
         ddl_ts = frontier.get(self._ddl_span_id, 0)
-        return store_view.lifted(frontier, self._machine.stripes, ddl_ts, self.manifest)
+        return store_view.lifted(frontier, self._machine.spans.stripes, ddl_ts, self.manifest)
 
     def advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
         """Find the spans with rows to deliver, and report to the machine those that have none.
@@ -67,7 +67,7 @@ class Arrivals:
         idle = []
         undelivered = []
         lacking = self._begin_late()
-        moved = self._machine.idle_ranges(reached)
+        moved = self._machine.spans.beyond(reached, self._machine.bound)
         for span, after, upto in moved:
             manifest = self.manifest(span)
             if manifest is None or manifest.dropped_to > after:
@@ -90,7 +90,7 @@ class Arrivals:
 
     def _reach_of(self, span: str, manifest: Manifest) -> int:
         """Up to which ts all wanted tables of a stripe are complete; 0 if the whole span is wanted."""
-        bounds, wanted = self._machine.wanted(span)
+        bounds, wanted = self._machine.spans.wanted(span)
         return store_view.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
 
     def _begin_late(self) -> set[str]:
@@ -102,7 +102,7 @@ class Arrivals:
         """
         if not self._unchecked:
             return set()
-        spans = self._machine.spans
+        spans = self._machine.spans.tasks
         late = set()
         for span in self._unchecked & spans.keys():
             manifest = self.manifest(span)
@@ -113,6 +113,6 @@ class Arrivals:
 
     def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:
         """Whether (after, upto] may contain a change of a wanted table."""
-        bounds, wanted = self._machine.wanted(span)
+        bounds, wanted = self._machine.spans.wanted(span)
         folder, first = self.store / span, keys.stripe_ids(bounds).start if wanted else 0
         return not wanted or store_view.has_any(folder, manifest, after, upto, first, wanted)

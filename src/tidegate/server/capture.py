@@ -51,6 +51,7 @@ from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.candidacy import Candidacy, until_etcd_answers
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.courier import Courier
+from tidegate.server.crew import Crew
 from tidegate.server.data_folder import check_mode, lock_folder
 from tidegate.server.feed_plan import Paths
 from tidegate.server.lifetime import Lifetime
@@ -221,7 +222,8 @@ class Capture:
             ballast=ballast,
             follow=follow_nothing if options.record is None else Recorder(options.record).follow,
         )
-        self.reactor = Reactor(self.node)
+        self.crew = Crew(self.node)
+        self.reactor = Reactor(self.node, self.crew.end)
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
         socket = ControlSocket(paths.socket, self._receive)
         await socket.open()
@@ -229,11 +231,12 @@ class Capture:
         stack.push_async_callback(self.pullers.stop)
         stack.push_async_callback(application.stop)
         self.pullers.of(TABLE_MODE)
-        stack.push_async_callback(self.reactor.crew.stop)
+        stack.push_async_callback(self.crew.stop)
         if self._candidacy is None:
-            self.reactor.crew.start()
+            self.crew.start()
         else:
             await self._be_elected(self._candidacy)
+            self.crew.take_over()
         await self.reactor.start()
         if self._candidacy is not None:
             stack.push_async_callback(self._candidacy.leave)
@@ -313,7 +316,7 @@ class Capture:
 
     async def _be_elected(self, candidacy: Candidacy) -> None:
         """Work as a standby, with all processes running, until this capture is elected as owner."""
-        node, crew, options = self.node, self.reactor.crew, self.options
+        node, crew, options = self.node, self.crew, self.options
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
         address_of = lambda to: node.others().get(to, "")  # noqa: E731
         crew.start(Courier(node.capture, self.cluster, address_of, options.token, options.api_tls))
@@ -411,7 +414,7 @@ class Capture:
             case ApplicationHello():
                 self.node.application.receive(connection, cast(FromApplication, report))
             case PipelineHello(changefeed, incarnation, _):
-                processor = self.reactor.processors.get(FeedId.parse(changefeed))
+                processor = self.crew.processors.get(FeedId.parse(changefeed))
                 if processor is not None:
                     processor.receive(incarnation, cast(FromPipeline, report))
 

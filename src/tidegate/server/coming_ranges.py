@@ -94,7 +94,7 @@ class ComingRanges:
         self._starts = {
             task.id: held.get(task.id, max(task.start_ts, dispatch.checkpoint)) for task in wanted
         }
-        for name in held.keys() - self._starts.keys() - machine.span_ids:
+        for name in held.keys() - self._starts.keys() - machine.spans.ids:
             self._spans.drop(self._feed, name)
         for task in wanted:
             self._spans.hold(self._feed, task.span, self._starts[task.id], guarded=self._guarded)
@@ -104,7 +104,7 @@ class ComingRanges:
         """Note how far their spans are received, for the next Sync."""
         if self._ranges:
             received = (self._received(name, frontier, checkpoint) for name in self._starts)
-            self._machine.received = min(received, default=self._machine.known)
+            self._machine.received = min(received, default=self._machine.ddl.known)
 
     def _pass(self, checkpoint: int) -> bool:
         """Forget spans that have ended at the stored checkpoint; True if one of them was held here."""

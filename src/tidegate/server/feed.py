@@ -29,7 +29,7 @@ from tidegate.server.feed_words import (
     words_of_owner,
     words_of_release,
 )
-from tidegate.server.node import Node
+from tidegate.server.node import Captured, Node
 from tidegate.server.peers import Peer, Peers
 from tidegate.server.replication import PIPELINE_STARTS, Replication
 from tidegate.server.sharing import Sharing
@@ -129,9 +129,15 @@ class Feed:
         return self._record.loading
 
     # --- what it needs of upstream -------------------------------------------------------------------
+
+    @property
+    def captured(self) -> Captured:
+        """This capture's event store and catalogue for the part of upstream that it follows."""
+        return self._record.captured
+
     @property
     def needs(self) -> tuple[int, int]:
-        """The least ts from which upstream must hold history: for rows, and for DDL."""
+        """The least ts from which its owner needs upstream's history: for rows, and for DDL."""
         return self._record.needs
 
     @property

@@ -3,8 +3,12 @@
     open   the catalogue at the checkpoint, and the DDL since then
     look   the DDL that has come since the last look
 
-All views use the capture's one catalogue (`server.catalogues`). The DDL span of its event store keeps it
-current, and base files save it. The workers start from the same files.
+All views use the capture's one catalogue (`server.catalogues`) as a library. The DDL span of its event store
+keeps it current, and base files save it. The workers start from the same files. Owner and processor have each
+a view and a hold of the DDL span of their own, on one capture too, so neither depends on the other's.
+
+Upstream's history is held for the base from which the *owner* builds its catalogue (`FeedRecord.needs`). A
+processor must not rely on an older base of its capture, because DDL after that base may be gone upstream.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.server.node import Node
 from tidegate.server.schema_tracker import SchemaTracker
+from tidegate.server.spans import Holder, OwnerOf
 from tidegate.server.stripes import Stripes
 
 P = ParamSpec("P")
@@ -38,8 +43,9 @@ LOOK_S: Final = 0.02
 class FeedDdl:
     """The view of one owner or processor. Not thread-safe; lives in one asyncio loop."""
 
-    def __init__(self, node: Node, plan: FeedPlan, feed_filter: FeedFilter) -> None:
-        self._node, self._plan, self._filter = node, plan, feed_filter
+    def __init__(self, node: Node, plan: FeedPlan, feed_filter: FeedFilter, holder: Holder) -> None:
+        """`holder`: the owner or the processor whose view it is."""
+        self._node, self._plan, self._filter, self._holder = node, plan, feed_filter, holder
         captured = node.captured(plan.config.tidegate.kv_mode)
         self._store, self._spans = captured.store, captured.spans
         self._catalogues = captured.catalogues if plan.config.has_tables else None
@@ -108,7 +114,7 @@ class FeedDdl:
     def hold(self, start_ts: int) -> None:
         """Have the puller pull the DDL span from a ts on."""
         guarded = self._plan.config.check_gc_safe_point
-        self._spans.hold(self._plan.feed, self.span, start_ts, guarded=guarded)
+        self._spans.hold(self._holder, self.span, start_ts, guarded=guarded)
 
     def look(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
         """The new DDL, and up to which ts all DDL is known. `waiting`: the number of batches not done yet."""
@@ -117,10 +123,10 @@ class FeedDdl:
 
     def check_held(self, checkpoint: int) -> None:
         """Raises Retryable until PD holds what the feed needs; upstream must not be read before."""
-        needed, history = min(checkpoint, self.base_ts(checkpoint)), self.history
-        if not self._node.is_owner:
-            # The owner holds history for its own saved catalogue. If ours is older, it is read again.
-            needed = checkpoint
+        # A processor's base that is too old is left out when its view is opened, so it may be older.
+        needed, history = checkpoint, self.history
+        if self._is_owners:
+            needed = min(checkpoint, self.base_ts(checkpoint))
         if self._plan.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"
             raise Retryable(
@@ -131,13 +137,17 @@ class FeedDdl:
             )
 
     @property
+    def _is_owners(self) -> bool:
+        return isinstance(self._holder, OwnerOf)
+
+    @property
     def history(self) -> History:
         """The hold at PD on the history of the part of upstream that the feed follows."""
         return self._node.histories.get(self._plan.config.tidegate.keyspace_id, History())
 
     def check_history(self, checkpoint: int) -> None:
         """Raises Fatal if neither upstream nor the event store has what the feed needs."""
-        refusal = self._spans.refusal(self._plan.feed)
+        refusal = self._spans.refusal(self._holder)
         if refusal is not None:
             what = f"span {span_id(refusal.span, self._plan.config.tidegate.kv_mode)}"
             raise self.history_gone(checkpoint, refusal.start_ts, refusal.safe_point, what)
@@ -175,7 +185,7 @@ class FeedDdl:
         catalogues = self._catalogues
         assert catalogues is not None
         waits("catalogue from upstream")
-        if not self._node.is_owner and config.check_gc_safe_point:
+        if not self._is_owners and config.check_gc_safe_point:
             await catalogues.run(catalogues.leave_out, checkpoint, self.history.needed)
         safe_point = self.history.safe_point if config.check_gc_safe_point else MAX
         gone = checkpoint < safe_point < MAX

@@ -177,7 +177,7 @@ class FeedPipeline:
             return "its start"
         if self.load_plan is not None:
             is_done = self.load.finished and self.load.ranges
-            return words_of_load(self.load) if self._machine.is_open and not is_done else ""
+            return words_of_load(self.load) if self._machine.spans.is_open and not is_done else ""
         return words_of_undelivered(self._machine, self._opening) if self._opening is not None else ""
 
     def receive(self, incarnation: int, report: FromPipeline) -> None:

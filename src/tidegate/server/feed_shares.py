@@ -139,7 +139,7 @@ class FeedShares:
         self._link.announce(now)
         away = [peer for peer in self._peers if not peer.runs and peer not in self._link.reachable()]
         for peer in away:  # its session has ended, and what it prepared is lost
-            peer.asked, peer.coming, peer.needs = None, (), MAX
+            peer.asked, peer.coming, peer.needs, peer.opens = None, (), MAX, None
         gone = [peer.capture for peer in away]
         self._peers.forget(gone, now)
         self.sharing.forget(gone)

@@ -5,6 +5,10 @@ prevent that. A hold is renewed before anything is registered below it, so that 
 before PD is asked for a later safepoint, pullers and owners get it as their lower bound, because history
 below it may go as soon as PD has the call. `control/gc.py` decides which ts to hold, and when.
 
+The owner knows itself what *it* may still read: the stored checkpoint, and the base of its catalogue. It
+knows what processors may still read by their messages only (`Sync.needs`), on this capture as on others.
+Until a processor has answered a Dispatch, nothing of what was held at that Dispatch is released (`Peer.ask`).
+
 A new owner takes its own hold first, and only then removes those of earlier owners.
 """
 
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from tidegate.config.values import TABLE_MODE
@@ -22,12 +26,12 @@ from tidegate.control.metadata import Delete, FeedId, holder_key
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import store_view
 from tidegate.log import event
-from tidegate.model.timestamp import MAX, readable
-from tidegate.server.crew import Crew
+from tidegate.model.timestamp import readable
 from tidegate.server.feed import Feed
 from tidegate.server.feeds import Feeds
 from tidegate.server.new_feed import Refused
 from tidegate.server.node import Captured, Node
+from tidegate.server.spans import OwnerOf
 from tidegate.server.unreadable import UnreadableFeed
 
 LOG: Final = logging.getLogger(__name__)
@@ -40,8 +44,8 @@ CREATING_TTL_S: Final = 3600
 class HeldHistory:
     """The holds of the owner of all changefeeds. Lives in one asyncio loop."""
 
-    def __init__(self, node: Node, feeds: Feeds, crew: Crew) -> None:
-        self.node, self._feeds, self._crew = node, feeds, crew
+    def __init__(self, node: Node, feeds: Feeds) -> None:
+        self.node, self._feeds = node, feeds
         self.error = ""
         """Why PD did not take the last hold; empty: it did."""
         self._guards = {-1: GcGuard(node.gc_ttl_s)}
@@ -84,27 +88,31 @@ class HeldHistory:
         return True
 
     def _keep_above(self, scope: int, history: History) -> None:
-        """Do not let anything be registered or read below the safepoint."""
-        self.node.histories[scope] = history
+        """Do not let anything be registered or read below the safepoint.
+
+        In the order of the owner's messages: a Dispatch of an earlier sequence may still wait in the box of a
+        processor on this capture, and must not bring an earlier safepoint back.
+        """
+        self.node.receive_history(scope, (self.node.owner_rev, self.node.next_sequence()), history)
         for captured in self._captured():
             captured.spans.keep_above(history.safe_point, scope)
 
     def tell_needs(self) -> None:
-        """Report to the stores of the pullers from which ts each feed may still read."""
-        needs = {f.id: self._needs_here(f) for f in self._feeds.values()}
-        for captured in self._captured():
-            captured.spans.needed(needs)
+        """Set the ts from which each owner here may still read DDL. Processors set their own."""
+        for feed in self._feeds.values():
+            feed.captured.spans.needed(OwnerOf(feed.id), *feed.needs)
 
     def needs(self, scope: int) -> dict[FeedId, int]:
         """The ts from which each feed of a keyspace may still read, for feeds whose history is held."""
-        behind: dict[FeedId, int] = {}
-        for captured in self._captured():
-            floors = store_view.read_frontier(captured.store)
-            behind |= captured.spans.behind(floors, every=self.node.shared != "")
-        feeds = (f for f in self._feeds.values() if f.scope == scope and self.is_held(f))
-        now = self.node.clock.monotonic()
-        found = {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
+        feeds = [f for f in self._feeds.values() if f.scope == scope and self.is_held(f)]
+        floors = {f.captured.store: store_view.read_frontier(f.captured.store) for f in feeds}
+        found = {f.id: self._needs_of(f, floors[f.captured.store]) for f in feeds}
         return found | self._needs_of_unreadable(scope)
+
+    def _needs_of(self, feed: Feed, floors: Mapping[str, int]) -> int:
+        """What the owner of a feed may still read from upstream, and what its processors say they may."""
+        ddl_is_at = feed.captured.spans.behind(OwnerOf(feed.id), floors)
+        return min(*feed.needs, ddl_is_at, feed.peers.needs(self.node.clock.monotonic()))
 
     def _needs_of_unreadable(self, scope: int) -> dict[FeedId, int]:
         """The same for feeds that cannot be read, including the catalogue that is saved for them."""
@@ -119,14 +127,6 @@ class HeldHistory:
         """The feeds that cannot be read, and for which history is held."""
         now_ms, ttl_s = self.node.now_ms(), self.node.gc_ttl_s
         return [one for one in self._feeds.unreadable.values() if one.is_held(now_ms, ttl_s)]
-
-    def _needs_here(self, feed: Feed) -> tuple[int, int]:
-        """What this capture may still read from upstream, as owner and while it prepares for ranges."""
-        processor = self._crew.processors.get(feed.id)
-        if processor is None or not processor.prepares:
-            return feed.needs
-        (rows, ddl), (first, first_ddl) = feed.needs, processor.needs
-        return min(rows, first), min(ddl, first_ddl)
 
     def is_held(self, feed: Feed) -> bool:
         """Whether history is held for a feed: not if it is finished, or stopped for longer than gc-ttl."""
@@ -209,4 +209,4 @@ class HeldHistory:
 
     def _captured(self) -> list[Captured]:
         """The tables' event store, and those of the other kv modes that feeds use."""
-        return self._crew.captured(self._feeds.kv_modes())
+        return self.node.stores(self._feeds.kv_modes())

@@ -1,5 +1,8 @@
 """The work that the owner of the changefeeds repeats every second.
 
+It knows changefeeds, and no processor. The event stores of this capture have their own upkeep
+(`server.upkeep`), which asks for what the owners keep (`owned`).
+
 Renewing the holds of upstream's history comes first in a round, because a late renewal can cost history. The
 other steps do not depend on each other. A step that fails is logged and repeated in a later round, so that no
 step keeps the holds from being renewed. A defect ends the rounds and with them the capture (`Reactor`), which
@@ -18,24 +21,18 @@ from tidegate import metrics
 from tidegate.control.changefeed import State
 from tidegate.control.gc import HELD
 from tidegate.control.metadata import FeedError, FeedId
-from tidegate.errors import TidegateError
-from tidegate.eventstore import store_view
 from tidegate.log import event
-from tidegate.model.timestamp import MAX, physical_ms
+from tidegate.model.timestamp import physical_ms
 from tidegate.server.clock_watch import ClockWatch
-from tidegate.server.crew import Crew
-from tidegate.server.feed import Feed
 from tidegate.server.feed_creation import FeedCreation
 from tidegate.server.feeds import Feeds
 from tidegate.server.held_history import HeldHistory
-from tidegate.server.node import Captured, Node
+from tidegate.server.node import Node, Owned
 from tidegate.server.placement import Placement
 
 LOG: Final = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 1.0
-SWEEP_S: Final = 30.0
-"""How often files of spans that nobody follows are looked for."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
 
@@ -46,16 +43,14 @@ class Housekeeping:
         self,
         node: Node,
         feeds: Feeds,
-        crew: Crew,
         history: HeldHistory,
         placement: Placement,
         creation: FeedCreation,
     ) -> None:
-        self.node, self._feeds, self._crew = node, feeds, crew
+        self.node, self._feeds = node, feeds
         self._history, self._placement, self._creation = history, placement, creation
         self._woken = asyncio.Event()
         self.clock_watch = ClockWatch(node.pd, node.clock, self.wake)
-        self._swept_at = float("-inf")
 
     def wake(self) -> None:
         """Begin the next round now, and renew the holds in it even if they are not due."""
@@ -76,23 +71,23 @@ class Housekeeping:
             self._tend_catalogues()
             await self._placement.end_drains()
             await self._look_at_disk()
-            self._crew.let_go(self._captured(), self._owned_only())
-            await self._sweep()
             self._measure()
 
-    def _owned_only(self) -> dict[FeedId, tuple[int, int]]:
-        """The running changefeeds that other captures deliver, with the ts from which this capture, as owner,
-        still reads their DDL.
-        """
-        feeds = (feed for feed in self._feeds.values() if feed.owner is not None)
-        return {
-            f.id: (0, f.needs[1])
-            for f in feeds
-            if (p := self._crew.processors.get(f.id)) is None or p.is_idle
+    def owned(self) -> Owned:
+        """What the owners here keep of this capture's event stores."""
+        feeds = list(self._feeds.values())
+        done: dict[FeedId, int] | None = {
+            feed.id: max(0, feed.persisted - feed.retained) for feed in feeds if self._history.is_held(feed)
         }
+        if self._creation.creating or self._history.unreadable_held:
+            # What a feed that is being created needs is not stored yet, and the retention of an unreadable
+            # one is among the settings that cannot be read.
+            done = None
+        reading = {feed.id: feed.needs[1] for feed in feeds if feed.owner is not None}
+        return Owned(self._feeds.kv_modes(), reading, done)
 
     def _tend_catalogues(self) -> None:
-        for captured in self._captured():
+        for captured in self.node.stores(self._feeds.kv_modes()):
             if captured.catalogues is not None:
                 running = [f.persisted for f in self._feeds.values() if f.owner and f.config.has_tables]
                 captured.catalogues.tend(self.checkpoints(), running)
@@ -120,39 +115,6 @@ class Housekeeping:
             error = FeedError(text, "CDC:ErrDiskFull", ballast.full_since_ms, self.node.address)
             for feed in self._feeds.values():
                 feed.warn(error)
-
-    async def _sweep(self) -> None:
-        """From time to time, remove the files of spans that no feed follows or will need."""
-        now = self.node.clock.monotonic()
-        if now - self._swept_at < SWEEP_S:
-            return
-        self._swept_at = now
-        floor = min((self._floor(f) for f in self._feeds.values() if self._history.is_held(f)), default=MAX)
-        if self._history.unreadable_held:
-            floor = 0  # their retention is among the settings that cannot be read
-        for captured in self._captured():
-            held = captured.spans.held
-            try:
-                idle = await asyncio.to_thread(store_view.spans, captured.store, held)
-            except (TidegateError, OSError) as error:
-                event(LOG, logging.WARNING, "event store not swept", error=str(error))
-                continue
-            if not self._creation.creating:
-                for span in captured.spans.sweep(idle, floor):
-                    self.node.manifests.pop(span, None)
-
-    def _floor(self, feed: Feed) -> int:
-        """The ts up to which a feed needs nothing any more, even if a span's files were removed at once.
-
-        A feed that does not run needs what is above its checkpoint when it is resumed.
-        """
-        processor = self._crew.processors.get(feed.id)
-        done = processor.drop_below if processor is not None else None
-        return done[0] if done is not None else max(0, feed.persisted - feed.retained)
-
-    def _captured(self) -> list[Captured]:
-        """The tables' event store, and those of the other kv modes that feeds use."""
-        return self._crew.captured(self._feeds.kv_modes())
 
     def _measure(self) -> None:
         now_ms = self.clock_watch.now_ms()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tidegate.clock import Clock
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S, History
 from tidegate.control.metadata import (
     CAPTURES_MAX,
@@ -59,6 +60,20 @@ class Captured:
     """The catalogues of tables; None for keys."""
 
 
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What the owners of changefeeds on a capture keep of its event stores."""
+
+    kv_modes: Collection[str]
+    """The modes of their changefeeds."""
+    ddl: Mapping[FeedId, int]
+    """The ts from which each owner that follows DDL now would read it again. It keeps all DDL after it."""
+    done: Mapping[FeedId, int] | None
+    """For each changefeed that may run again, running or not: the ts up to which it is finished with rows.
+    None: this is not known for all of them now, so no files may be removed.
+    """
+
+
 @dataclass(slots=True)
 class Node:
     """What all feeds of a capture share."""
@@ -106,8 +121,10 @@ class Node:
     """Begins to record the decisions of a machine (`server.recorder`)."""
     ended: Callable[[asyncio.Task[None]], None] = lambda task: None
     """Called when a task that should run as long as the capture has ended."""
-    is_owner: bool = False
-    """Whether this capture owns the changefeeds; otherwise it works for another owner."""
+    owned: Callable[[], Owned | None] = lambda: None
+    """What the owners of changefeeds on this capture keep of its event stores; None: another capture has all
+    owners.
+    """
     others: Callable[[], Mapping[str, str]] = dict
     """The API addresses of the other captures that have a session, by their names in grants."""
     burdens: Callable[[], Mapping[str, int]] = dict
@@ -122,7 +139,7 @@ class Node:
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
     _sent_history: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each keyspace, the order of the last History received from an owner on another capture."""
+    """For each keyspace, the order of the last History received from an owner."""
     _commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -282,6 +299,10 @@ class Node:
         """What this capture may write of a feed now."""
         found = await self.read(grant_key(self.cluster, feed, self.capture))
         return None if found is None else Grant.from_bytes(found)
+
+    def stores(self, modes: Iterable[str] = ()) -> list[Captured]:
+        """The tables' event store, and those of the other kv modes that changefeeds use."""
+        return [self.captured(mode) for mode in sorted({TABLE_MODE, *modes})]
 
 
 def check_size(writes: Sequence[Put | Delete], guards: Sequence[Compare] = ()) -> None:

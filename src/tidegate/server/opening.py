@@ -3,13 +3,14 @@
     history is held --> catalogue --> spans are held --> look: floors, DDL and rows that have come --> close
 
 An opening is for one state of the changefeed and for certain ranges. Other ranges need a new opening, which
-takes over the spans that are still held. What an opening needs of upstream's history is reported before
-anything is read, and rises only when none of its spans can still be registered below.
+takes over the spans that are still held. What an opening needs of upstream's history goes to the owner with
+each Sync, also if the owner is on this capture. It is reported before anything is read, and rises only when
+none of its spans can still be registered below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -19,8 +20,6 @@ from tidegate.control.metadata import FeedId
 from tidegate.control.processor import Processor
 from tidegate.eventstore import store_view
 from tidegate.filter.feed import FeedFilter
-from tidegate.model.span import Span
-from tidegate.model.timestamp import MAX
 from tidegate.server.arrivals import Arrivals
 from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.feed_ddl import FeedDdl
@@ -40,22 +39,22 @@ class Opening:
         feed: FeedId,
         machine: Processor,
         plan: FeedPlan,
-        ranges: tuple[Span, ...],
-        checkpoint: int,
+        dispatch: Dispatch,
         wake: Callable[[], None],
     ) -> None:
-        """`ranges`: those for which it is opened. `checkpoint`: the stored one. `wake`: is called when floors
-        move.
-        """
+        """`dispatch`: it is opened for its ranges, at its checkpoint. `wake`: is called when floors move."""
         self._node, self._feed, self._machine, self._wake = node, feed, machine, wake
-        self.plan, self.ranges = plan, ranges
+        self.plan = plan
+        self.ranges = ranges = tuple(one.id for one in dispatch.ranges)
         self.spans = node.captured(plan.config.tidegate.kv_mode).spans
         """All spans that the changefeeds of its kv mode hold."""
-        self._since_ts = checkpoint
+        self._since_ts = dispatch.checkpoint
         """The checkpoint from which its spans are pulled."""
-        self.ddl = ddl = FeedDdl(node, plan, FeedFilter.of(plan.config))
-        self._is_read = False
-        """Whether the catalogue is being read or was read."""
+        self._held_from = min(dispatch.needed, dispatch.checkpoint)
+        """The ts from which history is held while it opens."""
+        self.ddl = ddl = FeedDdl(node, plan, FeedFilter.of(plan.config), feed)
+        self._is_open = False
+        """Whether it is known from which base the catalogue is read."""
         self.is_behind = False
         """Whether more DDL had arrived at the last look than the catalogue returned."""
         guarded, store = plan.config.check_gc_safe_point, plan.paths.store
@@ -69,12 +68,12 @@ class Opening:
 
     async def open(self, dispatch: Dispatch, waits: Callable[[str], None]) -> None:
         """Read the catalogue at the stored checkpoint, and hold the spans. Raises as `FeedDdl.open`."""
-        machine, ddl = self._machine, self.ddl
+        machine, ddl, store = self._machine, self.ddl, self.plan.paths.store
         self.note_history()
-        self.say_needs()
-        self._node.pulse.follow(self.plan.paths.store, self._feed, self._wake)
-        self._is_read = True
+        self.say_needs(store_view.read_frontier(store))
+        self._node.pulse.follow(store, self._feed, self._wake)
         batches, known = await ddl.open(dispatch.checkpoint, waits)
+        self._is_open = True
         self.coming.open(ddl.initial, batches)
         machine.open(dispatch.checkpoint, ddl.initial, batches, known)
         tasks = [*ddl.initial, *(task for batch in batches for task in batch.added)]
@@ -82,8 +81,8 @@ class Opening:
         # Spans that an earlier opening held, and that have ended since.
         for name in self.spans.within(self._feed, self.ranges) - {ddl.span_id, *(task.id for task in tasks)}:
             self.spans.drop(self._feed, name)
-        self.say_needs()
-        self.arrivals.check_beginning_of(machine.spans)
+        self.say_needs(store_view.read_frontier(store))
+        self.arrivals.check_beginning_of(machine.spans.ids)
 
     def raise_to(self, checkpoint: int) -> None:
         """Raise its spans to the stored checkpoint, because it may have been opened long before."""
@@ -116,37 +115,36 @@ class Opening:
             self.has_begun_at(dispatch.checkpoint)
         frontier = arrivals.frontier()
         resolved = frontier.get(ddl.span_id, 0)
-        if resolved > machine.known:
-            batches, known = ddl.look(resolved, machine.waiting)
+        if resolved > machine.ddl.known:
+            batches, known = ddl.look(resolved, machine.ddl.waiting)
             machine.learn(batches, known)
-            if node.shared:
-                self.coming.learn(batches)
+            self.coming.learn(batches)
             # New tables are pulled from now on, and delivered from the DDL on.
             self._hold(task for batch in batches for task in batch.added)
-        self.is_behind = resolved > machine.known
+        self.is_behind = resolved > machine.ddl.known
         for batch in machine.passed():
             self._pass_ddl(batch)
-        if machine.span_ids != self._concerned:
-            self._concerned = frozenset(machine.span_ids)
+        if machine.spans.ids != self._concerned:
+            self._concerned = frozenset(machine.spans.ids)
             node.pulse.concern(self.plan.paths.store, self._feed, self._concerned | {ddl.span_id})
         reached = arrivals.lifted(frontier)
         arrivals.advance_idle(frontier, reached)
         machine.resolve(reached, arrivals.lacking)
-        if node.shared and (now := node.clock.monotonic()) - self._needs_at >= NEEDS_S:
+        if (now := node.clock.monotonic()) - self._needs_at >= NEEDS_S:
             self._needs_at = now
             if self.coming.take(dispatch):
-                self.say_needs()
+                self.say_needs(frontier)
             self.coming.look(frontier, dispatch.checkpoint)
             if self.spans.have_begun(self._feed, frontier):
                 # Now each span holds history from where it is, and no longer from where it was opened.
                 self.has_begun_at(dispatch.checkpoint)
                 self.coming.have_begun(dispatch.checkpoint)
-            self.say_needs()
+            self.say_needs(frontier)
 
     def _pass_ddl(self, batch: DdlBatch) -> None:
         """End and begin spans as a passed DDL says; another DDL may bring one back (a recovered table)."""
         for name in batch.removed:
-            self.spans.drop(self._feed, name, again_from=self._machine.start_of(name))
+            self.spans.drop(self._feed, name, again_from=self._machine.ddl.start_of(name))
         self.arrivals.check_beginning_of(task.id for task in batch.added)
 
     # --- what upstream has to keep -------------------------------------------------------------------
@@ -164,25 +162,32 @@ class Opening:
             begins_at = min(begins_at, self._since_ts)  # regions may still be registered from there
         if (since_ts := self.coming.since_ts) is not None:
             begins_at = min(begins_at, since_ts)
-        return begins_at, min(begins_at, self.ddl.base_ts(begins_at)) if self._is_read else begins_at
+        if not self._is_open:
+            # DDL will be read from some base, which `FeedDdl.open` has not chosen yet. It chooses none below
+            # what is held, so all of that is needed until then.
+            return begins_at, min(begins_at, self._held_from)
+        return begins_at, min(begins_at, self.ddl.base_ts(begins_at))
 
-    def say_needs(self) -> None:
-        """Report the needs to the owner, at once if they are less than before."""
+    def say_needs(self, floors: Mapping[str, int]) -> None:
+        """Have the needs reported to the owner, at once if they are less than before.
+
+        The spans are raised first. As soon as the owner has the report, history below may go, and a puller
+        that lost its event store would otherwise register them there.
+        """
         machine = self._machine
-        if self._node.is_owner:
-            machine.needs = MAX  # the reactor reads `needs` itself; an earlier value is void
-            return
-        floors = store_view.read_frontier(self.plan.paths.store)
-        behind = self.spans.behind(floors, only=self._feed, every=True).get(self._feed, MAX)
-        before, machine.needs = machine.needs, min(*self.needs, behind)
+        rows, ddl = self.needs
+        self.spans.needed(self._feed, rows, ddl)
+        before, machine.needs = machine.needs, min(rows, ddl, self.spans.behind(self._feed, floors))
         if machine.needs < before:
             machine.sync_soon()
             self._wake()
 
     def note_history(self) -> None:
-        """Take what the owner says about upstream's history, if the owner is on another capture."""
+        """Take what the owner says about upstream's history. An owner on this capture has said it already, in
+        the same order.
+        """
         dispatch = self._machine.dispatch
-        if dispatch is not None and not self._node.is_owner:
+        if dispatch is not None:
             scope = self.plan.config.tidegate.keyspace_id
             said = History(dispatch.needed, dispatch.safe_point)
             order = dispatch.header.owner_rev, dispatch.header.sequence

@@ -25,6 +25,7 @@ from tidegate.server.feed_record import FeedRecord
 from tidegate.server.feed_words import words_of_disagreement
 from tidegate.server.node import Node
 from tidegate.server.schema_tracker import SchemaTracker
+from tidegate.server.spans import OwnerOf
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class OwnerDdl:
 
     def view(self) -> FeedDdl:
         """A new view, not opened yet. Raises Retryable until PD holds the history that it needs."""
-        ddl = FeedDdl(self._node, self._record.plan, self._record.filter)
+        record = self._record
+        ddl = FeedDdl(self._node, record.plan, record.filter, OwnerOf(record.id))
         ddl.check_held(self._record.persisted)
         return ddl
 
@@ -60,9 +62,16 @@ class OwnerDdl:
         self._ddl = ddl
         return found
 
-    def close(self) -> None:
-        """Forget the view."""
+    def try_again(self) -> None:
+        """Follow the DDL span from the stored checkpoint if its history from before is gone: the open
+        catalogue knows the DDL up to there.
+        """
+        self._record.captured.spans.try_again(OwnerOf(self._record.id), self._record.persisted)
+
+    def close(self, *, forget: bool) -> None:
+        """Forget the view, and release the DDL span. `forget`: the changefeed is removed for good."""
         self._ddl = None
+        self._record.captured.spans.release(OwnerOf(self._record.id), forget=forget)
 
     @property
     def initial(self) -> Sequence[SpanTask]:

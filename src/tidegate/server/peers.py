@@ -21,7 +21,8 @@ from typing import Final
 
 from tidegate.control.messages import Dispatch, ProcessorStatus, Wish
 from tidegate.control.metadata import Grant
-from tidegate.control.processor import SYNC_S
+from tidegate.control.outbox import SYNC_S
+from tidegate.control.processor import Goal
 from tidegate.model.reports import LoadState
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
@@ -90,6 +91,10 @@ class Peer:
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
+    opens: tuple[int, int] | None = None
+    """While it may be opening something new: the sequence of the last Dispatch that asked for it, and the ts
+    from which history must be held until a Sync confirms that Dispatch; None: `needs` is up to date.
+    """
     holds: bool = False
     """Whether it has reported that it has ranges."""
     ready: bool = False
@@ -122,6 +127,23 @@ class Peer:
         """Whether it holds nothing, because it gave everything up or was never asked for anything."""
         return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
 
+    def ask(self, dispatch: Dispatch, now: float) -> None:
+        """Note a Dispatch to it.
+
+        One that asks for anything new makes it open spans, from a ts that only it knows, but not below the
+        history that the Dispatch says is held. Its first Sync after the Dispatch says which. Until that Sync
+        has come nothing of this history may be released, or the spans might be registered where deletes are
+        already missing. A Dispatch that is repeated with a later checkpoint changes nothing of this, because
+        the first one may be under way.
+        """
+        before, self.asked, self.asked_at = self.asked, dispatch, now
+        self.given_up.clear()
+        is_new = before is None or _opened_for(before) != _opened_for(dispatch)
+        if is_new and dispatch.wish in (Wish.RUN, Wish.PREPARE):
+            least = self.opens[1] if self.opens is not None else MAX
+            needed = min(least, dispatch.needed, dispatch.checkpoint)
+            self.opens = dispatch.header.sequence, needed
+
     def receive(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
         """Note a message; False: it is about the state, and a later one has arrived before."""
         if now - self.received_at > SILENT_S:
@@ -147,6 +169,19 @@ class Peer:
         shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
         return now - self.failed_at >= shunned_s
 
+    @property
+    def history(self) -> tuple[int, ...]:
+        """Each ts from which history must be held for it."""
+        return (self.needs,) if self.opens is None else (self.needs, self.opens[1])
+
+    def may_read(self, now: float) -> bool:
+        """Whether it may still read upstream's history."""
+        if self.runs:
+            return True
+        first_at = self.unheard[1] if self.unheard is not None else float("-inf")
+        is_silent = now - max(self.received_at, first_at) > 2 * SILENT_S
+        return not is_silent and (self.asked is None or not self.rests)
+
     def answers(self, owner_rev: int, now: float) -> bool:
         """Whether it can be asked for something: its messages reach us, and ours reach it."""
         return self.met_rev == owner_rev and now - self.received_at <= SILENT_S and not self.is_deaf(now)
@@ -164,6 +199,8 @@ class Peer:
         """Note that it has confirmed our messages up to `sequence`."""
         if self.unheard is not None and sequence >= self.unheard[0]:
             self.unheard = None
+        if self.opens is not None and sequence >= self.opens[0]:
+            self.opens = None
 
     def knows(self, upto: int) -> None:
         """Note up to which ts it knows DDL."""
@@ -247,10 +284,17 @@ class Peers:
         return max(said, default=0) if name in LAST else sum(said)
 
     def needs(self, now: float) -> int:
-        """The least ts from which a processor may still register upstream; MAX: none reports any.
+        """The least ts from which a processor may still register upstream; MAX: none needs any.
 
-        A processor that does not run and has been silent for long does not count: it must open its spans
-        again anyway.
+        A processor counts from its first Sync or the first Dispatch to it on, whichever comes first. One that
+        has given everything up does not count; nor does one that does not run and has been silent for long,
+        because it must open its spans again anyway.
         """
-        received = (p for p in self if p.runs or now - p.received_at <= 2 * SILENT_S)
-        return min((peer.needs for peer in received if not peer.rests), default=MAX)
+        return min((least for peer in self if peer.may_read(now) for least in peer.history), default=MAX)
+
+
+def _opened_for(dispatch: Dispatch) -> tuple[Goal, int]:
+    """The parts of a Dispatch that make a process open something new if they change. Coming ranges do not:
+    they are taken from the last checkpoint on, and `Peer.needs` is never above that.
+    """
+    return Goal.of(dispatch), dispatch.header.capture_epoch

@@ -13,16 +13,20 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
     Announce,
+    Checkpoint,
     Dispatch,
+    DispatchResponse,
     FromOwner,
     FromProcessor,
+    Header,
     Message,
+    Sync,
     parse,
     to_json,
 )
@@ -97,12 +101,17 @@ class Post:
 
     def deliver(self, sender: str, message: bytes) -> None:
         """Deliver a message from another capture. Raises ValueError if it is not valid."""
-        parsed = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
-        header = parsed.header
-        if not isinstance(parsed, Announce | Dispatch):
-            if (box := self.owners.get(header.changefeed)) is not None:
-                box.put(message)
-            return
+        parsed: Message = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
+        match parsed:
+            case Announce() | Dispatch():
+                self._deliver_to_processor(sender, parsed.header, message)
+            case Sync() | DispatchResponse() | Checkpoint():
+                if (box := self.owners.get(parsed.header.changefeed)) is not None:
+                    box.put(message)
+            case _:
+                assert_never(parsed)
+
+    def _deliver_to_processor(self, sender: str, header: Header, message: bytes) -> None:
         if header.capture != self._capture:
             return  # it was meant for a capture that had this address earlier
         if header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]:

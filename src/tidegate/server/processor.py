@@ -27,6 +27,7 @@ from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event
 from tidegate.model.reports import Failed, FromPipeline
+from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.feed_pipeline import FeedPipeline
 from tidegate.server.feed_plan import FeedPlan
@@ -119,7 +120,7 @@ class FeedProcessor:
 
     def _rest_s(self) -> float:
         """Seconds until the next tick if nothing happens."""
-        if not self.machine.is_open:
+        if not self.machine.spans.is_open:
             return RETRY_S
         opening = self._opened
         if opening.is_behind:
@@ -143,6 +144,10 @@ class FeedProcessor:
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             await self._end_work()
             self._goal, self._failure, self._over, self._ready = goal, None, False, False
+            if dispatch.wish in (Wish.PREPARE, Wish.RUN):
+                # Before the next Sync, with which the owner takes this Dispatch as received. From then on it
+                # holds only what we report, and what we will read is not known before the catalogue is open.
+                self.machine.needs = min(self.machine.needs, dispatch.needed, dispatch.checkpoint)
             self._work = asyncio.create_task(self._reach(dispatch), name=f"{goal.wish} {self.id}")
         try:
             if self._ready and self._failure is None:
@@ -174,10 +179,8 @@ class FeedProcessor:
                 await to_its_end(self.pipeline.end())
             match dispatch.wish:
                 case Wish.REST | Wish.DELETE:
-                    # The owner may continue here, and reads DDL from the same span; it releases it itself.
-                    opening = self._opening
-                    kept = {opening.ddl.span_id} if self.node.is_owner and opening is not None else set()
-                    self._close(forget=dispatch.wish is Wish.DELETE, but=kept)
+                    self._close(forget=dispatch.wish is Wish.DELETE)
+                    self.machine.needs = MAX
                     self._way.over()  # it holds nothing now, and may prepare again
                     self.machine.given_up()
                 case Wish.PREPARE:
@@ -230,8 +233,8 @@ class FeedProcessor:
         plan = replace(plan, paths=replace(plan.paths, store=captured.store))
         ranges = tuple(one.id for one in dispatch.ranges)
         same = opening is not None and (opening.plan, opening.ranges) == (plan, ranges)
-        is_open = opening is not None and same and self.machine.is_open and opening.ddl.is_open
-        if opening is not None and is_open and self.machine.known >= dispatch.checkpoint:
+        is_open = opening is not None and same and self.machine.spans.is_open and opening.ddl.is_open
+        if opening is not None and is_open and self.machine.ddl.known >= dispatch.checkpoint:
             opening.raise_to(dispatch.checkpoint)
             self._ready = True
             return
@@ -241,10 +244,7 @@ class FeedProcessor:
             kept = captured.spans.within(self.id, (DDL_SPAN, *ranges)) if opening.plan == plan else ()
             self._close(but=kept)
         self._shut()
-        checkpoint = dispatch.checkpoint
-        self._opening = opening = Opening(
-            node, self.id, self.machine, plan, ranges, checkpoint, self._wake.set
-        )
+        self._opening = opening = Opening(node, self.id, self.machine, plan, dispatch, self._wake.set)
 
         def waits(what: str) -> None:
             self._waits = what
@@ -316,9 +316,9 @@ class FeedProcessor:
         now, machine, opening = self.node.clock.monotonic(), self.machine, self._opening
         if self.node.shared and opening is not None and self._span_loads.is_due(now):
             lines = opening.spans.status
-            machine.loads = self._span_loads.measure(now, machine.span_ids, lines, machine.loads)
+            machine.loads = self._span_loads.measure(now, machine.spans.ids, lines, machine.loads)
 
-    # --- what upstream has to keep -----------------------------------------------------------------
+    # --- for the upkeep of this capture's event stores (`server.upkeep`) -----------------------------
 
     @property
     def kv_mode(self) -> str:
@@ -336,22 +336,6 @@ class FeedProcessor:
         return self.machine.dispatch.checkpoint if self.machine.dispatch is not None else 0
 
     @property
-    def needs(self) -> tuple[int, int]:
-        """The least ts from which rows, and DDL, would be read upstream if everything stored were lost."""
-        return self._opening.needs if self._opening is not None else (self.begins_at, self.begins_at)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it holds nothing and is opening nothing."""
-        return self._opening is None and self.is_settled
-
-    @property
-    def prepares(self) -> bool:
-        """Whether it has spans open from which it delivers nothing yet."""
-        opening = self._opening
-        return opening is not None and (opening.coming.since_ts is not None or not self.machine.is_running)
-
-    @property
     def is_settled(self) -> bool:
         """Whether it holds the spans that the owner wants it to hold."""
         dispatch = self.machine.dispatch
@@ -363,7 +347,7 @@ class FeedProcessor:
 
         None: nothing is open, and everything from its checkpoint on is needed.
         """
-        if not self.machine.is_open:
+        if not self.machine.spans.is_open:
             return None
         return self._bounds.passed(self._opened.plan)
 
@@ -413,7 +397,7 @@ class FeedProcessor:
 
     def _words(self) -> str:
         """What the least checkpoint waits for, in words."""
-        if self.waits or not self.machine.is_open:
+        if self.waits or not self.machine.spans.is_open:
             return self.waits
         if self.pipeline.load_plan is not None:
             return words_of_load(self.pipeline.load)
@@ -424,9 +408,9 @@ class FeedProcessor:
         """Rows and bytes that the puller has received for its spans since it started."""
         if self._opening is None:
             return {"rows": 0, "bytes": 0}
-        names = self.machine.spans
-        lines = [line for line in self._opening.spans.status if line.get("span") in names]
-        return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
+        names = self.machine.spans.ids
+        lines = [line for line in self._opening.spans.status if line.span in names]
+        return {"rows": sum(line.rows for line in lines), "bytes": sum(line.bytes for line in lines)}
 
 
 async def _over(work: asyncio.Task[None]) -> None:

@@ -145,8 +145,7 @@ class ProcessorLink:
             terms.history.safe_point,
             peer.coming if grant is not None else (),
         )
-        peer.asked, peer.asked_at = message, self._node.clock.monotonic()
-        peer.given_up.clear()
+        peer.ask(message, self._node.clock.monotonic())
         self._send(peer, message)
 
     def end_leftover(self, peer: Peer) -> None:

@@ -16,8 +16,8 @@ NAMES_TRIED: Final = 8
 
 def words_of_slowest(machine: Processor, opening: Opening) -> str:
     """What the lowest checkpoint waits for."""
-    slowest = machine.slowest()
-    if slowest is None or machine.durable(slowest.id) >= machine.bound:
+    slowest = machine.spans.slowest()
+    if slowest is None or machine.spans.durable(slowest.id) >= machine.bound:
         return "resolved ts of the DDL span"
     lacks = slowest.id in opening.arrivals.lacking
     named = words_of_span(slowest, opening.ddl)
@@ -27,9 +27,9 @@ def words_of_slowest(machine: Processor, opening: Opening) -> str:
 def words_of_undelivered(machine: Processor, opening: Opening) -> str:
     """What a running pipeline has to deliver; empty: nothing."""
     spans = opening.arrivals.undelivered
-    if not spans or not machine.is_open:
+    if not spans or not machine.spans.is_open:
         return ""
-    slowest = machine.spans[min(spans, key=machine.durable)]
+    slowest = machine.spans.tasks[min(spans, key=machine.spans.durable)]
     named = words_of_span(slowest, opening.ddl)
     return f"rows of {named}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
 

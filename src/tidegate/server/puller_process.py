@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn, assert_never
+from typing import Final, NoReturn, assert_never
 
 from tidegate import log
 from tidegate.config.values import TABLE_MODE
@@ -37,6 +37,7 @@ from tidegate.model.reports import (
     Refused,
     Remove,
     SafePoint,
+    SpanStatus,
     Status,
     Unwatch,
     Watch,
@@ -49,7 +50,7 @@ from tidegate.server.segment_repairs import SegmentRepairs
 
 STATUS_S: Final = 0.2
 STATUS_LINES: Final = 4096
-"""Spans in one message. Each takes about 200 bytes, 1 KiB at most, so a message fits into `ipc.MAX_FRAME`."""
+"""Spans in one message. Each takes about 100 bytes, 1 KiB at most, so a message fits into `ipc.MAX_FRAME`."""
 Order = Watch | Unwatch | DropBelow | Remove
 """An order about one span."""
 TROUBLE_S: Final = 10.0
@@ -235,7 +236,7 @@ def _send_status(
             orders.again()
 
 
-def status_reports(lines: list[dict[str, Any]], filling: str = "") -> list[Status]:
+def status_reports(lines: list[SpanStatus], filling: str = "") -> list[Status]:
     """The status of all spans, in several messages if needed, because the size of a frame is bounded."""
     cuts = range(0, max(1, len(lines)), STATUS_LINES)
     return [

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from tidegate import metrics
@@ -32,7 +32,6 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import Fatal, TidegateError
 from tidegate.log import event
-from tidegate.server.crew import Crew
 from tidegate.server.feed import Feed
 from tidegate.server.feed_creation import FeedCreation
 from tidegate.server.feed_updates import FeedUpdates, refuse_reader
@@ -54,21 +53,19 @@ FORGET_S: Final = 5.0
 class Reactor:
     """All feeds of a node. Lives in one asyncio loop."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, end_processor: Callable[[FeedId], Awaitable[None]]) -> None:
+        """`end_processor`: ends this capture's processor of a changefeed that is not stored any more, so that
+        a changefeed of the same name can be created at once. Other captures find this out themselves.
+        """
+        self.node, self._end_processor = node, end_processor
         self.feeds = Feeds()
         """The changefeeds that this capture owns."""
-        self.crew = Crew(node)
-        self.processors = self.crew.processors
-        """The processors of this capture, for changefeeds of any owner."""
         node.ended = self._on_end
-        self.history = HeldHistory(node, self.feeds, self.crew)
+        self.history = HeldHistory(node, self.feeds)
         self.creation = FeedCreation(node, self.feeds, self.history)
         self.updates = FeedUpdates(node, self.feeds, self.history, self.creation)
         self.placement = Placement(node, self.feeds)
-        self.housekeeping = Housekeeping(
-            node, self.feeds, self.crew, self.history, self.placement, self.creation
-        )
+        self.housekeeping = Housekeeping(node, self.feeds, self.history, self.placement, self.creation)
         self.clock_watch = self.housekeeping.clock_watch
         node.upstream_ms = self.clock_watch.now_ms
         self._tasks: list[asyncio.Task[None]] = []
@@ -76,8 +73,6 @@ class Reactor:
     async def start(self) -> None:
         """Continue every stored feed from its stored state."""
         node, prefix = self.node, f"/tidegate/{self.node.cluster}/"
-        self.crew.take_over()
-        node.is_owner = True
         node.checkpoints, node.burdens = self.housekeeping.checkpoints, self.placement.burdens
         node.histories.clear()  # received from the owner before us
         stored = {kv.key: kv for kv in await node.under(prefix)}
@@ -87,6 +82,7 @@ class Reactor:
                 continue
             status = stored.get(feed_key(node.cluster, named[0], "status"))
             self._take_up(named[0], found.value, status.value if status is not None else None)
+        node.owned = self.housekeeping.owned
         if node.shared:
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
             await self.placement.note_drained()
@@ -236,7 +232,7 @@ class Reactor:
         await node.write(
             Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
         )
-        await self.crew.end(feed)
+        await self._end_processor(feed)
         await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
 
     async def _forget_progress(self, feed: Feed) -> None:

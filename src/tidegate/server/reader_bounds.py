@@ -49,7 +49,7 @@ class ReaderBounds:
         """
         file, machine = self._file, self._machine
         if file is not None:
-            bound, spans = machine.reach, machine.spans
+            bound, spans = machine.reach, machine.spans.tasks
             idle = opening is not None and opening.arrivals.all_idle
             self._node.ballast.small(lambda: file.write(bound, spans, raise_starts=raise_starts, idle=idle))
 

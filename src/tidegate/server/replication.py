@@ -130,7 +130,7 @@ class Replication:
         if owner is not None and owner.checkpoint > self._record.persisted and not forget:
             await self._store_last(owner.checkpoint)
         self.owner = None
-        self.ddl.close()
+        self.ddl.close(forget=forget)
         self.waiting_for = ""
         if forget:
             await self._meet()
@@ -141,7 +141,6 @@ class Replication:
         mine = self.peers.get(self._node.capture)
         # A leftover on another capture is fenced; one here would write the same files as its successor.
         self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
-        self._record.captured.spans.release(self._record.id, forget=forget)
 
     async def _store_last(self, checkpoint: int) -> None:
         """Store the checkpoint at a stop, so that an update begins at the checkpoint that users see.
@@ -223,6 +222,7 @@ class Replication:
             return
         owner.sink_open(sink.resolved_journal, sink.ddl_journal)
         await self.layout.take_up(owner, sink)
+        self.ddl.try_again()
         self.waiting_for = PIPELINE_STARTS
         self.reports.totals.starts += 1
         for name in grants:

@@ -7,7 +7,9 @@ the earlier rates, is the load that a capture reports. Because of the average a 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
+
+from tidegate.model.reports import SpanStatus
 
 WEIGH_S: Final = 10.0
 """How often the load of spans is measured."""
@@ -31,16 +33,14 @@ class SpanLoads:
         self,
         now: float,
         spans: Collection[str],
-        lines: Iterable[Mapping[str, Any]],
+        lines: Iterable[SpanStatus],
         earlier: Mapping[str, int],
     ) -> dict[str, int]:
         """The loads of `spans`, in bytes per second. `lines`: the puller's status of each span. `earlier`:
         the loads of the last measurement.
         """
         since_s, self._weighed_at, before = now - self._weighed_at, now, self._received
-        self._received = {
-            str(line["span"]): int(line.get("bytes", 0)) for line in lines if line.get("span") in spans
-        }
+        self._received = {line.span: line.bytes for line in lines if line.span in spans}
         return heaviest(earlier, before, self._received, since_s)
 
     def reset(self) -> None:

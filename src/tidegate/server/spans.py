@@ -6,6 +6,9 @@ it has made durable since. A feed may come later and need an earlier part, becau
 resumed. Then the puller pulls the missing part separately and puts it in front (`server/backfill.py`), and
 the other feeds continue meanwhile.
 
+A feed's processor holds spans under the feed's id, and its owner holds the DDL span under `OwnerOf` it, if it
+is on this capture. So each of them raises and releases only its own hold, as if they were two feeds.
+
 Changes that a feed has not delivered stay in the event store. When the store fills up, a feed without
 progress makes way for feeds that share its spans and make progress. Otherwise the store would drop the spans
 of all.
@@ -17,19 +20,40 @@ GC has removed. It reports a span that it refuses, and a feed that needs the spa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.metadata import FeedId
-from tidegate.model.reports import DropBelow, Refused, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
+from tidegate.model.reports import (
+    DropBelow,
+    Refused,
+    Remove,
+    SafePoint,
+    SpanStatus,
+    Status,
+    ToPuller,
+    Unwatch,
+    Watch,
+)
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
-from tidegate.tidb.keys import stripe_ids
 
 STANDS_S: Final = 10.0
 """A feed that holds spans and has made no progress for this long stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerOf:
+    """The owner of a feed, as a holder of the span from which it reads DDL."""
+
+    feed: FeedId
+
+
+Holder = FeedId | OwnerOf
+"""A feed's id stands for its processor."""
 
 
 class SpanRegistry:
@@ -38,23 +62,21 @@ class SpanRegistry:
     def __init__(self, kv_mode: str = TABLE_MODE) -> None:
         self._kv_mode = kv_mode
         self._spans: dict[str, Span] = {}
-        self._stripes: set[str] = set()
-        """The spans with several tables."""
-        self._holders: dict[str, dict[FeedId, int]] = {}
-        self._held_by: dict[FeedId, set[str]] = {}
-        """The spans of each feed."""
+        self._holders: dict[str, dict[Holder, int]] = {}
+        self._held_by: dict[Holder, set[str]] = {}
+        """The spans of each holder."""
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refused] = {}
-        self._unguarded: set[FeedId] = set()
+        self._unguarded: set[Holder] = set()
         self.safe_points = {-1: MAX}
         """The puller registers no guarded span below; by keyspace, -1: all keyspaces without an entry."""
-        self.status: list[Mapping[str, Any]] = []
+        self.status: list[SpanStatus] = []
         """The puller's last complete report about its spans."""
-        self._saying: list[Mapping[str, Any]] = []
+        self._saying: list[SpanStatus] = []
         self.filling = ""
         """The puller's reason why the event store may soon be full; empty: none."""
-        self._went_on: dict[FeedId, float] = {}
+        self._went_on: dict[Holder, float] = {}
         """When each feed last made progress, in monotonic seconds."""
 
     def connect(self, puller: Connection) -> None:
@@ -92,14 +114,14 @@ class SpanRegistry:
         if name in self._spans:
             self._refused[name] = refused
 
-    def refusal(self, feed: FeedId) -> Refused | None:
-        """The refusal of a span that the feed needs, which it cannot get any more; None: there is none."""
+    def refusal(self, feed: Holder) -> Refused | None:
+        """The refusal of a span that a holder needs, which it cannot get any more; None: there is none."""
         for name, refusal in self._refused.items():
             if self._holders[name].get(feed, MAX) <= refusal.start_ts:
                 return refusal
         return None
 
-    def hold(self, feed: FeedId, span: Span, start_ts: int, *, guarded: bool = True) -> None:
+    def hold(self, feed: Holder, span: Span, start_ts: int, *, guarded: bool = True) -> None:
         """Follow a span for a feed from `start_ts`, or from the earlier ts from which the feed holds it.
 
         Not `guarded`: follow it even if upstream may not have the history any more. This applies to the span
@@ -113,12 +135,10 @@ class SpanRegistry:
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._held_by.setdefault(feed, set()).add(name)
         self._spans[name] = span
-        if stripe_ids(span):
-            self._stripes.add(name)
         if start_ts < before or self._guarded(name) is not was_guarded:
             self._watch(name, span)
 
-    def drop(self, feed: FeedId, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
+    def drop(self, feed: Holder, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
         """Release a span of a feed. With `forget` its segments are removed when no other feed holds it.
 
         `again_from`: the feed will need the span again, from that ts.
@@ -138,14 +158,13 @@ class SpanRegistry:
         if not holders and name in self._spans:
             span = self._spans.pop(name)
             del self._holders[name]
-            self._stripes.discard(name)
             self._dropped.pop(name, None)
             self._refused.pop(name, None)
             self._send(Unwatch(span))
             if forget:
                 self._send(Remove(span))
 
-    def release(self, feed: FeedId, *, forget: bool = False, but: Collection[str] = ()) -> None:
+    def release(self, feed: Holder, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Release all spans of a feed except those in `but`; `forget`: it will not need them later either."""
         for name in self._held_by.get(feed, set()) - set(but):
             self.drop(feed, name, forget=forget)
@@ -159,16 +178,20 @@ class SpanRegistry:
         self._went_on[feed] = now
 
     def in_the_way_of(self, feed: FeedId, now: float) -> list[FeedId]:
-        """While the event store fills up: the feeds with progress that share spans with a stuck one."""
+        """While the event store fills up: the feeds with progress that share spans with a stuck one.
+
+        An owner delivers nothing, so it is in nobody's way.
+        """
         if not self.filling or now - self._went_on.setdefault(feed, now) < STANDS_S:
             return []
         shared = [
             holders for name, holders in self._holders.items() if feed in holders and name != DDL_SPAN_ID
         ]
-        others = {other for holders in shared for other in holders} - {feed}
+        found = {other for holders in shared for other in holders if isinstance(other, FeedId)}
+        others = found - {feed}
         return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
 
-    def try_again(self, feed: FeedId, start_ts: int) -> None:
+    def try_again(self, feed: Holder, start_ts: int) -> None:
         """Follow from `start_ts` the spans that the puller refused to follow from an earlier ts."""
         refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
         for name in [one for one in refused if feed in self._holders[one]]:
@@ -188,25 +211,30 @@ class SpanRegistry:
             name for name, span in held.items() if any(one.intersect(span) is not None for one in tasks)
         )
 
-    def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
-        """Set the ts from which each feed would read rows, and DDL, if the event store were lost.
+    def needed(self, feed: Holder, rows: int, ddl: int) -> None:
+        """Set the ts from which a holder would read rows, and DDL, if the event store were lost.
 
-        Spans that are pulled again are pulled from there. So this must be set before PD's hold is raised.
+        Spans that are pulled again are pulled from there. So a processor calls this before it reports that it
+        needs nothing below, and an owner before PD's hold is raised: otherwise a puller might register a
+        region where history may be gone.
         """
-        for name, holders in self._holders.items():
-            ddl = int(name == DDL_SPAN_ID)
-            for feed in holders.keys() & needs.keys():
-                holders[feed] = max(holders[feed], needs[feed][ddl])
+        for name in self._held_by.get(feed, ()):
+            holders = self._holders[name]
+            holders[feed] = max(holders[feed], ddl if name == DDL_SPAN_ID else rows)
         for name, refused in list(self._refused.items()):
             if min(self._holders[name].values()) > refused.start_ts:
                 self._begin_again(name)  # no feed needs the refused part any more
 
-    def drop_below(self, limits: Mapping[FeedId, tuple[int, int]]) -> None:
-        """Drop segments that no holder needs. `limits`: the ts of rows and DDL that each has finished."""
+    def drop_below(self, limits: Mapping[Holder, tuple[int, int]]) -> None:
+        """Drop segments that no holder needs. `limits`: the ts of rows and DDL that each has finished.
+
+        An owner reads no rows. So its hold of a span of rows, which it has if a feed follows keys, neither
+        keeps rows nor lets them go: while no processor holds the span, everything in it stays.
+        """
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
-            done = {feed: limits[feed][ddl] if feed in limits else 0 for feed in holders}
-            limit = min(done.values())
+            readers = (feed for feed in holders if ddl or isinstance(feed, FeedId))
+            limit = min((limits[feed][ddl] if feed in limits else 0 for feed in readers), default=0)
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
                 self._send(DropBelow(self._spans[name], limit))
@@ -216,27 +244,15 @@ class SpanRegistry:
         """The spans that feeds hold."""
         return frozenset(self._holders)
 
-    def behind(
-        self, floors: Mapping[str, int], *, only: FeedId | None = None, every: bool = False
-    ) -> dict[FeedId, int]:
-        """For each feed, how far its slowest stripe is, which may be less than the feed's own progress.
+    def behind(self, feed: Holder, floors: Mapping[str, int]) -> int:
+        """How far the slowest span of a holder is; MAX: it holds none.
 
         Upstream's history must be held from there, because a region that is behind is registered again from
-        where it is, even if this feed wants none of its tables. `every`: of all its spans. If captures share
-        a feed, its checkpoint rises by what others deliver, while regions of a span that this capture
-        prepares may still wait.
+        where it is. That may be below the feed's own progress: the feed may want no table of that region (in
+        a stripe), or other captures deliver it, while regions that this capture prepares still wait.
         """
-        found: dict[FeedId, int] = {}
-        names: Collection[str] = self._holders.keys() if every else self._stripes
-        if only is not None:
-            mine = self._held_by.get(only, set())
-            names = mine if every else mine & self._stripes
-        for name in names:
-            floor, holders = floors.get(name, 0), self._holders[name]
-            for feed in holders if only is None else {only} & holders.keys():
-                least = floor or (holders[feed] if every else MAX)
-                found[feed] = min(least, found.get(feed, least))
-        return found
+        names = self._held_by.get(feed, ())
+        return min((floors.get(name, 0) or self._holders[name][feed] for name in names), default=MAX)
 
     def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
         """Whether each span of a feed has received something, so that `behind` knows how far each is."""

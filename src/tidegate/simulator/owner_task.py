@@ -4,59 +4,48 @@
 
 The machine, the life (`control.changefeed`), the division of ranges (`server.sharing`, `control.share`), the
 state of processors (`server.peers`) and the messages are the product's code. This file performs the effects
-in the order of `server.replication` and with its constants; it is one file so that the two can be compared.
-`owner_grants` has the grants in etcd, `owner_sink` the sink.
+in the order of `server.replication` and with its constants, so that the two can be compared. `owner_link` has
+the messages to processors, `owner_grants` the grants in etcd, `owner_sink` the sink.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import (
-    FROM_PROCESSOR,
-    Announce,
     Checkpoint,
-    Dispatch,
     DispatchResponse,
     FromProcessor,
-    Header,
     RangeProgress,
     RangeState,
     RangeStatus,
     Sync,
     Wish,
-    parse,
 )
 from tidegate.control.metadata import FeedError, FeedStatus, Grant, GrantedRange, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.errors import Fenced, Retryable, TidegateError
-from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
-from tidegate.server.post import Box
+from tidegate.server.peers import Peer, Peers
 from tidegate.server.sharing import CAPTURES_S, Sharing
 from tidegate.simulator.owner_grants import OwnerGrants
+from tidegate.simulator.owner_link import ALL_KEYS, OwnerLink
 from tidegate.simulator.owner_sink import OwnerSink
 from tidegate.simulator.sink import Kind
 from tidegate.simulator.virtual_time import Signal, Steps, Task
-from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
+from tidegate.simulator.world import CLUSTER, FEED
 
 if TYPE_CHECKING:
     from tidegate.simulator.capture import Control
 
-MEET_S: Final = 3.0
-AGAIN_S: Final = 5.0
-GIVE_UP_TRIES: Final = 3
 JOBS_S: Final = 2.0
 RESOLVED_S: Final = 0.5
 """Seconds between two Resolved."""
-ALL_KEYS: Final = Span(b"", b"")
 
 
 class OwnerTask:
@@ -69,18 +58,16 @@ class OwnerTask:
         self.owner: Owner | None = None
         self.persisted: Timestamp = 0
         self.peers = Peers()
-        self.sharing = Sharing(control, ALL_KEYS, self.peers, self._reachable)
-        self.life = Life()
         self.wake = Signal(self._time)
-        self._box = Box(self._on_mail)
-        self._mail_due = False
+        self._link = OwnerLink(control, self.peers, self.wake, self._terms, self._receive)
+        self.sharing = Sharing(control, ALL_KEYS, self.peers, self._link.reachable)
+        self.life = Life()
         self._jobs: list[Task] = []
         self._failure: TidegateError | None = None
         self._reshare = ""
         self._starting = False
         self._grants = OwnerGrants(control, self.peers)
         self._sink = OwnerSink(control, self._grants)
-        control.post.owners[str(FEED)] = self._box
 
     # --- the life ------------------------------------------------------------------------------------
 
@@ -120,7 +107,7 @@ class OwnerTask:
 
     def _replicate(self) -> Steps[None]:
         self._failure = None
-        yield from self._meet()
+        yield from self._link.meet()
         if self.owner is None:
             yield from self._open()
         while True:
@@ -146,7 +133,7 @@ class OwnerTask:
         """Make the machine at the stored checkpoint, once all DDL up to it is known."""
         view, upstream = self._control.machine.view, self._world.upstream
         if not self._control.others():
-            self._dispatch(self.peers[self._control.capture], Wish.PREPARE)
+            self._link.dispatch(self.peers[self._control.capture], Wish.PREPARE)
         while view.resolved_ts < self.persisted:
             yield CAPTURES_S
         self.sharing.begin(upstream.tasks_at(self.persisted))
@@ -173,7 +160,7 @@ class OwnerTask:
         self._world.timeline.counts["incarnations"] += 1
         self._log("dispatches to " + ", ".join(sorted(grants)))
         for one in sorted(grants):
-            self._dispatch(self.peers[one], Wish.RUN)
+            self._link.dispatch(self.peers[one], Wish.RUN)
 
     def _end_incarnation(self) -> Steps[None]:
         """Stop processors and sink. A call of the sink that does not end in time is abandoned."""
@@ -186,7 +173,7 @@ class OwnerTask:
                 yield job.done.wait(until - self._time.now)
             job.cancel()
         self._jobs.clear()
-        yield from self._ask_to_end(Wish.PREPARE, [peer for peer in self._reachable() if peer.runs])
+        yield from self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
 
     def _raise_grants(self, owner: Owner) -> Steps[dict[str, Grant]]:
         """Divide the key space among the captures that answer, and store what each may write."""
@@ -204,7 +191,7 @@ class OwnerTask:
 
     def _adopt(self, owner: Owner, grants: dict[str, Grant]) -> None:
         """Use the new grants from now on; a capture without one must give up what it does."""
-        reachable = self._reachable()
+        reachable = self._link.reachable()
         for peer in self.peers:
             peer.coming, peer.received = (), 0
             if peer.capture in grants:
@@ -214,134 +201,18 @@ class OwnerTask:
             if peer not in reachable:
                 peer.asked = None
             elif not peer.rests:
-                self._dispatch(peer, Wish.REST)
+                self._link.dispatch(peer, Wish.REST)
             else:
-                self._end_leftover(peer)
+                self._link.end_leftover(peer)
         for name, grant in grants.items():
             self.peers[name].grant = grant
             owner.grant(name, grant.incarnation, grant.ranges)
 
     # --- the processors ------------------------------------------------------------------------------
 
-    def _header(self, peer: Peer) -> Header:
-        control = self._control
-        return Header(
-            CLUSTER,
-            str(FEED),
-            INSTANCE,
-            control.owner_rev,
-            peer.capture,
-            peer.latest[0],
-            control.next_sequence(),
-        )
-
-    def _reachable(self) -> list[Peer]:
-        control = self._control
-        names = [control.capture, *(sorted(control.others()) if control.holds else [])]
-        return [self.peers[name] for name in names]
-
-    def _meet(self) -> Steps[None]:
-        """Announce ourselves until our own processor has answered, and to others for at most `MEET_S`."""
-        until, mine = self._time.now + MEET_S, self.peers[self._control.capture]
-        while missing := [p for p in self._reachable() if p.met_rev != self._control.owner_rev]:
-            if self._time.now >= until and mine not in missing:
-                return
-            self._announce()
-            yield self.wake.wait(ANNOUNCE_S)
-            self.wake.clear()
-
-    def _announce(self) -> None:
-        """Announce ourselves to each processor that has not answered."""
-        now = self._time.now
-        for peer in self._reachable():
-            if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
-                peer.announced_at = now
-                self._control.post.to_processor(Announce(self._header(peer), ""))
-
-    def _dispatch(self, peer: Peer, wish: Wish) -> None:
-        """Send a processor all that it must do."""
-        owner, grant = self.owner, peer.grant
-        ranges: tuple[GrantedRange, ...] = ()
-        if wish in (Wish.RUN, Wish.PREPARE):
-            coming = peer.coming or (ALL_KEYS,)
-            ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
-        message = Dispatch(
-            self._header(peer),
-            wish,
-            grant.incarnation if grant is not None else 0,
-            ranges,
-            owner.barrier.bound if owner is not None else self.persisted,
-            self.persisted,
-            False,
-            coming=peer.coming if grant is not None else (),
-        )
-        peer.asked, peer.asked_at = message, self._time.now
-        peer.given_up.clear()
-        self._control.post.to_processor(message)
-
-    def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:
-        """Ask processors to give up what they do; wait until each has, or counts as gone."""
-        if "given_up" in self._off:
-            for peer in peers:
-                self._dispatch(peer, wish)
-            return
-        tries = dict.fromkeys((peer.capture for peer in peers), 0)
-        asked_at = dict.fromkeys(tries, float("-inf"))
-        left = list(peers)
-        while left:
-            now = self._time.now
-            for peer in left:
-                if now - asked_at[peer.capture] >= AGAIN_S:
-                    tries[peer.capture] += 1
-                    asked_at[peer.capture] = now
-                    if tries[peer.capture] <= GIVE_UP_TRIES:
-                        self._dispatch(peer, wish)
-            left = [peer for peer in left if self._may_answer(peer, tries[peer.capture])]
-            if left:
-                yield self.wake.wait(CAPTURES_S)
-                self.wake.clear()
-
-    def _may_answer(self, peer: Peer, tries: int) -> bool:
-        """Whether a processor may still answer that it has given up."""
-        if peer.given_up.is_set() or tries > GIVE_UP_TRIES or peer not in self._reachable():
-            return False
-        there = peer.answers(self._control.owner_rev, self._time.now)
-        return there or peer.capture == self._control.capture
-
-    def _follow_up(self, owner: Owner) -> None:
-        """Dispatch again if something has changed, or the message may be lost."""
-        now = self._time.now
-        for peer in self.peers.running:
-            assert peer.asked is not None
-            if now - peer.asked_at >= AGAIN_S or peer.asked.bound != owner.barrier.bound:
-                self._dispatch(peer, Wish.RUN)
-        for peer in self._reachable():
-            if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
-                self._dispatch(peer, peer.asked.wish)
-
-    def _end_leftover(self, peer: Peer) -> None:
-        """Make a processor release what an earlier owner gave it."""
-        if peer.holds and peer.asked is None and peer.grant is None:
-            self._dispatch(peer, Wish.REST)
-
-    # --- mail ----------------------------------------------------------------------------------------
-
-    def _on_mail(self) -> None:
-        """Read mail at once, whatever the loop waits for."""
-        if not self._mail_due:
-            self._mail_due = True
-            self._time.within(self._control.process, 0.0, self._read_mail)
-
-    def _read_mail(self) -> None:
-        self._mail_due = False
-        for data in self._box.take():
-            message = parse(json.loads(data), FROM_PROCESSOR)
-            header = message.header
-            peer = self.peers.get(header.capture)
-            mine = header.owner_rev == self._control.owner_rev or "term_of_message" in self._off
-            if peer is not None and header.instance == INSTANCE and mine:
-                self._receive(peer, message)
-        self.wake.set()
+    def _terms(self) -> tuple[Timestamp, Timestamp]:
+        bound = self.owner.barrier.bound if self.owner is not None else self.persisted
+        return bound, self.persisted
 
     def _receive(self, peer: Peer, message: FromProcessor) -> None:
         """Handle a message. Only the latest one says what a processor does; each one says how far it is."""
@@ -369,6 +240,8 @@ class OwnerTask:
                 self._receive_progress(peer, message.incarnation, message.ranges, message.ddl)
                 if self.owner is not None:
                     self.owner.synced(message.status.last_synced_ts)
+            case _:
+                assert_never(message)
 
     def _receive_sync(self, peer: Peer, message: Sync) -> None:
         if peer.met_rev != message.header.owner_rev:
@@ -381,7 +254,7 @@ class OwnerTask:
         self._receive_running(peer.capture, message.incarnation, message.ranges)
         peer.holds = bool(message.ranges)
         if self._sink.is_open:
-            self._end_leftover(peer)
+            self._link.end_leftover(peer)
 
     def _receive_progress(
         self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
@@ -401,7 +274,7 @@ class OwnerTask:
         if message.error is not None and not peer.runs and peer.coming:
             peer.fails(self._time.now)
             peer.coming = ()
-            self._dispatch(peer, Wish.REST)
+            self._link.dispatch(peer, Wish.REST)
             return
         if asked is None or message.incarnation != asked.incarnation or not peer.runs:
             return
@@ -430,7 +303,7 @@ class OwnerTask:
         for effect in owner.tick(self._time.now):
             self._jobs = [job for job in self._jobs if not job.over]
             self._jobs.append(self._time.spawn(self._control.process, self._perform(owner, effect)))
-        self._follow_up(owner)
+        self._link.follow_up()
 
     def _perform(self, owner: Owner, effect: Effect) -> Steps[None]:
         """Perform one effect and report it to the machine."""
@@ -476,8 +349,8 @@ class OwnerTask:
         now, sharing = self._time.now, self.sharing
         if not sharing.is_due(now):
             return
-        self._announce()
-        reachable = self._reachable()
+        self._link.announce()
+        reachable = self._link.reachable()
         away = [peer for peer in self.peers if not peer.runs and peer not in reachable]
         for peer in away:
             peer.asked, peer.coming = None, ()
@@ -490,9 +363,9 @@ class OwnerTask:
             self._reshare, prepare = sharing.better(now, self.owner.resolved, shared=True)
             if not self._reshare:
                 for peer in prepare:
-                    self._dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
+                    self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
                 for peer in sharing.not_wanted():
-                    self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
+                    self._link.dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
         if self._reshare:
             self._world.timeline.counts["divided again"] += 1
             self._log(f"divides the key space again: {self._reshare}")

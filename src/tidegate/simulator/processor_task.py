@@ -110,7 +110,7 @@ class ProcessorTask:
     def _open(self, dispatch: Dispatch) -> Steps[None]:
         """Open tables and DDL at the stored checkpoint, unless they are open for the same ranges."""
         machine, ranges = self.machine, tuple(one.id for one in dispatch.ranges)
-        same = machine.is_open and ranges == self._ranges and machine.known >= dispatch.checkpoint
+        same = machine.spans.is_open and ranges == self._ranges and machine.ddl.known >= dispatch.checkpoint
         if same and not self._has_missed_ddl(dispatch.checkpoint):
             machine.passed()
             machine.raise_to(dispatch.checkpoint)
@@ -206,25 +206,25 @@ class ProcessorTask:
 
     def _tick(self) -> None:
         machine, view, upstream = self.machine, self._view, self._world.upstream
-        if not machine.is_open:
+        if not machine.spans.is_open:
             return
         assert machine.dispatch is not None
-        if view.resolved_ts > machine.known:
-            machine.learn(self._ddl(machine.known, view.resolved_ts), view.resolved_ts)
+        if view.resolved_ts > machine.ddl.known:
+            machine.learn(self._ddl(machine.ddl.known, view.resolved_ts), view.resolved_ts)
         machine.passed()
         coming = self._prepare_coming(machine.dispatch)
         self._hold(coming)
         frontier = view.frontier(self._time.now)
         undelivered = False
-        for name, after, upto in machine.idle_ranges(frontier):
+        for name, after, upto in machine.spans.beyond(frontier, machine.bound):
             first = upstream.tables[name].first_after(after)
             if first and first <= upto:
                 undelivered = True
             else:
                 machine.idle(name, after, upto)
-        machine.resolve(frontier, machine.span_ids - frontier.keys())
+        machine.resolve(frontier, machine.spans.ids - frontier.keys())
         if self._coming:
-            machine.received = min((frontier.get(name, 0) for name in coming), default=machine.known)
+            machine.received = min((frontier.get(name, 0) for name in coming), default=machine.ddl.known)
         self._write_bounds()
         if undelivered and self._worker is not None:
             self._worker.wake.set()
@@ -239,21 +239,21 @@ class ProcessorTask:
 
     def _hold(self, coming: dict[str, None]) -> None:
         waiting = (task.id for batch in self._waiting for task in batch.added if self.machine.holds(task))
-        self._view.hold([*self.machine.span_ids, *waiting, *coming], self._time.now, self._time.rng)
+        self._view.hold([*self.machine.spans.ids, *waiting, *coming], self._time.now, self._time.rng)
 
     @property
     def _waiting(self) -> list[DdlBatch]:
         dispatch = self.machine.dispatch
-        if not self.machine.waiting or dispatch is None:
+        if not self.machine.ddl.waiting or dispatch is None:
             return []
-        return self._ddl(dispatch.checkpoint, self.machine.known)
+        return self._ddl(dispatch.checkpoint, self.machine.ddl.known)
 
     def _write_bounds(self) -> None:
-        self._bounds.bound, self._bounds.spans = self.machine.reach, self.machine.spans
+        self._bounds.bound, self._bounds.spans = self.machine.reach, self.machine.spans.tasks
 
     def _weigh(self) -> None:
         now = self._time.now
-        if now - self._weighed_at >= WEIGH_S and self.machine.is_open:
+        if now - self._weighed_at >= WEIGH_S and self.machine.spans.is_open:
             self._weighed_at = now
-            tables, spans = self._world.upstream.tables, sorted(self.machine.span_ids)
+            tables, spans = self._world.upstream.tables, sorted(self.machine.spans.ids)
             self.machine.loads = {name: tables[name].load for name in spans if tables[name].load}

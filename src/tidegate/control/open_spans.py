@@ -1,0 +1,129 @@
+"""The spans of a processor's ranges while they are open: which tables each has, and how far it is durable.
+
+    open at a checkpoint --> take reports, advance idle ones --> add and remove as DDL says --> close
+
+`control.processor` decides what may be delivered. This part only keeps the progress. A span's durable ts
+never falls while it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from tidegate.control.barrier import SpanTask
+from tidegate.model.span import Span
+from tidegate.tidb.keys import stripe_ids
+
+
+@dataclass(slots=True)
+class SpanProgress:
+    """An open span, and the ts up to which it is durable."""
+
+    task: SpanTask
+    checkpoint: int
+
+
+class OpenSpans:
+    """The open spans of one feed on one capture. Not thread-safe, no I/O."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        """Whether the spans at the checkpoint are known."""
+        self._spans: dict[str, SpanProgress] = {}
+
+    def open(self, checkpoint: int, tasks: Iterable[SpanTask]) -> None:
+        """Begin with the spans that are wanted at a checkpoint."""
+        self.is_open = True
+        self._spans = {task.id: SpanProgress(task, max(checkpoint, task.start_ts)) for task in tasks}
+
+    def close(self) -> None:
+        """Forget all spans."""
+        self.is_open, self._spans = False, {}
+
+    # --- progress ------------------------------------------------------------------------------------
+
+    def raise_to(self, checkpoint: int) -> None:
+        """Raise all spans: they are durable up to there, by whichever capture."""
+        for progress in self._spans.values():
+            progress.checkpoint = max(checkpoint, progress.checkpoint)
+
+    def take(self, name: str, ts: int) -> None:
+        """A span is durable downstream up to a ts; without effect if it is not open."""
+        if (progress := self._spans.get(name)) is not None:
+            progress.checkpoint = max(ts, progress.checkpoint)
+
+    def idle(self, name: str, after: int, upto: int) -> None:
+        """Advance a span that has no row in (after, upto]; only if it is durable up to `after`."""
+        if (progress := self._spans.get(name)) is not None and after <= progress.checkpoint:
+            progress.checkpoint = max(upto, progress.checkpoint)
+
+    def add(self, task: SpanTask, start_ts: int) -> None:
+        """Begin with a span that a DDL adds."""
+        held = self._spans.get(task.id)
+        if held is not None:  # a stripe, of which other tables are wanted from now on
+            held.task = task
+        else:
+            self._spans[task.id] = SpanProgress(task, start_ts)
+
+    def remove(self, name: str) -> None:
+        """End a span that a DDL removes."""
+        self._spans.pop(name, None)
+
+    # --- what is known -------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> Set[str]:
+        """The ids of the spans, as a view."""
+        return self._spans.keys()
+
+    @property
+    def tasks(self) -> dict[str, SpanTask]:
+        """The spans by id; the `start_ts` of each is the ts up to which it is durable."""
+        return {
+            name: SpanTask(name, p.task.span, p.task.physical_id, p.checkpoint, p.task.wanted)
+            for name, p in self._spans.items()
+        }
+
+    @property
+    def stripes(self) -> dict[str, tuple[int, int]]:
+        """For each span of several tables its first id, and which tables are wanted (`SpanTask.wanted`)."""
+        tasks = (one.task for one in self._spans.values() if one.task.wanted)
+        return {task.id: (stripe_ids(task.span).start, task.wanted) for task in tasks}
+
+    def wanted(self, name: str) -> tuple[Span, int]:
+        """A span, and which of its tables are wanted (as in `SpanTask.wanted`)."""
+        task = self._spans[name].task
+        return task.span, task.wanted
+
+    def durable(self, name: str) -> int:
+        """The ts up to which a span is durable."""
+        return self._spans[name].checkpoint
+
+    def slowest(self) -> SpanTask | None:
+        """The span with the least durable ts; None: there are no spans."""
+        found = min(self._spans.values(), key=lambda p: p.checkpoint, default=None)
+        return found.task if found is not None else None
+
+    def beyond(self, frontier: Mapping[str, int], bound: int) -> list[tuple[str, int, int]]:
+        """(span, after, upto) of spans that have received more than is durable, up to a bound."""
+        found = []
+        for name, progress in self._spans.items():
+            upto = min(frontier.get(name, 0), bound)
+            if upto > progress.checkpoint:
+                found.append((name, progress.checkpoint, upto))
+        return found
+
+    def durable_in(self, granted: Span, otherwise: int) -> int:
+        """The ts up to which all spans in a range are durable; without one, `otherwise`."""
+        held = (p for p in self._spans.values() if granted.intersect(p.task.span) is not None)
+        return min((p.checkpoint for p in held), default=otherwise)
+
+    def received(self, frontier: Mapping[str, int], lacking: Container[str], otherwise: int) -> int:
+        """The ts up to which all spans were received; without one, `otherwise`. `lacking`: spans whose rows
+        do not begin early enough yet, so that only what is durable counts.
+        """
+        reached = (
+            one.checkpoint if name in lacking else frontier.get(name, 0) for name, one in self._spans.items()
+        )
+        return min(reached, default=otherwise)

@@ -1,0 +1,64 @@
+"""What a processor says it needs of upstream's history, before it knows what it will read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.clock import SystemClock
+from tidegate.control.messages import Dispatch, FromProcessor, Header, Sync, Wish, to_json
+from tidegate.control.metadata import FeedId, GrantedRange
+from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
+from tidegate.server.processor import FeedProcessor
+from tidegate.server.pulse import Pulse
+
+
+def asked(sequence: int, wish: Wish, *, checkpoint: int, needed: int) -> bytes:
+    ranges = [GrantedRange(Span(b"", b""), (0, 0))] if wish is not Wish.REST else []
+    header = Header(1, "default/one", "i", 1, "a", 1, sequence)
+    message = Dispatch(header, wish, 0, ranges, 900, checkpoint, False, needed=needed, safe_point=1)
+    return json.dumps(to_json(message)).encode()
+
+
+def needs(said: list[FromProcessor]) -> list[tuple[int, int]]:
+    return [(one.last_sequence, one.needs) for one in said if isinstance(one, Sync)]
+
+
+def test_all_that_is_held_is_needed_from_the_first_sync_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this Sync the owner takes the Dispatch as received, and holds only what the Sync says."""
+    monkeypatch.setattr("tidegate.control.outbox.SYNC_S", 0.0)
+    said: list[FromProcessor] = []
+    node: Any = SimpleNamespace(
+        cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), clock=SystemClock()
+    )
+    node.application = SimpleNamespace(working=SimpleNamespace(workers=0))
+    node.post = SimpleNamespace(to_owner=said.append)
+
+    async def never(key: str) -> None:
+        await asyncio.sleep(3600)
+
+    node.read = never
+    processor = FeedProcessor(node, FeedId("default", "one"))
+
+    async def steps() -> None:
+        processor.box.put(asked(1, Wish.PREPARE, checkpoint=500, needed=300))
+        await processor._step()
+        assert needs(said) == [(1, 300)], "a base of the catalogue may be from there"
+        processor.box.put(asked(2, Wish.PREPARE, checkpoint=600, needed=400))
+        await processor._step()
+        assert needs(said)[-1] == (2, 300), "it still opens what it was first asked for"
+        processor.box.put(asked(3, Wish.REST, checkpoint=600, needed=400))
+        await processor._step()
+        await asyncio.sleep(0)
+        await processor._step()
+        assert needs(said)[-1] == (3, MAX)
+
+    asyncio.run(steps())
