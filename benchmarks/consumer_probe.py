@@ -97,7 +97,7 @@ def wrap_driver(clock: Clock) -> None:
     writes in lanes.
     """
     from tidegate.consumer import apply, job, rounds
-    from tidegate.consumer.mysql import literals, progress, target
+    from tidegate.consumer.mysql import lanes, literals, progress, target
 
     clock.wrap(rounds.Rounds, "fetch", "fetch")
     clock.wrap(job.Consumer, "_arrived", "wait for rows")
@@ -105,13 +105,13 @@ def wrap_driver(clock: Clock) -> None:
     clock.wrap(apply, "staged_changes", "convert", len)
     clock.wrap(apply, "net_effect", "settle")
     clock.wrap(target, "wait", "wait for threads")
-    clock.wrap(target.MySqlTarget, "_render_deletes", "render")
-    clock.wrap(target.MySqlTarget, "_render_inserts", "render")
+    clock.wrap(target, "add_deletes", "render")
+    clock.wrap(target, "add_inserts", "render")
     clock.wrap(literals.Digest, "add", "digest")
     clock.wrap(progress.Progress, "begin", "note")
     clock.wrap(progress.Progress, "end", "note")
-    clock.wrap(target.MySqlTarget, "_write_lanes", "write")
-    clock.wrap(target.MySqlTarget, "_write_lane", "lanes")
+    clock.wrap(lanes.Lanes, "run", "write")
+    clock.wrap(lanes.Lanes, "write", "lanes")
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from benchmarks.to_delta import READY_S
 from benchmarks.topic_to_database import PATIENCE_S, Part, Tables, Topic, running_mariadb
 from tools.processes import Child, descendants
 
+from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.mysql.target import LANES
 from tidegate.model.timestamp import compose
 
 MESSAGE_BYTES: Final = 442

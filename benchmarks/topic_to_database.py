@@ -56,10 +56,10 @@ from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options, marks
 from tidegate.config.settings import DispatchRule
 from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.mysql.lanes import LANES, lane_of
 from tidegate.consumer.mysql.literals import inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table, qualified
-from tidegate.consumer.mysql.target import LANES, MySqlTarget
 from tidegate.consumer.position import Position
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.model.block import ENTRY_SCHEMA, OP_DELETE, OP_PUT
@@ -188,14 +188,12 @@ class Tables:
 
 def _of_each_lane(lanes: int) -> list[str]:
     """Names of tables, one for each lane."""
-    target = MySqlTarget(MySqlServer("127.0.0.1", 1, "root", ""), "bench", lanes)
     found: dict[int, str] = {}
     for at in range(10_000):
         name = f"t{at}"
-        found.setdefault(target.lane_of(SCHEMA, name), name)
+        found.setdefault(lane_of(SCHEMA, name, lanes), name)
         if len(found) == lanes:
             break
-    target.close()
     return [found[lane] for lane in range(lanes)]
 
 

@@ -102,7 +102,7 @@ def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protoc
         ("rawkv", "canal-json", "A changefeed of keys cannot be written as 'canal-json'.*open-protocol"),
         ("txnkv", "avro", "A changefeed of keys cannot be written as 'avro'.*leave protocol out"),
         ("tidb", "kv-json", "Protocol 'kv-json' is for keys without tables.*--kv-mode"),
-        ("tidb", "", "A Kafka topic needs a protocol"),
+        ("tidb", "", "A topic needs a protocol"),
     ],
 )
 def test_other_forms_are_refused_with_what_to_do(kv_mode: str, protocol: str, words: str) -> None:

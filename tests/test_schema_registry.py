@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.registry import Registry
 from tidegate.config.checks import check_registry_url
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.schema_registry import ATTEMPTS, ConfluentRegistry
+from tidegate.schema_registry import ATTEMPTS, HttpRegistry
 
 SCHEMA = '{"type":"record","name":"t","namespace":"default.s","fields":[{"name":"a","type":"int"}]}'
 OTHER = '{"type":"record","name":"t","namespace":"default.s","fields":[{"name":"b","type":"string"}]}'
@@ -19,7 +19,7 @@ OTHER = '{"type":"record","name":"t","namespace":"default.s","fields":[{"name":"
 
 @pytest.mark.integration
 def test_a_schema_is_registered_once_and_found_by_its_id(schema_registry: str) -> None:
-    registry = ConfluentRegistry(schema_registry + "/")
+    registry = HttpRegistry(schema_registry + "/")
     registry.check()
     subject = f"tøpic/{uuid.uuid4().hex}-value"
     first, second = registry.register(subject, SCHEMA), registry.register(subject, OTHER)
@@ -33,9 +33,9 @@ def test_a_schema_is_registered_once_and_found_by_its_id(schema_registry: str) -
 @pytest.mark.integration
 def test_what_the_registry_refuses_is_no_outage(schema_registry: str) -> None:
     with pytest.raises(InvalidInput, match="refuses a schema"):
-        ConfluentRegistry(schema_registry).register("s", "{")
+        HttpRegistry(schema_registry).register("s", "{")
     with pytest.raises(InvalidInput, match="base of a registry"):
-        ConfluentRegistry(schema_registry + "/nothing/here").look_up(1)
+        HttpRegistry(schema_registry + "/nothing/here").look_up(1)
 
 
 @pytest.mark.integration
@@ -48,7 +48,7 @@ def test_an_outage_is_retried_named_and_passes(registry_service: Registry) -> No
         if len(pauses) == ATTEMPTS:  # in the second call
             registry_service.start()
 
-    registry = ConfluentRegistry(secret, sleep)
+    registry = HttpRegistry(secret, sleep)
     registry_service.kill()
     with pytest.raises(Retryable) as caught:
         registry.register("s-value", SCHEMA)
@@ -62,7 +62,7 @@ def test_an_outage_is_retried_named_and_passes(registry_service: Registry) -> No
 def test_a_port_where_nobody_listens_is_an_outage() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        registry = ConfluentRegistry(f"http://127.0.0.1:{taken.getsockname()[1]}", lambda seconds: None)
+        registry = HttpRegistry(f"http://127.0.0.1:{taken.getsockname()[1]}", lambda seconds: None)
         with pytest.raises(Retryable, match="does not answer"):
             registry.check()
 

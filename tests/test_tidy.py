@@ -46,6 +46,25 @@ ALLOWED_WORDS = (
 )
 """Phrases of errors in which a word of WORDS has another sense, or is the shortest that is right."""
 ALLOWED_OPENINGS = ("What is stored in etcd is not known.",)  # the simulator's; no person reads it
+KAFKA = re.compile(r"kafka|confluent", re.IGNORECASE)
+KAFKA_IS_THE_SUBJECT = (
+    "sink/kafka/",  # the sink
+    "sink/registry.py",  # finds the sink by the URI's scheme
+    "config/",  # sink URIs, and the settings of [sink.kafka-config]
+    "consumer/",  # reads topics with Kafka's client
+    "cli/",  # help texts, with URIs as examples
+    "verify/",  # a check through a real topic asks for a broker's address
+    "schema_registry.py",  # the REST API is Confluent's
+    "codec/protocols/avro/__init__.py",  # the wire format is Confluent's
+    "codec/protocols/debezium/schema.py",  # the schemas are Kafka Connect's
+    "codec/connect_kernels.py",  # the types are Kafka Connect's
+)
+"""Folders and files of the program that may name Kafka: docs/architecture.md#sinks."""
+KAFKA_OF_TICDC = (
+    "ErrKafkaTopicExprInvalid",  # an error code
+    "pkg/sink/kafka/claimcheck",  # a folder of its sources
+)
+"""TiCDC's own names; any file may quote them."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 
 
@@ -240,6 +259,26 @@ def test_nothing_is_left_to_be_done_later() -> None:
     marker = "TO" + "DO"
     for path in SOURCES:
         assert marker not in path.read_text(), path
+
+
+def names_kafka(text: str) -> bool:
+    for name in KAFKA_OF_TICDC:
+        text = text.replace(name, "")
+    return KAFKA.search(text) is not None
+
+
+def test_only_those_whose_subject_is_kafka_name_it() -> None:
+    found = [str(p.relative_to(ROOT / "src/tidegate")) for p in SOURCES if names_kafka(p.read_text())]
+    others = [name for name in found if not name.startswith(KAFKA_IS_THE_SUBJECT)]
+    assert not others, "say what the sink can do in sink/base.py, and ask the sink"
+    unused = [one for one in KAFKA_IS_THE_SUBJECT if not any(name.startswith(one) for name in found)]
+    assert not unused, "these exceptions are not needed any more"
+
+
+def test_a_module_that_names_kafka_is_found() -> None:
+    for text in ("isinstance(sink, KafkaSink)", "# librdkafka waits", '"""For KAFKA."""', "confluent_kafka"):
+        assert names_kafka(text), text
+    assert not names_kafka("CDC:ErrKafkaTopicExprInvalid, as TiCDC's pkg/sink/kafka/claimcheck")
 
 
 def test_every_module_with_kernels_is_warmed_at_setup() -> None:

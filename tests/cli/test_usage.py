@@ -121,7 +121,7 @@ def test_wrong_usage_says_what_is_wrong_and_where_the_help_is(words: str) -> Non
     ("words", "what", "fix"),
     [
         ("peek t", "The URI has no scheme.", "write kafka://HOST:PORT"),
-        ("peek kafka://a/t", "A Kafka topic needs a protocol.", "add protocol=... to the source URI"),
+        ("peek kafka://a/t", "A topic needs a protocol.", "add protocol=... to the source URI"),
         (f"peek {SOURCE} --time-zone Mars", "there is no time zone 'Mars'", "Asia/Shanghai"),
         (
             f"consumer run --source {SOURCE} --target s3://b/x",

@@ -112,7 +112,7 @@ def test_unknown_protocols_have_no_codec() -> None:
         ("maxwell", "no watermarks and no types"),
         ("craft", "dropped it"),
         ("debezium-avro", "schema registry"),
-        ("csv", "to storage, never to Kafka"),
+        ("csv", "to storage, never to a topic"),
     ],
 )
 def test_unsupported_ticdc_protocols_are_rejected_with_the_reason(protocol: str, why: str) -> None:

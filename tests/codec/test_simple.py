@@ -23,7 +23,9 @@ from tidegate.codec.definitions import definition_block
 from tidegate.codec.protocols.simple import avro, avro_write, plain
 from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
 from tidegate.codec.protocols.simple.definition import version_of
-from tidegate.codec.protocols.simple.plain import SimpleDecoder, SimpleEncoder, SimpleOptions, tells, versions
+from tidegate.codec.protocols.simple.message import SimpleOptions
+from tidegate.codec.protocols.simple.plain import SimpleDecoder, tells, versions
+from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
 from tidegate.codec.registry import codec_of, codec_options, settled
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri

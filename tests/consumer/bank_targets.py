@@ -17,8 +17,8 @@ from tests.consumer.bank import MONEY, SCHEMA, TABLES, Bank, Row, Rows
 from tests.consumer.mysql.reading import forget
 from tests.consumer.topics import Event
 from tidegate.consumer.iceberg.snapshots import open_snapshot as open_iceberg
+from tidegate.consumer.mysql.lanes import lane_of as hashed_lane
 from tidegate.consumer.mysql.session import MySqlServer
-from tidegate.consumer.mysql.target import MySqlTarget
 from tidegate.consumer.position import Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
@@ -260,8 +260,7 @@ def _rows(cursor: Any, name: str) -> Rows:
 
 def lane_of(name: str, lanes: int) -> int:
     """The lane of one of the bank's tables."""
-    target = MySqlTarget(MySqlServer("127.0.0.1", 1, "nobody", ""), "nobody", lanes)
-    return target.lane_of(SCHEMA, name)
+    return hashed_lane(SCHEMA, name, lanes)
 
 
 def moment(position: str | None) -> int:

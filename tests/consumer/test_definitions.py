@@ -16,7 +16,8 @@ from tidegate.codec.base import Batch
 from tidegate.codec.compression import LZ4, compressed
 from tidegate.codec.decode import decoder
 from tidegate.codec.opening import Opening
-from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
+from tidegate.codec.protocols.simple.message import SimpleOptions
+from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
 from tidegate.consumer import fetch as fetching
 from tidegate.consumer.fetch import fetch
 from tidegate.consumer.fetched import Range

@@ -38,7 +38,7 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
-from tidegate.sink import lakehouse, snapshot_table
+from tidegate.sink import delta_commit
 from tidegate.sink.object_store import ObjectStore
 from tidegate.sink.open_tables import OpenTables
 from tidegate.sink.snapshot_rows import SnapshotRow
@@ -150,7 +150,7 @@ def test_a_commit_of_somebody_else_right_behind_its_own_stops_the_writer(
     with place.address().opened() as target:
         go_on(target, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(lakehouse, "write_deltalake", followed)
+            patch.setattr(delta_commit, "write_deltalake", followed)
             with pytest.raises(Fatal, match="somebody else") as stopped:
                 do(target, 1)
         assert "right behind" in stopped.value.why
@@ -246,7 +246,7 @@ def test_what_delta_rs_says_of_a_bucket_is_named(
     with place.address().opened() as target:
         go_on(target, ROWS)
         with monkeypatch.context() as patch:
-            patch.setattr(snapshot_table, "write_deltalake", fails)
+            patch.setattr(delta_commit, "write_deltalake", fails)
             with pytest.raises(raised, match=what) as failed:
                 target.commit(Position(1, "t", "open-protocol", "transaction", {}))
         assert "geheim" not in str(failed.value)

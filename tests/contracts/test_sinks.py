@@ -32,7 +32,17 @@ from tidegate.model.block import ENTRY_SCHEMA, OP_PUT
 from tidegate.model.cells import INSERT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, span_progress
-from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
+from tidegate.sink.base import (
+    Content,
+    Domain,
+    PartitionedOwner,
+    PartitionedSink,
+    Sink,
+    SinkFeed,
+    SlotTaken,
+    Undecided,
+    Writer,
+)
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import fence_slots
 from tidegate.sink.reader.changes import Changes
@@ -433,6 +443,15 @@ def test_progress_is_forgotten_by_key_and_as_a_whole(place: Place) -> None:
     grants.current = 3
     assert durable(place.sink(3), grants, 3) == {}
     assert place.seen() == [("a", "1")]
+
+
+def test_a_sink_has_partitions_on_both_sides_or_on_none(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    sink.check()
+    sink.fence({CAPTURE: SLOTS}, grants.prover(1))
+    owner = sink.open_owner(marks(place), grants.prover(1))
+    owner.close()
+    assert isinstance(sink, PartitionedSink) == isinstance(owner, PartitionedOwner)
 
 
 def test_a_sink_knows_whether_another_is_in_the_same_place(place: Place) -> None:

@@ -90,7 +90,7 @@ def live(recording: Recording) -> None:
         fresh = source(arrived, arrived := arrived + generator.randint(2, 12))
         generator.shuffle(fresh)
         span.append(block_of(fresh))
-        span._follow_ms = -1 if step % 4 == 0 else 1 << 60  # its ts are of one millisecond
+        span._files._follow_ms = -1 if step % 4 == 0 else 1 << 60  # its ts are of one millisecond
         if generator.random() < 0.8:
             span.seal(max(span.resolved, arrived - generator.randint(0, 6)))
             running.publish()

@@ -96,15 +96,15 @@ def test_without_room_for_the_manifest_nothing_has_changed(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores.append(stores.pulled, 20, 100)
-    write = stores.live._file.write
+    write = stores.live._files._file.write
 
     def full(manifest: object) -> int:
         raise DiskFull("the disk is full", where="here")
 
-    monkeypatch.setattr(stores.live._file, "write", full)
+    monkeypatch.setattr(stores.live._files._file, "write", full)
     with pytest.raises(DiskFull):
         stores.live.prepend(stores.pulled, 10, 100)
-    monkeypatch.setattr(stores.live._file, "write", write)
+    monkeypatch.setattr(stores.live._files._file, "write", write)
     assert stores.live.complete_from == 100
     assert [entry.commit_ts for entry in read(stores.aside, stores.pulled, 10, 100)] == [20, 100]
     stores.append(stores.live, 140)

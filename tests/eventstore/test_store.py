@@ -20,7 +20,8 @@ from tidegate.eventstore.manifest import MANIFEST, Manifest, ManifestFile
 from tidegate.eventstore.merging import MERGE_COUNT
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
 from tidegate.eventstore.segment import SegmentInfo
-from tidegate.eventstore.span_store import FOLLOW_MS, SpanStore
+from tidegate.eventstore.span_files import FOLLOW_MS, SpanFiles
+from tidegate.eventstore.span_store import SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose, physical_ms
@@ -310,7 +311,7 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
     span.append(block_of([put(110)]))
     span.seal(120)
     store.publish()
-    let_go, seen = span._let_go, []
+    let_go, seen = span._files.let_go, []
 
     def publishing(manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
         store.publish()
@@ -318,7 +319,7 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
         store.publish()
         seen.append(store_view.read_frontier(tmp_path))
 
-    monkeypatch.setattr(SpanStore, "_let_go", lambda self, *given: publishing(*given))
+    monkeypatch.setattr(SpanFiles, "let_go", lambda self, *given: publishing(*given))
     span.begin(50)
     assert seen == [{}]
 

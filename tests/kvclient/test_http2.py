@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
-from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, UNPACK_BYTES, WINDOW_BYTES, Call, End, Kind
+from tidegate.kvclient.grpc_messages import UNPACK_BYTES
+from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, Kind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = ACK = 1

@@ -107,9 +107,9 @@ def test_a_keyspace_is_known_by_its_name(tmp_path: Path) -> None:
         EmbeddedUpstream(tmp_path, api_version=2, keyspaces=["tenant"]) as running,
         PdClient(running.pd_addr) as pd,
     ):
-        assert (pd.keyspace("DEFAULT").id, pd.keyspace("tenant").id) == (0, 1)
+        assert (pd.keyspaces.named("DEFAULT").id, pd.keyspaces.named("tenant").id) == (0, 1)
         with pytest.raises(InvalidInput, match=r"(?s)There is no keyspace 'nobody'.*--keyspace-id"):
-            pd.keyspace("nobody")
+            pd.keyspaces.named("nobody")
         running._keyspaces.all()[1].state = keyspacepb.DISABLED
         with pytest.raises(InvalidInput, match="Keyspace 'tenant' is disabled"):
-            pd.keyspace("tenant")
+            pd.keyspaces.named("tenant")

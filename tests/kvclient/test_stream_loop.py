@@ -21,6 +21,7 @@ from tests.puller.test_puller import eventually
 from tidegate.errors import InvalidInput
 from tidegate.kvclient import http2, stream_loop
 from tidegate.kvclient.channel import ChannelPool
+from tidegate.kvclient.grpc_messages import UNPACK_BYTES
 from tidegate.kvclient.stream_loop import StreamCall, StreamLoop
 
 PATH = "/echo.Echo/Stream"
@@ -244,7 +245,7 @@ def test_compressed_messages_stay_packed_while_the_receiver_has_enough(loop: Str
         while (size := sum(map(len, taker.messages))) != seen:
             seen = size
             time.sleep(0.3)
-        assert seen < http2.UNPACK_BYTES + (1 << 16), "one batch, and the rest waits as it came"
+        assert seen < UNPACK_BYTES + (1 << 16), "one batch, and the rest waits as it came"
         while len(taker.messages) < 201:
             call.resume()
             time.sleep(0.001)

@@ -131,7 +131,7 @@ def test_forgetting_leaves_one_version_a_table_and_nothing_of_what_is_gone() -> 
     lines_left = list(store._timelines.values())
     assert all(len(line.versions) == 1 and line.versions[0] is not None for line in lines_left)
     assert not store._ended
-    assert all(len(line) == 1 and line[0][1] is not None for line in store._schemas.values())
+    assert all(len(line) == 1 and line[0][1] is not None for line in store._schemas._names.values())
 
 
 def test_a_job_does_nothing_the_second_time() -> None:
@@ -174,7 +174,7 @@ def test_a_catalogue_saved_before_a_second_drop_knows_the_schemas_tables() -> No
     saved = SchemaStore.load(store.dump(recover.finished_ts - 1))
     assert saved.apply(recover).refusal is None
     store.forget(store.resolved_ts)
-    assert [len(line) for line in store._dropped.values()] == [1]
+    assert [len(line) for line in store._schemas._dropped.values()] == [1]
 
 
 def test_ignored_jobs_are_counted_by_reason() -> None:
@@ -195,7 +195,7 @@ BLOB = full_store("basic").dump()
 
 def use_all(blob: bytes) -> None:
     store = SchemaStore.load(blob)
-    dropped = [table for line in store._dropped.values() for entry in line for table in entry.tables]
+    dropped = [table for line in store._schemas._dropped.values() for entry in line for table in entry.tables]
     for table in (*store._tables.values(), *dropped):
         unpack(table.packed)
 

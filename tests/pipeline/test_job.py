@@ -20,7 +20,7 @@ from tests.pipeline.recorded import RecordedFeed, begin
 from tests.sink.slots import deliver
 from tools.processes import descendants
 
-from tidegate.codec.protocols.simple.plain import OPERATIONS
+from tidegate.codec.protocols.simple.message import OPERATIONS
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import OP_PUT

@@ -31,7 +31,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 def test_the_lock_of_a_dead_client_is_resolved_but_not_that_of_a_live_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("lock_cleaner", "puller"):
+    for module in ("lock_cleaner", "stuck_spans"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
     upstream = EmbeddedUpstream(tmp_path / "upstream", regions=1)
     pd = PdClient(upstream.start().pd)
@@ -77,7 +77,7 @@ def test_a_range_whose_locks_live_is_asked_for_them_seldom() -> None:
 def test_locks_of_dead_clients_are_resolved_in_a_keyspace_of_api_v2_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("lock_cleaner", "puller"):
+    for module in ("lock_cleaner", "stuck_spans"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
     span, key = Span(b"x\0\0\1", b"x\0\0\2"), b"x\0\0\1k"
     name = span_id(span, TXN_MODE)

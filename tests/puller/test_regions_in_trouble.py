@@ -229,7 +229,7 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
     world.check(SPAN, start)
     long = TwoPhase(world.pd, world.pd.tso(), b"t\xf0-long", ttl_ms=60_000)
     long.prewrite([Mutation(PUT, b"t\xf0-long", b"v")], Backoff(5000))
-    for module in ("lock_cleaner", "puller"):
+    for module in ("lock_cleaner", "stuck_spans"):
         monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.1)
     monkeypatch.setattr("tidegate.puller.lock_cleaner.REST_ROUNDS", 1)
     locked = lambda: [held for held in list(puller._registrar.held.values()) if held.locked_at]  # noqa: E731

@@ -135,7 +135,7 @@ class History:
     def upstream(self, ts: int) -> SchemaStore:
         self.read += 1
         store = self.at(ts)
-        store._dropped.clear()  # as what its keys do not tell
+        store._schemas._dropped.clear()  # as what its keys do not tell
         return store
 
     def at(self, ts: int) -> SchemaStore:

@@ -58,7 +58,7 @@ def held(upstream: EmbeddedUpstream) -> tuple[dict[str, int], dict[str, int]]:
 def test_history_is_held_where_the_keyspace_is_collected(
     upstream: EmbeddedUpstream, pd: PdClient, running: Running
 ) -> None:
-    own, shared = pd.keyspace(OWN).id, pd.keyspace(SHARED).id
+    own, shared = pd.keyspaces.named(OWN).id, pd.keyspaces.named(SHARED).id
     start, node = pd.tso(), running.capture.node
     for name, keyspace in (("a", OWN), ("b", shared)):
         made = running.create(name, start_ts=start, replica_config=keys_of(keyspace))
@@ -90,8 +90,8 @@ def test_a_feed_is_rejected_only_if_its_own_keyspace_has_collected(
 
 
 def test_a_keyspace_with_timestamps_of_its_own_is_refused(pd: PdClient, running: Running) -> None:
-    for keyspace in (OTHER, pd.keyspace(OTHER).id):
+    for keyspace in (OTHER, pd.keyspaces.named(OTHER).id):
         refused = running.create("a", replica_config=keys_of(keyspace))
         assert refused["http"] == 400
         assert "TSO group 3" in refused["error_msg"]
-    assert pd.keyspace_of_id(1 << 20) is None
+    assert pd.keyspaces.of_id(1 << 20) is None

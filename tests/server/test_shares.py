@@ -126,14 +126,14 @@ def test_who_is_given_nothing() -> None:
     world.peers["c"].received_at = world.now - SILENT_S - 1
     world.node.drained.add("d")
     world.peers["e"].fails(world.now - SHUN_S / 2)
-    assert world.sharing.able() == ["a"]
-    assert set(world.sharing.able(joined_s=0.0)) == {"a", "b"}
+    assert world.sharing.captures.able() == ["a"]
+    assert set(world.sharing.captures.able(joined_s=0.0)) == {"a", "b"}
     world.now += SHUN_S
-    assert "e" in world.sharing.able()
+    assert "e" in world.sharing.captures.able()
     alone = World()
     alone.node.drained.add("a")
     alone.peers["a"].fails(alone.now)
-    assert alone.sharing.able() == ["a"]
+    assert alone.sharing.captures.able() == ["a"]
 
 
 @pytest.mark.parametrize("how", ["gone", "silent", "deaf"])
@@ -147,18 +147,18 @@ def test_a_capture_that_is_lost_again_and_again_is_left_out_for_longer(how: str)
         peer = world.peers["b"]
         peer.met_rev, peer.met_at, peer.received_at, peer.ready = 7, 0.0, world.now, True
         world.run(a=Span(b"", cut), b=Span(cut, b""))
-        assert world.sharing.lost(world.now, NOW) == ""
+        assert world.sharing.captures.lost(world.now, NOW) == ""
         if how == "gone":
             there.clear()
         elif how == "silent":
             peer.received_at -= 2 * SILENT_S
         else:
             peer.unheard = 1, world.now - 2 * SILENT_S
-        assert "capture b" in world.sharing.lost(world.now, NOW)
+        assert "capture b" in world.sharing.captures.lost(world.now, NOW)
         peer.asked = None
         world.peers.forget(["b"], world.now)
         there["b"], lost_at = "addr", world.now
-        while "b" not in world.sharing.able():
+        while "b" not in world.sharing.captures.able():
             world.now += 1
             for peer in (world.peers["a"], world.peers["b"]):
                 peer.met_rev, peer.met_at, peer.received_at = 7, 0.0, world.now
@@ -297,11 +297,11 @@ def test_a_capture_that_hears_nothing_is_lost_though_it_speaks() -> None:
         world.now += SILENT_S / 2
         peer.received_at = world.now
         peer.has(4)
-    assert "has received nothing from the owner" in world.sharing.lost(world.now, 0)
+    assert "has received nothing from the owner" in world.sharing.captures.lost(world.now, 0)
     peer.has(5)
-    assert world.sharing.lost(world.now, 0) == ""
+    assert world.sharing.captures.lost(world.now, 0) == ""
     world.now += 2 * SILENT_S
-    assert "has been silent" in world.sharing.lost(world.now, 0)
+    assert "has been silent" in world.sharing.captures.lost(world.now, 0)
 
 
 def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
@@ -317,7 +317,7 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
                 world.peers["a"].knows(world.peers["a"].known + 1)
             for peer in world.peers:
                 peer.received_at = world.now
-            if why := world.sharing.lost(world.now, 0):
+            if why := world.sharing.captures.lost(world.now, 0):
                 return why
         return ""
 
@@ -328,7 +328,7 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
     world.peers["b"].knows(8)
     assert passes(int(CUT_OFF_S) // 2, known=True) == ""
     assert "received nothing from upstream" in passes(int(CUT_OFF_S), known=True)
-    assert world.sharing.able() == ["a"]
+    assert world.sharing.captures.able() == ["a"]
 
 
 def reads_on(world: World, *readers: str, owner: bool, seconds: float = CUT_OFF_S + 20) -> list[str]:
@@ -340,7 +340,7 @@ def reads_on(world: World, *readers: str, owner: bool, seconds: float = CUT_OFF_
             peer.received_at = world.now
             if peer.capture in readers:
                 peer.knows(known + step)
-        if why := world.sharing.lost(world.now, known + step if owner else 1):
+        if why := world.sharing.captures.lost(world.now, known + step if owner else 1):
             said.append(why)
     return said
 
@@ -352,7 +352,7 @@ def test_a_capture_that_delivers_alone_is_compared_with_the_owner() -> None:
     assert not reads_on(world, owner=False), "upstream reaches nobody"
     assert not reads_on(world, "b", owner=True)
     assert "capture b has received nothing from upstream" in reads_on(world, owner=True)[0]
-    assert not world.sharing.is_owner_cut_off
+    assert not world.sharing.captures.is_owner_cut_off
 
 
 @pytest.mark.parametrize("delivers", [True, False])
@@ -363,11 +363,11 @@ def test_an_owner_that_upstream_does_not_reach_is_to_resign(delivers: bool) -> N
     else:
         world.run(b=ALL)
     assert not reads_on(world, "b", owner=True)
-    assert not world.sharing.is_owner_cut_off
+    assert not world.sharing.captures.is_owner_cut_off
     assert not reads_on(world, "b", owner=False), "it is not left out: who is to decide then?"
-    assert world.sharing.is_owner_cut_off
+    assert world.sharing.captures.is_owner_cut_off
     reads_on(world, "b", owner=True, seconds=30)
-    assert not world.sharing.is_owner_cut_off, "it is reached again"
+    assert not world.sharing.captures.is_owner_cut_off, "it is reached again"
 
 
 def test_an_owner_that_is_cut_off_hides_nobody_else() -> None:
@@ -376,7 +376,7 @@ def test_an_owner_that_is_cut_off_hides_nobody_else() -> None:
     for peer in world.peers:
         peer.knows(1)
     assert "capture c" in reads_on(world, "b", owner=False)[0]
-    assert world.sharing.is_owner_cut_off
+    assert world.sharing.captures.is_owner_cut_off
 
 
 @pytest.mark.parametrize("ready", [True, False])
@@ -411,9 +411,11 @@ def test_many_captures_are_replaced_in_several_rounds() -> None:
     world.sharing.begin([table_task(table, 1) for table in range(1, 400)])
     world.node.drained |= set(old)
     before = {name: [table_task(table, 1).span] for table, name in enumerate(old, start=1)}
-    first = world.sharing._divided(world.sharing.able(), before, shared=True)
+    first = world.sharing._divided(world.sharing.captures.able(), before, shared=True)
     assert len(before.keys() | first.keys()) == GRANTS_MAX
-    second = world.sharing._divided(world.sharing.able(), {n: list(s) for n, s in first.items()}, shared=True)
+    second = world.sharing._divided(
+        world.sharing.captures.able(), {n: list(s) for n, s in first.items()}, shared=True
+    )
     assert len(second) == 100
 
 
@@ -431,7 +433,7 @@ def test_a_taker_that_never_gets_ready_is_left_out_of_the_next_plan(ready: bool)
     for peer in world.peers:
         peer.received_at = world.now
     assert world.better()[0] == ""
-    assert world.sharing.able() == ["a", "b"]
+    assert world.sharing.captures.able() == ["a", "b"]
     assert world.better() == ("", [])
     assert world.sharing.not_wanted() == [world.peers["c"]]
 
@@ -455,7 +457,7 @@ def test_who_is_drained_gives_to_any_version_and_what_has_no_tables_too() -> Non
     world = World("b")
     world.peers["b"].version = "0.0.1"
     world.node.drained.add("a")
-    assert world.sharing.able() == ["b"]
+    assert world.sharing.captures.able() == ["b"]
     world.sharing.begin([])
     assert world.sharing.divide({"a": [ALL]}, shared=True) == {"b": (ALL,)}
 
@@ -463,6 +465,6 @@ def test_who_is_drained_gives_to_any_version_and_what_has_no_tables_too() -> Non
 def test_a_capture_of_another_version_gets_nothing_while_others_can() -> None:
     world = World("b")
     world.peers["b"].version = "0.0.1"
-    assert world.sharing.able() == ["a"]
+    assert world.sharing.captures.able() == ["a"]
     world.peers["b"].version = __version__
-    assert world.sharing.able() == ["a", "b"]
+    assert world.sharing.captures.able() == ["a", "b"]

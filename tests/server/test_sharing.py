@@ -38,7 +38,7 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
     monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
-    monkeypatch.setattr("tidegate.server.sharing.JOIN_S", 0.5)
+    monkeypatch.setattr("tidegate.server.able_captures.JOIN_S", 0.5)
     return found
 
 

@@ -21,12 +21,11 @@ from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.layout import Layout
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.base import OpenTransactions, PartitionedOwner, SinkFeed
+from tidegate.sink.base import OpenTransactions, PartitionedOwner, PartitionedSink, SinkFeed
 from tidegate.sink.kafka.client import transactional_id
 from tidegate.sink.kafka.owner import KafkaOwnerSink
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import SlotWriter
-from tidegate.sink.registry import widen
 
 pytestmark = pytest.mark.integration
 
@@ -345,7 +344,7 @@ def test_rows_go_by_the_new_number_for_those_who_look_after_the_change(
     uri = parse_sink_uri(f"kafka://{kafka}/{own}?protocol=open-protocol&partition-num=3")
     config = load_config(None, uri)
     sink = KafkaSink(SinkFeed(1, "default", own, "first", uri, config))
-    assert sink.describe().repartitions
+    assert isinstance(sink, PartitionedSink)
     owner = sink.open_owner(registry.marks(registry.options_of(config)), lambda: None)
     assert isinstance(owner, PartitionedOwner)
     owner.use([])
@@ -410,9 +409,9 @@ def test_a_topic_gets_the_partitions_that_it_lacks_and_never_loses_any(
     uri = parse_sink_uri(f"kafka://{kafka}/{own}?protocol=open-protocol")
     sink = KafkaSink(SinkFeed(1, "default", own, "first", uri, load_config(None, uri)))
     for wanted, there in ((4, 4), (3, 4), (4, 4)):
-        widen(sink, wanted)
+        sink.widen(wanted)
         found = AdminClient({"bootstrap.servers": kafka}).list_topics(own, timeout=10).topics[own]
         assert len(found.partitions) == there
     nowhere = parse_sink_uri(f"kafka://{kafka}/nowhere-at-all?protocol=open-protocol")
     with pytest.raises(InvalidInput, match="does not exist"):
-        widen(KafkaSink(SinkFeed(1, "default", "n", "i", nowhere, load_config(None, nowhere))), 3)
+        KafkaSink(SinkFeed(1, "default", "n", "i", nowhere, load_config(None, nowhere))).widen(3)

@@ -22,7 +22,7 @@ from tests.tikv.test_server import Wire
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.proto import pdpb_pb2, tikvpb_pb2
-from tidegate.tikv.cdc import channel, endpoint
+from tidegate.tikv.cdc import channel, scans
 from tidegate.tikv.cdc.channel import Channel, Subscription
 from tidegate.tikv.rpc import store, tikv_service
 from tidegate.tikv.server import EmbeddedUpstream
@@ -343,9 +343,9 @@ def test_100_000_registrations_on_one_stream_are_served_or_get_busy(
         client.endpoint.request(client.connection, each)
         most = max(most, client.endpoint._tasks.qsize())
         client.messages.clear()
-    for _ in range(count - endpoint.SCANS_MAX):
+    for _ in range(count - scans.SCANS_MAX):
         assert refused.acquire(timeout=WAIT_S)
-    assert len(client.connection.downstreams) == endpoint.SCANS_MAX
+    assert len(client.connection.downstreams) == scans.SCANS_MAX
     assert most <= channel.REQUESTS_MAX + 16
     assert resident_bytes() - before < 128 << 20
     client.close()

@@ -16,7 +16,7 @@ from tidegate.codec.entry import MarkEncoder
 from tidegate.model.message import Message, MessageBlock
 
 ALIGN_HEADER: Final = "tidegate-align"
-"""Name of the Kafka header that turns a Resolved into an alignment mark."""
+"""Name of the header that turns a Resolved into an alignment mark."""
 
 
 def header(table: str, commit_ts: int) -> bytes:

@@ -20,10 +20,10 @@ from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 
 RECORD_OVERHEAD: Final = 36
-"""Bytes that Kafka may add to a record: `MaxRecordOverhead` of tiflow `pkg/sink/codec/common/message.go`."""
+"""Bytes a topic may add to a message: `MaxRecordOverhead` of tiflow `pkg/sink/codec/common/message.go`."""
 
 DDL_HEADER: Final = "tidegate-ddl"
-"""Name of the Kafka header that carries a whole DdlEvent, in addition to the protocol's own DDL message."""
+"""Name of the header that carries a whole DdlEvent, in addition to the protocol's own DDL message."""
 
 Headers: TypeAlias = Sequence[tuple[str, bytes]] | None
 

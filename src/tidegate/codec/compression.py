@@ -1,4 +1,4 @@
-"""Compression of messages by the producer itself, independent of Kafka's: docs/formats/large-messages.md.
+"""Compression of single messages, independent of the sink's own: docs/formats/large-messages.md.
 
     snappy   a raw block, which begins with the length of its content
     lz4      frames, which do not contain the length

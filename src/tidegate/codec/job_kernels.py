@@ -73,7 +73,7 @@ VARIABLE_BYTES: Final = VARIABLE.size
 VARIABLES_AT: Final = 8
 """The offset of the first VARIABLE, after their count."""
 RECORD_OVERHEAD: Final = 36
-"""The bytes that Kafka adds to a message, as TiCDC counts them."""
+"""The bytes that a topic adds to a message, as TiCDC counts them."""
 
 DONE: Final = 0
 NEED_ROOM: Final = 1

@@ -50,7 +50,7 @@ _REFUSED: Final = {
     "canal": "it is canal's protobuf; canal-json has the same content in JSON",
     "craft": "only TiCDC's classic architecture reads and writes it, and the new one has dropped it",
     "debezium-avro": "it needs a schema registry, and debezium has the same content in JSON",
-    "csv": "TiCDC writes it to storage, never to Kafka",
+    "csv": "TiCDC writes it to storage, never to a topic",
 }
 """Protocols that are not supported, and why."""
 
@@ -208,7 +208,7 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
     only_read = _named(name, ReadCodec)
     why = only_read.unwritten if isinstance(only_read, ReadCodec) else _REFUSED.get(name, "")
     if not name:
-        what = "A Kafka topic needs a protocol."
+        what = "A topic needs a protocol."
     elif only_read is not None:
         what = f"Protocol '{name}' is read, but not written."
     elif why:

@@ -1,6 +1,6 @@
 """One row as text: the pieces of its key and of its value, walked in order.
 
-Strings come from `text_kernels`, types of Kafka Connect from `connect_kernels`; numbers, decimals, times and
+Strings come from `text_kernels`, Connect's types from `connect_kernels`; numbers, decimals, times and
 binary JSON from `tidegate.tidb.kernels`. `row_bound` is the largest size of a row's value: the kernels that
 call these functions (`codec.kernels`) compare it with the room left before they write.
 """

@@ -341,6 +341,16 @@ class ReplicaConfig:
         return not self.sink.kafka_config.output_raw_change_event
 
     @property
+    def partition_num(self) -> int:
+        """Partitions of a topic that rows are spread over; 0: the topic's own count, or the default."""
+        return self.sink.kafka_config.partition_num
+
+    @property
+    def claim_check_storage_uri(self) -> str:
+        """Where messages go that are too large for a topic, with credentials; empty: nowhere."""
+        return self.sink.kafka_config.large_message_handle.claim_check_storage_uri
+
+    @property
     def has_tables(self) -> bool:
         """Whether the feed follows tables, not keys."""
         return self.tidegate.kv_mode == TABLE_MODE

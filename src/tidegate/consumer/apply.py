@@ -22,15 +22,14 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, schema_changes
 from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
+from tidegate.consumer.barriers import Barriers
 from tidegate.consumer.changes import (
     BadRow,
     Staged,
     staged_bytes,
     staged_changes,
     staged_rows,
-    without_repeats,
 )
-from tidegate.consumer.convert import TIMESTAMP
 from tidegate.consumer.ddl_steps import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
@@ -40,12 +39,10 @@ from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.selection import Chosen, Selection
 from tidegate.consumer.target import Name, TableChanges, Target
+from tidegate.consumer.timestamp_zone import TimestampZone
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 
-MAX_BARRIERS: Final = 1024
-"""Tables whose last DDL is remembered. A producer that restarts repeats only what came since its
-checkpoint."""
 QUARANTINE: Final = "quarantine.jsonl"
 """File name, in the consumer's folder."""
 
@@ -86,19 +83,17 @@ class Applier:
 
         `trust_inserts`: an insert on the topic is always a new row; False when updates carry no old values,
         because they then look like inserts. `place`: maps a partition's number to topic and partition.
-        `learns_zone`: take the time zone of TIMESTAMP texts from DDL headers if `time_zone` is empty;
-        otherwise the headers must agree with it. `clock`: given only for topics that are read by offset.
+        `learns_zone`: see `TimestampZone`. `clock`: given only for topics that are read by offset.
         `selection`: which tables are applied, and under which names; None: all, unchanged. `schema_changes`:
         the policy when a DDL changes columns.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
         self.selection, self._schema_changes = selection or Selection(), schema_changes
-        self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
-        """The zone of TIMESTAMP texts; empty while neither the user nor a DDL header has named it."""
+        self.zone, self._trust = TimestampZone(time_zone, learns=learns_zone), trust_inserts
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
-        self._barriers: dict[Name, int] = {}
+        self.barriers = Barriers(clock)
         self._numbers = 0
         """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()
@@ -170,7 +165,7 @@ class Applier:
         if not held:
             return
         known = self._definition_for(name, [piece.segment for piece in held])
-        aside, zone = partial(self._set_aside, name), self._zone_for(known)
+        aside, zone = partial(self._set_aside, name), self.zone.of_table(known)
         for piece in held:
             staged = self._fresh(name, staged_rows([piece]))
             changes = staged_changes(staged, known, zone, self.target.values, aside)
@@ -182,7 +177,7 @@ class Applier:
         """Execute the DDLs of one FinishedTS in order. Returns a description of each step."""
         events = _in_order(messages)
         for _, message in events:
-            self._learn_zone(message)
+            self.zone.learn(message)
         done: list[str] = []
         for event, message in events:
             chosen = self.selection.ddl(event, message, self.target.definitions.keys())
@@ -190,7 +185,7 @@ class Applier:
                 continue
             # A DDL that the target has executed cannot be planned again: its tables already look that way.
             if self.target.has_done(chosen.message):
-                self._raise_barriers(chosen, self.target.definitions)
+                self.barriers.executed(chosen, self.target.definitions, self.target.definitions)
                 continue
             if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
                 chosen = self._kept(chosen, message)
@@ -201,7 +196,7 @@ class Applier:
             for step in steps:
                 self.target.execute(step)
                 done.append(ddl_steps.in_words(step))
-            self._raise_barriers(chosen, before)
+            self.barriers.executed(chosen, before, self.target.definitions)
             self.stats.ddls += 1
         return done
 
@@ -256,39 +251,12 @@ class Applier:
         if self.target.replays_sql and (event is None or self._found(event)):
             if chosen.sql_refusal is not None:
                 raise chosen.sql_refusal
-            zone = (event.time_zone if event is not None else "") or self._zone_of_sql(message)
+            zone = (event.time_zone if event is not None else "") or self.zone.of_sql(message)
             stated = [replace(message, query=query) for query in chosen.queries]
             return [step for one in stated for step in ddl_text_plan.plan_replay(one, zone)]
         if event is not None:
             return ddl_plan.plan(event, held, self.target.dropped())
         return ddl_text_plan.plan_without_header(message, held)
-
-    def _learn_zone(self, message: DdlMessage) -> None:
-        """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it contradicts the known zone."""
-        stated = ddl_header.timestamp_zone(message.header) if message.header is not None else ""
-        if not self._learns_zone or stated in ("", self.zone):
-            return
-        if self.zone:
-            raise Fatal(
-                "the topic's TIMESTAMPs are read in the wrong time zone",
-                where=f"{message.schema}.{message.table} at ts {message.ts}",
-                why=f"the changefeed writes them in {stated}, and this consumer reads them in {self.zone}",
-                fix="start a new target without --time-zone, or set the changefeed's time zone back",
-            )
-        self.zone = stated
-
-    def _zone_for(self, known: Definition) -> str:
-        """The zone for a table's rows; Fatal when the table has a TIMESTAMP and the zone is not known."""
-        if not self.zone:
-            needs = [column.name for column in known.columns if column.mysql_type == TIMESTAMP]
-            if needs:
-                raise _no_zone(f"table {known.name}, column {needs[0]}")
-        return self.zone or "UTC"
-
-    def _zone_of_sql(self, message: DdlMessage) -> str:
-        if not self.zone and "timestamp" in message.query.lower():
-            raise _no_zone(f"{message.query[:200]} at ts {message.ts}")
-        return self.zone or "UTC"
 
     def _found(self, event: DdlEvent) -> bool:
         """Whether the table's definition was read from the target, and not made from a TableInfo."""
@@ -307,7 +275,7 @@ class Applier:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
-        changes = staged_changes(staged, known, self._zone_for(known), self.target.values, aside)
+        changes = staged_changes(staged, known, self.zone.of_table(known), self.target.values, aside)
         if len(changes) == 0:
             return None
         with self._counting:
@@ -321,43 +289,7 @@ class Applier:
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
-        """Discard rows older than the last DDL of their table, if the topic is read by offset.
-
-        The producer sent them again after the DDL. Meanwhile the table may have been dropped, or another
-        table may have its name, so they must not be applied.
-        """
-        if self._clock is None:
-            return staged
-        known = self.target.definition(name)
-        version = known.version if known is not None else 0
-        return without_repeats(staged, max(version, self._barriers.get(name, 0)), self._clock)
-
-    @property
-    def barriers(self) -> tuple[tuple[str, str, int], ...]:
-        """The ts of the last DDL of each table, for the newest `MAX_BARRIERS`. Part of the position."""
-        return tuple((*name, ts) for name, ts in self._barriers.items())
-
-    def know_barriers(self, kept: Sequence[tuple[str, str, int]]) -> None:
-        """Resume with the barriers of a stored position."""
-        self._barriers = {(schema, table): ts for schema, table, ts in kept}
-
-    def _raise_barriers(self, chosen: Chosen, before: Mapping[Name, Definition]) -> None:
-        """Remember the ts of an executed DDL for each table that it changed, named or renamed.
-
-        `_fresh` then discards rows up to that ts. The newest entry is last, so the oldest is evicted first.
-        """
-        if self._clock is None:
-            return
-        now, message = self.target.definitions, chosen.message
-        about = {name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)}
-        about |= {(message.schema, message.table)} if message.table else set()
-        if (event := chosen.event) is not None and event.table:
-            about |= {(event.old_schema, event.old_table)}
-        for name in sorted(about):
-            self._barriers.pop(name, None)
-            self._barriers[name] = message.ts
-        while len(self._barriers) > MAX_BARRIERS:
-            del self._barriers[next(iter(self._barriers))]
+        return self.barriers.fresh(name, self.target.definition(name), staged)
 
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)
@@ -390,16 +322,6 @@ def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, Ddl
     """DDLs of one ts with their decoded headers, in the order of their job."""
     events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
     return sorted(events, key=lambda pair: pair[0].seq if pair[0] is not None else 0)
-
-
-def _no_zone(where: str) -> Fatal:
-    return Fatal(
-        "the time zone of the topic's TIMESTAMPs is not known",
-        where=where,
-        why="they are texts in the changefeed's zone, which neither messages nor DDL headers name",
-        fix="restart the consumer with --time-zone and the changefeed's zone; TiCDC's default is that of "
-        "its server",
-    )
 
 
 def _check_columns(known: Definition, segment: Segment) -> None:

@@ -83,9 +83,9 @@ class Committer:
         applier = self._applier
         return replace(
             self._flow.position(ts),
-            time_zone=applier.zone,
+            time_zone=applier.zone.name,
             sources=applier.sources,
-            barriers=applier.barriers,
+            barriers=applier.barriers.entries,
         )
 
     def _publish(self, now: float) -> bool:

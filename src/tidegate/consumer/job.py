@@ -157,7 +157,8 @@ class Consumer:
             settings, topic, address, target, self._applier, self._offsets, self._attempts, listener
         )
         position = beginning.position()
-        self._applier.zone = self._applier.zone or position.zone_from("")
+        zone = self._applier.zone
+        zone.name = zone.name or position.zone_from("")
         begun = bounds_begun(target.begun, topic, address, settings.until)
         self._flow = new_flow(topic, settings, position, begun)
         self._rounds = Rounds(topic, self._flow, self._offsets, staging)

@@ -22,48 +22,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import ddl_plan, ddl_steps
+from tidegate.consumer import ddl_steps
 from tidegate.consumer.convert import Losses, TargetColumn, to_target
-from tidegate.consumer.ddl_steps import REPEAT, Dropped
+from tidegate.consumer.ddl_steps import Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.definition_files import DefinitionFiles
 from tidegate.consumer.directory_lock import OWN
 from tidegate.consumer.journal import DdlJournal, Going
 from tidegate.consumer.lake import Lake
+from tidegate.consumer.lake_steps import LakeSteps, Table
 from tidegate.consumer.net_effect import BagEffect, Effect, Ints, factorize
-from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
-from tidegate.consumer.rewrite import Rewriter
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, Parted, Settle, TableChanges
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.errors import Fatal
 from tidegate.sink.snapshot_rows import SnapshotRow
 
 WRITERS: Final = 2
 INTENTS: Final = f"{OWN}/ddl.jsonl"
-
-
-@dataclass(slots=True)
-class Table:
-    """One table of the target as the writer knows it."""
-
-    definition: Definition
-    path: str
-    version: int
-    number: int = 0
-    """The number of its definition's file, stored next to the data; 0 when it is not stored yet."""
-    grown: bool = False
-    """Whether rows were written since the last check whether to compact it."""
 
 
 class LakeValues:
@@ -115,6 +98,7 @@ class LakeTarget:
         """The upkeep round that is under way."""
         self._journal = DdlJournal(lake.store, INTENTS)
         self._files = DefinitionFiles(lake.store)
+        self._steps = LakeSteps(lake, self.tables, self._files, self.stats)
         self._counting = threading.Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="lake")
 
@@ -284,114 +268,7 @@ class LakeTarget:
     def execute(self, step: ddl_steps.Step) -> None:
         """Execute one step of a DDL."""
         self.lake.check_writer()
-        match step:
-            case ddl_steps.Create(made):
-                self._create(made)
-            case ddl_steps.Drop(schema, table):
-                self._drop((schema, table))
-            case ddl_steps.Rename(schema, table, made):
-                self._rename((schema, table), made)
-            case ddl_steps.Rewrite(made, sources, in_place):
-                self._rewrite(made, sources, in_place)
-            case ddl_steps.Redefine(made, _):
-                self._know(self.tables[made.schema, made.table], made)
-            case ddl_steps.Prune(schema, table, members):
-                self._prune(self.tables[schema, table], members)
-            case ddl_steps.Exchange(schema, table, members, other, validated):
-                self._exchange(self.tables[schema, table], members, other, validated=validated)
-            case ddl_steps.Restore(made, dropped):
-                self._restore(made, dropped)
-            case ddl_steps.Nothing(_):
-                pass
-            case ddl_steps.Replay():
-                raise AssertionError("files run no SQL")
-            case ddl_steps.Refuse(why):
-                raise AssertionError(f"refused before any step: {why}")
-
-    def _create(self, made: Definition) -> Table:
-        self._drop((made.schema, made.table))
-        path = self.lake.make(made.schema, made.table, made.arrow_schema)
-        table = Table(made, path, self.lake.version(path))
-        self.tables[made.schema, made.table] = table
-        self._know(table, made)
-        return table
-
-    def _drop(self, name: Name) -> None:
-        held = self.tables.pop(name, None)
-        if held is not None:
-            self.lake.vanish(held.path)
-
-    def _rename(self, old: Name, made: Definition) -> None:
-        held = self.tables.pop(old)
-        path = self.lake.move(held.path, made.schema, made.table)
-        self.tables[made.schema, made.table] = Table(held.definition, path, self.lake.version(path))
-        if held.definition.arrow_schema == made.arrow_schema:
-            self._know(self.tables[made.schema, made.table], made)
-
-    def _rewrite(self, made: Definition, sources: Sequence[ddl_steps.Source], in_place: bool) -> None:
-        table, columns = self.tables[made.schema, made.table], made.arrow_schema
-        if in_place:
-            self.lake.add_null_columns(table.path, columns)
-        elif not self.lake.evolve(table.path, columns, sources):
-            rewriter = Rewriter(made, sources, self.stats.losses)
-            self.lake.replace(table.path, columns, (rewriter(batch) for batch in self._rows_of(table)))
-        table.version = self.lake.version(table.path)
-        self._know(table, made)
-
-    def _rows_of(self, table: Table) -> Iterator[pa.RecordBatch]:
-        return self.lake.batches(table.path, table.definition.arrow_schema)
-
-    def _prune(self, table: Table, members: Members) -> None:
-        schema = table.definition.arrow_schema
-        stay = (b.filter(pc.invert(members.mask(b))) for b in self._rows_of(table))
-        self.lake.replace(table.path, schema, stay)
-        table.version = self.lake.version(table.path)
-
-    def _exchange(self, table: Table, members: Members, made: Definition, *, validated: bool) -> None:
-        """Swap the rows of some partitions with those of another table.
-
-        Both tables are read as they were before, whichever is written first.
-        """
-        other = self.tables[made.schema, made.table]
-        if not validated and not self._all_in(other, members):
-            self._know(table, ddl_plan.misplaced(table.definition))
-        schema = table.definition.arrow_schema
-        # `batches` takes the list of a table's files when it is called, so all three readers see the rows
-        # from before the exchange, however late they are read.
-        old, leaving, come = self._rows_of(table), self._rows_of(table), self._rows_of(other)
-        stay = (b.filter(pc.invert(members.mask(b))) for b in old)
-        leave = (b.filter(members.mask(b)) for b in leaving)
-        self.lake.replace(table.path, schema, chain(stay, (b.select(schema.names) for b in come)))
-        self.lake.replace(other.path, made.arrow_schema, (b.select(made.arrow_schema.names) for b in leave))
-        for written in (table, other):
-            written.version = self.lake.version(written.path)
-        self._know(other, made)
-
-    def _all_in(self, table: Table, members: Members) -> bool:
-        """Whether each row of a table belongs to one of these partitions."""
-        return all(pc.all(members.mask(batch), min_count=0).as_py() for batch in self._rows_of(table))
-
-    def _restore(self, made: Definition, dropped: Dropped) -> None:
-        """Bring a dropped table back. Fatal when the kept rows have other columns than the DDL says."""
-        path = self.lake.move(dropped.path, made.schema, made.table, dropped.version)
-        table = Table(made, path, self.lake.version(path))
-        if not self.lake.holds(path, made.arrow_schema):
-            kept, now = ", ".join(self.lake.columns(path)), ", ".join(made.arrow_schema.names)
-            raise Fatal(
-                "a table that comes back has other columns than it had at the target",
-                where=f"table {made.name}",
-                why=f"kept: {kept}; now: {now}",
-                fix=REPEAT,
-            )
-        self.tables[made.schema, made.table] = table
-        self._know(table, made)
-
-    def _know(self, table: Table, made: Definition) -> None:
-        """Store the definition next to the data, durable before any snapshot that needs it."""
-        table.definition = made
-        if made.guessed:
-            self.stats.guessed[made.name] = made.guessed
-        table.number = self._files.keep(table.path, made)
+        self._steps.execute(step)
 
     # --- commit point
 

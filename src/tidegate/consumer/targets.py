@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
+from tidegate.consumer.mysql.lanes import LANES
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
-from tidegate.consumer.mysql.target import LANES, MySqlAddress
+from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
 from tidegate.consumer.upkeep import Upkeep

@@ -19,7 +19,7 @@ from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
 from tidegate.consumer.source import Topic
 from tidegate.kvclient.pd import PdClient
-from tidegate.schema_registry import ConfluentRegistry
+from tidegate.schema_registry import HttpRegistry
 
 
 class TopicDecoder:
@@ -31,7 +31,7 @@ class TopicDecoder:
         self._schemas = registry.reader_of(options).schemas
         if self._schemas is not None:
             self._book = SchemaBook()
-            self._registry = ConfluentRegistry(revealed(topic.config.sink.schema_registry))
+            self._registry = HttpRegistry(revealed(topic.config.sink.schema_registry))
             options = self._schemas.placed(options, topic.uri.topic, "", self._book)
         self._options = options
         self._claims: ClaimReader | None = None
@@ -41,7 +41,7 @@ class TopicDecoder:
             return
         inner = decoder_of(replace(options, large_message_handle_compression=NONE))
         self._decoder = opening(inner, options, large)
-        uri = topic.config.sink.kafka_config.large_message_handle.claim_check_storage_uri
+        uri = topic.config.claim_check_storage_uri
         if uri or topic.pd:
             storage = ClaimStorage(uri) if uri else None
             upstream = RowReader(PdClient(topic.pd), ZoneInfo(topic.time_zone)) if topic.pd else None

@@ -3,9 +3,9 @@
     [A-Za-z0-9._-]* {schema}? ([A-Za-z0-9._-]* {table})? [A-Za-z0-9._-]*
     if the topic names a schema registry's subjects and the expression is not constant: both placeholders
 
-Each character of a name that Kafka does not allow becomes `_`. A name that is longer than Kafka allows is cut
-off; the names `.` and `..` become `_` and `__`. So two tables may share a topic. That is correct, because
-rows and DDL name their table. Upstream: tiflow `cdc/sink/dmlsink/mq/dispatcher/topic/expression.go`.
+Each character that a topic's name may not have becomes `_`. A name that is longer than `NAME_MAX` is cut off;
+the names `.` and `..` become `_` and `__`. So two tables may share a topic. That is correct, because rows and
+DDL name their table. Upstream: tiflow `cdc/sink/dmlsink/mq/dispatcher/topic/expression.go`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from tidegate.errors import InvalidInput
 
 NAME_MAX: Final = 249
-"""Kafka's limit for the characters of a topic's name."""
+"""The most characters of a topic's name."""
 SCHEMA, TABLE = "{schema}", "{table}"
 
 _LITERAL: Final = r"[A-Za-z0-9._-]*"
@@ -60,8 +60,8 @@ _BOTH_WHY: Final = (
 
 def _unusable(constant: str) -> str:
     if constant in (".", ".."):
-        return "Kafka has no topic of this name"
-    return f"Kafka takes {NAME_MAX} characters at most" if len(constant) > NAME_MAX else ""
+        return "no topic can have this name"
+    return f"a topic's name has {NAME_MAX} characters at most" if len(constant) > NAME_MAX else ""
 
 
 def is_constant(expression: str) -> bool:

@@ -1,7 +1,6 @@
-"""The changes of one span: rows that wait in memory (`waiting`), segments and runs, and the manifest.
+"""The changes of one span: rows that wait in memory (`waiting`), and its files (`span_files`).
 
 `store` has what all spans share: the budgets for memory and disk, the floors, the lock on the folder.
-`recovery` decides what to keep after a restart, `merging` which segments become one.
 
 Threads: `append` may run while another thread seals; calls that change the manifest exclude each other. The
 caller appends every row <= R before it seals R.
@@ -13,50 +12,27 @@ are removed with the next manifest that can be written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
-from tidegate.config.values import TABLE_MODE
-from tidegate.disk import DiskFull, writing
 from tidegate.errors import Fatal
-from tidegate.eventstore import damage, directory_kernels, kernels, reader, recovery, segment
+from tidegate.eventstore import kernels
 from tidegate.eventstore.damage import Damage
-from tidegate.eventstore.manifest import (
-    MANIFEST,
-    Manifest,
-    ManifestFile,
-    RegionRange,
-    highest,
-    joined,
-    span_folder,
-)
-from tidegate.eventstore.merging import mergeable
-from tidegate.eventstore.segment import DamagedSegment, Durability, Segment, SegmentInfo
+from tidegate.eventstore.manifest import Manifest, RegionRange, highest, joined
+from tidegate.eventstore.segment import Segment
+from tidegate.eventstore.span_files import Disk, SpanFiles
 from tidegate.eventstore.waiting import Block, Waiting
 from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 
-FOLLOW_MS: Final = 60_000
-"""Milliseconds of upstream's time by which the manifest of an idle span may be behind; at most twice that."""
 
-
-class Whole(recovery.Publisher, Protocol):
+class Whole(Disk, Protocol):
     """What a span needs of its store: `store.EventStore`."""
-
-    folder: Path
-    durable: Durability
-    kv_mode: str
-
-    def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Count bytes that were added or (if negative) removed."""
-        ...
 
     def relieve(self) -> None:
         """Write runs until memory is within its budget."""
@@ -70,24 +46,8 @@ class Whole(recovery.Publisher, Protocol):
         """Publish the span's claim to readers."""
         ...
 
-    def withdraw(self, span_id: str) -> None:
-        """Withdraw what was published of a span."""
-        ...
-
     def forget(self, span: SpanStore) -> None:
         """Forget a span that was closed."""
-        ...
-
-    def admit(self) -> None:
-        """Raise DiskFull while no segment may be written."""
-        ...
-
-    def filled(self, error: DiskFull) -> None:
-        """Note that a write found the disk full."""
-        ...
-
-    def small(self, write: Callable[[], None]) -> None:
-        """Perform a small write after which other files can be removed; allowed on a full disk."""
         ...
 
 
@@ -100,72 +60,43 @@ class SpanStore:
         Rows that the files do not prove count as not resolved, and are pulled again.
         """
         self.span, self.id = span, span_id(span, store.kv_mode)
-        self._store, self._folder = store, span_folder(store.folder, span, store.kv_mode)
-        self._durable: Durability = store.durable
+        self._store = store
         self._waiting = Waiting()
-        self._seal_lock = threading.Lock()  # guards the manifest and files; held while they are written
-        self._dirty = False  # the manifest on disk lacks something
-        self._old: list[SegmentInfo] = []  # removed once a manifest without them is on disk
+        self._seal_lock = threading.Lock()  # guards the files; held while they are written
         self._closed = False
-        self._unmerged: set[str] = set()  # segments that no merge could read
         self.rows_sealed = 0
-        self.disk_bytes = 0
-        """Bytes of the segments and runs that the manifest names."""
-        self._file = ManifestFile(self._folder, self._durable)
-        # Spread over the spans: otherwise all spans that became idle together would write at the same time.
-        self._follow_ms = FOLLOW_MS + crc32c(self.id.encode()) % FOLLOW_MS
-        self._manifest, self._claim = self._recover()
-        self._recorded = self._manifest.resolved
-        self._measure()
+        self._files = SpanFiles(store, span, self.id, lambda: store.moved(self))
         store.moved(self)
-
-    def _recover(self) -> tuple[Manifest, tuple[Timestamp, int]]:
-        """Write the manifest to start with, as a new base; returns it with the first claim."""
-        with writing(self._folder, keep=True):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        manifest = recovery.proven(self._store, self._folder, self.span, self.id)
-        if self._store.published(self.id)[0] > manifest.resolved:
-            # Otherwise readers would take the range that is pulled again for complete.
-            self._store.withdraw(self.id)
-        # A run may have rows that its range pulls again, below the resolved ts of other ranges. They come
-        # twice then; readers take each change once.
-        last = max(r.resolved for r in manifest.ranges)
-        clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
-        manifest = replace(manifest, segments=tuple(clipped))
-        version = self._file.write(manifest)
-        known = {s.file for s in manifest.segments} | {MANIFEST}
-        for path in self._folder.iterdir():
-            if path.name not in known:
-                path.unlink()
-        return manifest, (manifest.resolved, version)
 
     @property
     def resolved(self) -> Timestamp:
         """Every commit <= this is in the span's segments (0: nothing is known)."""
-        return self._claim[0]
+        return self._files.claim[0]
 
     @property
     def claim(self) -> tuple[Timestamp, int]:
-        """What may be published: the resolved ts, and the version of the manifest on disk that it belongs to.
+        """What may be published: the resolved ts, and the version of the manifest that it belongs to."""
+        return self._files.claim
 
-        It is one tuple, because `publish` reads it in another thread than the one that replaces it.
-        """
-        return self._claim
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of the segments and runs that the manifest names."""
+        return self._files.disk_bytes
 
     @property
     def complete_from(self) -> Timestamp:
         """Rows with commit_ts <= this may be missing, because they were never pulled or were dropped."""
-        return self._manifest.dropped_to
+        return self._files.manifest.dropped_to
 
     @property
     def manifest(self) -> Manifest:
         """The manifest with the present resolved ts, for status."""
-        return self._manifest.with_resolved(self.resolved)
+        return self._files.manifest.with_resolved(self.resolved)
 
     @property
     def ranges(self) -> tuple[tuple[Span, Timestamp], ...]:
         """The resolved ts of each part of the span on disk, in key order; the least of them is `resolved`."""
-        ranges = self._manifest.with_resolved(self.resolved).ranges
+        ranges = self._files.manifest.with_resolved(self.resolved).ranges
         return tuple((Span(r.start, r.end), r.resolved) for r in ranges)
 
     @property
@@ -184,19 +115,20 @@ class SpanStore:
             return
         # Before the withdrawal: otherwise the thread that publishes other spans would publish the old claim
         # again.
-        self._claim = (0, self._claim[1])
+        files = self._files
+        files.resolve(0)
         self._store.withdraw(self.id)
         with self._seal_lock:
             self._clear()
-            before = self._manifest.segments
+            before = files.manifest.segments
             if self.complete_from <= start_ts:
                 kept = tuple(s for s in before if s.last_ts > start_ts)
-                fresh = self._manifest.with_resolved(start_ts)
+                fresh = files.manifest.with_resolved(start_ts)
             else:
-                kept, fresh = (), self._manifest.restarted(start_ts)
+                kept, fresh = (), files.manifest.restarted(start_ts)
             fresh = replace(fresh, segments=kept, dropped_to=start_ts)
-            self._let_go(fresh, [s for s in before if s not in kept])
-            self._claim = (start_ts, self._claim[1])
+            files.let_go(fresh, [s for s in before if s not in kept])
+            files.resolve(start_ts)
         self._store.moved(self)
 
     def append(self, block: pa.RecordBatch) -> None:
@@ -231,12 +163,13 @@ class SpanStore:
             if self._closed:
                 return
             self._write_waiting(resolved)
-            if self._dirty:
-                old = self._merge_small(resolved)
-                self._replace_manifest(self._manifest.with_resolved(resolved), old)
-            elif timestamp.physical_ms(resolved) - timestamp.physical_ms(self._recorded) > self._follow_ms:
-                self._replace_manifest(self._manifest.with_resolved(resolved), ())
-            self._claim = (resolved, self._claim[1])
+            files = self._files
+            if files.is_dirty:
+                old = files.merge_small(resolved)
+                files.write_manifest(files.manifest.with_resolved(resolved), old)
+            elif files.is_behind(resolved):
+                files.write_manifest(files.manifest.with_resolved(resolved), ())
+            files.resolve(resolved)
         self._store.moved(self)
 
     def spill(self) -> None:
@@ -256,31 +189,34 @@ class SpanStore:
             if self._closed:
                 return
             self._write_waiting(timestamp.MAX)
+            files = self._files
             parts = highest(
-                [RegionRange(span.start, span.end, ts) for span, ts in ranges], self._manifest.ranges
+                [RegionRange(span.start, span.end, ts) for span, ts in ranges], files.manifest.ranges
             )
-            old = self._merge_small(timestamp.MAX) if self._dirty else []
-            fresh = replace(self._manifest, ranges=joined(parts)).with_resolved(self.resolved)
-            if self._dirty or fresh != self._manifest:
-                self._replace_manifest(fresh, old)
+            old = files.merge_small(timestamp.MAX) if files.is_dirty else []
+            fresh = replace(files.manifest, ranges=joined(parts)).with_resolved(self.resolved)
+            if files.is_dirty or fresh != files.manifest:
+                files.write_manifest(fresh, old)
 
     def shed(self) -> None:
         """Forget all rows beyond the resolved ts, in memory and on disk; the caller appends them again."""
         with self._seal_lock:
             self._clear()
-            ahead = [s for s in self._manifest.segments if s.min_ts > self.resolved]
-            self._let_go(self._manifest.cut_back(self.resolved), ahead)
+            manifest = self._files.manifest
+            ahead = [s for s in manifest.segments if s.min_ts > self.resolved]
+            self._files.let_go(manifest.cut_back(self.resolved), ahead)
 
     def drop_below(self, ts: Timestamp) -> None:
         """Remove the segments without rows above `ts`, or above the resolved ts if that is lower."""
         limit = min(ts, self.resolved)
         with self._seal_lock:
-            old = [s for s in self._manifest.segments if s.last_ts <= limit]
+            manifest = self._files.manifest
+            old = [s for s in manifest.segments if s.last_ts <= limit]
             if not old:
                 return
-            kept = tuple(s for s in self._manifest.segments if s.last_ts > limit)
-            dropped = max(self._manifest.dropped_to, *(s.last_ts for s in old))
-            self._let_go(replace(self._manifest, segments=kept, dropped_to=dropped), old)
+            kept = tuple(s for s in manifest.segments if s.last_ts > limit)
+            dropped = max(manifest.dropped_to, *(s.last_ts for s in old))
+            self._files.let_go(replace(manifest, segments=kept, dropped_to=dropped), old)
 
     def prepend(self, pulled: SpanStore, after: Timestamp, upto: Timestamp) -> bool:
         """Take over the segments of another store of the same span, which has all commits in (after, upto].
@@ -290,29 +226,8 @@ class SpanStore:
         its folder is on the same disk. Files are only renamed, so appends hardly wait. After DiskFull the
         files belong to the other store again.
         """
-        taken = [info for info in pulled._manifest.segments if info.overlaps(after, upto)]
         with self._seal_lock:
-            if self._closed or self._manifest.dropped_to != upto:
-                return False
-            first = self._manifest.next_file
-            named = [replace(info, file=_file_name(first + i)) for i, info in enumerate(taken)]
-            for old, new in zip(taken, named, strict=True):
-                (pulled._folder / old.file).rename(self._folder / new.file)
-            if self._durable == "fsync":
-                segment.sync(self._folder)
-            manifest = replace(
-                self._manifest,
-                segments=(*named, *self._manifest.segments),
-                dropped_to=after,
-                next_file=first + len(named),
-            )
-            try:
-                self._replace_manifest(manifest, ())
-            except DiskFull:
-                for old, new in zip(taken, named, strict=True):
-                    (self._folder / new.file).rename(pulled._folder / old.file)
-                raise
-            return True
+            return not self._closed and self._files.take_over(pulled._files, after, upto)
 
     def close(self) -> None:
         """Forget the rows in memory; later calls do nothing. `open_span` opens the span again."""
@@ -327,25 +242,12 @@ class SpanStore:
         """Write the manifest again, because the file on disk is damaged. Raises DiskFull."""
         with self._seal_lock:
             if not self._closed:
-                self._replace_manifest(self._manifest, (), whole=True)
+                self._files.rewrite()
 
     def assess(self, file: str) -> Damage | None:
         """The damage of a segment; None if it has none, or the manifest no longer names it."""
         with self._seal_lock:
-            info = self._info(file)
-            if info is None:
-                return None
-            try:
-                found = Segment(self._folder, info)
-                bad = found.damaged()
-                if not bad:
-                    nothing = Damage(self.span, file, frozenset(), info.last_ts, info.last_ts)
-                    return nothing if found.misplaced(directory_kernels.tables_of) else None
-            except (DamagedSegment, FileNotFoundError):
-                bad = list(range(len(info.blocks)))
-        low = min(info.blocks[i].min_ts for i in bad)
-        high = min(max(info.blocks[i].max_ts for i in bad), info.last_ts)
-        return Damage(self.span, file, frozenset(bad), low - 1, high)
+            return self._files.assess(file)
 
     def repair(self, damage: Damage, pulled: Sequence[Segment]) -> int:
         """Replace a damaged segment by its good batches and the pulled ones; returns how many rows it lacks.
@@ -353,31 +255,7 @@ class SpanStore:
         If it lacks rows, because TiKV no longer has all of them, nothing is changed.
         """
         with self._seal_lock:
-            info = self._info(damage.file)
-            if info is None:
-                return 0
-            parts = [*self._good(info, damage.batches), *pulled]
-            batches = list(reader.merged(parts, info.min_ts - 1, info.last_ts))
-            rows: int = sum(b.num_rows for b in batches)
-            if info.valid_to is None and rows < info.rows:
-                return info.rows - rows
-            fresh: tuple[SegmentInfo, ...] = ()
-            if batches:
-                low, high = segment.ends(batches[0])[0], segment.ends(batches[-1])[1]
-                fresh = (self._write(batches, rows, low, high),)
-            known = self._manifest.segments
-            place = known.index(info)
-            segments = (*known[:place], *fresh, *known[place + 1 :])
-            self._replace_manifest(replace(self._manifest, segments=segments), [info])
-            return 0
-
-    def _info(self, file: str) -> SegmentInfo | None:
-        return next((s for s in self._manifest.segments if s.file == file), None)
-
-    def _good(self, info: SegmentInfo, bad: frozenset[int]) -> list[Segment]:
-        if len(bad) == len(info.blocks):
-            return []
-        return [Segment(self._folder, info, bad)]
+            return self._files.repair(damage, pulled)
 
     # --- within the seal lock ------------------------------------------------------------------------
 
@@ -395,86 +273,6 @@ class SpanStore:
         refs, low, high = kernels.order_rows(table, after, upto, taken)
         if len(refs):
             batches = kernels.take_all(table, refs, self._store.scratch())
-            info = self._write(batches, len(refs), low, high)
-            self._manifest = replace(self._manifest, segments=(*self._manifest.segments, info))
-            self._dirty = True
-            self._measure()
+            self._files.add(batches, len(refs), low, high)
             self.rows_sealed += len(refs)
         self._store.charge(memory=self._waiting.forget(chosen, taken, upto))
-
-    def _write(
-        self, batches: Iterable[pa.RecordBatch], rows: int, low: Timestamp, high: Timestamp
-    ) -> SegmentInfo:
-        number = self._manifest.next_file
-        self._manifest = replace(self._manifest, next_file=number + 1)
-        facts = segment.Facts(self.id, rows, low, high)
-        try:
-            self._store.admit()
-            index = directory_kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
-            return segment.write(self._folder, _file_name(number), facts, batches, self._durable, index)
-        except DiskFull as error:
-            self._store.filled(error)
-            raise
-
-    def _merge_small(self, resolved: Timestamp) -> list[SegmentInfo]:
-        """Merge small neighbours if there are many; returns the old segments, whose files the caller removes.
-
-        They stay if the disk is full or one of them is damaged.
-        """
-        chosen = mergeable(self._manifest.segments, resolved, self._unmerged)
-        if not chosen:
-            return []
-        try:
-            batches = list(reader.merged([Segment(self._folder, s) for s in chosen], 0, resolved))
-            low, high = segment.ends(batches[0])[0], segment.ends(batches[-1])[1]
-            info = self._write(batches, sum(b.num_rows for b in batches), low, high)
-        except DiskFull:
-            return []
-        except DamagedSegment as found:
-            damage.met(self._store.folder, self.id, found)
-            self._unmerged = {s.file for s in chosen}
-            return []
-        place = self._manifest.segments.index(chosen[0])
-        kept = [s for s in self._manifest.segments if s not in chosen]
-        self._manifest = replace(self._manifest, segments=(*kept[:place], info, *kept[place:]))
-        return chosen
-
-    def _let_go(self, manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
-        """Replace the manifest by one that names fewer files; works on a full disk, too."""
-        self._store.small(lambda: self._replace_manifest(manifest, old))
-
-    def _replace_manifest(
-        self, manifest: Manifest, old: Iterable[SegmentInfo], *, whole: bool = False
-    ) -> None:
-        """Write a new manifest, use it, then remove the files that it no longer names.
-
-        It gets the present resolved ts, so that no version has a lower one than the published floor. `whole`:
-        write it as a new base.
-        """
-        manifest = manifest.with_resolved(self.resolved)
-        self._old += old
-        self._dirty = True
-        try:
-            version = self._file.rewrite(manifest) if whole else self._file.write(manifest)
-        except DiskFull as error:
-            self._store.filled(error)
-            known = {s.file for s in self._manifest.segments}
-            self._old = [s for s in self._old if s.file not in known]
-            raise
-        self._manifest, self._dirty = manifest, False
-        self._recorded = manifest.resolved
-        self._claim = (self._claim[0], version)
-        self._store.moved(self)
-        for info in self._old:
-            (self._folder / info.file).unlink(missing_ok=True)
-        self._old = []
-        self._measure()
-
-    def _measure(self) -> None:
-        size = sum(s.bytes for s in self._manifest.segments)
-        self._store.charge(disk=size - self.disk_bytes)
-        self.disk_bytes = size
-
-
-def _file_name(number: int) -> str:
-    return f"{number:012d}.arrow"

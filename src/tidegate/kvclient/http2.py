@@ -8,16 +8,14 @@
 It replaces gRPC's library for long-lived streams, because the library needs four threads and half a
 millisecond for a message (`benchmarks/marks.py`). `stream_loop` is the edge that moves the bytes.
 
-A message is a flag (1: compressed), its length in four bytes, and its bytes, in any number of DATA frames
-(gRPC, doc/PROTOCOL-HTTP2.md). Back-pressure is HTTP/2's: the peer may send at most `WINDOW_BYTES` that were
-not granted again. `end` is set once: by the peer's trailers, by a protocol error, or by `cancel`.
+A message (`grpc_messages`) is in any number of DATA frames. Back-pressure is HTTP/2's: the peer may send at
+most `WINDOW_BYTES` that were not granted again. `end` is set once: by the peer's trailers, by a protocol
+error, or by `cancel`.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
-from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -26,8 +24,7 @@ from urllib.parse import unquote
 import grpc
 
 from tidegate.kvclient import hpack
-
-Bytes = bytes | bytearray | memoryview
+from tidegate.kvclient.grpc_messages import ENCODINGS, Bytes, MessageError, Messages, framed
 
 WINDOW_BYTES: Final = 2 << 20
 """The bytes that the peer may send before it needs another grant: enough for 200 MB/s at a round trip of
@@ -39,15 +36,12 @@ HEADERS_BYTES_MAX: Final = 1 << 16
 OUTPUT_BYTES_MAX: Final = 4 << 20
 """If more bytes wait because the peer does not read, its pings and settings are not answered: the call
 ends."""
-UNPACK_BYTES: Final = 4 << 20
-"""After this many unpacked bytes the receiver is asked whether it takes more."""
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD: Final = struct.Struct(">HBBBL")
 """A frame: its length in three bytes, kind, flags, stream."""
 _U32: Final = struct.Struct(">L")
 _SETTING: Final = struct.Struct(">HL")
-_PREFIX: Final = struct.Struct(">BL")
 _STREAM: Final = 1
 _DEFAULT_WINDOW: Final = (1 << 16) - 1
 _WINDOW_MAX: Final = (1 << 31) - 1
@@ -126,8 +120,7 @@ class Call:
         """Begin the call of `path` (`/service/method`) at `authority` (host:port)."""
         self.output = bytearray(_PREFACE)
         self.end: End | None = None
-        self._message_bytes_max = message_bytes_max
-        self._packed: deque[tuple[int, bytes]] = deque()  # messages that wait behind a compressed one
+        self._messages = Messages(message_bytes_max)
         self._waiting = bytearray()  # messages for which the peer has no window yet
         self._peer_frame = FRAME_BYTES_MAX
         self._peer_initial = self._peer_stream = self._peer_connection = _DEFAULT_WINDOW
@@ -135,7 +128,6 @@ class Call:
         self._input = bytearray()  # the beginning of an incomplete frame
         self._left = 0  # missing bytes of the current DATA frame
         self._is_last = False  # whether that frame ends the stream
-        self._body = bytearray()  # the beginning of an incomplete message
         self._owed = 0  # bytes received since the last grant
         self._block: bytearray | None = None  # headers that continue in the next frame
         self._block_flags = 0
@@ -152,14 +144,14 @@ class Call:
             (":authority", authority),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
-            ("grpc-accept-encoding", "identity,deflate,gzip"),
+            ("grpc-accept-encoding", ",".join(ENCODINGS)),
             *metadata,
         ]
         self._put(Kind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
 
     def send(self, message: bytes) -> None:
         """Send a message as soon as the peer's window allows it."""
-        self._waiting += _PREFIX.pack(0, len(message)) + message
+        self._waiting += framed(message)
         self._fill()
 
     def grant(self) -> None:
@@ -225,19 +217,13 @@ class Call:
     def unpacked(self) -> list[bytes]:
         """About `UNPACK_BYTES` of the messages that `receive` held back behind a compressed one.
 
-        They stay compressed until the receiver takes them, because one window may unpack to gigabytes. Call
-        this until it returns nothing or the receiver takes no more.
+        Call this until it returns nothing or the receiver takes no more.
         """
         messages: list[bytes] = []
-        size = 0
-        while self._packed and size < UNPACK_BYTES:
-            flag, message = self._packed.popleft()
-            found = self._unpack(message) if flag else message
-            if found is None:
-                self._packed.clear()
-                break
-            messages.append(found)
-            size += len(found)
+        try:
+            self._messages.unpack(messages)
+        except MessageError as error:
+            self._finish(error.code, error.details)
         return messages
 
     # --- frames --------------------------------------------------------------------------------------
@@ -355,7 +341,7 @@ class Call:
             self._finish(
                 grpc.StatusCode.UNKNOWN, f"what answers is not gRPC: its content-type is {kind[:100]!r}"
             )
-        elif encoding not in {"identity", "deflate", "gzip"}:
+        elif encoding not in ENCODINGS:
             self._finish(
                 grpc.StatusCode.INTERNAL, f"messages compressed by {encoding}, which was not offered"
             )
@@ -378,60 +364,11 @@ class Call:
             self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
 
     def _take(self, part: memoryview, messages: list[bytes]) -> None:
-        """Split a part of DATA into messages. It may begin and end in the middle of one."""
-        while part and self.end is None:
-            if self._body or len(part) < _PREFIX.size:
-                have = len(self._body)
-                whole = _PREFIX.size
-                if have >= _PREFIX.size:
-                    whole += self._size(self._body)
-                more = part[: whole - have]
-                self._body += more
-                part = part[len(more) :]
-                if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
-                    continue
-                body, self._body = self._body, bytearray()
-                self._add(body[0], bytes(memoryview(body)[_PREFIX.size :]), messages)
-                continue
-            whole = _PREFIX.size + self._size(part)
-            if len(part) < whole:
-                self._body += part
-                return
-            self._add(part[0], bytes(part[_PREFIX.size : whole]), messages)
-            part = part[whole:]
-
-    def _size(self, prefix: Bytes) -> int:
-        size: int = _PREFIX.unpack_from(prefix)[1]
-        if size > self._message_bytes_max:
-            details = f"message larger than max ({size} vs. {self._message_bytes_max})"
-            self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, details)
-        return size
-
-    def _add(self, flag: int, message: bytes, messages: list[bytes]) -> None:
-        """Add a complete message. Behind a compressed one later messages wait, to keep their order."""
-        if self.end is not None:
-            return
-        if flag or self._packed:
-            self._packed.append((flag, message))
-        else:
-            messages.append(message)
-
-    def _unpack(self, message: bytes) -> bytes | None:
-        """Unpack a message of gzip or zlib (gRPC's deflate). None: it is malformed; the call ended."""
-        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
-        try:
-            found = unpacker.decompress(message, self._message_bytes_max)
-        except zlib.error as error:
-            self._finish(grpc.StatusCode.INTERNAL, f"a message that cannot be unpacked: {error}")
-            return None
-        if unpacker.unconsumed_tail:
-            self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "message larger than max when it is unpacked")
-            return None
-        if not unpacker.eof or unpacker.unused_data:
-            # A truncated message may still parse as a message, but without its last rows.
-            self._finish(grpc.StatusCode.INTERNAL, "a compressed message that is not whole")
-            return None
-        return found
+        if self.end is None:
+            try:
+                self._messages.take(part, messages)
+            except MessageError as error:
+                self._finish(error.code, error.details)
 
     # --- output --------------------------------------------------------------------------------------
 

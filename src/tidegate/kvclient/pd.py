@@ -16,19 +16,17 @@ import grpc
 
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.channel import address_of
+from tidegate.kvclient.keyspaces import Keyspaces
 from tidegate.kvclient.pd_calls import CALL_TIMEOUT_S, PdCalls, raise_pd_error
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.kvclient.stores import StoreGone, unfit
 from tidegate.kvclient.tso_stream import TsoStream
 from tidegate.model import timestamp
-from tidegate.proto import keyspacepb_pb2 as keyspacepb
-from tidegate.proto import keyspacepb_pb2_grpc, pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
 from tidegate.proto import metapb_pb2 as metapb
 from tidegate.proto import pdpb_pb2 as pdpb
+from tidegate.proto import pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
 from tidegate.tls import Tls
 
-TSO_GROUP: Final = "tso_keyspace_group_id"
-"""The member of a keyspace's configuration that names its group of TSO servers."""
 _ROLES: Final = {
     metapb.Voter: "voter",
     metapb.Learner: "learner",
@@ -61,16 +59,6 @@ class PeerInfo:
     leads: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Keyspace:
-    """A keyspace of API V2, as PD keeps it."""
-
-    id: int
-    name: str
-    tso_group: int
-    """The group of TSO servers that gives it timestamps; 0 is the group whose timestamps PD itself gives."""
-
-
 class PdClient:
     """A client of one PD cluster at `addr` = `host:port[,host:port...]`.
 
@@ -82,6 +70,7 @@ class PdClient:
         self._calls = PdCalls(addr, retry_s, tls)
         self.channels = self._calls.channels
         self.regions = RegionCache(self.scan_regions)
+        self.keyspaces = Keyspaces(self._calls)
         self._stores: dict[int, str] = {}
         self._scans_ranges = True
         self._tso = TsoStream()
@@ -283,52 +272,6 @@ class PdClient:
         """The ts below which old versions may be gone."""
         return int(self._calls.unary("GetGCSafePoint", pdpb.GetGCSafePointRequest()).safe_point)
 
-    def keyspace(self, name: str) -> Keyspace:
-        """A keyspace of API V2. Raises InvalidInput if PD has none of that name, or it is not enabled."""
-        request = keyspacepb.LoadKeyspaceRequest(name=name)
-
-        def attempt(address: str) -> Any:
-            request.header.cluster_id = self._calls.known_cluster_id
-            stub = self.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
-            response = stub.LoadKeyspace(request, timeout=CALL_TIMEOUT_S)
-            if response.header.error.type == pdpb.ENTRY_NOT_FOUND:
-                raise InvalidInput(
-                    f"There is no keyspace '{name}'.",
-                    where=f"PD at {address}",
-                    why=response.header.error.message,
-                    fix="check the name, or give --keyspace-id",
-                )
-            raise_pd_error("LoadKeyspace", address, response.header)
-            return response.keyspace
-
-        found = self._calls.call("LoadKeyspace", attempt)
-        if found.state != keyspacepb.ENABLED:
-            raise InvalidInput(
-                f"Keyspace '{name}' is {keyspacepb.KeyspaceState.Name(found.state).lower()}.",
-                where=f"PD at {self.address}",
-                fix="enable it, or choose another keyspace",
-            )
-        return _keyspace(found)
-
-    def keyspace_of_id(self, keyspace_id: int) -> Keyspace | None:
-        """A keyspace by its id; None if PD has none with it, or does not know keyspaces."""
-        request = keyspacepb.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1)
-
-        def attempt(address: str) -> Any:
-            request.header.cluster_id = self._calls.known_cluster_id
-            stub = self.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
-            try:
-                response = stub.GetAllKeyspaces(request, timeout=CALL_TIMEOUT_S)
-            except grpc.RpcError as error:
-                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    return keyspacepb.GetAllKeyspacesResponse()
-                raise
-            raise_pd_error("GetAllKeyspaces", address, response.header)
-            return response
-
-        found = self._calls.call("GetAllKeyspaces", attempt).keyspaces
-        return next((_keyspace(each) for each in found if each.id == keyspace_id), None)
-
     # --- the embedded upstream only ------------------------------------------------------------------
 
     def advance_tso(self, ts: int) -> int:
@@ -404,8 +347,3 @@ def _region_info(region: Any, leader: Any) -> RegionInfo:
         leader_peer_id=leader.id,
         leader_store_id=leader.store_id if leader.id else 0,
     )
-
-
-def _keyspace(found: Any) -> Keyspace:
-    group = found.config.get(TSO_GROUP, "")
-    return Keyspace(int(found.id), found.name, int(group) if group.isdigit() else 0)

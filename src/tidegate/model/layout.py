@@ -1,7 +1,7 @@
 """Over how many partitions of a topic a changefeed spreads rows, and since when: docs/repartition.md. Pure.
 
 The number changes at a ts T, in one transaction. Every Resolved from T on, in every partition, carries the
-change in two Kafka headers, so that a reader needs no other message to learn of it:
+change in two headers, so that a reader needs no other message to learn of it:
 
     tidegate-epoch        digits: how often the number has changed
     tidegate-partitions   JSON: ts (T), old, new, all
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """The Kafka headers of a Resolved."""
+        """The headers of a Resolved."""
         body = {"ts": self.ts, "old": self.old, "new": self.new, "all": self.all}
         return (
             (EPOCH, str(self.epoch).encode()),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. A `key` or `value` of None is Kafka's null."""
+    """One message. A `key` or `value` of None is null, which is not the same as empty."""
 
     key: bytes | None
     value: bytes | None

@@ -7,9 +7,9 @@
     owner           Journal        the last DDL and Resolved that the owner has sent
     topics          Topics         for a sink with topics: those in use, with their numbers of partitions
 
-A record and the rows or messages that it covers become durable together: in a transaction of Kafka or of a
-database, or in the commit of a table. Before an incarnation reads the records it fences all their writers, so
-that no record is added afterwards.
+A record and the rows or messages that it covers become durable together: in one transaction of the sink, or
+in the commit of a table. Before an incarnation reads the records it fences all their writers, so that no
+record is added afterwards.
 """
 
 from __future__ import annotations

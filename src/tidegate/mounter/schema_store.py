@@ -27,7 +27,8 @@ from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl, ddl_early, ddl_transition, schema_image
 from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.ddl_transition import EmittedDdl, Refusal
-from tidegate.mounter.schema_image import Dropped, Image
+from tidegate.mounter.schema_image import Image
+from tidegate.mounter.schemas import Schemas
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 from tidegate.tidb import ddl_job_table, keys, table_info
 from tidegate.tidb.ddl_job import DdlJob
@@ -35,8 +36,6 @@ from tidegate.tidb.table_filter import is_system_schema
 
 JOBS_REMEMBERED: Final = 256
 """How many ids of jobs are kept: TiDB may write a finished job again before it moves it into the history."""
-DROPPED_TABLES_MAX: Final = 10_000
-"""How many tables of dropped schemas are kept in case a schema is recovered."""
 
 _MYSQL_SCHEMA_ID: Final = 1
 _META_COLUMNS: Final = {keys.DDL_JOB_TABLE_ID: 5, keys.DDL_HISTORY_TABLE_ID: 2}
@@ -110,15 +109,11 @@ class SchemaStore:
         """The number of jobs without an event, by reason."""
         self._resolved_ts = self._settled_ts = resolved_ts
         self._done: deque[tuple[int, int]] = deque()
-        self._schemas: dict[int, list[tuple[int, str | None]]] = {}
-        self._changed_schemas: deque[tuple[int, int]] = deque()
-        """(ts, schema id) of each created, renamed or dropped schema, in order. Used by `forget`."""
+        self._schemas = Schemas()
         self._tables: dict[int, TableVersion] = {}
         self._timelines: dict[int, _Timeline] = {}
         self._ended: deque[tuple[int, int]] = deque()
         """(ts, physical id) of each version that has ended, in order. Used by `forget`."""
-        self._dropped: dict[int, list[Dropped]] = {}
-        """By schema id, in order of ts. A schema may be dropped, recovered and dropped again."""
 
     @property
     def resolved_ts(self) -> int:
@@ -167,7 +162,7 @@ class SchemaStore:
     def _add_schema(self, value: bytes, ts: int) -> None:
         try:
             info = orjson.loads(value)
-            self._schemas[int(info["id"])] = [(ts, str(info["db_name"]["O"]))]
+            self._schemas.add(int(info["id"]), str(info["db_name"]["O"]), ts)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise Undecodable("a schema definition is not as TiDB writes it", why=str(error)) from None
 
@@ -192,12 +187,12 @@ class SchemaStore:
         """
         seen = {id(table): table for line in self._timelines.values() if (table := line.at(ts))}
         named = {table.schema_id: table.schema for table in seen.values()}
-        named |= {number: name for number, line in self._schemas.items() if (name := _name_at(line, ts))}
+        named |= self._schemas.names_at(ts)
         return Image(
             ts,
             list(named.items()),
             list(seen.values()),
-            {number: entry for number, line in self._dropped.items() if (entry := _dropped_at(line, ts))},
+            self._schemas.dropped_at(ts),
             [(done, job) for done, job in self._done if done <= ts][-JOBS_REMEMBERED:],
             dict(self.ignored),
         )
@@ -214,8 +209,10 @@ class SchemaStore:
         store = cls()
         image = schema_image.parse(data, store.cache)
         store._resolved_ts = store._settled_ts = image.ts
-        store._schemas = {number: [(0, name)] for number, name in image.schemas}
-        store._dropped = {number: [entry] for number, entry in image.dropped.items()}
+        for number, name in image.schemas:
+            store._schemas.add(number, name, 0)
+        for number, entry in image.dropped.items():
+            store._schemas.add_dropped(number, entry)
         store._done = deque(image.done)
         store.ignored = Counter(image.ignored)
         for table in image.tables:
@@ -282,13 +279,11 @@ class SchemaStore:
 
     def schema_name(self, schema_id: int) -> str | None:
         """The newest name of a schema."""
-        line = self._schemas.get(schema_id)
-        return line[-1][1] if line else None
+        return self._schemas.name(schema_id)
 
     def schema_names(self) -> list[str]:
         """The user schemas that exist after the last job, sorted."""
-        names = (line[-1][1] for line in self._schemas.values())
-        return sorted(name for name in names if name and not is_system_schema(name))
+        return self._schemas.of_users()
 
     def current(self, table_id: int) -> TableVersion | None:
         """The newest version of a table or view by its logical id."""
@@ -300,8 +295,7 @@ class SchemaStore:
 
     def dropped_with(self, schema_id: int) -> tuple[TableVersion, ...] | None:
         """The tables of a schema when it was last dropped. None if they are not known."""
-        line = self._dropped.get(schema_id)
-        return line[-1].tables if line else None
+        return self._schemas.dropped_with(schema_id)
 
     def job_meta_columns(self) -> dict[int, int]:
         """The id of column `job_meta`, by table id, for the two tables from which DDL jobs are read."""
@@ -366,19 +360,8 @@ class SchemaStore:
 
     def _change_schemas(self, job: DdlJob, schemas: dict[int, str | None]) -> None:
         for schema_id, name in schemas.items():
-            if name is None:
-                self._remember_dropped(schema_id, job.finished_ts)
-            self._schemas.setdefault(schema_id, []).append((job.finished_ts, name))
-            self._changed_schemas.append((job.finished_ts, schema_id))
-
-    def _remember_dropped(self, schema_id: int, ts: int) -> None:
-        line = self._dropped.pop(schema_id, [])
-        self._dropped[schema_id] = [*line, Dropped(ts, tuple(self.tables_of(schema_id)))]
-        while sum(len(e.tables) for line in self._dropped.values() for e in line) > DROPPED_TABLES_MAX:
-            oldest = next(iter(self._dropped))
-            del self._dropped[oldest][0]
-            if not self._dropped[oldest]:
-                del self._dropped[oldest]
+            tables = self.tables_of(schema_id) if name is None else ()
+            self._schemas.change(job.finished_ts, schema_id, name, tables)
 
     def _put(self, ts: int, version: TableVersion) -> set[int]:
         """Begin a version; the table's previous one must have ended. Returns the physical ids of
@@ -412,30 +395,10 @@ class SchemaStore:
             timeline = self._timelines.get(physical_id)
             if timeline is not None and not timeline.forget(ts):
                 del self._timelines[physical_id]
-        while self._changed_schemas and self._changed_schemas[0][0] <= ts:
-            _, schema_id = self._changed_schemas.popleft()
-            self._forget_schema(schema_id, ts)
+        self._schemas.forget(ts)
         # Keep the last jobs before `ts`, because a catalogue saved at `ts` or later needs their ids.
         while len(self._done) > JOBS_REMEMBERED and self._done[JOBS_REMEMBERED][0] <= ts:
             self._done.popleft()
-
-    def _forget_schema(self, schema_id: int, ts: int) -> None:
-        line = self._schemas.get(schema_id, [])
-        while len(line) > 1 and line[1][0] <= ts:
-            del line[0]
-        if line and line[0][0] <= ts and line[0][1] is None:
-            del self._schemas[schema_id]
-        dropped = self._dropped.get(schema_id, [])
-        while len(dropped) > 1 and dropped[1].ts <= ts:
-            del dropped[0]
-
-
-def _name_at(line: list[tuple[int, str | None]], ts: int) -> str | None:
-    return next((name for since, name in reversed(line) if since <= ts), None)
-
-
-def _dropped_at(line: list[Dropped], ts: int) -> Dropped | None:
-    return next((entry for entry in reversed(line) if entry.ts <= ts), None)
 
 
 def _number(digits: bytes) -> int:

@@ -320,7 +320,7 @@ def open_worker(access: Access) -> Worker:
     sink = access.spec.sink
 
     def partitions(topic: str) -> int:
-        # Prefer the recorded numbers: `sink.partitions` opens another Kafka client, for each changefeed in
+        # Prefer the recorded numbers: `sink.partitions` may open another connection, for each changefeed in
         # each worker.
         return before.topics.get(topic) or sink.partitions(topic)
 

@@ -49,7 +49,7 @@ from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
 from tidegate.mounter.integrity import Mismatch, Tally, verify, with_checksums
 from tidegate.mounter.schema_store import Follows, SchemaStore
-from tidegate.schema_registry import ConfluentRegistry
+from tidegate.schema_registry import HttpRegistry
 from tidegate.sink.base import Content, Form
 
 TOPICS_REMEMBERED: Final = 1_000
@@ -105,12 +105,12 @@ def stage_context(
     in_messages = config.has_tables and form is Form.MESSAGES
     placed, registered = _same, None
     if isinstance(options, LargeOptions) and options.large_message_handle_option == CLAIM_CHECK:
-        uri = config.sink.kafka_config.large_message_handle.claim_check_storage_uri
+        uri = config.claim_check_storage_uri
         options = replace(options, claims=ClaimStorage(uri))
     if in_messages and (schemas := codec_of(options).schemas) is not None:
         book = SchemaBook()
         placed = partial(_placed, schemas, namespace, book)
-        registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, schemas)
+        registered = _registering(HttpRegistry(revealed(config.sink.schema_registry)), book, schemas)
     codec = partial(placed, options)
     # One reader with the default topic's options decodes every topic: all topics share one book of schema
     # ids.

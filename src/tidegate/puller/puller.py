@@ -43,17 +43,18 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.inbox import Inbox
-from tidegate.puller.lock_cleaner import STUCK_S, Behind, Stuck, clean
+from tidegate.puller.lock_cleaner import Stuck, clean
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.match.matched import Matched
-from tidegate.puller.region_feed import History, State
+from tidegate.puller.region_feed import History
 from tidegate.puller.registrar import Registrar
 from tidegate.puller.safe_points import OnRefused, SafePoints
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.span_table import SpanTable
 from tidegate.puller.store_protocol import Sink
+from tidegate.puller.stuck_spans import StuckSpans
 from tidegate.puller.upkeep import Upkeep
-from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
+from tidegate.puller.watched_span import Locate, Watched
 from tidegate.tidb.keys import stripe_ids
 
 LOG: Final = logging.getLogger(__name__)
@@ -121,12 +122,15 @@ class Puller:
             store, self._spans, self._registrar, self._sealer, self._inbox, self._clock, kv_mode
         )
         locate = self._registrar.locator.run
+        stuck: Callable[[], list[Stuck]] = StuckSpans(self._spans, self._clock)
+        if kv_mode == RAW_MODE:
+            stuck = list  # raw keys have no locks
         self._threads = [
             threading.Thread(target=self._coordinate, name="puller-coordinator", daemon=True),
             threading.Thread(target=self._sealer.run, name="puller-sealer", daemon=True),
             threading.Thread(target=locate, args=(self._closing,), name="puller-locator", daemon=True),
             threading.Thread(
-                target=clean, args=(pd, self._stuck, self._closing), name="puller-lock-cleaner", daemon=True
+                target=clean, args=(pd, stuck, self._closing), name="puller-lock-cleaner", daemon=True
             ),
         ]
         self._inbox.put(self._upkeep.tend)
@@ -339,29 +343,3 @@ class Puller:
     def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
         """Let the coordinator register the stream's ranges again."""
         self._inbox.put(lambda: self._registrar.stream_lost(stream, error, why))
-
-    # --- for the lock cleaner ------------------------------------------------------------------------------
-
-    def _stuck(self) -> list[Stuck]:
-        """The spans that have not moved for STUCK_S. None in raw mode, because raw keys have no locks."""
-        if self._kv_mode == RAW_MODE:
-            return []
-        spans = self._spans.all()
-        now = self._clock.monotonic()
-        return [
-            Stuck(watched.sink.resolved, partial(self._behind, watched))
-            for watched in spans
-            if now - watched.moved_at >= STUCK_S
-        ]
-
-    def _behind(self, watched: Watched, target: Timestamp) -> list[Behind]:
-        """The live ranges of a span whose resolved ts is below `target`."""
-        live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
-        return [
-            Behind(held.feed.bounds, ts, partial(self._lock_lives, held))
-            for held, ts in self._spans.at(live)
-            if ts < target
-        ]
-
-    def _lock_lives(self, held: RegisteredRange) -> None:
-        held.locked_at = self._clock.monotonic()

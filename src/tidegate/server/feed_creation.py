@@ -114,9 +114,9 @@ class FeedCreation:
         own, pd = new.config.tidegate, self.node.pd
         if not own.keyspace:
             if own.keyspace_id >= 0:
-                check_keyspace(await asyncio.to_thread(pd.keyspace_of_id, own.keyspace_id))
+                check_keyspace(await asyncio.to_thread(pd.keyspaces.of_id, own.keyspace_id))
             return new
-        found = await asyncio.to_thread(pd.keyspace, own.keyspace)
+        found = await asyncio.to_thread(pd.keyspaces.named, own.keyspace)
         if own.keyspace_id not in (-1, found.id):
             raise InvalidInput(
                 f"Keyspace '{own.keyspace}' has id {found.id}, not {own.keyspace_id}.",

@@ -133,6 +133,36 @@ class FeedRecord:
             await self._node.write(Put(feed_key(self._node.cluster, self.id, "status"), status.to_bytes()))
             self.persisted, self.settings = status.checkpoint_ts, settings
 
+    async def store_last(self, checkpoint: int) -> None:
+        """Store the checkpoint at a stop, so that an update begins at the checkpoint that users see.
+
+        If it cannot be stored, the next start reads some rows again.
+        """
+        try:
+            await self.store(checkpoint)
+        except TidegateError as error:
+            feed = str(self.id)
+            event(LOG, logging.WARNING, "checkpoint not stored", changefeed=feed, error=str(error))
+
+    async def adopt_settings(self, delivered_to: int) -> bool:
+        """If the settings have changed since the last incarnation, store them and `delivered_to` at least.
+
+        The sink has everything up to there, as the old settings chose it. If the new settings let more rows
+        pass, rows from below would follow a Resolved that covers them, or an older row would follow a newer
+        one of the same table.
+
+        True: the stored checkpoint was raised, so nothing may continue from below.
+        """
+        if self.settings == self.info.settings:
+            return False
+        before = self.persisted
+        begin = before if self.loading else max(before, delivered_to)
+        await self.store(begin, settings=self.info.settings)
+        if begin > before:
+            feed = str(self.id)
+            event(LOG, logging.INFO, "checkpoint raised to what the sink has", changefeed=feed, ts=begin)
+        return begin > before
+
     # --- what follows from it ------------------------------------------------------------------------
 
     @property

@@ -144,8 +144,8 @@ class FeedShares:
         self._peers.forget(gone, now)
         self.sharing.forget(gone)
         known = owner.barrier.resolved if owner is not None else None
-        self.reason = self.reason or self.sharing.lost(now, known)
-        if self.sharing.is_owner_cut_off:
+        self.reason = self.reason or self.sharing.captures.lost(now, known)
+        if self.sharing.captures.is_owner_cut_off:
             node.lost(unreached(record.id))
         if not self.reason and not is_starting:
             shared = self.may_be_shared and not record.loading

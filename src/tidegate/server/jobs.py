@@ -9,8 +9,9 @@ be interrupted, such as the end of an incarnation, is awaited by `to_its_end`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from tidegate.control.metadata import FeedId
@@ -59,6 +60,29 @@ class Jobs:
             _, late = await asyncio.wait(self._tasks, timeout=JOBS_S)
             for job in late:
                 job.cancel()
+
+    @contextlib.asynccontextmanager
+    async def watched(self, look: Callable[[], None], every_s: float) -> AsyncIterator[None]:
+        """Call `look`, which may `fail`, while the block runs. A failure ends the block and is raised."""
+        loop = asyncio.get_running_loop()
+
+        async def watch(limit: asyncio.Timeout) -> None:
+            while self.failure is None:
+                await asyncio.sleep(every_s)
+                look()
+            limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                watching = asyncio.create_task(watch(limit))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if self.failure is None:
+                raise
+            raise self.failure from None
 
     async def settle(self) -> None:
         """Wait until no task is running, however long that takes."""

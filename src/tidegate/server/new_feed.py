@@ -21,7 +21,8 @@ from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
-from tidegate.kvclient.pd import Keyspace, PdClient
+from tidegate.kvclient.keyspaces import Keyspace
+from tidegate.kvclient.pd import PdClient
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.stripes import chosen_width
@@ -92,7 +93,7 @@ def check_shared(new: NewFeed, sink: Description) -> None:
             "Captures that share an etcd cannot have this changefeed.",
             where=str(new.feed),
             why=why,
-            fix="use a sink that fences, such as Kafka; or a server of its own, without --etcd",
+            fix="use a sink that fences replaced captures, or a server of its own, without --etcd",
         )
 
 

@@ -102,7 +102,7 @@ class Placement:
             why = "one capture makes the initial load; try again when it is durable"
         elif not feed.peers.running or feed.waiting_for:
             why = f"the changefeed does not deliver now: {feed.waiting_for or feed.life.state}"
-        elif capture not in feed.sharing.able():
+        elif capture not in feed.sharing.captures.able():
             why = f"capture {capture} is drained, or does not answer, or has just failed or joined"
         else:
             return

@@ -43,7 +43,7 @@ from tidegate.server.node import Node
 from tidegate.server.placement import Placement
 from tidegate.server.repartition import check_repartition
 from tidegate.server.unreadable import UnreadableFeed
-from tidegate.sink.registry import widen
+from tidegate.sink.base import PartitionedSink
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -187,12 +187,14 @@ class Reactor:
         """Spread a running feed's rows over this many partitions of its topic from some ts on.
 
         On return the topic has them, and the request is stored. Raises Refused as `check_repartition`, and
-        the errors of `widen`.
+        the errors of `PartitionedSink.widen`.
         """
         async with self.feeds.in_turn(feed) as found:
             refuse_reader(found, "what it reads is in its query's options")
             check_repartition(found, partitions)
-            await asyncio.to_thread(widen, found.plan.sink, partitions)
+            sink = found.plan.sink
+            assert isinstance(sink, PartitionedSink), "a request for another sink is refused"
+            await asyncio.to_thread(sink.widen, partitions)
             await found.repartition(partitions)
         event(LOG, logging.INFO, "repartition asked for", changefeed=str(feed), partitions=partitions)
         return found

@@ -9,6 +9,7 @@ from tidegate.config.settings import ReplicaConfig
 from tidegate.control.metadata import FeedInfo
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused
+from tidegate.sink.base import PartitionedSink
 
 PARTITIONS_MAX: Final = 10_000
 """The most partitions that a changefeed can be given for a topic."""
@@ -21,10 +22,10 @@ def check_repartition(feed: Feed, partitions: int) -> None:
         raise _refused(
             f"{partitions} is no number of partitions.", fix=f"use a number between 1 and {PARTITIONS_MAX}"
         )
-    if not feed.plan.sink.describe().repartitions:
+    if not isinstance(feed.plan.sink, PartitionedSink):
         raise _refused(
             f"The sink of changefeed {feed.id} has no partitions.",
-            why=f"it is '{feed.uri.scheme}', and only Kafka's topics have partitions",
+            why=f"it is '{feed.uri.scheme}', which has no topic",
         )
     if feed.life.ended:
         raise _refused(
@@ -62,7 +63,7 @@ def check_layout(config: ReplicaConfig) -> None:
 
 def check_update(info: FeedInfo, before: ReplicaConfig, after: ReplicaConfig) -> None:
     """Raises Refused for settings of a changefeed that continues at the same place, if they undo a change."""
-    old, new = before.sink.kafka_config.partition_num, after.sink.kafka_config.partition_num
+    old, new = before.partition_num, after.partition_num
     if info.partitions and old != new:
         raise _refused(
             "partition-num cannot be changed any more.",

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Final, assert_never
 
 from tidegate.control import trace
@@ -25,7 +25,7 @@ from tidegate.control.barrier import Barrier
 from tidegate.control.messages import FromProcessor, Wish
 from tidegate.control.metadata import FeedError
 from tidegate.control.owner import Owner
-from tidegate.errors import Retryable, TidegateError
+from tidegate.errors import Retryable
 from tidegate.log import event
 from tidegate.server.feed_layout import FeedLayout
 from tidegate.server.feed_record import FeedRecord
@@ -128,7 +128,7 @@ class Replication:
         """
         owner = self.owner
         if owner is not None and owner.checkpoint > self._record.persisted and not forget:
-            await self._store_last(owner.checkpoint)
+            await self._record.store_last(owner.checkpoint)
         self.owner = None
         self.ddl.close(forget=forget)
         self.waiting_for = ""
@@ -141,17 +141,6 @@ class Replication:
         mine = self.peers.get(self._node.capture)
         # A leftover on another capture is fenced; one here would write the same files as its successor.
         self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
-
-    async def _store_last(self, checkpoint: int) -> None:
-        """Store the checkpoint at a stop, so that an update begins at the checkpoint that users see.
-
-        If it cannot be stored, the next start reads some rows again.
-        """
-        try:
-            await self._record.store(checkpoint)
-        except TidegateError as error:
-            feed = str(self._record.id)
-            event(LOG, logging.WARNING, "checkpoint not stored", changefeed=feed, error=str(error))
 
     def check_ended(self) -> None:
         """Raises Retryable while work of the feed is still ending."""
@@ -214,11 +203,11 @@ class Replication:
         first = await self.ddl.definitions() if record.loading else []
         thread = self.sink.begin()
         self.waiting_for = "sink"
-        async with self._watched_start():
+        async with self._jobs.watched(self._look_out, LOOK_S):
             await self.shares.fence_all(plan, grants, thread)
             sink = await self.sink.open(plan, grants[lead], thread, first)
-        if await self._adopt_settings(sink.delivered_to):
-            await self._start_incarnation()
+        if await record.adopt_settings(sink.delivered_to):
+            await self._begin_again()
             return
         owner.sink_open(sink.resolved_journal, sink.ddl_journal)
         await self.layout.take_up(owner, sink)
@@ -228,55 +217,15 @@ class Replication:
         for name in grants:
             self._link.dispatch(self.peers[name], Wish.RUN)
 
-    async def _adopt_settings(self, delivered_to: int) -> bool:
-        """If the settings have changed since the last incarnation, begin at `delivered_to` at least.
-
-        The sink has everything up to there, as the old settings chose it. If the new settings let more rows
-        pass, rows from below would follow a Resolved that covers them, or an older row would follow a newer
-        one of the same table.
-
-        True: the feed was opened again at that ts, above its checkpoint, and this incarnation is over.
-        """
-        record = self._record
-        settings = record.info.settings
-        if record.settings == settings:
-            return False
-        begin = record.persisted if record.loading else max(record.persisted, delivered_to)
-        again = begin > record.persisted
-        await record.store(begin, settings=settings)
-        if again:
-            feed = str(record.id)
-            event(LOG, logging.INFO, "checkpoint raised to what the sink has", changefeed=feed, ts=begin)
-            try:
-                await self._end_incarnation()
-            finally:  # even after a failure nothing may continue from below
-                await self.close()
-            self.check_ended()
-            await self._open()
-        return again
-
-    @contextlib.asynccontextmanager
-    async def _watched_start(self) -> AsyncIterator[None]:
-        """Interrupts the start within it if the sink hangs, and raises that failure."""
-        loop = asyncio.get_running_loop()
-
-        async def watch(limit: asyncio.Timeout) -> None:
-            while self._jobs.failure is None:
-                await asyncio.sleep(LOOK_S)
-                self._look_out()
-            limit.reschedule(loop.time())
-
+    async def _begin_again(self) -> None:
+        """Begin once more, because the stored checkpoint was raised above the one that this began at."""
         try:
-            async with asyncio.timeout(None) as limit:
-                watching = asyncio.create_task(watch(limit))
-                try:
-                    yield
-                finally:
-                    watching.cancel()
-        except TimeoutError:
-            if self._jobs.failure is None:
-                raise
-            raise self._jobs.failure from None
+            await self._end_incarnation()
+        finally:  # even after a failure nothing may continue from below
+            await self.close()
+        self.check_ended()
+        await self._open()
+        await self._start_incarnation()
 
     async def _end_incarnation(self) -> None:
         """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from tidegate import __version__
-from tidegate.clock import Clock
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.division import RANGES_PER_CAPTURE
 from tidegate.control.metadata import CAPTURES_MAX, GRANTS_MAX
 from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
+from tidegate.server.able_captures import AbleCaptures, Here
+from tidegate.server.peers import WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
 CAPTURES_S: Final = 0.5
@@ -38,33 +37,6 @@ TOLERANCE: Final = 0.2
 """By which share a load may exceed the best possible one after captures have come or gone."""
 UNEVEN: Final = 0.5
 """The same while no capture comes or goes; more, because loads change all the time."""
-
-
-class Here(Protocol):
-    """The capture that divides, and what it knows of others (`server.node.Node`)."""
-
-    capture: str
-    """Its name in grants."""
-    owner_rev: int
-    drained: set[str]
-    """Captures that get no ranges while there are others."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock that measures silence."""
-        ...
-
-    def others(self) -> Mapping[str, str]:
-        """The other captures that have a session, by name."""
-        ...
-
-    def burdens(self) -> Mapping[str, int]:
-        """The number of changefeeds that each capture works for, by name."""
-        ...
-
-    def now_ms(self) -> int:
-        """Upstream's time as far as it is known, in ms since 1970."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +67,7 @@ class Sharing:
     """The spans that are delivered at the checkpoint; the key space may be cut only at their starts."""
     loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """By capture, the loads it has last reported, in bytes per second; only its spans with the most."""
+    captures: AbleCaptures = field(init=False)
     aim: Shares | None = None
     """The division for which takers prepare."""
     next: Shares | None = None
@@ -104,8 +77,6 @@ class Sharing:
     """The circumstances in which no better division was found, so that it is not looked for again."""
     _planned_for: object = None
     """The circumstances for which `aim` was planned."""
-    is_owner_cut_off: bool = False
-    """Whether upstream reaches other captures but not the owner, which must then resign."""
     _looked_at: float = float("-inf")
     _asked_for: bool = False
     _by_hand: tuple[frozenset[int], str] | None = None
@@ -114,6 +85,9 @@ class Sharing:
     """Whether `aim` is for that request."""
     _kept_for: frozenset[str] = frozenset()
     """The captures at the last move by request. Loads move nothing until the set of captures changes."""
+
+    def __post_init__(self) -> None:
+        self.captures = AbleCaptures(self.node, self.peers, self.reachable)
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
         """Set the spans that are delivered at the stored checkpoint."""
@@ -141,11 +115,11 @@ class Sharing:
 
     def divide(self, before: Mapping[str, Sequence[Span]], *, shared: bool) -> Shares:
         """The division for the next incarnation. `shared`: whether several captures may write at once."""
-        able, self.next = self.able(joined_s=0.0), self._still_possible()
+        able, self.next = self.captures.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
             if self._is_by_hand:
-                self._by_hand, self._kept_for = None, frozenset(self.able())
+                self._by_hand, self._kept_for = None, frozenset(self.captures.able())
         elif self._is_kept(able) and shared and self._covers(before, able):
             # Tables that were moved by hand stay where they are as long as the same captures are able.
             found = {name: tuple(spans) for name, spans in before.items() if spans}
@@ -174,7 +148,7 @@ class Sharing:
         return bool(given) and reached == self.wanted.end
 
     def _still_possible(self) -> Shares | None:
-        able = set(self.able(joined_s=0.0))
+        able = set(self.captures.able(joined_s=0.0))
         return self.next if self.next is not None and self.next.keys() <= able else None
 
     def _divided(
@@ -197,28 +171,6 @@ class Sharing:
         most = CAPTURES_MAX if shared else 1
         return share(self.wanted, pieces, able, before, at_most=most, tolerance=tolerance)
 
-    def able(self, *, joined_s: float | None = None) -> list[str]:
-        """The captures that may get ranges, those with the fewest changefeeds first; at least this one.
-
-        `joined_s`: how long the processor of a capture without ranges must have answered; by default
-        `JOIN_S`.
-        """
-        node, now, burdens = self.node, self.node.clock.monotonic(), self.node.burdens()
-        patience = JOIN_S if joined_s is None else joined_s
-        found = [
-            peer.capture
-            for peer in self.reachable()
-            if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
-        ]
-        for is_good in (
-            lambda name: name not in node.drained,  # first, because a user asked for it
-            lambda name: self.peers[name].version in ("", __version__),
-            lambda name: self.peers[name].may_try(now),
-        ):
-            found = list(filter(is_good, found)) or found
-        found = found or [node.capture]
-        return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))
-
     @property
     def now(self) -> dict[str, list[Span]]:
         """The ranges that each capture has now."""
@@ -227,7 +179,7 @@ class Sharing:
     def plan(self, *, shared: bool) -> Proposal:
         """The best possible division, whatever it costs to get there."""
         before = self.now
-        after = self._divided(self.able(), before, shared=shared, tolerance=0.0)
+        after = self._divided(self.captures.able(), before, shared=shared, tolerance=0.0)
         pieces, in_bytes = self.pieces
         moves = moved(before, after, pieces)
         return Proposal(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
@@ -248,7 +200,7 @@ class Sharing:
         }
         before = self.now
         after = handed(self.wanted, pieces, before, [by_table[table] for table in tables], taker)
-        most = RANGES_PER_CAPTURE * len({*after, *self.able()})
+        most = RANGES_PER_CAPTURE * len({*after, *self.captures.able()})
         if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
             raise ValueError(f"the key space would be in {ranges} ranges, and {most} are allowed")
         moves = moved(before, after, pieces)
@@ -289,39 +241,9 @@ class Sharing:
         self._looked_at = now
         return True
 
-    def lost(self, now: float, known: int | None) -> str:
-        """Why the captures that deliver now cannot continue; empty: they can.
-
-        `known`: up to which ts the owner knows DDL; None: it has not begun to read. A lost capture counts as
-        failed. Also sets `is_owner_cut_off`.
-        """
-        others = (peer for peer in self.peers.running if peer.capture != self.node.capture)
-        why = {peer.capture: words for peer in others if (words := self._why_lost(peer, now))}
-        for name in why:
-            # Otherwise a capture that crashes whenever it delivers would end the others' work each time.
-            self.peers[name].fails(now)
-        if why:
-            return next(iter(why.values()))
-        cut_off = self.peers.cut_off(now, self.node.capture, known)
-        self.is_owner_cut_off = self.node.capture in cut_off
-        for name in cut_off:
-            if name != self.node.capture:
-                self.peers[name].fails(now)
-                return f"capture {name} has received nothing from upstream for {CUT_OFF_S:.0f} s"
-        return ""
-
-    def _why_lost(self, peer: Peer, now: float) -> str:
-        """Why a capture that delivers cannot be asked for anything any more; empty: it can."""
-        if peer.capture not in self.node.others():
-            return f"capture {peer.capture} is gone"
-        if peer.answers(self.node.owner_rev, now):
-            return ""
-        what = "has received nothing from the owner" if peer.is_deaf(now) else "has been silent"
-        return f"capture {peer.capture} {what} for {SILENT_S:.0f} s"
-
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
         """Why the key space must be divided again now, or ""; and the processors that must prepare for it."""
-        able, before = self.able(), self.now
+        able, before = self.captures.able(), self.now
         known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
             return "", []

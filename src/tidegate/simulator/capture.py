@@ -87,7 +87,7 @@ class Control:
         self._next_grant = self._next_message = 1
         world.time.spawn(self.process, self._run())
 
-    # --- the capture as the machines see it (`server.sharing.Here`) ------------------------------------
+    # --- the capture as the machines see it (`server.able_captures.Here`) ----------------------------------
 
     def others(self) -> Mapping[str, str]:
         """The other captures, as of the last look."""

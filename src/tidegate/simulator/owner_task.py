@@ -358,7 +358,7 @@ class OwnerTask:
         self.peers.forget(gone, now)
         sharing.forget(gone)
         known = self.owner.barrier.resolved if self.owner is not None else None
-        self._reshare = self._reshare or sharing.lost(now, known)
+        self._reshare = self._reshare or sharing.captures.lost(now, known)
         if not self._reshare and not self._starting and self.owner is not None:
             self._reshare, prepare = sharing.better(now, self.owner.resolved, shared=True)
             if not self._reshare:

@@ -1,4 +1,4 @@
-"""A model of a sink like Kafka: writers with epochs, transactions, one log of committed records.
+"""A model of a transactional sink: writers with epochs, transactions, one log of committed records.
 
 Each writer has a transactional id: there is one for each capture, and one for the changefeed's owner. The
 initialisation of an id aborts its open transaction and fences the writer that used it before. A reader of
@@ -21,7 +21,7 @@ from tidegate.simulator.virtual_time import VirtualTime
 OWNER: Final = "owner"
 """The transactional id of the changefeed's owner."""
 TIMEOUT_S: Final = 10.0
-"""How long a transaction may be open: `sink.kafka.client.TRANSACTION_TIMEOUT_MS`."""
+"""How long a transaction may be open. The sink then aborts it."""
 
 
 class Kind(StrEnum):

@@ -114,7 +114,7 @@ class Worker:
         world.note(self.capture, f"worker of incarnation {self.grant.incarnation} delivers")
 
     def _take_slot(self) -> Steps[None]:
-        """Initialise the writer, and check the grant after that: see `sink.kafka.slot.SlotWriter`."""
+        """Initialise the writer, and check the grant after that: `sink.base` says why in this order."""
         self.writes = None
         self.epoch = yield from self._call(self._world.sink.initialise, self.capture)
         yield from self._prove()

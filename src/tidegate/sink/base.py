@@ -8,6 +8,10 @@
     forget       deletes what belongs only to this feed
     describe     says what it accepts, guarantees and cannot do
 
+A sink whose rows are spread over partitions also has
+
+    widen        adds partitions while the feed runs
+
 Exactly-once rests on this promise: after `fence`, a writer that was opened before it makes nothing durable,
 and a writer that is opened later under an older grant is refused because `prove` fails. So only writers of
 the new grant can add to the records that `fence` returns. One suite of tests checks every sink against this.
@@ -78,8 +82,6 @@ class Description:
     them again changes nothing, so progress is never ahead of rows."""
     fenced_by: str
     """How an earlier writer is stopped, in words; empty: only the end of its lease stops it."""
-    repartitions: bool = False
-    """Whether its owner's side is a `PartitionedOwner`."""
     here: bool = False
     """Whether it writes to the capture's own disk, which workers on other machines cannot."""
 
@@ -287,4 +289,16 @@ class Sink(Protocol):
 
     def forget(self) -> None:
         """Delete what is stored for the feed apart from its rows. It is no error if nothing is stored."""
+        ...
+
+
+@runtime_checkable
+class PartitionedSink(Sink, Protocol):
+    """A sink whose topic can get more partitions while the feed runs; its owner is a `PartitionedOwner`."""
+
+    def widen(self, partitions: int) -> None:
+        """Give the feed's own topic at least `partitions` partitions. It never loses any.
+
+        Raises InvalidInput if they cannot be added, and Retryable if the downstream does not answer.
+        """
         ...

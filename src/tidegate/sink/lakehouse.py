@@ -24,18 +24,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction
 
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.path_part import path_part
-from tidegate.sink.delta_commit import HOOKS, MARK, ONCE, configuration
+from tidegate.sink import delta_commit
+from tidegate.sink.delta_commit import MARK, configuration
 from tidegate.sink.own_tables import OwnTables, entries_of, files_of, listed
 from tidegate.sink.slot_files import SlotFiles
 from tidegate.sink.snapshot_rows import COMPACT_FILES, SnapshotRow
@@ -69,7 +68,6 @@ class Lakehouse:
                 why="one of % \\ [ ] ^ |",
                 fix="choose another directory",
             )
-
         self._tables = OwnTables(self.store)
         self._snapshots = SnapshotTable(self.store, self._tables)
 
@@ -78,10 +76,6 @@ class Lakehouse:
         """The directory of a target on the local disk."""
         assert isinstance(self.store, DiskStore), "an object store has no directory"
         return self.store.root
-
-    @property
-    def _kind(self) -> str:
-        return "prefix" if self.store.shared else "directory"
 
     # --- whether the target is ours
 
@@ -108,14 +102,7 @@ class Lakehouse:
                 why="without it nobody can tell which of their versions are valid, nor where to continue",
                 fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
             )
-        others = sorted(name for name in entries_of(self.store, "") if name not in (OWN, "lost+found"))
-        if others:
-            raise InvalidInput(
-                f"the target {self._kind} holds something else",
-                where=f"{self.store}: {listed(others)}",
-                why=f"none of it was made by a consumer, and a target owns its {self._kind}",
-                fix=f"choose a new or empty {self._kind}",
-            )
+        _check_empty(self.store)
 
     def take_over(self, name: str) -> None:
         """Make this process the writer, as the consumer `name`; every earlier one is fenced from here on.
@@ -155,49 +142,19 @@ class Lakehouse:
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
         with self._tables.writing(path) as table:
-            write_deltalake(
-                table, rows, mode="append", commit_properties=ONCE, post_commithook_properties=HOOKS
-            )
+            delta_commit.append(table, rows)
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
-        """Insert or replace rows and delete keys, in one commit.
-
-        Key columns are never null, and no key occurs twice, neither within a table nor across both.
-        """
-        missing = [field for field in upserts.schema if field.name not in deletes.column_names]
-        for field in missing:
-            deletes = deletes.append_column(field, pa.nulls(deletes.num_rows, field.type))
-        rows = pa.concat_tables([upserts, deletes.select(upserts.column_names)])
-        gone = pa.array([False] * upserts.num_rows + [True] * deletes.num_rows, pa.bool_())
-        rows = rows.append_column("_tidegate_gone", gone)
-        values = {_quoted(name): f"s.{_quoted(name)}" for name in upserts.column_names}
+        """Insert or replace rows and delete keys, in one commit: see `delta_commit.merge`."""
         with self._tables.writing(path) as table:
-            merger = table.merge(
-                rows,
-                " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
-                source_alias="s",
-                target_alias="t",
-                streamed_exec=False,
-                commit_properties=ONCE,
-                post_commithook_properties=HOOKS,
-            )
-            merger = merger.when_matched_delete("s._tidegate_gone")
-            merger = merger.when_matched_update(values, predicate="NOT s._tidegate_gone")
-            merger.when_not_matched_insert(values, predicate="NOT s._tidegate_gone").execute()
+            delta_commit.merge(table, upserts, deletes, keys)
 
     def add_null_columns(self, path: str, schema: pa.Schema) -> None:
         """Append the columns of `schema` that the table lacks, null in all rows. Data files are not
         rewritten.
         """
         with self._tables.writing(path) as table:
-            write_deltalake(
-                table,
-                schema.empty_table(),
-                mode="append",
-                schema_mode="merge",
-                commit_properties=ONCE,
-                post_commithook_properties=HOOKS,
-            )
+            delta_commit.add_columns(table, schema)
 
     def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         """Replace all rows with those of `batches`, in one commit. They may be read from the slot's own
@@ -225,20 +182,14 @@ class Lakehouse:
             )
         schema = pa.schema(held.schema())
         self.create(target, schema)
-        actions = _add_actions(held)
+        actions = delta_commit.files_with_counts(held)
         for action in actions:
             name = unquote(action.path)
             if self.store.shared:
                 action.path = f"{uuid.uuid4().hex}.parquet"
             self.store.copy(f"{source}/{name}", f"{target}/{unquote(action.path)}")
         with self._tables.writing(target) as table:
-            table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=schema,
-                commit_properties=ONCE,
-                post_commithook_properties=HOOKS,
-            )
+            delta_commit.add_files(table, actions, schema)
         self._tables.skip_commit(target)
 
     def restore(self, path: str, version: int) -> bool:
@@ -246,14 +197,11 @@ class Lakehouse:
         table = self._tables.found(path)
         if table.version() == version:
             return False
-        newest = table.history(1)[0]
-        if newest.get("operation") == "RESTORE" and newest.get("tidegate.restored") == str(version):
+        if delta_commit.is_restored(table, version):
             return False
         self.check_writer()
-        note = {"tidegate.restored": str(version)}
-        properties = CommitProperties(custom_metadata=note, max_commit_retries=0)
         with self._tables.writing(path) as table:
-            table.restore(version, commit_properties=properties, post_commithook_properties=HOOKS)
+            delta_commit.restore(table, version)
         return True
 
     def dataset(self, path: str, version: int | None = None) -> ds.Dataset:
@@ -282,7 +230,7 @@ class Lakehouse:
         if self.file_count(path) <= COMPACT_FILES:
             return False
         with self._tables.writing(path) as table:
-            table.optimize.compact(commit_properties=ONCE, post_commithook_properties=HOOKS)
+            delta_commit.compact(table)
         return True
 
     def file_count(self, path: str) -> int:
@@ -398,24 +346,27 @@ class Lakehouse:
             self._overwrite(path, _NO_COLUMNS, iter(()))
         try:
             with self._tables.writing(path) as table:
-                write_deltalake(
-                    table,
-                    reader,
-                    mode="overwrite",
-                    schema_mode="overwrite",
-                    configuration=configuration(schema),
-                    commit_properties=ONCE,
-                    post_commithook_properties=HOOKS,
-                )
+                delta_commit.overwrite(table, reader)
         except (DeltaError, InvalidInput, Retryable) as error:
             if not raised:
                 raise
             with translated(self.store, path):
                 raise raised[0] from error
         with self._tables.writing(path) as table:
-            table.alter.set_table_properties(
-                configuration(schema), commit_properties=ONCE, post_commithook_properties=HOOKS
-            )
+            delta_commit.set_properties(table, configuration(schema))
+
+
+def _check_empty(store: Store) -> None:
+    """Raises InvalidInput if the root of a new target holds anything."""
+    others = sorted(name for name in entries_of(store, "") if name not in (OWN, "lost+found"))
+    if others:
+        kind = "prefix" if store.shared else "directory"
+        raise InvalidInput(
+            f"the target {kind} holds something else",
+            where=f"{store}: {listed(others)}",
+            why=f"none of it was made by a consumer, and a target owns its {kind}",
+            fix=f"choose a new or empty {kind}",
+        )
 
 
 def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) -> Iterator[pa.RecordBatch]:
@@ -430,22 +381,3 @@ def _keeping_errors(batches: Iterator[pa.RecordBatch], raised: list[Exception]) 
 def _slot_names(store: Store, folder: str) -> list[str]:
     """The folders in a folder that may be a schema or a table: their names are not reserved."""
     return [name for name in store.folders(folder) if not name.startswith((".", "_"))]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _add_actions(table: DeltaTable) -> list[Any]:
-    found = pa.table(table.get_add_actions(flatten=False)).to_pylist()
-    return [
-        AddAction(
-            row["path"],
-            row["size_bytes"],
-            {},
-            row["modification_time"],
-            True,
-            f'{{"numRecords":{row["num_records"]}}}',
-        )
-        for row in found
-    ]

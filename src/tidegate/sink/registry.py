@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.errors import InvalidInput
 from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.reader.sink import ReaderSink
@@ -21,17 +20,6 @@ SINKS: Final[dict[str, Callable[[SinkFeed], Sink]]] = {
 def same_place(before: Sink, after: Sink) -> bool:
     """Whether `after` finds what `before` has written. Raises Retryable if that cannot be found out."""
     return type(before) is type(after) and after.same_place(before)
-
-
-def widen(sink: Sink, partitions: int) -> None:
-    """Give the feed's topic at least `partitions` partitions.
-
-    Raises InvalidInput if the sink has no partitions, or they cannot be added; Retryable if the downstream
-    does not answer.
-    """
-    if not isinstance(sink, KafkaSink):
-        raise InvalidInput("This sink has no partitions.", fix="only Kafka's topics have")
-    sink.widen(partitions)
 
 
 def sink_of(feed: SinkFeed) -> Sink:

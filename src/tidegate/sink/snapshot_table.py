@@ -16,9 +16,10 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from tidegate.errors import Fatal
+from tidegate.sink import delta_commit
 from tidegate.sink.delta_commit import HOOKS, ONCE
 from tidegate.sink.own_tables import OwnTables
 from tidegate.sink.snapshot_rows import SNAPSHOT_SCHEMA, SnapshotRow, bounds, slices, snapshot_table
@@ -44,13 +45,7 @@ class SnapshotTable:
         with self._tables.writing(SNAPSHOTS) as table:
             if table is not held:
                 self._refuse_others(table)
-            write_deltalake(
-                table,
-                snapshot_table(ts, rows, position),
-                mode="append",
-                commit_properties=ONCE,
-                post_commithook_properties=HOOKS,
-            )
+            delta_commit.append(table, snapshot_table(ts, rows, position))
         self._published = ts
 
     def _refuse_others(self, table: DeltaTable) -> None:
@@ -67,14 +62,7 @@ class SnapshotTable:
         """Replace the rows that name the snapshot at `ts` with `rows`, in one commit."""
         position = self.position()
         with self._tables.writing(SNAPSHOTS) as table:
-            write_deltalake(
-                table,
-                snapshot_table(ts, rows, position),
-                mode="overwrite",
-                predicate=f"ts = {ts}",
-                commit_properties=ONCE,
-                post_commithook_properties=HOOKS,
-            )
+            delta_commit.overwrite_where(table, snapshot_table(ts, rows, position), f"ts = {ts}")
 
     def position(self) -> str | None:
         """The position that `publish` committed with the newest snapshot; None for a new target.
@@ -153,14 +141,7 @@ class SnapshotTable:
             if kept.num_rows == 0:
                 table.delete(where, commit_properties=ONCE, post_commithook_properties=HOOKS)
             else:
-                write_deltalake(
-                    table,
-                    kept,
-                    mode="overwrite",
-                    predicate=where,
-                    commit_properties=ONCE,
-                    post_commithook_properties=HOOKS,
-                )
+                delta_commit.overwrite_where(table, kept, where)
 
     def _newest_ts(self, table: DeltaTable, at: int | None = None) -> int | None:
         """See `newest_ts`; reads only files that may hold it."""

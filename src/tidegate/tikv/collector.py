@@ -24,7 +24,7 @@ from tidegate.tikv.engine import META
 from tidegate.tikv.mvcc import Change
 from tidegate.tikv.pd.gc import SafePoints
 from tidegate.tikv.raft.raftstore import Command, Raftstore
-from tidegate.tikv.raw.rawkv import decode_value
+from tidegate.tikv.raw.raw_pairs import decode_value
 from tidegate.tikv.reader import Reader
 from tidegate.tikv.txn import snapshot
 

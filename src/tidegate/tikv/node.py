@@ -12,8 +12,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from tidegate.clock import Clock
-from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint, Watchdog
+from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
+from tidegate.tikv.cdc.ticker import TICK_S, Watchdog
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.pd.tso import Tso, TsoMode
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
@@ -28,6 +29,7 @@ from tidegate.tikv.txn.lock_waiting import LockWaiting
 from tidegate.tikv.txn.max_ts import MaxTsSync
 from tidegate.tikv.txn.scheduler import Scheduler
 from tidegate.tikv.txn.status_cache import TxnStatusCache
+from tidegate.tikv.txn.write_calls import Observation
 
 
 @dataclass(slots=True)
@@ -88,8 +90,7 @@ class StoreNode:
                 scheduler,
                 self.concurrency,
                 self.waiting,
-                self.endpoint.announced,
-                self.endpoint.observer.is_observing,
+                Observation(self.endpoint.announced, self.endpoint.observer.is_observing),
                 raw,
                 self.max_ts,
                 shared.new_id,

@@ -26,8 +26,8 @@ from tidegate.proto import (
     tidegate_pb2,
     tikvpb_pb2,
 )
-from tidegate.tikv.cdc.endpoint import Watchdog
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
+from tidegate.tikv.cdc.ticker import Watchdog
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults

@@ -42,6 +42,7 @@ from tidegate.consumer.convert import (
     in_key,
     target_type,
 )
+from tidegate.consumer.mysql.lanes import written
 from tidegate.consumer.mysql.literals import (
     KEYS,
     SLICE,
@@ -55,7 +56,6 @@ from tidegate.consumer.mysql.literals import (
     literals,
 )
 from tidegate.consumer.mysql.session import Connection, MySqlServer
-from tidegate.consumer.mysql.target import _written
 from tidegate.errors import Fatal, Undecodable
 
 NUMBERS = itertools.count()
@@ -456,7 +456,7 @@ def ask(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
 
 def write(connection: Connection, statements: Iterator[bytes]) -> int:
     """How many rows they found; a warning fails."""
-    return sum(_written(connection, text) for text in statements)
+    return sum(written(connection, text) for text in statements)
 
 
 def exact(value: Any, wire: pa.DataType) -> Any:
@@ -511,7 +511,7 @@ def test_a_delete_without_a_key_finds_just_the_rows_it_names(server: Connection,
     expected = Counter(exact(one, stored.wire) for one in values)
     for _ in range(2):
         for text, wanted in bag_deletes([stored.of], once, "t", Digest()):
-            assert _written(server, text) == wanted == 1
+            assert written(server, text) == wanted == 1
         left = Counter(exact(one, stored.wire) for (one,) in ask(server, f"SELECT {stored.shown} FROM t"))
         assert left == expected
         expected.clear()
@@ -551,7 +551,7 @@ def test_rows_without_a_key_are_found_by_their_bytes_in_every_collation(
     write(server, inserts(BAG, bag_of(rows), "t", Digest()))
     for at, row in enumerate(rows):
         ((text, wanted),) = bag_deletes(BAG, bag_of([row]), "t", Digest())
-        assert _written(server, text) == wanted == 1
+        assert written(server, text) == wanted == 1
         left = ask(server, "SELECT a, b FROM t")
         assert Counter(left) == Counter(rows[at + 1 :])
 
@@ -562,7 +562,7 @@ def test_equal_rows_go_as_often_as_they_are_named(server: Connection) -> None:
     write(server, inserts(BAG, bag_of(rows), "t", Digest()))
     gone: list[tuple[str | None, int | None]] = [("a", 1), (None, None), ("a", 1), (None, None), ("x", 1)]
     found = [
-        (_written(server, text), wanted) for text, wanted in bag_deletes(BAG, bag_of(gone), "t", Digest())
+        (written(server, text), wanted) for text, wanted in bag_deletes(BAG, bag_of(gone), "t", Digest())
     ]
     assert found == [(2, 2), (2, 2), (0, 1)], "a row that is not there is told by the count"
     left = ask(server, "SELECT a, b FROM t")
@@ -607,7 +607,7 @@ def test_the_64th_element_of_a_set_is_found(server: Connection) -> None:
     assert Counter(ask(server, "SELECT CAST(c AS UNSIGNED) FROM t")) == Counter((mask,) for mask in masks)
     assert write(server, deletes(of, rows.slice(0, 5), "t", Digest())) == 5
     ((text, _),) = bag_deletes(of, rows.slice(5), "t", Digest())
-    assert _written(server, text) == 1
+    assert written(server, text) == 1
     assert ask(server, "SELECT c FROM t") == []
 
 
@@ -642,9 +642,9 @@ def test_the_longest_statement_that_passes_is_the_longest_the_server_takes(serve
     frame = len(insert(0))
     longest, longer = insert(packet - 2 - frame), insert(packet - 1 - frame)
     check_lengths([longest], "s.t", packet)
-    assert _written(server, longest) == 1
+    assert written(server, longest) == 1
     with pytest.raises(Fatal, match=r"(?s)s\.t.*max_allowed_packet"):
         check_lengths([longer], "s.t", packet)
     with pytest.raises(pymysql.err.OperationalError):
-        _written(server, longer)
+        written(server, longer)
     server.connect()  # the server has ended it

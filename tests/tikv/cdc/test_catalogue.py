@@ -13,7 +13,8 @@ from tests.tikv.cluster import Client, Cluster, Feed
 from tests.tikv.support import commit, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
-from tidegate.tikv.cdc import endpoint as endpoint_module
+from tidegate.tikv.cdc import scans
+from tidegate.tikv.cdc.service import Connection
 
 Make = Callable[..., Cluster]
 
@@ -208,7 +209,7 @@ def _deregister(request_id: int) -> cdc.ChangeDataRequest:
 def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_module, "SCANS_MAX", 2)
+    monkeypatch.setattr(scans, "SCANS_MAX", 2)
     cluster = make()
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"k%03d" % i, bytes(1000)) for i in range(100)))
@@ -261,7 +262,7 @@ def test_memory_quota_of_a_scan_that_nobody_reads_lets_other_streams_go_on(make:
     for batch in range(4):
         cluster.txn(*(put(b"k%d%02d" % (batch, i), bytes(40_000)) for i in range(40)))
     slow = cluster.endpoint
-    silent = endpoint_module.Connection(multiplexing=True)
+    silent = Connection(multiplexing=True)
     slow.open(silent)
     reader = Client(cluster)
     request = reader.request(1, region)

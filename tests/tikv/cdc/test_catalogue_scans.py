@@ -86,7 +86,7 @@ def test_delegate_subscribe_unsubscribe_epochs_and_the_end_of_observing(
     deregister(cluster, client, 2)
     client.until(lambda: feeds[2].error is not None)
     assert not cluster.endpoint.observer.is_observing(region.id)
-    assert region.id not in cluster.endpoint._delegates
+    assert region.id not in cluster.endpoint._registrations.delegates
     client.close()
 
 
@@ -145,7 +145,7 @@ def test_register_after_connection_deregistered_is_passed_over(make: Make) -> No
     other = Client(cluster)
     feed = other.register(1, region)
     other.until(lambda: feed.initialized)
-    assert len(cluster.endpoint._delegates[region.id].downstreams) == 1
+    assert len(cluster.endpoint._registrations.delegates[region.id].downstreams) == 1
     other.close()
 
 
@@ -438,7 +438,7 @@ def test_memory_quota_of_locks_on_live_push(make: Make, monkeypatch: pytest.Monk
     held = lock_some(cluster, 0, 4)
     lock_some(cluster, 4, 1)
     client.until(lambda: congested(feed, region))
-    assert region.id not in cluster.endpoint._delegates
+    assert region.id not in cluster.endpoint._registrations.delegates
     cluster.call(rollback(held, *(b"k%02d" % i for i in range(4))), b"k")
     again = client.register(1, region)
     client.until(lambda: again.initialized)

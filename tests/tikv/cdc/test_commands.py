@@ -294,7 +294,7 @@ def test_emptied_ranges_are_not_captured_and_their_locks_hold_nothing(make: Make
     assert len(feed.rows) <= before + 1, "at most the prewrite"
     done = threading.Event()
     destroy = pb.UnsafeDestroyRangeRequest(start_key=b"a", end_key=b"c")
-    cluster.store.unsafe_destroy_range(destroy, lambda response, error: done.set())
+    cluster.store.ranges.destroy(destroy, lambda response, error: done.set())
     assert done.wait(WAIT_S)
     found = cluster.call(pb.ScanRequest(start_key=b"a", limit=9, version=cluster.tso.get()), b"a").pairs
     assert [pair.key for pair in found] == [b"c"]

@@ -14,7 +14,7 @@ from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, 
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.cdc import endpoint
+from tidegate.tikv.cdc import registrations, ticker
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate
 from tidegate.tikv.pd.tso import TsoMode
@@ -254,7 +254,7 @@ def test_too_many_registrations_server_is_busy_until_some_have_ended(
     make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One region under any number of request ids: each costs memory for as long as its stream lasts."""
-    monkeypatch.setattr(endpoint, "REGISTRATIONS_MAX", 3)
+    monkeypatch.setattr(registrations, "REGISTRATIONS_MAX", 3)
     cluster = make()
     (region,) = cluster.regions.all
     client, other = Client(cluster), Client(cluster)
@@ -364,9 +364,9 @@ def test_a_commit_at_a_resolved_ts_is_refused(make: Callable[..., Cluster]) -> N
 
 
 def test_the_stores_of_one_process_share_what_marks_may_cost() -> None:
-    assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=1) == 0.05
-    assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=64) == pytest.approx(0.128)
-    assert endpoint.pause_s(0.05, cpu_s=0.1, stores=1) == pytest.approx(2.0)
+    assert ticker.pause_s(0.05, cpu_s=0.0001, stores=1) == 0.05
+    assert ticker.pause_s(0.05, cpu_s=0.0001, stores=64) == pytest.approx(0.128)
+    assert ticker.pause_s(0.05, cpu_s=0.1, stores=1) == pytest.approx(2.0)
 
 
 def rest(cluster: Cluster) -> None:
@@ -378,8 +378,8 @@ def rest(cluster: Cluster) -> None:
 def test_idle_stores_tick_less_often_until_any_of_them_is_written(
     make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "QUIET_S", 0.2)
-    monkeypatch.setattr(endpoint, "QUIET_TICKS", 1 << 60)
+    monkeypatch.setattr(ticker, "QUIET_S", 0.2)
+    monkeypatch.setattr(ticker, "QUIET_TICKS", 1 << 60)
     cluster = make(b"m", stores=2)
     one, other = cluster.regions.all
     assert one.leader != other.leader

@@ -18,7 +18,7 @@ def test_scans_of_a_store_are_rate_limited_and_end_when_deregistered(
     cluster = make(b"m")
     low, high = cluster.regions.all
     cluster.txn(*(put(b"a%02d" % number, bytes(2000)) for number in range(40)))  # three events
-    cluster.endpoint._limiter = Limiter(1.0)
+    cluster.endpoint._scans.limiter = Limiter(1.0)
     client = Client(cluster)
     feeds = [client.register(number, low) for number in range(1, 5)]  # as many as scan at once
     client.until(lambda: all(feed.rows for feed in feeds))

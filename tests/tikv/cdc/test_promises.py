@@ -21,7 +21,7 @@ from tests.tikv.cluster import WAIT_S, Client, Cluster
 from tests.tikv.support import commit, delete, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
-from tidegate.tikv.cdc import endpoint
+from tidegate.tikv.cdc import ticker
 from tidegate.tikv.raft.region import Region
 
 NAMES = (b"a", b"b", b"c", b"d")
@@ -193,7 +193,7 @@ class Run:
     def see_the_rest(self) -> None:
         """What could still be sent, by scans of ended registrations or by a tick, has been taken."""
         deadline = time.monotonic() + WAIT_S
-        while self.cluster.endpoint._scanning and time.monotonic() < deadline:
+        while self.cluster.endpoint._scans.count and time.monotonic() < deadline:
             time.sleep(0.0005)
         (region, *_) = self.cluster.regions.scan(keys.encode(self.prefix), b"", 1)
         probe = len(self.traces) + 1
@@ -221,7 +221,7 @@ EXAMPLES = settings(
 @pytest.fixture
 def cluster(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A store that tells a resolved ts at every tick, also one that stands still."""
-    monkeypatch.setattr(endpoint, "REPEAT_S", 0.0)
+    monkeypatch.setattr(ticker, "REPEAT_S", 0.0)
     return make()
 
 

@@ -14,7 +14,8 @@ from tests.tikv.cluster import WAIT_S
 from tests.tikv.support import prewrite, put
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import cdcpb_pb2_grpc, tikvpb_pb2_grpc
-from tidegate.tikv.cdc.endpoint import SCAN_THREADS, Watchdog
+from tidegate.tikv.cdc.scans import SCAN_THREADS
+from tidegate.tikv.cdc.ticker import Watchdog
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -56,11 +57,11 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
         deaf = feed(channel, upstream, region, SCAN_THREADS + 8)  # gRPC itself holds what some of them send
         endpoint = upstream._shared.nodes[1].endpoint
         deadline = time.monotonic() + WAIT_S
-        while endpoint._scanning < SCAN_THREADS + 2:
+        while endpoint._scans.count < SCAN_THREADS + 2:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         other = feed(channel, upstream, region, 1)  # its scan waits behind those
-        endpoint._watchdog = Watchdog(interval_s=0.1, idle_s=1.0)
+        endpoint._ticker.watchdog = Watchdog(interval_s=0.1, idle_s=1.0)
         rows = (row for message in other for event in message.events for row in event.entries.entries)
         assert any(row.type == cdc.Event.INITIALIZED for row in rows)
         other.cancel()

@@ -17,7 +17,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import keyspace_prefix
 from tidegate.tikv.pd.tso import TsoMode
-from tidegate.tikv.raw.rawkv import RawValue, decode_value, encode_value
+from tidegate.tikv.raw.raw_pairs import RawValue, decode_value, encode_value
 from tidegate.tikv.server import EmbeddedUpstream
 
 K = keyspace_prefix(b"r", 0)

@@ -1,6 +1,7 @@
 """A MySQL or MariaDB database as a target of the consumer.
 
-`target` (the verbs), `progress` (what the database stores about the consumer, and the fence),
-`session` (connections and their errors), `literals` (values as SQL). DDL: `ddl` (each statement once),
-`tables` (CREATE and ALTER), `described` (what a table looks like), `recast` (converted columns), `prune`.
+`target` (the verbs), `lanes` (the connections that write), `rendering` (rows as statements), `parts` (batches
+larger than memory), `progress` (what the database stores about the consumer, and the fence), `session`
+(connections and their errors), `literals` (values as SQL). DDL: `ddl` (each statement once), `tables` (CREATE
+and ALTER), `described` (what a table looks like), `recast` (converted columns), `prune`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
-from tidegate.consumer.mysql.parts import Statements
+from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import SQL_MODE
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect

@@ -23,28 +23,13 @@ from typing import Final, TypeAlias
 
 from tidegate.consumer.mysql.literals import Digest
 from tidegate.consumer.mysql.progress import Progress, Reached
+from tidegate.consumer.mysql.rendering import Statements
 from tidegate.consumer.mysql.session import Connection
 from tidegate.consumer.target import Parted
 from tidegate.errors import Fatal
 
 TRANSACTION_BYTES: Final = 1 << 30
 """Bytes of staged rows in one transaction of a lane; the server's undo log needs several times that."""
-
-
-@dataclass(slots=True)
-class Statements:
-    """Rendered statements: from here on only the target can fail."""
-
-    digest: Digest = field(default_factory=Digest)
-    deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
-    """Each with the number of rows that it must find, if that is known."""
-    inserts: list[bytes] = field(default_factory=list)
-
-    def add(self, other: Statements) -> None:
-        """Append the statements of another table."""
-        self.digest.join(other.digest)
-        self.deletes += other.deletes
-        self.inserts += other.inserts
 
 
 Make: TypeAlias = Callable[[], Statements]

@@ -4,29 +4,24 @@
     DDL      intend -> its statements, each once -> the position
     restart  take over, read; write the missing lanes of a write that was begun
 
-A lane is a connection. Each table is assigned to one lane by a hash of the table's name, so that its deletes
-and inserts are one transaction. All deletes come before all inserts, so that a unique value is free before
+A lane is a connection (`lanes`). All deletes come before all inserts, so that a unique value is free before
 another row takes it.
 
-Nothing is retried in the connection in which it failed. After an error that may pass, the consumer takes the
-target over from itself, reads which lanes are committed, and writes the others one after the other.
+After an error that may pass, the consumer takes the target over from itself, reads which lanes are committed,
+and writes the others one after the other.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-import pymysql
 
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_steps, definition
@@ -36,20 +31,19 @@ from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
 from tidegate.consumer.mysql.hold import Hold
-from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
-from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
+from tidegate.consumer.mysql.lanes import LANES, Lanes
+from tidegate.consumer.mysql.literals import MySqlValues
+from tidegate.consumer.mysql.parts import PartedLane, check_size, order
 from tidegate.consumer.mysql.progress import Held, Progress
-from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
-from tidegate.consumer.mysql.tables import qualified
-from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts
+from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Looked, Name, Parted, Settle, TableChanges
+from tidegate.consumer.target import Looked, Name, Parted, Settle
 from tidegate.dispatcher.consistency import Seen
 from tidegate.errors import Fatal, Retryable
 
-LANES: Final = 4
 SETTLERS: Final = 2
 """Threads that read, convert and render rows."""
 PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -78,13 +72,14 @@ class MySqlTarget:
         """
         self.stats, self.values = Stats(), MySqlValues()
         self._adopting, self._skipped, self._asking = adopting, skipped, threading.Lock()
-        self._server, self._lanes, self._transaction_bytes = server, lanes, transaction_bytes
+        self._server, self._transaction_bytes = server, transaction_bytes
         self._by_offset = by_offset
         self._only_keyed: dict[Name, Definition] = {}
         """Tables without another unique index than their key, with the definition for which that was
         checked."""
         self._hold = Hold(server, consumer)
         self._progress = Progress(self._hold)
+        self._lanes = Lanes(server, self._hold, self._progress, lanes, self.stats)
         self._definitions: dict[Name, Definition] = {}
         self._held = Held(None, None, None, {})
         """The record that the last takeover found."""
@@ -92,9 +87,7 @@ class MySqlTarget:
         self._packet = 0
         """The server's max_allowed_packet, in bytes."""
         self._ddl: DdlRun | None = None
-        self._connections: dict[int, Connection] = {}
         self._settlers = ThreadPoolExecutor(SETTLERS, thread_name_prefix="settle")
-        self._writers = ThreadPoolExecutor(lanes, thread_name_prefix="lane")
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
@@ -160,15 +153,15 @@ class MySqlTarget:
 
         def write(attempt: int) -> None:
             missing = self._progress.begin(position, digests)
-            work = {number: partial(self._write_lane, number, lanes[number]) for number in missing}
-            self._write_lanes(work, side_by_side=attempt == 0)
+            work = {number: partial(self._lanes.write, number, lanes[number]) for number in missing}
+            self._lanes.run(work, side_by_side=attempt == 0)
 
         return write
 
     def _writing_parts(
         self, lanes: Mapping[int, Statements], parted: Sequence[Parted], position: str
     ) -> Callable[[int], None]:
-        split = check_size(parted, self._transaction_bytes, self._lanes, str(self._server))
+        split = check_size(parted, self._transaction_bytes, self._lanes.count, str(self._server))
         # Before the batch begins: rows may be wrong, and a table that is not known yet needs a query in the
         # control connection, which must not fail while lanes write.
         work = [self._settlers.submit(table.prepare) for table in parted]
@@ -180,7 +173,7 @@ class MySqlTarget:
                 self._check_uniques(known)
         of_lanes: dict[int, list[Parted]] = {number: [] for number in lanes}
         for table in parted:
-            of_lanes.setdefault(self.lane_of(*table.name), []).append(table)
+            of_lanes.setdefault(self._lanes.of(*table.name), []).append(table)
         made = {
             number: order(lanes.get(number, Statements()), tables, self._part)
             for number, tables in of_lanes.items()
@@ -192,11 +185,11 @@ class MySqlTarget:
             for lane in work:
                 lane.compare(self._progress)
             left = {
-                lane.number: partial(self._write_parts, lane, split=split)
+                lane.number: partial(self._lanes.write_parts, lane, self._settlers, split=split)
                 for lane in work
                 if not lane.through
             }
-            self._write_lanes(left, side_by_side=attempt == 0)
+            self._lanes.run(left, side_by_side=attempt == 0)
 
         return write
 
@@ -208,7 +201,7 @@ class MySqlTarget:
         for attempt in range(len(PAUSES_S) + 1):
             try:
                 if attempt:
-                    self._close_lanes()
+                    self._lanes.disconnect()
                     self._held = self._progress.take_again()
                 attempt_of(attempt)
                 return
@@ -217,11 +210,6 @@ class MySqlTarget:
                     raise
                 time.sleep(PAUSES_S[attempt])
 
-    def lane_of(self, schema: str, table: str) -> int:
-        """The lane of a table: the same in every process and release, so a restart assigns rows alike."""
-        hashed = hashlib.blake2b(f"{schema}\0{table}".encode(), digest_size=8).digest()
-        return int.from_bytes(hashed) % self._lanes
-
     def _ready(self, settle: Settle) -> tuple[int, Statements] | None:
         """The statements of one table, and the number of its lane."""
         changes = settle()
@@ -229,15 +217,15 @@ class MySqlTarget:
             return None
         made, table = Statements(), changes.definition
         self._check_uniques(table)
-        self._render_deletes(changes, made)
-        self._render_inserts(changes, made)
-        return self.lane_of(table.schema, table.table), made
+        add_deletes(made, changes, self._packet)
+        add_inserts(made, changes, self._packet)
+        return self._lanes.of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
         made = Statements()
         changes = table.settle(part) if inserting or table.may_delete(part) else None
         if changes is not None:
-            (self._render_inserts if inserting else self._render_deletes)(changes, made)
+            (add_inserts if inserting else add_deletes)(made, changes, self._packet)
         return made
 
     def _check_uniques(self, table: Definition) -> None:
@@ -260,75 +248,6 @@ class MySqlTarget:
         with self._asking:  # several threads read tables, but the control connection serves one at a time
             self._patiently(ask)
         self._only_keyed[name] = table
-
-    def _render_deletes(self, changes: TableChanges, made: Statements) -> None:
-        table, effect = changes.definition, changes.effect
-        name = qualified(table.schema, table.table)
-        columns = {column.name: column for column in table.columns}
-        if isinstance(effect, Effect):
-            keys = [columns[key] for key in table.keys]
-            known = effect.upserts.filter(~effect.fresh).select(table.keys)
-            for gone in (effect.deletes, known):
-                made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
-            # An adopted table may be newer than these rows: another row there may have one of their values.
-            # It got that value later, so its own change is still to come on the topic, with all its values.
-            for unique in table.uniques:
-                if set(unique) != set(table.keys):
-                    taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
-                    made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
-        else:
-            own = [column for column in table.columns if column.name not in table.generated]
-            made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
-        check_lengths((text for text, _ in made.deletes), table.name, self._packet)
-
-    def _render_inserts(self, changes: TableChanges, made: Statements) -> None:
-        table, effect = changes.definition, changes.effect
-        fresh = effect.upserts if isinstance(effect, Effect) else effect.inserts
-        own = [column for column in table.columns if column.name not in table.generated]
-        made.inserts += inserts(own, fresh, qualified(table.schema, table.table), made.digest)
-        check_lengths(made.inserts, table.name, self._packet)
-
-    def _write_lanes(self, lanes: Mapping[int, Callable[[], int]], *, side_by_side: bool) -> None:
-        """Run the writer of each lane. Raises the first failure, after all lanes have stopped writing."""
-        work: list[Future[int]] = []
-        for write in lanes.values():
-            work.append(self._writers.submit(write))
-            if not side_by_side:
-                wait(work)
-        wait(work)
-        failures = [error for done in work if (error := done.exception()) is not None]
-        self.stats.missing_deletes += sum(done.result() for done in work if done.exception() is None)
-        if failures:
-            raise failures[0]
-
-    def _write_lane(self, number: int, made: Statements) -> int:
-        """Write a lane in one transaction. Returns how many rows to delete were not found."""
-        with self._lane_connection(number) as connection:
-            connection.begin()
-            self._progress.lane(number, connection)
-            missing = _run(connection, made)
-            connection.commit()
-        return missing
-
-    def _write_parts(self, lane: PartedLane, *, split: bool) -> int:
-        with self._lane_connection(lane.number) as connection:
-            return lane.write(connection, self._progress, self._settlers, _run, split=split)
-
-    @contextmanager
-    def _lane_connection(self, number: int) -> Iterator[Connection]:
-        """A lane's connection. After an error it is closed, which rolls back its transaction."""
-        try:
-            connection = self._connections.get(number)
-            if connection is None:
-                connection = self._connections[number] = self._hold.lane_connection(number)
-            yield connection
-        except BaseException as error:
-            if (broken := self._connections.pop(number, None)) is not None:
-                with contextlib.suppress(pymysql.err.MySQLError):
-                    broken.close()
-            if isinstance(error, pymysql.err.MySQLError):
-                raise translated(error, self._server) from error
-            raise
 
     # --- DDL
 
@@ -386,40 +305,8 @@ class MySqlTarget:
     def close(self) -> None:
         """Close the connections."""
         self._settlers.shutdown()
-        self._writers.shutdown()
-        self._close_lanes()
+        self._lanes.close()
         self._hold.close()
-
-    def _close_lanes(self) -> None:
-        for connection in self._connections.values():
-            with contextlib.suppress(pymysql.err.MySQLError):
-                connection.close()
-        self._connections.clear()
-
-
-def _run(connection: Connection, made: Statements) -> int:
-    """Run all statements. Returns how many rows to delete were not found."""
-    missing = 0
-    for text, wanted in made.deletes:
-        found = _written(connection, text)
-        missing += 0 if wanted is None else wanted - found
-    for text in made.inserts:
-        _written(connection, text)
-    return missing
-
-
-def _written(connection: Connection, text: bytes) -> int:
-    """Run a writing statement. Returns how many rows it matched. A warning means that a value was changed."""
-    found = int(connection.query(text))
-    if connection._result is not None and connection._result.warning_count:
-        warnings = connection.show_warnings()
-        raise Fatal(
-            "the target would store other values than these",
-            where=text[:120].decode(errors="replace"),
-            why="; ".join(str(one[-1]) for one in warnings[:3]),
-            fix="compare the table's columns at the target with those at the source",
-        )
-    return found
 
 
 @dataclass(frozen=True, slots=True)

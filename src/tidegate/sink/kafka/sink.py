@@ -51,7 +51,6 @@ class KafkaSink:
             pieces=True,
             writers=0,
             atomic=True,
-            repartitions=True,
             fenced_by="transactional ids: the last to initialise one is the only one who can commit under it",
         )
 

@@ -71,33 +71,27 @@ from tidegate.tidb.kernels.arrow_lines import (
     WORD4,
     WORD8,
 )
-from tidegate.tidb.kernels.column import unscaled
+from tidegate.tidb.kernels.column import UPPER_HALF, put_unscaled
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import STACK_WORDS, put_json
 from tidegate.tidb.kernels.text import (
-    BYTES_OF_DIGITS,
     I64,
-    POWERS_OF_TEN,
     SLACK,
     U64,
     CellWords,
     put_decimal,
     put_duration,
 )
-from tidegate.tidb.kernels.value import word_before
 from tidegate.tidb.kernels.zone import clock_seconds, day_of, month_line
 
 _DECIMAL128: Final = 16
-_UPPER_HALF: Final = 8
-"""The bytes of a decimal128, and the offset of its upper half."""
+"""The bytes of a decimal128."""
 TILE: Final = 32
 _SPARE: Final = max(SLACK, 64)
 """The bytes that may be written after the end of a text."""
 _ONE: Final = U64(1)
 _NONE: Final = U64(0)
 _TOP_BITS: Final = U64(0x8080808080808080)
-_SMALL_DIGITS: Final = 18
-"""The most digits of a decimal that fits an int64."""
 
 
 @inline
@@ -153,46 +147,6 @@ def set_text(out: int, mask: Any, elements: int) -> int:
 def set_known(mask: Any, count: int) -> bool:
     """Whether all bits of a set have an element."""
     return count >= 64 or mask >> U64(count) == _NONE
-
-
-@inline
-def small_unscaled(addr: int, integer: int, frac: int) -> int:
-    """The digits of a decimal as one number; there are at most `_SMALL_DIGITS`."""
-    at = addr + 2
-    flip = -1 if load_u8(at) & 0x80 == 0 else 0
-    sign = 0x80
-    value = 0
-    lead = integer % 9
-    if lead > 0:
-        size = BYTES_OF_DIGITS[lead]
-        at += size
-        value = word_before(at, size, flip) ^ (sign << (8 * size - 8))
-        sign = 0
-    for _ in range(integer // 9 + frac // 9):
-        at += 4
-        value = value * 1000000000 + (word_before(at, 4, flip) ^ (sign << 24))
-        sign = 0
-    tail = frac % 9
-    if tail > 0:
-        size = BYTES_OF_DIGITS[tail]
-        at += size
-        value = value * POWERS_OF_TEN[tail] + (word_before(at, size, flip) ^ (sign << (8 * size - 8)))
-    return (value ^ flip) - flip
-
-
-@inline
-def put_unscaled(out: int, addr: int, scale: int) -> bool:
-    """Write a decimal as decimal128 of a scale; False if digits would be lost."""
-    frac = I64(load_u8(addr + 1))
-    integer = I64(load_u8(addr)) - frac
-    if frac > scale or integer + scale > _SMALL_DIGITS:
-        return unscaled(addr, scale, out)
-    value = small_unscaled(addr, integer, frac)
-    for _ in range(scale - frac):
-        value *= 10
-    store_u64(out, value)
-    store_u64(out + _UPPER_HALF, value >> 63)
-    return True
 
 
 @inline
@@ -318,7 +272,7 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
         for i in range(rows):
             out = data + _DECIMAL128 * (first + i)
             store_u64(out, load_i64(words + step * i) & filled(valid, i))
-            store_u64(out + _UPPER_HALF, 0)
+            store_u64(out + UPPER_HALF, 0)
     elif kind == SINGLE:
         for i in range(rows):
             store_u32(data + 4 * (first + i), single_bits(load_i64(words + step * i) & filled(valid, i)))
@@ -332,7 +286,7 @@ def fill_fixed(line: int, kind: int, body: int, tile: Tile, months: int) -> Any:
             out = data + _DECIMAL128 * (first + i)
             if not put_unscaled(out, load_i64(words + step * i), scale):
                 store_u64(out, 0)
-                store_u64(out + _UPPER_HALF, 0)
+                store_u64(out + UPPER_HALF, 0)
                 lost |= _ONE << U64(i)
             left &= left - _ONE
     else:

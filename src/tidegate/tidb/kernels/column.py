@@ -55,12 +55,15 @@ from tidegate.tidb.kernels.text import (
     put_i64,
     put_u64,
 )
+from tidegate.tidb.kernels.value import word_before
 from tidegate.tidb.kernels.zone import in_zone
 
 _ZERO: Final = U64(0)
 _ONE: Final = U64(1)
-_UPPER_HALF: Final = 8
+UPPER_HALF: Final = 8
 """The offset of the upper half of a 128-bit number."""
+_SMALL_DIGITS: Final = 18
+"""The most digits of a decimal that fits an int64."""
 NONE: Final = -1
 
 
@@ -183,12 +186,12 @@ def texts(what: int, fsp: int, count: int, cells: CellWords, column: Column, sta
 def shift_in(out: int, factor: Any, word: int) -> bool:
     """The U128 at `out` times `factor`, plus `word`; False if it does not fit 127 bits."""
     low = load_u64(out)
-    high = load_u64(out + _UPPER_HALF)
+    high = load_u64(out + UPPER_HALF)
     new_low = low * factor + U64(word)
     carry = multiply_high(low, factor) + (_ONE if new_low < U64(word) else _ZERO)
     store_u64(out, new_low)
-    store_u64(out + _UPPER_HALF, high * factor + carry)
-    return multiply_high(high, factor) == _ZERO and load_i64(out + _UPPER_HALF) >= 0
+    store_u64(out + UPPER_HALF, high * factor + carry)
+    return multiply_high(high, factor) == _ZERO and load_i64(out + UPPER_HALF) >= 0
 
 
 @inline
@@ -199,7 +202,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     digits = addr + 2
     flip = -1 if load_u8(digits) & 0x80 == 0 else 0
     store_u64(out, 0)
-    store_u64(out + _UPPER_HALF, 0)
+    store_u64(out + UPPER_HALF, 0)
     if frac > scale:
         return False
     fits = True
@@ -221,8 +224,48 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     if flip != 0:
         low = U64(0) - load_u64(out)
         store_u64(out, low)
-        store_u64(out + _UPPER_HALF, ~load_u64(out + _UPPER_HALF) + (_ONE if low == _ZERO else _ZERO))
+        store_u64(out + UPPER_HALF, ~load_u64(out + UPPER_HALF) + (_ONE if low == _ZERO else _ZERO))
     return fits
+
+
+@inline
+def small_unscaled(addr: int, integer: int, frac: int) -> int:
+    """The digits of a decimal as one number; there are at most `_SMALL_DIGITS`."""
+    at = addr + 2
+    flip = -1 if load_u8(at) & 0x80 == 0 else 0
+    sign = 0x80
+    value = 0
+    lead = integer % 9
+    if lead > 0:
+        size = BYTES_OF_DIGITS[lead]
+        at += size
+        value = word_before(at, size, flip) ^ (sign << (8 * size - 8))
+        sign = 0
+    for _ in range(integer // 9 + frac // 9):
+        at += 4
+        value = value * 1000000000 + (word_before(at, 4, flip) ^ (sign << 24))
+        sign = 0
+    tail = frac % 9
+    if tail > 0:
+        size = BYTES_OF_DIGITS[tail]
+        at += size
+        value = value * POWERS_OF_TEN[tail] + (word_before(at, size, flip) ^ (sign << (8 * size - 8)))
+    return (value ^ flip) - flip
+
+
+@inline
+def put_unscaled(out: int, addr: int, scale: int) -> bool:
+    """Write a decimal as decimal128 of a scale; False if digits would be lost."""
+    frac = I64(load_u8(addr + 1))
+    integer = I64(load_u8(addr)) - frac
+    if frac > scale or integer + scale > _SMALL_DIGITS:
+        return unscaled(addr, scale, out)
+    value = small_unscaled(addr, integer, frac)
+    for _ in range(scale - frac):
+        value *= 10
+    store_u64(out, value)
+    store_u64(out + UPPER_HALF, value >> 63)
+    return True
 
 
 @kernel

@@ -27,7 +27,10 @@ _OPTION_ORDER: Final = (
 
 
 class Columns(Queries):
-    """Reads columns and constraints."""
+    """Reads columns and constraints.
+
+    A long class, because columns and constraints share checks, references and the parts of an index.
+    """
 
     def if_exists(self) -> str:
         """IF EXISTS, if it comes next."""

@@ -41,7 +41,10 @@ _WRITTEN: Final = {"DIV": " DIV ", "MOD": "%"}
 
 
 class Expressions(Literals, ABC):
-    """Reads expressions. `Functions` and `Queries` implement its abstract methods."""
+    """Reads expressions. `Functions` and `Queries` implement its abstract methods.
+
+    A long class, because each level of precedence calls the next one, and the last one the first.
+    """
 
     @abstractmethod
     def call(self) -> Expr | None:

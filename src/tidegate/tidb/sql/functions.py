@@ -70,7 +70,10 @@ _ATOMS: Final = ("value", "column", "call", "variable", "parentheses", "subquery
 
 
 class Functions(ColumnTypes):
-    """Reads expressions that begin with a word. `Queries` implements its abstract methods."""
+    """Reads expressions that begin with a word. `Queries` implements its abstract methods.
+
+    A long class, because it is a list: one short method for each function that has a syntax of its own.
+    """
 
     @abstractmethod
     def window(self) -> str:

@@ -25,7 +25,10 @@ _JOINS: Final = ("JOIN", "CROSS", "INNER", "LEFT", "RIGHT", "NATURAL", "STRAIGHT
 
 
 class Queries(Functions):
-    """Reads queries."""
+    """Reads queries.
+
+    A long class, because the clauses of SELECT, its tables and its windows contain one another.
+    """
 
     def at_query(self) -> bool:
         """Whether a query without parentheses comes next."""

@@ -35,7 +35,7 @@ from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.cdc.resolver import Resolver
 from tidegate.tikv.raft.raftstore import Command
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.raw.rawkv import decode_value
+from tidegate.tikv.raw.raw_pairs import decode_value
 
 CDC_WRITE_SOURCE: Final = 0xFF
 """Bits of txn_source that a CDC writer sets; such rows are dropped if the downstream filters loops."""

@@ -1,1 +1,1 @@
-"""Requests without transactions: `rawkv` (get, put, delete, scan, compare and swap) and their `checksum`."""
+"""Requests without transactions: `rawkv` (the requests), `raw_pairs` (what is stored), and `checksum`."""

@@ -1,25 +1,22 @@
 """RawKV: get, put, delete, scan, compare and swap, without transactions.
 
-API V2: user keys begin with `r` and a keyspace. A write makes a new version under a causal timestamp:
-
-    default CF: memcomparable(key) ++ BE(~ts) -> value ++ [BE expire, unix seconds, if flag 01] ++ flags
-
-flag 01: has an expiry; 02: deleted (a tombstone). A write first holds the resolved ts at one timestamp, and
-then gets a second one for its version. So the resolved ts is below every write in progress, and latches
-ensure that versions of one key rise in the order of their writes. API V1: the key itself -> the value itself,
-as older clients expect; without expiry, versions and change data capture.
+API V2: user keys begin with `r` and a keyspace. A write makes a new version under a causal timestamp. It
+first holds the resolved ts at one timestamp, and then gets a second one for its version. So the resolved ts
+is below every write in progress, and latches ensure that versions of one key rise in the order of their
+writes. API V1 is as older clients expect: without expiry, versions and change data capture. `raw_pairs` has
+the stored form of both.
 (TiKV: storage/mod.rs raw_*, components/api_version/src/api_v2.rs, components/causal_ts.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from tidegate.clock import Clock
-from tidegate.errors import Retryable, Undecodable
+from tidegate.errors import Retryable
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
@@ -30,6 +27,7 @@ from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError, max_ts_not_synced
 from tidegate.tikv.raw.checksum import crc64
+from tidegate.tikv.raw.raw_pairs import DELETED, RawPairs, encode_value
 from tidegate.tikv.reader import View
 from tidegate.tikv.txn.call import Call, RefusalError, Serve, scan_range, the_key, the_keys, the_range
 from tidegate.tikv.txn.scheduler import Answer, Scheduler, Task
@@ -37,39 +35,7 @@ from tidegate.tikv.txn.scheduler import Answer, Scheduler, Task
 SCAN_BYTES_MAX: Final = 32 << 20
 SCAN_LIMIT_MAX: Final = 10240
 """The MAX_RAW_KV_SCAN_LIMIT of TiKV's clients."""
-HAS_EXPIRY: Final = 0x01
-DELETED: Final = 0x02
 _DELETE: Final = bytes([DELETED])
-_PLAIN: Final = b"\0"
-
-
-class RawValue(NamedTuple):
-    """A stored value of API V2. `expires`: unix seconds; 0: never."""
-
-    value: bytes
-    expires: int = 0
-    deleted: bool = False
-
-    def is_seen(self, now_s: int) -> bool:
-        """Whether a reader at this time sees the value."""
-        return not self.deleted and (not self.expires or self.expires > now_s)
-
-
-def encode_value(value: bytes, expires: int = 0) -> bytes:
-    """The stored form of a value under API V2."""
-    if not expires:
-        return value + _PLAIN
-    return value + expires.to_bytes(8, "big") + bytes([HAS_EXPIRY])
-
-
-def decode_value(stored: bytes) -> RawValue:
-    """A value from its stored form. Raises `Undecodable`."""
-    flags = stored[-1] if stored else 0xFF
-    if flags > HAS_EXPIRY | DELETED or (flags & HAS_EXPIRY and len(stored) < 9):
-        raise Undecodable("not a raw value of API V2", where=stored.hex())
-    if not flags & HAS_EXPIRY:
-        return RawValue(stored[:-1], 0, bool(flags & DELETED))
-    return RawValue(stored[:-9], int.from_bytes(stored[-9:-1], "big"), bool(flags & DELETED))
 
 
 class RawKv:
@@ -90,31 +56,14 @@ class RawKv:
         self._scheduler = scheduler
         self._concurrency = concurrency
         self._next_ts = next_ts
-        self._clock = clock
-
-    def physical(self, raw: bytes) -> bytes:
-        """The form of a key that is compared with region bounds."""
-        return raw if self.api_version == 1 else keys.encode(raw)
+        self._pairs = RawPairs(raftstore.engine, api_version, clock)
+        self.physical = self._pairs.physical
+        """Returns the form of a key that is compared with region bounds."""
 
     # --- reads ---
 
-    def _now_s(self) -> int:
-        return self._clock.now_ms() // 1000
-
-    def _find(self, view: View, key: bytes) -> RawValue | None:
-        """The current value of a stored key; None if there is none, or a tombstone or an expired value."""
-        if self.api_version == 1:
-            stored = view.get(mvcc.DEFAULT, key)
-            return None if stored is None else RawValue(stored)
-        cursor = view.cursor(mvcc.DEFAULT)
-        cursor.seek(key)
-        if not cursor.valid() or cursor.key()[: -keys.TS_BYTES] != key:
-            return None
-        found = decode_value(cursor.value())
-        return found if found.is_seen(self._now_s()) else None
-
     def _get(self, region: Region, request: pb.RawGetRequest, stored: list[bytes], answer: Answer) -> None:
-        found = self._find(self._engine, stored[0])
+        found = self._pairs.find(self._engine, stored[0])
         if found is None:
             answer(pb.RawGetResponse(not_found=True), None)
         else:
@@ -123,18 +72,18 @@ class RawKv:
     def _ttl(
         self, region: Region, request: pb.RawGetKeyTTLRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        found = self._find(self._engine, stored[0])
+        found = self._pairs.find(self._engine, stored[0])
         if found is None:
             answer(pb.RawGetKeyTTLResponse(not_found=True), None)
         else:
-            answer(pb.RawGetKeyTTLResponse(ttl=max(0, found.expires - self._now_s())), None)
+            answer(pb.RawGetKeyTTLResponse(ttl=max(0, found.expires - self._pairs.now_s())), None)
 
     def _batch_get(
         self, region: Region, request: pb.RawBatchGetRequest, stored: list[bytes], answer: Answer
     ) -> None:
         response = pb.RawBatchGetResponse()
         for raw, key in zip(request.keys, stored, strict=True):
-            found = self._find(self._engine, key)
+            found = self._pairs.find(self._engine, key)
             if found is not None:
                 response.pairs.add(key=raw, value=found.value)
         answer(response, None)
@@ -165,69 +114,22 @@ class RawKv:
     ) -> None:
         response = pb.RawChecksumResponse()
         for each in request.ranges:
-            for raw, value in self._ascending(*self._clipped(region, each.start_key, each.end_key)):
+            start, end = self._pairs.clipped(region, each.start_key, each.end_key)
+            for raw, value in self._pairs.ascending(start, end):
                 response.checksum ^= crc64(raw + value)
                 response.total_kvs += 1
                 response.total_bytes += len(raw) + len(value)
         answer(response, None)
 
-    def _clipped(self, region: Region, low: bytes, high: bytes) -> tuple[bytes, bytes]:
-        """The stored form of [low, high) inside the region; an empty `high` is infinity."""
-        start = max(region.start, self.physical(low)) if low else region.start
-        end = min(self.physical(high), region.end or self.physical(high)) if high else region.end
-        return start, end
-
     def _fill(self, region: Region, pairs: Any, low: bytes, high: bytes, limit: int, request: Any) -> None:
-        start, end = self._clipped(region, low, high)
+        start, end = self._pairs.clipped(region, low, high)
         size = 0
-        walk = self._descending(start, end) if request.reverse else self._ascending(start, end)
+        walk = self._pairs.descending(start, end) if request.reverse else self._pairs.ascending(start, end)
         for found, (raw, value) in enumerate(walk):
             if found >= min(limit, SCAN_LIMIT_MAX) or size >= SCAN_BYTES_MAX:
                 return
             pairs.add(key=raw, value=b"" if request.key_only else value)
             size += len(raw) + len(value)
-
-    def _ascending(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        now_s = self._now_s()
-        cursor = self._engine.cursor(mvcc.DEFAULT)
-        cursor.seek(start)
-        done = None
-        while cursor.valid():
-            key = cursor.key()
-            if end and key >= end:
-                return
-            if self.api_version == 1:
-                yield key, cursor.value()
-            elif (user := key[: -keys.TS_BYTES]) != done:
-                done = user
-                found = decode_value(cursor.value())
-                if found.is_seen(now_s):
-                    yield keys.decode(user), found.value
-            cursor.next()
-
-    def _descending(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The pairs from the last key below `end` downwards; the last version seen of a key is its newest."""
-        now_s = self._now_s()
-        cursor = self._engine.cursor(mvcc.DEFAULT)
-        if end:
-            cursor.seek_for_prev(end)
-            if cursor.valid() and cursor.key() >= end:
-                cursor.prev()
-        else:
-            cursor.seek_to_last()
-        newest: tuple[bytes, bytes] | None = None
-        while cursor.valid() and cursor.key() >= start:
-            key = cursor.key()
-            if self.api_version == 1:
-                yield key, cursor.value()
-            else:
-                user = key[: -keys.TS_BYTES]
-                if newest is not None and newest[0] != user:
-                    yield from _seen(newest, now_s)
-                newest = (user, cursor.value())
-            cursor.prev()
-        if newest is not None:
-            yield from _seen(newest, now_s)
 
     # --- writes ---
 
@@ -274,7 +176,7 @@ class RawKv:
     def _put_change(self, key: bytes, value: bytes, ttl: int, ts: int) -> Change:
         if self.api_version == 1:
             return mvcc.DEFAULT, key, value
-        expires = self._now_s() + ttl if ttl else 0
+        expires = self._pairs.now_s() + ttl if ttl else 0
         return mvcc.DEFAULT, keys.versioned(key, ts), encode_value(value, expires)
 
     def _delete_change(self, key: bytes, ts: int) -> Change:
@@ -335,7 +237,7 @@ class RawKv:
         key = stored[0]
 
         def decide(view: View, ts: int) -> Outcome[pb.RawCASResponse]:
-            found = self._find(view, key)
+            found = self._pairs.find(view, key)
             response = pb.RawCASResponse()
             if found is None:
                 response.previous_not_exist = True
@@ -406,9 +308,3 @@ class RawKv:
 
 def _pair_keys(request: pb.RawBatchPutRequest) -> Sequence[bytes]:
     return [pair.key for pair in request.pairs]
-
-
-def _seen(version: tuple[bytes, bytes], now_s: int) -> Iterator[tuple[bytes, bytes]]:
-    found = decode_value(version[1])
-    if found.is_seen(now_s):
-        yield keys.decode(version[0]), found.value

@@ -45,7 +45,7 @@ class TikvService:
         self, request: kvrpcpb_pb2.UnsafeDestroyRangeRequest, context: grpc.ServicerContext
     ) -> kvrpcpb_pb2.UnsafeDestroyRangeResponse:
         response: kvrpcpb_pb2.UnsafeDestroyRangeResponse = _waited(
-            lambda answer: self._store.unsafe_destroy_range(request, answer), context
+            lambda answer: self._store.ranges.destroy(request, answer), context
         )
         return response
 

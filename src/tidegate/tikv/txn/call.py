@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.txn.scheduler import Answer
 
@@ -72,3 +73,12 @@ def scan_range(request: Any) -> tuple[bytes, bytes]:
     """The range of a scan as (low, high); a descending scan has its upper bound first."""
     low, high = request.start_key, request.end_key
     return (high, low) if request.reverse else (low, high)
+
+
+def clip(region: Region, low: bytes, high: bytes) -> tuple[bytes, bytes]:
+    """Encoded bounds of raw [low, high) inside the region; an empty `high` is infinity."""
+    start = max(region.start, keys.encode(low)) if low else region.start
+    if not high:
+        return start, region.end
+    end = keys.encode(high)
+    return start, min(end, region.end) if region.end else end

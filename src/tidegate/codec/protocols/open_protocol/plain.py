@@ -1,7 +1,7 @@
 """TiCDC's open protocol (docs/formats/open-protocol.md), row by row, both directions.
 
-    Kafka key   = version u64 BE (1) { length u64 BE, key JSON }*
-    Kafka value =                    { length u64 BE, value JSON }*
+    key   = version u64 BE (1) { length u64 BE, key JSON }*
+    value =                    { length u64 BE, value JSON }*
 
 Up to max-batch-size rows share a message; a DDL or a resolved mark is a message of its own. The classic
 flavour sorts columns by name, and has Go's HTML escapes and the row's integer handle. The new flavour has

@@ -6,15 +6,9 @@ from tidegate.codec.entry import DdlTo, Definitions, Loss, RowCodec
 from tidegate.codec.large import Large
 from tidegate.codec.opening import opening
 from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
-from tidegate.codec.protocols.simple.plain import (
-    SimpleDecoder,
-    SimpleEncoder,
-    SimpleOptions,
-    parts,
-    size,
-    tells,
-    versions,
-)
+from tidegate.codec.protocols.simple.message import SimpleOptions
+from tidegate.codec.protocols.simple.plain import SimpleDecoder, parts, tells, versions
+from tidegate.codec.protocols.simple.plain_write import SimpleEncoder, size
 from tidegate.codec.protocols.simple.plan import plan
 from tidegate.codec.protocols.simple.templates import ROUTE, cells, templates
 from tidegate.codec.template import DecodeForm

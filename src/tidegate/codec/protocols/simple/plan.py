@@ -10,7 +10,8 @@ from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, EncodePlan, Shape
 from tidegate.codec.protocols.simple.avro_plan import avro_plan
 from tidegate.codec.protocols.simple.avro_write import bits_of
 from tidegate.codec.protocols.simple.definition import version_of
-from tidegate.codec.protocols.simple.plain import SimpleOptions, by_name, head, reduced_mark, timestamp_head
+from tidegate.codec.protocols.simple.message import SimpleOptions, timestamp_head
+from tidegate.codec.protocols.simple.plain_write import by_name, head, reduced_mark
 from tidegate.model.cells import DELETE, INSERT
 from tidegate.model.schema import Column, Kind, TableSchema
 

@@ -9,7 +9,7 @@ from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import std_string
 from tidegate.codec.protocols.simple.definition import TIMESTAMP
-from tidegate.codec.protocols.simple.plain import OPERATIONS, timestamp_head
+from tidegate.codec.protocols.simple.message import OPERATIONS, timestamp_head
 from tidegate.codec.template import CellForm, Pieces, Route, Template
 from tidegate.model.cells import DELETE, INSERT
 

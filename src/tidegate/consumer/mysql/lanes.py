@@ -1,0 +1,128 @@
+"""The lanes of a database target: connections side by side, each of which writes some of the tables.
+
+Each table is assigned to one lane by a hash of the table's name, so that its deletes and inserts are one
+transaction. Nothing is retried in the connection in which it failed: a lane whose write failed has no
+connection until the next write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Final
+
+import pymysql
+
+from tidegate.consumer.mysql.hold import Hold
+from tidegate.consumer.mysql.parts import PartedLane
+from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.rendering import Statements
+from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
+from tidegate.consumer.stats import Stats
+from tidegate.errors import Fatal
+
+LANES: Final = 4
+
+
+def lane_of(schema: str, table: str, lanes: int) -> int:
+    """The lane of a table: the same in every process and release, so a restart assigns rows alike."""
+    hashed = hashlib.blake2b(f"{schema}\0{table}".encode(), digest_size=8).digest()
+    return int.from_bytes(hashed) % lanes
+
+
+class Lanes:
+    """The lanes of one target. Calls come from one thread; each lane writes in a thread of its own."""
+
+    def __init__(self, server: MySqlServer, hold: Hold, progress: Progress, count: int, stats: Stats) -> None:
+        """`stats`: counts the rows to delete that were not found."""
+        self.count = count
+        self._server, self._hold, self._progress, self._stats = server, hold, progress, stats
+        self._connections: dict[int, Connection] = {}
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="lane")
+
+    def of(self, schema: str, table: str) -> int:
+        """The lane of a table."""
+        return lane_of(schema, table, self.count)
+
+    def run(self, lanes: Mapping[int, Callable[[], int]], *, side_by_side: bool) -> None:
+        """Run the writer of each lane. Raises the first failure, after all lanes have stopped writing."""
+        work: list[Future[int]] = []
+        for write in lanes.values():
+            work.append(self._threads.submit(write))
+            if not side_by_side:
+                wait(work)
+        wait(work)
+        failures = [error for done in work if (error := done.exception()) is not None]
+        self._stats.missing_deletes += sum(done.result() for done in work if done.exception() is None)
+        if failures:
+            raise failures[0]
+
+    def write(self, number: int, made: Statements) -> int:
+        """Write a lane in one transaction. Returns how many rows to delete were not found."""
+        with self._connection(number) as connection:
+            connection.begin()
+            self._progress.lane(number, connection)
+            missing = _run(connection, made)
+            connection.commit()
+        return missing
+
+    def write_parts(self, lane: PartedLane, makers: Executor, *, split: bool) -> int:
+        """Write a lane part by part: `PartedLane.write`."""
+        with self._connection(lane.number) as connection:
+            return lane.write(connection, self._progress, makers, _run, split=split)
+
+    def disconnect(self) -> None:
+        """Close the connections; the next writes open others."""
+        for connection in self._connections.values():
+            with contextlib.suppress(pymysql.err.MySQLError):
+                connection.close()
+        self._connections.clear()
+
+    def close(self) -> None:
+        """Wait for running writes, and close the connections."""
+        self._threads.shutdown()
+        self.disconnect()
+
+    @contextmanager
+    def _connection(self, number: int) -> Iterator[Connection]:
+        """A lane's connection. After an error it is closed, which rolls back its transaction."""
+        try:
+            connection = self._connections.get(number)
+            if connection is None:
+                connection = self._connections[number] = self._hold.lane_connection(number)
+            yield connection
+        except BaseException as error:
+            if (broken := self._connections.pop(number, None)) is not None:
+                with contextlib.suppress(pymysql.err.MySQLError):
+                    broken.close()
+            if isinstance(error, pymysql.err.MySQLError):
+                raise translated(error, self._server) from error
+            raise
+
+
+def _run(connection: Connection, made: Statements) -> int:
+    """Run all statements. Returns how many rows to delete were not found."""
+    missing = 0
+    for text, wanted in made.deletes:
+        found = written(connection, text)
+        missing += 0 if wanted is None else wanted - found
+    for text in made.inserts:
+        written(connection, text)
+    return missing
+
+
+def written(connection: Connection, text: bytes) -> int:
+    """Run a writing statement. Returns how many rows it matched. A warning means that a value was changed."""
+    found = int(connection.query(text))
+    if connection._result is not None and connection._result.warning_count:
+        warnings = connection.show_warnings()
+        raise Fatal(
+            "the target would store other values than these",
+            where=text[:120].decode(errors="replace"),
+            why="; ".join(str(one[-1]) for one in warnings[:3]),
+            fix="compare the table's columns at the target with those at the source",
+        )
+    return found

@@ -1,0 +1,60 @@
+"""The statements that write rows: those of several tables, all deletes before all inserts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.consumer.mysql.literals import Digest, bag_deletes, check_lengths, deletes, inserts
+from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.target import TableChanges
+
+
+@dataclass(slots=True)
+class Statements:
+    """Rendered statements: from here on only the target can fail."""
+
+    digest: Digest = field(default_factory=Digest)
+    deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
+    """Each with the number of rows that it must find, if that is known."""
+    inserts: list[bytes] = field(default_factory=list)
+
+    def add(self, other: Statements) -> None:
+        """Append the statements of another table."""
+        self.digest.join(other.digest)
+        self.deletes += other.deletes
+        self.inserts += other.inserts
+
+
+def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:
+    """Add the deletes of a table's changes; of rows to insert, too, if a row with their values may exist.
+
+    `packet`: the most bytes of a statement. Raises Fatal for a longer one.
+    """
+    table, effect = changes.definition, changes.effect
+    name = qualified(table.schema, table.table)
+    columns = {column.name: column for column in table.columns}
+    if isinstance(effect, Effect):
+        keys = [columns[key] for key in table.keys]
+        known = effect.upserts.filter(~effect.fresh).select(table.keys)
+        for gone in (effect.deletes, known):
+            made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
+        # An adopted table may be newer than these rows: another row there may have one of their values.
+        # It got that value later, so its own change is still to come on the topic, with all its values.
+        for unique in table.uniques:
+            if set(unique) != set(table.keys):
+                taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
+                made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
+    else:
+        own = [column for column in table.columns if column.name not in table.generated]
+        made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
+    check_lengths((text for text, _ in made.deletes), table.name, packet)
+
+
+def add_inserts(made: Statements, changes: TableChanges, packet: int) -> None:
+    """Add the inserts of a table's changes. `packet`: as in `add_deletes`."""
+    table, effect = changes.definition, changes.effect
+    fresh = effect.upserts if isinstance(effect, Effect) else effect.inserts
+    own = [column for column in table.columns if column.name not in table.generated]
+    made.inserts += inserts(own, fresh, qualified(table.schema, table.table), made.digest)
+    check_lengths(made.inserts, table.name, packet)
