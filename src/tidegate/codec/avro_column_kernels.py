@@ -52,6 +52,7 @@ def take_words(of: Taken, out: int, valid: int) -> int:
     nulls = 0
     for i in range(of.row_count):
         cell = load_i64(of.rows + 8 * i) * of.stride + of.cell
+        # NULL is the only negative size, so one comparison serves numbers, whose size is 0, as well.
         present = I64(load_i32(of.lengths + 4 * cell)) >= 0
         store_u8(valid + i, 1 if present else 0)
         store_u64(out + 8 * i, load_i64(of.starts + 8 * cell) if present else 0)
@@ -109,6 +110,7 @@ def put_limbs_text(out: int, limbs: int) -> int:
         rest = U64(0)
         for back in range(top):
             at = limbs + 4 * (top - 1 - back)
+            # The rest is below 10**9, so the shifted number stays below 2**62.
             rest = (rest << U64(32)) | U64(load_u32(at))
             store_u32(at, I64(rest // U64(1_000_000_000)))
             rest = rest % U64(1_000_000_000)
@@ -132,7 +134,10 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
     negative = load_u8(at) >= 0x80
     if size <= 8:
         shift = U64(64 - 8 * size)
+        # The size is 1 to 8 (`walk_sized`), so the shift is defined. The second one copies the sign.
         number = I64(U64(read_bits(at, size)) << shift) >> I64(shift)
+        # -2**63 has no positive counterpart: its negation wraps around to the same bits, which read as
+        # unsigned are 2**63.
         return put_u64(out, U64(-number if negative else number)), negative
     for i in range(LIMBS):
         store_u32(limbs + 4 * i, 0)
@@ -141,6 +146,7 @@ def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
         byte = I64(load_u8(at + size - 1 - i))
         if negative:
             byte = (byte ^ 0xFF) + carry
+            # A negative number is its complement plus 1. The carry ends where a byte does not overflow.
             carry = byte >> 8
             byte &= 0xFF
         store_u8(limbs + i, byte)
@@ -171,6 +177,8 @@ def take_decimals(of: Taken, scale: int, scratch: int, out: int, ends: int, vali
                 store_u8(out, MINUS)
                 out += 1
             whole = count - scale
+            # Zero may come without a digit from `put_limbs_text`. Then `whole` is not positive, and the 0
+            # is written here.
             if whole > 0:
                 copy_bytes(out, digits, whole)
                 out += whole

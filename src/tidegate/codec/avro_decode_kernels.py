@@ -139,6 +139,7 @@ def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: i
         put_cell(starts, lengths, cell, number, 0)
     elif form == ENUM:
         number = find_name(at, size, load_i64(field + F_TABLE), load_i64(field + F_PARAM))
+        # The empty name is the number 0, which MySQL stores for a value that is none of the names.
         if number == 0 and size > 0:
             return 0
         put_cell(starts, lengths, cell, number, 0)
@@ -179,6 +180,7 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
                 return False
             if branch == null:
                 if form == RECORD:
+                    # An old image that is absent has no bytes, so its fields are skipped in the plan.
                     field += FIELD_BYTES * load_i64(here + F_PARAM)
                 continue
         if form == NUMBER:
@@ -210,6 +212,7 @@ def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, r
             at = walk_sized(at, end, here, form, starts, lengths, result)
             if at == 0:
                 return False
+    # Bytes that are left mean another schema, or a damaged message.
     return at == end
 
 
@@ -242,6 +245,7 @@ def read_heads(message_count: int, spans: int, groups: int, found: int) -> int:
         of_value = -1
         good = key_size < 0 or is_headed(key, key_size)
         if key_size >= 0 and good:
+            # A swap of 64 bits brings the four bytes, in order, into the upper half.
             of_key = I64(bswap64(U64(load_u32(key + _ID_AT))) >> U64(32))
         if size >= 0 and is_headed(value, size):
             of_value = I64(bswap64(U64(load_u32(value + _ID_AT))) >> U64(32))
@@ -256,6 +260,7 @@ def read_heads(message_count: int, spans: int, groups: int, found: int) -> int:
                 if load_i64(one + GROUP_KEY) == of_key and load_i64(one + GROUP_VALUE) == of_value:
                     group = number
                     break
+            # The bound also keeps the search short, because it is linear.
             if group < 0 and count < MAX_GROUPS:
                 group = count
                 store_u64(found + _GROUP * count + GROUP_KEY, of_key)
@@ -298,8 +303,11 @@ def walk_records(
         words = cells.starts + 8 * stride * i
         sizes = cells.lengths + 4 * stride * i
         result = cells.results + RESULT_BYTES * i
+        # NULL first: fields that the message leaves out are not walked.
         for cell in range(stride):
             store_u32(sizes + 4 * cell, NULL)
+        # The operation stays 0 until the whole message was walked. If a step below gives up, the plain
+        # decoder takes the message.
         store_u64(result + R_OP, 0)
         store_u64(result + R_TS, 0)
         store_u64(result + R_CURRENT, -1)

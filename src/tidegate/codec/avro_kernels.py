@@ -91,6 +91,7 @@ from tidegate.kernel import (
 )
 from tidegate.kernel_ascii import COMMA
 from tidegate.model.cells import DELETE, INSERT
+from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.tidb.kernels.float import single_bits
 from tidegate.tidb.kernels.json import put_json
 from tidegate.tidb.kernels.text import (
@@ -191,6 +192,7 @@ def scale_limbs(limbs: int, factor: int, add: int) -> None:
     """Multiply the number in the words by `factor` and add `add`; both are below 2**31."""
     carry = U64(add)
     for i in range(LIMBS):
+        # At most 2**63 + 2**32, so the word does not overflow.
         carry += U64(load_u32(limbs + 4 * i)) * U64(factor)
         store_u32(limbs + 4 * i, I64(carry & U64(0xFFFFFFFF)))
         carry >>= U64(32)
@@ -219,6 +221,7 @@ def put_limbs(out: int, limbs: int, negative: bool) -> int:
     size = 4 * LIMBS
     sign = 0xFF if I64(load_u8(limbs + size - 1)) >= 0x80 else 0
     while size > 1 and I64(load_u8(limbs + size - 1)) == sign:
+        # The next byte would show the other sign.
         if (I64(load_u8(limbs + size - 2)) ^ sign) & 0x80 != 0:
             break
         size -= 1
@@ -239,6 +242,7 @@ def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
     digits = addr + 2
     negative = load_u8(digits) & 0x80 == 0
     flip = -1 if negative else 0
+    # 10**18 is below 2**63, so no product or sum of these digits overflows.
     small = whole + max(frac, scale) <= 18
     number = 0
     if not small:
@@ -355,7 +359,7 @@ def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
     if form == COMMIT_TS:
         return put_varint(out, I64(ts))
     if form == PHYSICAL_MS:
-        return put_varint(out, I64(ts >> U64(18)))
+        return put_varint(out, I64(ts >> U64(LOGICAL_BITS)))
     store_u64(out, bswap64(ts))
     return out + 8
 

@@ -63,6 +63,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
     while at < end:
         byte = I64(load_u8(at))
         at += 1
+        # The tenth byte has room for one bit. A larger one is refused, so the shift never exceeds 63.
         if shift == 63 and byte > 1:
             return 0, 0
         value |= U64(byte & 0x7F) << U64(shift)
@@ -76,6 +77,7 @@ def read_varint(at: int, end: int) -> tuple[int, int]:
 def read_size(at: int, end: int) -> tuple[int, int]:
     """(the size of a string or bytes, its first address), after checking that all of it is before `end`."""
     size, at = read_varint(at, end)
+    # Compared without adding: `at + size` could wrap around.
     if at == 0 or size < 0 or size > end - at:
         return 0, 0
     return size, at
@@ -84,6 +86,7 @@ def read_size(at: int, end: int) -> tuple[int, int]:
 @inline
 def read_digits(at: int, size: int) -> int:
     """An unsigned number of at most 18 digits; -1 if it is longer or not a number."""
+    # 18 digits are below 2**63, so no step overflows.
     if size < 1 or size > 18:
         return -1
     value = 0
@@ -101,6 +104,7 @@ def read_unsigned(at: int, size: int) -> tuple[int, bool]:
     value = U64(0)
     for i in range(size):
         digit = I64(load_u8(at + i)) - ZERO
+        # Compared before the multiplication, because an overflow could not be seen afterwards.
         last = i == 19 and (value > _TENTH or (value == _TENTH and digit > 5))
         if digit < 0 or digit > 9 or i > 19 or last:
             return 0, False
@@ -112,6 +116,7 @@ def read_unsigned(at: int, size: int) -> tuple[int, bool]:
 def read_bits(at: int, size: int) -> int:
     """At most 8 bytes, big-endian."""
     value = U64(0)
+    # Such a name has escapes in the schema's text, which only the plain decoder undoes.
     for i in range(size):
         value = (value << U64(8)) | U64(load_u8(at + i))
     return I64(value)

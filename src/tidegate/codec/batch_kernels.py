@@ -40,6 +40,7 @@ def split_batches(message_count: int, messages: int, items: int, owner: int, roo
         key_end = key + load_i64(message + MESSAGE_KEY_SIZE)
         value = load_i64(message + MESSAGE_VALUE)
         value_end = value + load_i64(message + MESSAGE_VALUE_SIZE)
+        # A key without any item is no batch either.
         if key_end - key < 2 * _LENGTH or load_u64(key) != _BATCH_VERSION:
             continue
         key += _LENGTH
@@ -51,6 +52,7 @@ def split_batches(message_count: int, messages: int, items: int, owner: int, roo
                 break
             key_size = bswap64(load_u64(key))
             value_size = bswap64(load_u64(value))
+            # Unsigned, and compared before it is added: a size near 2**64 would wrap the address around.
             if key_size > U64(key_end - key - _LENGTH) or value_size > U64(value_end - value - _LENGTH):
                 whole = False
                 break
@@ -66,5 +68,6 @@ def split_batches(message_count: int, messages: int, items: int, owner: int, roo
             key += _LENGTH + I64(key_size)
             value += _LENGTH + I64(value_size)
         if not whole:
+            # The items of the broken message are overwritten by those of the next one.
             total = first
     return total

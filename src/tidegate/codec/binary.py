@@ -57,6 +57,7 @@ def _large(column: BinaryColumn) -> pa.Array:
 
 def _spans(column: pa.Array) -> tuple[Int64s, Int64s]:
     _, offsets, data = column.buffers()
+    # A slice of a column shares the offsets of the whole, so it has its part of them here.
     ends = np.frombuffer(offsets, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
     sizes = np.diff(ends)
     if column.null_count:

@@ -52,6 +52,8 @@ class CompiledTemplate:
             else:
                 row[:] = offset, len(constant), form, cell
             offset += len(constant)
+        # Lists and pieces hold bare addresses. Without this reference the memory behind them would be
+        # freed.
         self._owners += [data, rows]
         self.size += len(data) + rows.nbytes
         return rows
@@ -84,6 +86,7 @@ class _Set:
     def __init__(self, members: Members) -> None:
         count = len(members.entries)
         places = 4
+        # At most half of the places are taken, so each search ends at a free one.
         while places < 2 * count:
             places *= 2
         stamps = template_kernels.SET_WORDS

@@ -54,7 +54,9 @@ from tidegate.kernel_ascii import (
 )
 from tidegate.tidb.kernels.float import put_double_fixed, put_double_json, put_float_json
 from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.packed_time import DATE_AT, DATE_MASK, DATE_MONTHS_AT, DAY_MASK, MICRO_MASK
 from tidegate.tidb.kernels.text import I64, U64, put_datetime, put_decimal, put_duration, put_i64
+from tidegate.tidb.kernels.zone import clock_seconds, packed_clock
 from tidegate.tidb.types import temporal
 
 # Forms of a piece; their numbers follow those of `piece_kernels`.
@@ -226,10 +228,10 @@ def put_decimal_double(out: int, addr: int, length: int, scratch: int) -> int:
 @inline
 def days_of(packed: int) -> int:
     """The day of a packed time since 1970, with Debezium's correction of years; below -2**40: none."""
-    ymd = (packed >> 41) & 0x7FFFFF
-    day = ymd & 31
-    year = (ymd >> 5) // 13
-    month = (ymd >> 5) - year * 13
+    ymd = (packed >> DATE_AT) & DATE_MASK
+    day = ymd & DAY_MASK
+    year = (ymd >> DATE_MONTHS_AT) // 13
+    month = (ymd >> DATE_MONTHS_AT) - year * 13
     if year < 70:
         year += 2000
     elif year < 100:
@@ -275,9 +277,8 @@ def put_epoch(out: int, packed: int, param: int) -> int:
     days = days_of(packed)
     if days < -(1 << 40):
         return put_no_moment(out, param)
-    clock = (packed >> 24) & 0x1FFFF
-    seconds = days * _DAY_SECONDS + (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
-    micro = packed & 0xFFFFFF
+    seconds = days * _DAY_SECONDS + clock_seconds(packed)
+    micro = packed & MICRO_MASK
     if param & MICROSECONDS:
         return put_i64(out, seconds * 1000000 + micro)
     return put_i64(out, seconds * 1000 + micro // 1000)
@@ -399,7 +400,7 @@ def packed_day(days: int) -> int:
     day = of_year - (153 * fifth + 2) // 5 + 1
     month = fifth + 3 if fifth < 10 else fifth - 9
     year += era * 400 + (1 if month <= 2 else 0)
-    return (((year * 13 + month) << 5) | day) << 41
+    return (((year * 13 + month) << DATE_MONTHS_AT) | day) << DATE_AT
 
 
 @inline
@@ -416,9 +417,10 @@ def put_moment(out: int, number: int, form: int) -> int:
     if day < _FIRST_DAY or day > _LAST_DAY:
         return 0
     if form == DATES:
+        # Without the clock, ` 00:00:00`.
         return put_datetime(out, packed_day(day), 0) - 9
     clock = seconds - day * _DAY_SECONDS
-    packed = packed_day(day) | ((clock // 3600) << 36) | ((clock // 60 % 60) << 30) | ((clock % 60) << 24)
+    packed = packed_day(day) | packed_clock(clock)
     micro = fraction * 1000 if form == EPOCH_MS else fraction
     return put_datetime(out, packed | micro, form if fraction != 0 else 0)
 

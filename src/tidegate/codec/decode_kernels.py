@@ -108,6 +108,7 @@ def eight_digits(word: int) -> Any:
     bits = U64(word)
     if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
         return ~U64(0)
+    # Pairs, then fours, then eight digits are joined, each step by one multiplication for all lanes.
     bits -= _ZEROS
     bits = bits * U64(10) + (bits >> U64(8))
     low = (bits & U64(0x000000FF000000FF)) * U64(0x000F424000000064)
@@ -142,6 +143,7 @@ def read_digits(at: int, size: int) -> tuple[Any, bool]:
     first = few_digits(end - 16, size - 16)
     rest = middle * U64(100000000) + last
     good = first != ~U64(0) and middle != ~U64(0) and last != ~U64(0)
+    # Compared in parts, because the whole number may not fit.
     if first > _MOST_TOP or (first == _MOST_TOP and rest >= _MOST_REST):
         good = False
     return first * _TEN_TO_16 + rest, good
@@ -159,6 +161,7 @@ def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any
         return value, good and not negative
     if value > (_MAX_NEGATIVE if negative else _MAX_NEGATIVE - U64(1)):
         good = False
+    # The wrap-around is two's complement.
     return (U64(0) - value if negative else value), good
 
 
@@ -280,12 +283,14 @@ def take_base64(out: int, at: int, size: int) -> int:
         b = I64(_UNBASE64[load_u8(at + 1)])
         c = I64(_UNBASE64[load_u8(at + 2)])
         d = I64(_UNBASE64[load_u8(at + 3)])
+        # A byte that is no digit has the value 255, so one comparison finds it in any of the four.
         if (a | b | c | d) < 64:
             store_u8(out, (a << 2) | (b >> 4))
             store_u8(out + 1, ((b << 4) | (c >> 2)) & 255)
             store_u8(out + 2, ((c << 6) | d) & 255)
             out += 3
         else:
+            # Padding is allowed in the last group only.
             if at + 4 != end or (a | b) >= 64 or load_u8(at + 3) != EQUALS:
                 return 0
             store_u8(out, (a << 2) | (b >> 4))
@@ -458,6 +463,7 @@ def gather(
             else:
                 out = load_i64(column + C_OUT)
                 ends = load_i64(column + C_ENDS) + 4 * first
+                # Where the text of the whole column begins: the ends count from there, over all chunks.
                 base = out - I64(load_i32(ends))
                 for i in range(rows):
                     span = load_i64(rows_spans + 8 * i)

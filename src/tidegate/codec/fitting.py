@@ -71,6 +71,8 @@ class _Fitting:
         """Take the rows in the kernels' order, fit them one by one, and pack them."""
         rows = np.arange(len(self._block))
         if self._large.framed:
+            # The kernels write batches partition by partition. A stable sort keeps the order of rows in
+            # each.
             rows = np.argsort(self._partition, kind="stable")
         sent = [self._fitted(row, whole) for row, whole in zip(rows.tolist(), self._texts(), strict=True)]
         partitions = self._partition[rows].tolist()

@@ -102,6 +102,7 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
         if byte < SPACE:
             return 0, 0
         if byte == BACKSLASH:
+            # The byte after it is skipped unseen: whether the escape is valid is for the decoder to say.
             flags = ESCAPED
             at += 2
         elif byte < NOT_ASCII:
@@ -118,6 +119,7 @@ def scan_string(at: int, end: int) -> tuple[int, int]:
 def read_unsigned(at: int, end: int) -> Any:
     """The U64 of plain digits; 2**64 - 1, which is no timestamp, for more than 64 bits and for other text."""
     value = U64(0)
+    # 19 digits are below 2**64, so no step overflows.
     if at >= end or end - at > 19:
         return ~U64(0)
     while at < end:

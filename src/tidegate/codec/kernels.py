@@ -79,6 +79,9 @@ BATCH_VERSION: Final = 0x0100000000000000
 """The number 1, big-endian, with which the key of a batch begins."""
 LENGTH_BYTES: Final = 8
 """The bytes of a length, which comes before each key and value, and of the version before the first key."""
+_HELD_KEYS_AT: Final = 40
+_HELD_VALUES: Final = (1 << _HELD_KEYS_AT) - 1
+"""How J_HELD_BYTES has the bytes of keys above those of values."""
 
 
 @inline
@@ -131,6 +134,7 @@ def encode_single(job: int) -> int:
             store_u64(job + J_NEED, out - key + RECORD_OVERHEAD)
             status = TOO_LARGE
             break
+        # Without a key, start and length become -1, which means null.
         end_message(job, row, key if keyed else data - 1, start if keyed else data - 2, start, out, row, 1)
         row += 1
     store_u64(job + J_OUT, out - data)
@@ -143,6 +147,7 @@ def encode_single(job: int) -> int:
 def shift_right(start: int, end: int, by: int) -> None:
     """Move the bytes [start, end) up by `by`."""
     at = end - 1
+    # From the end, because source and target overlap.
     while at >= start:
         store_u8(at + by, load_u8(at))
         at -= 1
@@ -173,8 +178,8 @@ def encode_framed(job: int) -> int:
     number = load_i64(job + J_MESSAGES)
     held = load_i64(job + J_HELD)
     held_bytes = load_i64(job + J_HELD_BYTES)
-    key_start = key_out - (held_bytes >> 40)
-    start = out - (held_bytes & 0xFFFFFFFFFF)
+    key_start = key_out - (held_bytes >> _HELD_KEYS_AT)
+    start = out - (held_bytes & _HELD_VALUES)
     at = load_i64(job + J_AT)
     row = -1
     status = DONE
@@ -190,6 +195,7 @@ def encode_framed(job: int) -> int:
         fresh = held == 0 or held >= max_rows
         if not fresh:
             fresh = load_u32(partitions + 4 * row) != load_u32(partitions + 4 * before)
+        # The length before the key is written later, when it is known.
         item = key_out + (2 * LENGTH_BYTES if fresh else LENGTH_BYTES)
         item_end = put_key(item, job, op, row)
         value_end = put_row(out + LENGTH_BYTES, job, op, row)
@@ -197,6 +203,8 @@ def encode_framed(job: int) -> int:
         value_size = value_end - out - LENGTH_BYTES
         if key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES > max_bytes:
             store_u64(job + J_NEED, key_size + value_size + RECORD_OVERHEAD + 3 * LENGTH_BYTES)
+            # `key_out` and `out` still stand before this row, so it leaves no trace in the message that is
+            # open.
             status = TOO_LARGE
             break
         if not fresh:
@@ -208,6 +216,8 @@ def encode_framed(job: int) -> int:
                 + value_size
                 + 2 * LENGTH_BYTES
             )
+            # It turns out only now that the row needs a message of its own. Its key moves up to make room
+            # for the version; the value needs none.
             if batch > max_bytes:
                 shift_right(item, item_end, LENGTH_BYTES)
                 item += LENGTH_BYTES
@@ -232,7 +242,7 @@ def encode_framed(job: int) -> int:
         end_message(job, number, key_start, key_out, start, out, row, held)
         number += 1
         held = 0
-    store_u64(job + J_HELD_BYTES, ((key_out - key_start) << 40) | (out - start))
+    store_u64(job + J_HELD_BYTES, ((key_out - key_start) << _HELD_KEYS_AT) | (out - start))
     store_u64(job + J_KEY_OUT, key_out - data)
     store_u64(job + J_OUT, out - data)
     store_u64(job + J_AT, at)

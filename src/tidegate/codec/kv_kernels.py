@@ -71,6 +71,7 @@ def _digit(six: int) -> Any:
 def _put_base64(at: int, source: int, size: int) -> int:
     """Encode with the standard alphabet, padded. Returns the address after the text."""
     end = source + size
+    # Each group is written only as far as it reaches: `room_for` counts no byte more.
     while source + 3 <= end:
         word = (int(load_u8(source)) << 16) | (int(load_u8(source + 1)) << 8) | int(load_u8(source + 2))
         store_u8(at, _digit((word >> 18) & 63))
@@ -199,6 +200,7 @@ def _put_value(at: int, entries: Entries, row: int, texts: int) -> int:
     if end > first and not deleted:
         at = _put_run(at, texts + T_EXPIRY)
         at = put_u64(at, _varint(entries.expiry_data + first, end - first))
+    # Here and not in a constant, because an optional expiry comes before it.
     store_u8(at, np.uint8(CLOSE_BRACE))
     _put_size(start, at + 1 - start - _SIZE_BYTES)
     return at + 1

@@ -142,6 +142,8 @@ def fitted(
     if size(found) > most:
         table, row = described()
         raise too_large(table, needed, options, row, reduced=size(found))
+    # Only when the reduced form fits, and before it is sent: so no message names a place without content,
+    # and no refused row leaves content behind.
     if location:
         assert options.claims is not None
         options.claims.store(location, claim(options, *stored(whole)))

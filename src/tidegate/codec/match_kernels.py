@@ -101,6 +101,7 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_ascii import CLOSE_BRACE, COMMA, LOWER_F, LOWER_N, LOWER_T, NULL_TEXT, QUOTE
+from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.tidb.kernels.text import I64, U64
 
 
@@ -139,6 +140,7 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
             if stop == at:
                 return U64(0)
             at = stop
+    # Never 0, which means that the head does not match.
     return found | U64(1)
 
 
@@ -181,9 +183,9 @@ def scalar(at: int, end: int, form: int, cell: int, starts: int, lengths: int, r
         return 0
     elif form in (TIMESTAMP, MILLISECONDS):
         ts = read_unsigned(at, stop)
-        if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(46) != U64(0)):
+        if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(64 - LOGICAL_BITS) != U64(0)):
             return 0
-        store_u64(result + RESULT_TS, ts << U64(18) if form == MILLISECONDS else ts)
+        store_u64(result + RESULT_TS, ts << U64(LOGICAL_BITS) if form == MILLISECONDS else ts)
     return stop
 
 
@@ -214,6 +216,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
     """Match the members of an object after its `{`, in any order; returns its end, or 0 if they differ."""
     count = load_i64(members + S_COUNT)
     generation = load_i64(members + S_GENERATION) + 1
+    # A new generation instead of clearing the stamps: one write, however many members there are.
     store_u64(members + S_GENERATION, generation)
     partial = load_i64(members + S_PARTIAL)
     if at < end and load_u8(at) == CLOSE_BRACE:
@@ -225,6 +228,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
     expected = 0
     met = 0
     while True:
+        # The member after the last one first: most producers keep one order.
         number = expected
         entry = entries + ENTRY_BYTES * number
         size = load_i64(entry + PIECE_LENGTH)
@@ -380,6 +384,8 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
             continue
         place = I64(hashed) & known.mask
         found = known.routes + ROUTE_BYTES * place
+        # Only hashes are compared. A collision costs the walk over a wrong template, which then does not
+        # fit.
         while load_i64(found + ROUTE_TEMPLATE) != 0 and load_u64(found + ROUTE_HASH) != hashed:
             place = (place + 1) & known.mask
             found = known.routes + ROUTE_BYTES * place
@@ -395,6 +401,7 @@ def match_items(item_count: int, items: int, known: Templates, spans: Spans) -> 
             number = load_i64(known.following + 8 * number)
         if number < 0:
             continue
+        # The template that fitted moves to the front, because the next message is probably like this one.
         if before >= 0:
             store_u64(known.following + 8 * before, load_i64(known.following + 8 * number))
             store_u64(known.following + 8 * number, first)

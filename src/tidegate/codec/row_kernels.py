@@ -97,6 +97,7 @@ from tidegate.kernel import (
 )
 from tidegate.model import cells
 from tidegate.model.cells import DELETE, INSERT
+from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.tidb.kernels.float import put_double_fixed, put_double_json, put_float_fixed, put_float_json
 from tidegate.tidb.kernels.json import put_json
 from tidegate.tidb.kernels.text import (
@@ -115,7 +116,7 @@ CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
     dict(cells.CHECKSUM.fields or {})[name][1]
     for name in ("current", "previous", "version", "corrupted", "known")
 )
-_MILLIS_SHIFT: Final = U64(18)
+_MILLIS_SHIFT: Final = U64(LOGICAL_BITS)
 
 
 @inline
@@ -192,6 +193,7 @@ def same_value(
     if form in (TEXT, BASE64, QUOTED, LATIN1):
         return left_size == right_size and same_bytes(left, right, left_size)
     if FLOAT_JSON <= form <= DOUBLE_FIXED:
+        # 0 and -0 differ in the sign bit alone and are equal.
         return left == right or (left | right) & 0x7FFFFFFFFFFFFFFF == 0
     return same_text(form, param, left, left_size, right, right_size, job)
 
@@ -206,6 +208,8 @@ def put_short(out: int, text: int) -> int:
 @inline
 def put_null(out: int, piece: int) -> int:
     """Write what stands for NULL in a piece, over the end of its constant if the piece says so."""
+    # The constant may end with the beginning of the value's text, for example a quotation mark, which NULL
+    # does not have.
     out -= load_i64(piece + P_NULL_BACK)
     null = load_i64(piece + P_NULL)
     if null == LONG_NULL:
@@ -268,6 +272,7 @@ def put_seldom(out: int, job: int, piece: int, op: int, row: int, found: int) ->
     If the row has no checksum, a part of it is left out together with its constant.
     """
     form = load_i64(piece + P_FORM)
+    # Before the constant is written, because the name of the field is in it.
     if form == CHECKSUM and found == 0:
         return out
     out = put_const(out, load_i64(piece + P_CONST), load_i64(piece + P_LENGTH))
@@ -285,6 +290,7 @@ def row_bound(job: int, op: int, row: int) -> int:
     bound = load_i64(load_i64(job + J_FIXED) + 8 * op)
     keys = load_i64(job + J_ROW_KEYS)
     if keys != 0:
+        # Base64 makes four bytes of three, so twice as many is enough for a row's key.
         bound += 2 * load_i64(keys + RUN_BYTES * row + RUN_SIZE)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
@@ -295,6 +301,7 @@ def row_bound(job: int, op: int, row: int) -> int:
         cell = load_i64(variable + VARIABLE_CELL)
         factor = load_i64(variable + VARIABLE_FACTOR)
         if op != DELETE:
+            # NULL has the size -1 and is part of the fixed bytes.
             bound += factor * max(I64(load_i32(new_sizes + 4 * cell)), 0)
         if op != INSERT:
             bound += factor * max(I64(load_i32(old_sizes + 4 * cell)), 0)
@@ -330,6 +337,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             if same_value(form, param, word, size, other, I64(load_i32(new_sizes + 4 * cell)), job):
                 piece += PIECE_BYTES
                 continue
+            # The first column of the group that differs opens it, and has no comma before it.
             if kept == 0:
                 out = put_const(out, load_i64(piece + P_OPEN), load_i64(piece + P_OPEN_LENGTH))
                 source += 1

@@ -146,6 +146,7 @@ def find_column(at: int, size: int, nth: int, plan: ColumnTable) -> int:
         if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
             return column
     place = I64(hash_name(at, size) >> U64(32)) & ((1 << plan.bits) - 1)
+    # It ends: the table has more than twice as many places as columns (`bulk`).
     while True:
         column = I64(load_i32(plan.table + 4 * place))
         if column < 0:
@@ -168,6 +169,7 @@ def walk_value(at: int, end: int, form: int, cell: int, starts: int, lengths: in
     if form in (SIGNED, UNSIGNED):
         if branch in (_LONG, _UNSIGNED):
             number, at = read_varint(at, end)
+            # An unsigned number above 2**63 - 1, which does not fit a signed column.
             if form == SIGNED and branch == _UNSIGNED and number < 0:
                 return 0
             put_cell(starts, lengths, cell, number, 0)
@@ -215,6 +217,8 @@ def walk_map(
         if count == 0:
             return entries, at
         if count < 0:
+            # A negative count has the bytes of its block before it (Avro's specification). -2**63 stays
+            # negative, and is refused below.
             count = -count
             _size, at = read_varint(at, end)
             if at == 0:
@@ -228,6 +232,7 @@ def walk_map(
             if at == 0:
                 return 0, 0
             column = find_column(at, size, entries, plan)
+            # Two entries of one name: which of them counts is for the plain decoder to say.
             if column < 0 or I64(load_i32(lengths + 4 * (base + column))) != _MISSING:
                 return 0, 0
             form = load_i64(plan.columns + COLUMN_BYTES * column + C_FORM)
@@ -252,13 +257,15 @@ def read_row(at: int, end: int, head: int) -> bool:
         at += size
     store_u64(head + H_NAMES_SIZE, at - names)
     table_id, at = read_varint(at, end)
+    # Once a step has failed, `at` stays 0 and `end` is 0, so no further byte is read. One comparison
+    # follows.
     kind, at = read_varint(at, end if at != 0 else 0)
     ts, at = read_varint(at, end if at != 0 else 0)
     _build, at = read_varint(at, end if at != 0 else 0)
     table_version, at = read_varint(at, end if at != 0 else 0)
-    # A claim check and a message with only the key are left to the plain decoder: their branches are not
-    # 0.
-    if at == 0 or kind < 0 or kind > 2 or table_id < 0 or end - at < 3:
+    # A claim check and a message with only the key are left to the plain decoder. In them one of the two
+    # branches that follow is not 0.
+    if at == 0 or kind < 0 or kind > DELETE - INSERT or table_id < 0 or end - at < 3:
         return False
     if (
         load_u8(at) != 0
@@ -278,7 +285,7 @@ def read_row(at: int, end: int, head: int) -> bool:
         previous, at = read_varint(at, end if at != 0 else 0)
         if at == 0 or current < 0 or current > 0xFFFFFFFF or previous < 0 or previous > 0xFFFFFFFF:
             return False
-    store_u64(head + H_OP, kind + 1)
+    store_u64(head + H_OP, kind + INSERT)
     store_u64(head + H_TS, ts)
     store_u64(head + H_AT, at)
     store_u64(head + H_CURRENT, current if current > 0 else -1)
@@ -395,6 +402,7 @@ def walk_rows(
                 good = False
             elif wanted:
                 entries, at = walk_map(at, end, side * columns, plan, words, sizes, zone)
+                # The old image of an update may have only the columns that changed.
                 whole = entries == columns or (op == UPDATE and side == 1 and entries > 0)
                 good = at != 0 and whole
             else:

@@ -87,6 +87,7 @@ def put_const(out: int, source: int, length: int) -> int:
     """Copy a constant: 32 bytes at a time, up to 31 bytes past its end on both sides."""
     copy32(out, source)
     done = 32
+    # At least 32 bytes are copied, even of an empty constant. The next write replaces what is too much.
     while done < length:
         copy32(out + done, source + done)
         done += 32
@@ -162,6 +163,7 @@ def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
         last = I64(load_u8(addr + 2))
         if last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR:
             return put_hex_rune(out, 0x2028 + last - LINE_SEPARATOR), 3
+    # Byte by byte, because fewer than eight may be left to read.
     for i in range(used):
         store_u8(out + i, load_u8(addr + i))
     return out + used, used
@@ -174,6 +176,7 @@ def put_text(out: int, addr: int, size: int, std: int) -> int:
     while addr + 8 <= end:
         word = load_u64(addr)
         marks = special_bytes(word)
+        # Written before it is known to be clean: what follows the clean part is replaced by the escape.
         store_u64(out, word)
         if marks == _ZERO:
             addr += 8
@@ -250,6 +253,7 @@ def put_base64(out: int, addr: int, size: int) -> int:
 @inline
 def rune_at(addr: int, used: int) -> int:
     """The code point of a complete character of `used` >= 2 bytes."""
+    # The first byte of a character of n bytes has n ones and a zero before its bits.
     code = I64(load_u8(addr)) & (0x7F >> used)
     for i in range(1, used):
         code = (code << 6) | (I64(load_u8(addr + i)) & 0x3F)
@@ -342,6 +346,8 @@ def widened(bits: int) -> int:
         if fraction == 0:
             return sign
         shift = 0
+        # A subnormal number has no leading one. A double can have it, so the fraction moves up until it
+        # has.
         while fraction & 0x800000 == 0:
             fraction <<= 1
             shift += 1

@@ -104,6 +104,7 @@ class Applier:
         If they do not fit into memory, tables with a key are applied in parts. A table without a key is
         always applied whole, however large, because equal rows can be counted only together.
         """
+        # First, because everything below uses the names at the target.
         pieces = self.selection.pieces(pieces, self.target.definitions.keys())
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
@@ -114,6 +115,7 @@ class Applier:
             parted = []
             for name, count in parts.items():
                 parted.append(self._parted(name, pieces.get(name, ()), count, sizes.get(name, 0)))
+                # Also if the target fails: a file of parts may be as large as the step.
                 files.callback(parted[-1].close)
             cut = tuple((*name, count) for name, count in parts.items())
             reached = replace(reached, parts=cut, sources=self.sources)
@@ -123,6 +125,7 @@ class Applier:
         """The bytes of staged rows by table; empty if the step is certainly small enough to apply whole."""
         begun = self.target.begun
         most = sum(piece.segment.length for part in pieces.values() for piece in part)
+        # `most` counts whole segments, so it is an upper bound that needs no file to be read.
         if most <= self._sizes.step and not (begun is not None and begun.parts):
             return {}
         return {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
@@ -169,12 +172,15 @@ class Applier:
         for piece in held:
             staged = self._fresh(name, staged_rows([piece]))
             changes = staged_changes(staged, known, zone, self.target.values, aside)
+            # Targets compute tables in several threads.
             with self._counting:
                 self.stats.rows += len(changes)
             yield known, changes
 
     def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
         """Execute the DDLs of one FinishedTS in order. Returns a description of each step."""
+        # All zones before the first step: a later DDL of the same ts may be the only one that names the
+        # zone.
         events = _in_order(messages)
         for _, message in events:
             self.zone.learn(message)
@@ -190,7 +196,9 @@ class Applier:
             if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
                 chosen = self._kept(chosen, message)
             steps = self._planned(chosen)
+            # Before `intend`: a DDL that is refused must leave no trace at the target.
             _refuse_if_needed(message, steps)
+            # A copy: the steps change the target's own definitions.
             before = dict(self.target.definitions)
             self.target.intend(chosen.message, steps)
             for step in steps:
@@ -206,6 +214,8 @@ class Applier:
         """
         if self._schema_changes is not SchemaChanges.STOP:
             return None
+        # A separate selection, because asking it about a DDL moves it on, and these DDLs are not executed
+        # yet.
         selection, held = self.selection.apart(), self.target.definitions.keys()
         for event, message in _in_order(messages):
             chosen = selection.ddl(event, message, held)

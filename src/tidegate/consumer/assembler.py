@@ -82,6 +82,8 @@ class Assembler:
     def add(self, segments: Iterable[Segment]) -> None:
         """Take newly staged segments; those that hold only applied rows are discarded at once."""
         for segment in segments:
+            # A segment below it has only rows that the target holds, which a producer or a restart has
+            # repeated.
             if segment.max_ts > self._applied[segment.partition]:
                 self._segments[segment.partition].append(segment)
 
@@ -103,6 +105,7 @@ class Assembler:
         taken = size = 0
         for ts, rows, length in edges:
             taken, size = taken + rows, size + length
+            # At the end of a segment, not inside: `edges` says nothing of the rows within.
             if taken >= max_rows or size >= max_bytes:
                 return ts
         return upto
@@ -144,11 +147,13 @@ class Assembler:
         for piece in self._pieces(bounds):
             found.setdefault((piece.segment.schema, piece.segment.table), []).append(piece)
         for partition, upto in bounds.items():
+            # Also for partitions without rows: to be resolved up to a ts is progress.
             self._applied[partition] = max(self._applied[partition], upto)
         return found
 
     def release(self) -> set[str]:
         """Forget segments that are wholly applied. Returns the staging files that can be removed."""
+        # A file has segments of several partitions, so it goes only when none of them is left.
         before = {segment.file for held in self._segments.values() for segment in held}
         for partition, held in self._segments.items():
             floor = self._applied[partition]
@@ -167,6 +172,7 @@ class Assembler:
 
     def restart_offset(self, partition: int, next_offset: int) -> int:
         """Where reading must restart so that no waiting row is lost; `next_offset` when none waits."""
+        # The staging files do not survive a restart, so the rows that wait in them must be read again.
         floor = self._applied[partition]
         waiting = [segment.first_offset for segment in self._segments[partition] if segment.max_ts > floor]
         return min([next_offset, *waiting])

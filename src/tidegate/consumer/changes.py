@@ -83,6 +83,8 @@ def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> lis
     """
     if clock is Clock.NONE:
         return list(staged)
+    # In ticks: a protocol with coarser times cannot say whether a row of the barrier's own tick came before
+    # the DDL, and such a row is kept.
     least = clock.tick(barrier)
     kept = []
     for one in staged:
@@ -111,6 +113,7 @@ def staged_bytes(piece: Piece) -> int:
     if _holds_all(piece):
         return segment.length
     ts = read_staged(segment).column("_commit_ts").to_numpy()
+    # By share of rows: sizes of single rows are not known without decoding them.
     within = int(np.count_nonzero((ts > piece.after) & (ts <= piece.upto)))
     return -(-segment.length * within // segment.rows)
 
@@ -126,9 +129,11 @@ def staged_changes(
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     names = tuple(column.name for column in known.columns)
+    # The old image needs the whole row only if deletes keep it, or if nothing else identifies it.
     keys = names if known.soft_delete or not known.keys else known.keys
     fields = {column.name: column for column in known.columns}
     for one in staged:
+        # Row by row: one bad row must not set a whole piece aside.
         batch, bad = _sound(_taken(one.rows, known), known, one.segment.partition)
         if bad:
             aside(bad)
@@ -146,6 +151,7 @@ def staged_changes(
             column.append(array)
         new.append(_image(batch, "n.", list(fields.values()), time_zone, values))
         old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, values))
+    # Stated, because there may be no batch to take it from.
     schema = pa.schema([(column.name, values.type_of(column)) for column in known.columns])
     key_schema = pa.schema([(key, values.type_of(fields[key])) for key in keys])
     kinds = (np.uint8, np.uint64, np.int64, np.int32, np.int32)

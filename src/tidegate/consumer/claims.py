@@ -84,6 +84,8 @@ class ClaimReader:
                 left.append(found or bad)
                 continue
             more = sum(map(_bytes_of, found))
+            # Without rows so far a message is taken however large it is. Otherwise it would never be
+            # returned.
             if size and size + more > self._most:
                 whole, rest = cut(rest, bad.offset)
                 yield _with(whole, rows, left)

@@ -123,6 +123,7 @@ def unknown_members(wire: pa.Array, column: TargetColumn) -> pa.Array | None:
     if column.mysql_type not in (ENUM, SET) or not column.elems or not pa.types.is_integer(wire.type):
         return None
     count = len(column.elems)
+    # Each of the 64 bits has an element then.
     if column.mysql_type == SET and count >= 64:
         return None
     most = count if column.mysql_type == ENUM else (1 << count) - 1
@@ -154,6 +155,7 @@ def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Loss
 
 def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
     kind, target = column.mysql_type, column.type
+    # Looked at first: text on the wire has the target's type, but not yet the form that a key's text has.
     if kind in MOMENTS and pa.types.is_string(target):
         return _key_texts(wire, kind, time_zone)
     if wire.type == target or pa.types.is_null(wire.type):
@@ -179,6 +181,7 @@ def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Los
 
 def _names(wire: pa.Array, column: TargetColumn) -> pa.Array:
     if column.mysql_type == ENUM:
+        # Number 0 is the empty text, which MySQL keeps for a value that is no element.
         return pa.array(["", *column.elems]).take(wire.cast(pa.int64()))
     elems = column.elems
 

@@ -47,6 +47,8 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     try:
         taken = _take(reader, wanted)
     finally:
+        # The client is kept. It would go on fetching a partition that is still assigned, into its own
+        # memory.
         reader.unassign()
     batch = batch_of(taken.messages)
     found = Fetched(wanted.partition, taken.next_offset, len(taken.messages), trouble=taken.trouble)
@@ -89,6 +91,7 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
                 or (unmarked is not None and unmarked.shown(sound_values(decoder, batch, bad), piece)),
             )
     except TidegateError:
+        # Only this function knows these files by now, so nobody else would remove them.
         _drop(found)
         raise
     return found
@@ -162,6 +165,7 @@ def look_back(
             if trouble:
                 return trouble
             if reported:
+                # To decode them is enough: the decoder keeps the definitions that it meets.
                 for _ in decoder.pieces(batch_of(reported)):
                     pass
                 left -= {

@@ -138,6 +138,7 @@ class _Worker:
         raise answer.error()
 
     def _running(self) -> subprocess.Popen[bytes]:
+        # `end` runs in another thread, and must not miss a process that is just being started.
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 with self._log.open("ab") as log:

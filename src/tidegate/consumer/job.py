@@ -199,6 +199,7 @@ class Consumer:
                     self._report()
             finally:
                 coming.cancel()
+                # Leaving the pool waits for a round that runs. So that round must be made to fail.
                 fetcher.cancel()
 
     @property

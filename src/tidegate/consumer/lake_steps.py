@@ -72,6 +72,7 @@ class LakeSteps:
                 raise AssertionError(f"refused before any step: {why}")
 
     def _create(self, made: Definition) -> Table:
+        # TRUNCATE is a create over the old table, and a repeated create must begin empty.
         self._drop((made.schema, made.table))
         path = self._lake.make(made.schema, made.table, made.arrow_schema)
         table = Table(made, path, self._lake.version(path))
@@ -86,6 +87,8 @@ class LakeSteps:
 
     def _rename(self, old: Name, made: Definition) -> None:
         held = self._tables.pop(old)
+        # The definition follows only if the columns are the same; otherwise a later step of the DDL
+        # rewrites the table and stores it.
         path = self._lake.move(held.path, made.schema, made.table)
         self._tables[made.schema, made.table] = Table(held.definition, path, self._lake.version(path))
         if held.definition.arrow_schema == made.arrow_schema:

@@ -144,6 +144,7 @@ class LakeTarget:
             return None
         position = Position.from_json(text)
         rows = self.lake.snapshot_rows(position.ts)
+        # Before any definition is looked up, because columns are read from the restored versions.
         self.lake.restore_all(rows)
         for row in rows:
             known, number = self._files.find(
@@ -158,6 +159,8 @@ class LakeTarget:
         """Remove tables that no snapshot has ever named and that no DDL has dropped."""
         unknown = set(self.lake.slots()) - {table.path for table in self.tables.values()}
         if unknown:
+            # A table that an older snapshot names is still needed to read that snapshot; a dropped one for
+            # RECOVER TABLE.
             unknown -= self.lake.named_versions().keys() | self.dropped_versions().keys()
         for path in sorted(unknown):
             self.lake.discard(path)
@@ -173,6 +176,7 @@ class LakeTarget:
         """
         work = [self._pool.submit(self._write_table, settle) for settle in tables]
         work += [self._pool.submit(self._write_parts, table) for table in parted]
+        # All of them, also after a failure: `recover` must not run while a writer still commits.
         wait(work)
         for done in work:
             done.result()
@@ -183,6 +187,7 @@ class LakeTarget:
 
     def _write_table(self, settle: Settle) -> None:
         """Write one table's changes in one commit, unless another process has taken the target over."""
+        # Before the net effect is computed, which is the costly part.
         self.lake.check_writer()
         changes = settle()
         if changes is None:
@@ -199,6 +204,7 @@ class LakeTarget:
     def _write_keyed(self, table: Table, effect: Effect) -> None:
         if effect.upserts.num_rows + effect.deletes.num_rows == 0:
             return
+        # An append reads no file, a merge has to find the rows that it replaces.
         if effect.only_inserts:
             self.lake.append(table.path, effect.upserts)
         else:
@@ -217,6 +223,7 @@ class LakeTarget:
         """Row ids of rows equal to `deletes`, one for each. Reads the whole table: a bag has no key."""
         found, left = list[pa.Array](), deletes
         for batch in self.lake.batches(table.path, table.definition.arrow_schema):
+            # The table is read only as far as rows are still missing.
             if left.num_rows == 0:
                 break
             held = pa.Table.from_batches([batch])
@@ -277,6 +284,8 @@ class LakeTarget:
 
     def commit(self, position: Position) -> Position:
         """Name the snapshot at position.ts. Returns the position with the numbers of the definitions."""
+        # Compacted before the snapshot names the versions: a version that is compacted afterwards would not
+        # be in it.
         for table in self.tables.values():
             if table.grown and self.lake.compact(table.path, table.definition.keys):
                 table.version = self.lake.version(table.path)
@@ -286,6 +295,8 @@ class LakeTarget:
             for (schema, name), table in sorted(self.tables.items())
         ]
         numbers = {table.path: table.number for table in self.tables.values()}
+        # In the same commit as the versions, so a restart finds the definition that belongs to each table's
+        # rows.
         position = replace(position, definitions=numbers)
         self.lake.publish(position.ts, rows, position.to_json())
         return position
@@ -320,6 +331,7 @@ def _among_first(codes: Ints, counts: Ints) -> npt.NDArray[np.bool_]:
     """For each position, whether it is among the first `counts[code]` of its code."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
+    # The place within its group: a stable sort keeps the order of equal codes.
     rank = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
     among = np.zeros(len(codes), np.bool_)
     among[order] = rank < counts[ordered]

@@ -100,10 +100,12 @@ def net_effect(
     key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
     code = factorize(key_rows)
     rank = kind if by_kind else np.zeros_like(kind)
+    # The last array of a lexsort counts first: all changes of a key are together, in their order.
     order = np.lexsort(
         (changes.seq[row], changes.offset[row], changes.partition[row], rank, changes.commit_ts[row], code)
     )
     new_key = np.diff(code[order]) != 0
+    # Without any change the mask would be longer than `order`.
     first = order[np.concatenate([[True], new_key])] if len(order) else order
     last = order[np.concatenate([new_key, [True]])] if len(order) else order
     stays, new = kind[last] != REMOVE, kind[first] == ADD
@@ -148,6 +150,7 @@ def factorize(rows: pa.Table) -> Ints:
     code = np.zeros(rows.num_rows, np.int64)
     size = 1
     for column in rows.columns:
+        # Arrow has no dictionary encoding for lists.
         if pa.types.is_list(column.type):
             column = pa.chunked_array([pa.array([repr(value) for value in column.to_pylist()], pa.string())])
         array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -151,6 +151,8 @@ class OffsetFlow:
         `ends`: for each partition in `asked`, the offset after its last message, committed or not. The broker
         must have reported it after the previous call of `take`, and before this round was read.
         """
+        # `ends` was reported before this round was read. So it says something only about what was known
+        # before.
         before, seen = dict(self._next), list(self._ddls.values())
         for part in fetched:
             self._next[part.partition] = max(self._next[part.partition], part.next_offset)
@@ -303,6 +305,7 @@ class OffsetFlow:
                 limit = min(limit, waiting.between[number][1])
             elif waiting.group.ddls_on is not None and number in waiting.group.partitions:
                 limit = 0
+        # Never below what is applied: the limit 0 only means that nothing more may be applied now.
         return max(limit, self.assembler.applied(number))
 
     def _ready(self, waiting: _Waiting) -> bool:

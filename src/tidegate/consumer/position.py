@@ -94,11 +94,15 @@ class Position:
 
         Releases that did not store the zone read in UTC unless the user gave one.
         """
+        # An empty stored zone is not the same as none: it says that no text was read yet, so the zone is
+        # still free.
         return given or ("UTC" if self.time_zone is None else self.time_zone)
 
     def over(self, topics: Sequence[str], fresh: Iterable[int] = ()) -> Position:
         """The same position in more topics, sorted. `fresh`: partitions that are read from 0 on."""
         moved = {number_of(topics, *place_of(self.topics, n)): p for n, p in self.partitions.items()}
+        # A topic that is new to the consumer is read from its first offset on, so nothing of it is applied
+        # yet.
         begin = PartitionPosition(0, 0, 0)
         partitions = dict.fromkeys(fresh, begin) | moved
         return replace(self, topic=",".join(topics), partitions=partitions)
@@ -111,6 +115,7 @@ class Position:
             kept = {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
             topics[topic][str(partition)] = kept
         ruled = self.by_offset or bool(self.rules)
+        # The plain form as long as possible: earlier releases can then still resume from it.
         single = len(topics) == 1 and not ruled
         several = RULED if ruled else SEVERAL
         body: dict[str, Any] = {

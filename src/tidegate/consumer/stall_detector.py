@@ -91,6 +91,7 @@ class StallDetector:
     def join(self, numbers: Iterable[int]) -> None:
         """Add partitions that are read from now on."""
         self._partitions |= {number: _Seen(0) for number in numbers}
+        # The new partitions have no watermark yet, so the patience with silent ones begins again.
         self._marked = None
 
     def leave(self, numbers: Iterable[int]) -> None:

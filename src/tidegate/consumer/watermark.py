@@ -44,6 +44,7 @@ class Watermarks:
 
     def advance(self, partition: int, ts: int) -> bool:
         """Take a Resolved ts of a partition; False (and counted) when it is below an earlier one."""
+        # Rows up to the larger mark have come already. To go back would hold up all partitions for nothing.
         if ts < self._at[partition]:
             self.went_back += 1
             return False
@@ -95,5 +96,7 @@ def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]
         common = min([watermarks.lowest, *caps])
         return {partition: common for partition, _ in watermarks.items()}
     caps += [] if limits.align is None else [limits.align]
+    # The furthest of a group: it has read every DDL below its own watermark, and the group's other
+    # partitions carry the same DDLs.
     caps += [max(map(watermarks.of, group)) for group in limits.ddl_places]
     return {partition: min([ts, *caps]) for partition, ts in watermarks.items()}

@@ -72,6 +72,7 @@ class Barrier:
         for batch in batches:
             last = self.waiting[-1].finished_ts if self.waiting else 0
             assert last < batch.finished_ts <= upto, f"DDL {batch.finished_ts} after {last}, known to {upto}"
+            # A DDL above the target ts would hold the bound, but the feed ends before it.
             if not self.target_ts or batch.finished_ts <= self.target_ts:
                 self.waiting.append(batch)
         assert upto >= self.resolved, "what is known about DDL never shrinks"
@@ -89,6 +90,7 @@ class Barrier:
     @property
     def bound(self) -> int:
         """The ts up to which spans may be delivered."""
+        # The first one only: the DDLs are in order, so the others are above it.
         bound = self.waiting[0].finished_ts if self.waiting else self.resolved
         return min([bound, *(ts for ts in (self.target_ts, self.held_at, self.switch_ts) if ts)])
 

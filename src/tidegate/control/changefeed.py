@@ -142,6 +142,7 @@ class Life:
         retries now.
         """
         known = State(state)
+        # `retry_at` is monotonic time of the earlier process and means nothing here.
         return cls(TRANSITIONS.after(known, On.RESTART) or known, error)
 
     def commanded(self, command: Command) -> Life:
@@ -153,12 +154,15 @@ class Life:
                 f"A {self.state} changefeed cannot be asked to {command}.",
                 fix=f"{command} works on feeds that are {', '.join(TRANSITIONS.sources(on))}",
             )
+        # A feed that runs keeps its error and its failures: resuming it changes nothing.
         return self if on is On.RESUME and target is self.state else Life(target)
 
     def failed(
         self, error: FeedError, *, retry: bool, now: float, stuck_s: float, jitter: float = 0.0
     ) -> Life:
         """The pipeline or the sink has failed. `jitter`: in [0, 1), spreads the retries of many feeds."""
+        # From the first failure on: each later one would otherwise extend the time for which it may be
+        # stuck.
         since = now if self.stuck_since is None else self.stuck_since
         on = On.MAY_PASS if retry and now - since <= stuck_s else On.STAYS
         target = TRANSITIONS.after(self.state, on)
@@ -166,6 +170,7 @@ class Life:
             return self
         if on is On.STAYS:
             return Life(target, error)
+        # The exponent is bounded, because failures are not, and a float would overflow.
         wait = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self.failures, 16))
         return Life(target, error, self.failures + 1, now + wait * (1 + JITTER * jitter), since)
 

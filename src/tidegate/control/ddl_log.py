@@ -46,6 +46,7 @@ class DdlLog:
 
     def forget(self, upto: Timestamp) -> None:
         """Forget DDL at or below `upto`, which is not compared any more."""
+        # Not beyond what is known: otherwise a digest would claim DDL that was never learned.
         self._after = max(self._after, min(upto, self._upto))
         while self._sums and self._sums[0][0] <= self._after:
             self._sums.popleft()
@@ -73,11 +74,13 @@ class DdlLog:
         digest = 0
         for ts, each in self._sums:
             if after < ts <= upto:
+                # Chained, so that the order counts.
                 digest = zlib.crc32(each.to_bytes(4, "little"), digest)
         return digest
 
 
 def _sum(batch: DdlBatch) -> int:
+    # Sorted, because both sides find them out by themselves, in any order.
     added = sorted((task.id, task.wanted) for task in batch.added)
     tables = sorted(batch.removed_tables)
     said = (batch.finished_ts, [e.query for e in batch.events], added, sorted(batch.removed), tables)

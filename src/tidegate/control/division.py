@@ -58,12 +58,16 @@ def divide(now: Holding, tolerance: float) -> Holding:
     moves.
     """
     goal = Goal.of(now.weights, now.captures, tolerance)
+    # The tighter bound first. It may be out of reach, because heavy pieces cannot be cut.
     kept = _moved_below(now, goal.low, goal.idle) or _moved_below(now, goal.high, goal.idle)
     divisions = [] if kept is None else [kept]
+    # Nothing moves less than nothing, so a fresh division is not needed for comparison.
     if kept is None or not kept.is_same(now):
         divisions.insert(0, _assigned(_fresh(now.weights, now.captures, goal), now))
     tried = [_moved_below(one, goal.low, goal.idle) or one for one in divisions]
     above = max(now.loads) > goal.high
+    # The first of equals wins. Both terms depend on the holding alone, so equal arguments give equal
+    # results.
     return max(tried, key=lambda one: (above and max(one.loads) <= goal.low, one.kept_from(now)))
 
 
@@ -81,6 +85,8 @@ def _moved_below(now: Holding, bound: int, idle: int) -> Holding | None:
     if not moves.shed():
         return None
     moves.assign_to_idle()
+    # Many small moves would cut the key space into more and more ranges; then dividing from scratch is
+    # better.
     few = len(moves.holding.firsts) <= RANGES_PER_CAPTURE * now.captures
     return moves.holding.renumbered(dict(enumerate(order))) if few else None
 
@@ -120,6 +126,7 @@ def _packed(weights: Weights, captures: int, goal: Goal) -> Holding | None:
         load += int(each[piece])
         if load > goal.low:
             return None
+        # The heap's first has the least load, so if this piece does not fit there, it fits nowhere.
         heapreplace(loads, (load, capture))
         holders[piece] = capture
     return _moved_below(Holding.of(weights, captures, holders), goal.low, goal.idle)
@@ -135,6 +142,8 @@ def _assigned(fresh: Holding, now: Holding) -> Holding:
     takers: dict[int, int] = {}
     free = set(range(now.captures))
     for part, holder in sorted(common, key=lambda pair: (*(-one for one in common[pair]), pair)):
+        # Largest common part first: a greedy choice, which need not be the best one. It only decides how
+        # much moves.
         if part not in takers and holder in free:
             takers[part] = holder
             free.remove(holder)
@@ -177,6 +186,7 @@ class Moves:
         if takers <= 1:
             return end
         room = self._bound - min(self.holding.loads)
+        # At least one piece, so the loop of the caller ends.
         to = min(max(bisect_left(sums, sums[first] + weight // takers, first), first + 1), end)
         return to - 1 if to > first + 1 and sums[to] - sums[first] > room else to
 
@@ -190,6 +200,7 @@ class Moves:
             left -= self._bound - loads[found]
             found += 1
         idle = bisect_left(loads, self._idle)
+        # `_idle` is at least 1 (`Goal.of`).
         return max(found, min(idle, weight // self._idle))
 
     def _taker(self, part: Part) -> int:
@@ -210,6 +221,8 @@ class Moves:
     def shed(self) -> bool:
         """Move from each capture what exceeds the bound, and little more. False: it does not fit anywhere."""
         loads = self.holding.loads
+        # The busiest first, while the others have most room. A taker never rises above the bound, so no
+        # giver is added.
         for giver in sorted(range(len(loads)), key=lambda one: (-loads[one], one)):
             while loads[giver] > self._bound:
                 part = self._surplus(giver)
@@ -271,6 +284,8 @@ class Moves:
         loads = self.holding.loads
         idle = [(load, one) for one, load in enumerate(loads) if load < self._idle]
         busy = [(-load, one) for one, load in enumerate(loads) if load >= 2 * self._idle]
+        # The busiest gives to the most idle. No entry is stale: both are taken out, and both go back among
+        # the busy with their new loads.
         heapify(idle)
         heapify(busy)
         while idle and busy:

@@ -77,8 +77,11 @@ class GcGuard:
         if needs:
             self._last, self._held = now, True
             needed = min(needs.values())
+            # One below, because the earliest start is one above the safepoint (`earliest_start`). Not below
+            # PD's own, because PD would refuse it and hold nothing.
             return Hold(max(needed - 1, self._least), self._ttl_s, needed)
         if self._held:
+            # Released once, not at each tick.
             self._last, self._held = now, False
             return Hold(0, 0)
         return None
@@ -90,6 +93,7 @@ class GcGuard:
 
     def failed(self) -> None:
         """The call failed: it is due again at once."""
+        # Whether the call took effect is unknown, so a hold may be there.
         self._last, self._held = float("-inf"), True
 
 

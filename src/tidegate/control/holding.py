@@ -82,6 +82,7 @@ class Holding:
         left = [(low, holder) for low, high, holder in runs if low < high]
         self.firsts[at : at + 1] = [low for low, _ in left]
         self.holders[at : at + 1] = [holder for _, holder in left]
+        # Only around the change: elsewhere neighbours have different holders already.
         self._join(max(at - 1, 0), at + len(left) + 1)
         weight = self.weights.of_part(first, end)
         self.loads[taker] += weight
@@ -90,6 +91,7 @@ class Holding:
 
     def _join(self, low: int, high: int) -> None:
         """Join neighbouring runs with the same holder, among the runs low..high-1."""
+        # From the back, because deleting moves the later ones.
         for at in range(min(high, len(self.firsts)) - 1, low, -1):
             if self.holders[at] == self.holders[at - 1]:
                 del self.firsts[at], self.holders[at]

@@ -111,6 +111,7 @@ class LoadQueue:
 
     def take(self, tasks: int) -> list[Left]:
         """A share for one of `tasks` tasks. Empty: no range is left to give out."""
+        # Rounded up: the last ranges must go out even if there are fewer of them than tasks.
         count = min(SHARE_MAX, -(-len(self._left) // max(tasks, 1)))
         share = [self._left.popleft() for _ in range(count)]
         self._out |= {one.id: one for one in share}
@@ -134,6 +135,7 @@ class LoadQueue:
                 self._done.add(one.id)
             else:
                 rest = replace(held, span=Span(bytes.fromhex(left_from), held.span.end), rows=rows)
+                # To the front, so that a range that has begun ends before others begin.
                 self._left.appendleft(rest)
 
     def state(self, seconds: float) -> LoadState:
@@ -142,6 +144,7 @@ class LoadQueue:
         expected = 0
         if done:
             expected = max(rows, sum(self._rows[name] for name in self._done) * self._ranges // done)
+        # Without the rows of earlier incarnations, which took their time before.
         rate = (rows - self._before) / seconds if seconds > 0 else 0.0
         return LoadState(self._ranges, done, rows, rate, expected)
 
@@ -159,6 +162,7 @@ class Pace:
         """Note that a task has read this much."""
         spent = zip((rows, size), self._rates, strict=True)
         cost = max(amount / rate if rate else 0.0 for amount, rate in spent)
+        # At most one second of unused rate is saved up, so a pause is not followed by a burst.
         self._free_at = max(self._free_at, now - 1.0) + cost
 
     def wait(self, now: float) -> float:

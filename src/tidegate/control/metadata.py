@@ -313,6 +313,8 @@ def raised(
         if name == capture:
             continue
         kept = tuple(one for one in other.ranges if all(one.id.intersect(new.id) is None for new in wanted))
+        # This capture's next incarnation fences its own earlier writers, so no other grant needs to name
+        # it.
         others = {giver: n for giver, n in other.givers.items() if giver != capture}
         if kept != other.ranges:
             givers[name] = max(other.slots, givers.get(name, 0))

@@ -55,6 +55,8 @@ class OpenSpans:
 
     def idle(self, name: str, after: int, upto: int) -> None:
         """Advance a span that has no row in (after, upto]; only if it is durable up to `after`."""
+        # The range was looked at outside this class. If the checkpoint was replaced by a lower one
+        # meanwhile, rows between the two were not looked for.
         if (progress := self._spans.get(name)) is not None and after <= progress.checkpoint:
             progress.checkpoint = max(upto, progress.checkpoint)
 

@@ -81,6 +81,7 @@ class Outbox:
         moved = [one for one in ranges if self._ranges.get(one.id) != one]
         if not moved and status == self._status:
             return None
+        # A message may be lost. The next Sync repeats everything, so nothing is sent twice for that reason.
         self._ranges |= {one.id: one for one in moved}
         self._status = status
         return moved

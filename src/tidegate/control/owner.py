@@ -155,6 +155,7 @@ class Owner:
             for new in ranges
             if (one := before.get(new.id)) is not None
         ), "tokens and incarnations rise"
+        # Other captures keep theirs: only this capture begins another incarnation.
         self._ranges = {span: one for span, one in before.items() if one.capture != capture}
         for new in ranges:
             self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
@@ -238,6 +239,8 @@ class Owner:
         took effect.
         """
         self.resolved_sent = max(self.resolved_sent, resolved_journal)
+        # An interrupted operation may have happened. Only the journal says so, and it is read before
+        # anything is sent.
         self._out = max(self._out, resolved_journal, ddl_journal)
         self.barrier.switch_ts = self._partitions_asked = 0
         self._repartitions = False
@@ -270,6 +273,7 @@ class Owner:
             if known is None:
                 counts = False
                 continue
+            # A late report may be lower, but rows that were durable once stay durable.
             if one.checkpoint_ts > known.checkpoint:
                 known.checkpoint, self._least = one.checkpoint_ts, None
             known.resolved = max(one.resolved_ts, known.resolved)
@@ -292,6 +296,7 @@ class Owner:
     def _find_gap(self) -> Span | None:
         at = self.wanted.start
         for span in sorted(self._ranges, key=lambda one: one.start):
+            # A gap. Ranges are in order of their starts, so no later one can fill it.
             if span.start > at:
                 break
             if span.end == b"" or (self.wanted.end and span.end >= self.wanted.end):
@@ -331,12 +336,15 @@ class Owner:
         self._hold_for_repartition()
         self._advance()
         effects: list[Effect] = []
+        # After `_advance`: the checkpoint that may be announced must include the last reports.
         send = self._send(now)
         if send is not None:
             self._turn(OnOutlet.SENT)
             effects.append(send)
         persist_due = now >= self._last_persist + self._persist_pause or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
+            # One write at a time: two under way could arrive in the other order, and the stored checkpoint
+            # would fall.
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
         if (
@@ -417,6 +425,7 @@ class Owner:
         if not self._may_send:
             return None
         batch, durable = self.barrier.next, min(self.durable, self.agreed_to)
+        # DDL before Resolved: the cap keeps the checkpoint below this DDL until it is durable.
         if batch is not None and durable >= batch.finished_ts:
             return SendDdl(batch)
         switch_ts = self.barrier.switch_ts
@@ -434,6 +443,7 @@ class Owner:
         batch = self.barrier.lift(finished_ts)
         self._turn(OnOutlet.DONE)
         self._persist_now = True
+        # The next Resolved is due at once, because readers wait for one that covers the DDL.
         self._last_resolved = float("-inf")
         return batch
 

@@ -46,6 +46,8 @@ class Weights:
         if not weights.any():
             weights = np.ones_like(weights)
         _, exponent = math.frexp(float(weights.sum()))
+        # The sum of the floats is below 2**exponent, so the sum of the integers is about 2**60 at most, and
+        # rounding cannot bring it to 2**63.
         scaled = np.rint(np.ldexp(weights, WEIGHT_BITS - exponent)).astype(np.int64)
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(scaled)])
         return cls(sums.tolist(), sums)
@@ -92,6 +94,8 @@ class Weights:
         `least`: from 1 to the sum of all weights.
         """
         sums = self.array[first : end + 1]
+        # For each start the shortest part that is heavy enough. The sums are ascending and at most 2**60,
+        # so adding `least` does not overflow.
         ends = np.searchsorted(sums, sums + least)
         starts = np.flatnonzero(ends < len(sums))
         if not len(starts):
@@ -108,9 +112,13 @@ def optimum(weights: Weights, parts: int) -> int:
     exact.
     """
     heaviest, mean = int(weights.each.max()), weights.total // parts
+    # `high` always fits: a greedy part ends only if the next weight does not fit, so it weighs more than
+    # `mean`.
     low, high = max(heaviest, mean), heaviest + mean + 1
     while low < high:
         fits, value = _fill(weights, parts, (low + high) // 2)
+        # `value` is at most the bound that was tried if it fits, and above it otherwise. So the interval
+        # always shrinks.
         low, high = (low, value) if fits else (value, high)
     return high
 
@@ -144,12 +152,14 @@ def even_cuts(weights: Weights, parts: int, bound: int) -> list[int]:
     from_here = [count]
     """from_here[n] is the least index from which n parts can hold all the rest."""
     for _ in range(parts):
+        # From the end backwards: how much the last n parts can hold at most.
         from_here.append(bisect_left(sums, sums[from_here[-1]] - bound, 0, from_here[-1]))
     cuts = [0]
     for later in range(parts - 1, 0, -1):
         at = cuts[-1]
         mean = (sums[-1] - sums[at]) // (later + 1)
         low = max(at + 1, from_here[later])
+        # `count - later` leaves at least one weight to each later part.
         high = min(bisect_right(sums, sums[at] + bound, at) - 1, count - later)
         cuts.append(min(max(_nearest(sums, sums[at] + mean, at), low), high))
     return cuts

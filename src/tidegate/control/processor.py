@@ -124,6 +124,8 @@ class Processor:
         """Follow a Dispatch from now on. If the last one had the same goal, repeat its response."""
         before, self.dispatch = self.dispatch, dispatch
         if before is None or Goal.of(before) != Goal.of(dispatch):
+            # Reports of the last goal say nothing about the ranges of the new one, which the sink's own
+            # records give.
             self._reported.clear()
             self._outbox.begin_goal()
         else:
@@ -212,6 +214,7 @@ class Processor:
             for name in batch.removed:
                 self.spans.remove(name)
             for task in filter(self.holds, batch.added):
+                # The pipeline may have reported the span before this DDL was passed here.
                 self.spans.add(task, max(task.start_ts, self._reported.get(task.id, 0)))
             found.append(batch)
         return found

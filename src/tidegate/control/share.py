@@ -113,6 +113,7 @@ def handed(
     keys, weights = _inside(wanted, pieces)
     captures = list({**before, taker: ()})
     held, number = _holders(keys, captures, before), captures.index(taker)
+    # A piece that begins before `wanted` is known by the first key of `wanted`, as in `_inside`.
     held[[bisect_right(keys, max(piece.span.start, wanted.start)) - 1 for piece in given]] = number
     held[held == NOBODY] = number
     return _spans(wanted, keys, captures, Holding.of(weights, len(captures), held))
@@ -156,6 +157,8 @@ def _givers(span: Span, old: Sequence[tuple[Span, str]]) -> Iterator[tuple[Span,
     for had, giver in islice(old, first, None):
         part = had.intersect(span)
         if part is None:
+            # The ranges are in order, so no later one can meet the span. An earlier one may only end before
+            # it.
             if had.start >= span.start:
                 break
             continue
@@ -238,6 +241,7 @@ def _holders(
     for number, span in ranges:
         first, end = _within(keys, span)
         holders[first:end] = number
+    # Second, because a capture with the first key of a piece goes before one with another part of it.
     for number, span in ranges:
         piece = bisect_right(keys, span.start) - 1
         if piece >= 0 and holders[piece] == NOBODY:
@@ -247,6 +251,7 @@ def _holders(
 
 def _spans(wanted: Span, keys: Sequence[bytes], captures: Sequence[str], holding: Holding) -> Shares:
     """The ranges of a holding: each from the first key of a run to the first key of the next run."""
+    # The first run begins at the first wanted key, even if no piece does. So the ranges leave no gap.
     cuts = [wanted.start, *(keys[first] for first in holding.firsts[1:]), wanted.end]
     ranges: dict[int, list[Span]] = {}
     for (start, end), holder in zip(pairwise(cuts), holding.holders, strict=True):

@@ -80,10 +80,14 @@ class UpstreamTime:
 
     def _moved(self, physical_ms: int, now: float, before_ms: int, before: float) -> list[Remark]:
         passed, moved = _ms(now - before), physical_ms - before_ms
+        # Compared with the last answer, not with the last moment in step: a jump is one step.
         if moved - passed > JUMP_MS:
             self._in_step, self.stands = (physical_ms, now), False
             return [Jumped(moved - passed)]
+        # Summed since both last moved together, because a clock that stands differs by little from answer
+        # to answer.
         behind = _ms(now - self._in_step[1]) - (physical_ms - self._in_step[0])
+        # Half the pace counts as advancing, because answers may come late.
         if 2 * moved >= passed:
             was, self.stands = self.stands, False
             self._in_step = (physical_ms, now)

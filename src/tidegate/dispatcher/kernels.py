@@ -143,6 +143,7 @@ def hash_rows(row_count: int, rows: Rows, by: Hashing, out: int) -> int:
             position = load_i64(entry + C_POSITION)
             size = I64(load_i32(sizes + 4 * position))
             if size < 0:
+                # XOR, as in TiCDC: the order of columns does not matter.
                 state ^= load_i64(entry + C_NULL)
                 continue
             form = load_i64(entry + C_FORM)
@@ -175,6 +176,7 @@ def keys_differ(row_count: int, rows: Rows, columns: int, column_count: int, out
                 old_size = I64(load_i32(rows.old_sizes + 4 * cell))
                 new = load_i64(rows.new_words + 8 * cell)
                 old = load_i64(rows.old_words + 8 * cell)
+                # Also true if one of them is NULL, whose size is negative.
                 if new_size != old_size:
                     differs = 1
                 elif new_size >= 0 and load_i64(column + K_POINTERS) == 0:

@@ -219,6 +219,8 @@ class EtcdClient:
         if code not in ELSEWHERE:
             return InvalidInput("etcd refuses a request.", where=address, why=f"{code.name}: {details}")
         with self._lock:
+            # Several calls may fail here at once. Only the first one moves on, as two of them could come
+            # back to it.
             if self.endpoints[self._at % len(self.endpoints)] == address:
                 self._at += 1
         kind = DatabaseFull if DATABASE_FULL in details else Unanswered

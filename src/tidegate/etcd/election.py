@@ -55,7 +55,9 @@ class Election:
     def owner(self) -> Candidate | None:
         """The current owner; None: there is no candidate."""
         prefix = self._prefix.encode()
+        # `0` is the character after `/`, so this is the range of all keys with the prefix.
         found = self._client.range(prefix, prefix[:-1] + b"0").kvs
+        # The create revision does not change when a value is written again, so a candidate keeps its place.
         least = min(found, key=lambda kv: int(kv.create_revision), default=None)
         if least is None:
             return None
@@ -73,6 +75,8 @@ def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
     put = pb.RequestOp(request_put=pb.PutRequest(key=key.encode(), value=value, lease=lease))
     look = pb.RequestOp(request_range=pb.RangeRequest(key=key.encode()))
     request = pb.TxnRequest(compare=[absent], success=[put], failure=[look])
+    # The answer may be lost after the key was made. The retry then finds it with our own lease, and
+    # succeeds.
     answer = client.until_answered(lambda: client.try_txn(request))
     if answer.succeeded:
         return

@@ -180,6 +180,7 @@ def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:
 
 def _done_at(writes: Sequence[Put | Delete], found: Mapping[str, KeyValue], now: int) -> int:
     """The revision at which these writes were applied; 0: they were not, or were overwritten since."""
+    # Deleted keys have no revision, so the present one stands for it.
     if not any(isinstance(write, Put) for write in writes):
         return now if not any(write.key in found for write in writes) else 0
     revisions = set()
@@ -192,6 +193,7 @@ def _done_at(writes: Sequence[Put | Delete], found: Mapping[str, KeyValue], now:
             return 0
         else:
             revisions.add(held.mod_revision)
+    # A transaction gives all its keys one revision. If they have several, some were written again after it.
     return revisions.pop() if len(revisions) == 1 else 0
 
 

@@ -59,6 +59,8 @@ def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:
     """
     path = _path(store, span_id, damage.file)
     with suppress(OSError, ValueError):
+        # First: a segment that was given up must not be reported again, because the owner would try in vain
+        # forever.
         lost = json.loads(path.read_bytes()).get("lost")
         if lost:
             return Fatal(damage.what, where=damage.where, why=lost["why"], fix=lost["fix"])
@@ -111,6 +113,7 @@ def _path(store: Path, span_id: str, file: str) -> Path:
 
 def _write(path: Path, body: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
+    # Many readers may report the same file at once, each under its own temporary name.
     partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     partial.write_text(json.dumps(body))
     partial.replace(path)

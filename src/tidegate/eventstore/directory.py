@@ -90,6 +90,7 @@ def encode(batches: Sequence[BatchTables]) -> bytes:
     ]
     body = b"".join(_filled(section.tobytes()) for section in sections)
     counts = len(batches), sum(entries), int(starts[-1])
+    # The CRC covers the head, too, with a CRC of 0 in it.
     crc = crc32c(body, crc32c(_HEAD.pack(_MAGIC, *counts, 0, 0)))
     return _HEAD.pack(_MAGIC, *counts, crc, 0) + body
 
@@ -115,6 +116,7 @@ class Directory:
             raise Damaged("the directory is cut off")
         magic, batches, entries, numbers, crc, zero = _HEAD.unpack_from(data)
         size = size_of(data)
+        # The size comes from bytes that are not verified yet, so it is compared before it is used.
         if (magic, batches, zero) != (_MAGIC, len(rows), 0) or size > len(data):
             raise Damaged("the directory does not begin as one")
         head = bytes(data[:_CRC_AT]) + bytes(_HEAD.size - _CRC_AT)
@@ -140,6 +142,8 @@ class Directory:
         self.kinds: U8 = found[4]
         self.numbers: U16 = found[5]
         self._rows = np.array(rows, dtype=np.int64)
+        # The CRC proves the bytes, but not that they belong to this segment. The kernels follow these
+        # numbers.
         self._check()
 
     def _check(self) -> None:
@@ -172,6 +176,8 @@ class Directory:
             found = self.ids == wanted[0]
         else:
             at = np.searchsorted(wanted, self.ids)
+            # An id above all wanted ones has the index behind the last. The 0 there keeps the index valid,
+            # and the comparison below rejects it.
             found = np.append(wanted, 0)[at] == self.ids
             found &= at < len(wanted)
         return np.flatnonzero(found & (self.kinds == RECORD))
@@ -201,6 +207,7 @@ def read(descriptor: int, at: int, rows: Sequence[int]) -> Directory:
     head = os.pread(descriptor, _HEAD.size, at)
     if len(head) < _HEAD.size:
         raise Damaged("the directory is cut off")
+    # A damaged head may claim more bytes than the file has.
     left = os.fstat(descriptor).st_size - at
     return Directory(memoryview(os.pread(descriptor, min(size_of(head), left), at)), rows)
 

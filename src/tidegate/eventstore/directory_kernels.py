@@ -68,6 +68,7 @@ def _table_of(key: int, kind: int) -> int:
     """The table id of a key of class `kind`; 0 for a key of no table."""
     if kind == NONE:
         return 0
+    # TiDB writes signed ids with the sign bit inverted, so that keys sort as their ids do.
     return int(np.int64(np.uint64(load_be64(key + 1)) ^ _SIGN))
 
 
@@ -112,13 +113,16 @@ def group(line: I64, buckets: I32, ids: I64, kinds: U8, counts: I64, entry_of: U
         kind = _kind_of(key, end - begin)
         table = _table_of(key, kind)
         if entry < 0 or ids[entry] != table or kinds[entry] != kind:
+            # The product wraps around and may be negative. The mask makes an index of it all the same.
             bucket = (((table * 3 + kind) * _HASH) >> 32) & mask
             entry = buckets[bucket]
+            # It ends: at most half of the buckets are used.
             while entry >= 0 and (ids[entry] != table or kinds[entry] != kind):
                 bucket = (bucket + 1) & mask
                 entry = buckets[bucket]
             if entry < 0:
                 entry = found
+                # At most 65,536 entries, so their numbers fit the 16 bits of `entry_of`.
                 buckets[bucket] = found
                 ids[found], kinds[found], counts[found] = table, kind, 0
                 found += 1
@@ -142,6 +146,7 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
 
     Each step of a lane waits for the step before it, so two independent lanes keep the CPU busy.
     """
+    # The lanes are joined by an XOR. With equal starts an exchange of their words would give the same sum.
     left, right = state, ~state
     i = 0
     while i + 2 * _LANE <= size:
@@ -154,6 +159,8 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
     if i < size:
         last: Any = np.uint64(0)
         if size >= 8:
+            # Some of these bytes were summed already. That is cheaper than to read the rest byte by byte,
+            # and no read leaves the row.
             last = load_u64(at + size - 8)
         else:
             while i < size:
@@ -174,6 +181,7 @@ def _sum_row(line: I64, row: int) -> Any:
     key_size, value_size, old_size = key_end - key, value_end - value, old_end - old
     state = _mixed(SUM_START, load_u64(line[COMMIT] + 8 * row))
     state = _mixed(state, load_u64(line[START] + 8 * row))
+    # The sizes are part of the sum: a byte that moves from the value to the old value changes it.
     state = _mixed(state, np.uint64(key_size) << _HALF | np.uint64(load_u8(line[OP] + row)))
     state = _mixed(state, np.uint64(value_size) << _HALF | np.uint64(old_size))
     state = _mixed(state, _sum_bytes(SUM_START, line[KEY] + key, key_size))
@@ -196,6 +204,7 @@ def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> No
         entry = entry_of[row]
         numbers[cursors[entry]] = row
         cursors[entry] += 1
+        # Mixed and not added, so that rows in another order have another sum.
         sums[entry] = _mixed(sums[entry], _sum_row(line, row))
 
 
@@ -235,8 +244,11 @@ def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool,
         state, before = np.uint64(0), -1
         for at in range(directory.starts[entry], directory.starts[entry + 1]):
             row: Any = np.int64(directory.numbers[at])
+            # Ascending numbers: no row comes twice, and the order of the block is kept.
             if row <= before or row >= line[ROWS]:
                 return -1
+            # `describe` has checked the columns' lengths, but not the offsets in them: they come from bytes
+            # that may be damaged.
             if not (
                 _held(line[KEY_AT], row, limits[0])
                 and _held(line[VALUE_AT], row, limits[1])
@@ -245,6 +257,8 @@ def pick(line: I64, limits: I64, entries: I64, directory: Entries, proved: bool,
                 return -1
             begin, end = load_bounds(line[KEY_AT], row)
             key = line[KEY] + begin
+            # The key is compared although a sum covers it: with `proved` no sum is checked, and the
+            # directory may name wrong rows of a good batch.
             kind = _kind_of(key, end - begin)
             if kind != directory.kinds[entry] or _table_of(key, kind) != directory.ids[entry]:
                 return -1
@@ -296,6 +310,7 @@ def rows_of(batch: pa.RecordBatch, directory: Directory, entries: I64, *, proved
     count = pick(line, limits, entries, columns, proved, refs)
     if count < 0:
         return None
+    # A reference of block 0 is the row's number, so this is the order of the block.
     return refs if len(entries) == 1 else np.sort(refs)
 
 

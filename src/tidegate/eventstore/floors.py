@@ -123,6 +123,7 @@ class FloorReader:
             return before[2]  # a hundred changefeeds read the same page once or twice each
         entries = settled(mapped.entries)
         places = mapped.places
+        # A span was added or removed; only then is the index made again.
         if not np.array_equal(entries[:, 0], mapped.ids):
             places = self._remember(mapped, entries[:, 0].copy()).places
         found = Frontier(places, entries[:, 1].tolist(), entries[:, 2].tolist())
@@ -157,6 +158,7 @@ class FloorReader:
         if mapped is None:
             return Frontier({}, (), ())
         place = mapped.places.get(span_id)
+        # The entry may have been freed and taken by another span since the index was made.
         if place is None or _name(int(mapped.entries[place, 0])) != span_id:
             return self.read()
         entries = settled(mapped.entries[place : place + 1])
@@ -210,6 +212,7 @@ def settled(mapped: Entries) -> Entries:
             break
         found[wrong] = mapped[wrong]
         wrong = wrong[_checks(found[wrong]) != found[wrong, 3]]
+    # An entry that stays wrong is damaged. Free is the safe reading: the manifest's own ranges count.
     found[wrong] = 0
     return found
 
@@ -271,6 +274,8 @@ class FloorPage:
             if not given:
                 return
             fresh = sum(1 for span_id, _, _ in given if span_id not in self._places)
+            # A page that was deleted must be replaced: readers would never see what is written to the old
+            # file.
             if fresh > len(self._unused) or not self._is_there():
                 self._replace(fresh)
             places = [self._place(span_id) for span_id, _, _ in given]
@@ -284,8 +289,10 @@ class FloorPage:
             place = self._places.get(span_id)
             if place is None:
                 return
+            # The check of a free entry is 0 as well, so readers need no exception for it.
             self._entries[place] = 0
             self._write([place])
+            # After the write: if it fails, the span keeps its entry, and the call can be repeated.
             del self._places[span_id]
             self._unused.append(place)
 
@@ -307,6 +314,7 @@ class FloorPage:
         self._entries[places, 3] = _checks(self._entries[places])
         data = self._entries[: max(places) + 1].tobytes()
         with writing(self._path, keep=True):
+            # A short write is how a full disk shows when a part still fitted.
             if os.pwrite(self._file, data, 0) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self._durable == "fsync":
@@ -329,6 +337,7 @@ class FloorPage:
         entries = np.zeros((count, 4), dtype="<u8")
         entries[: len(self._entries)] = self._entries
         entries[0, :2] = (_MAGIC, _FORMAT)
+        # The other checks are still right: entries move to the new file unchanged.
         entries[0, 3] = _checks(entries[:1])[0]
         replace_file(self._path, entries.tobytes(), self._durable)
         if self._file >= 0:

@@ -116,6 +116,8 @@ def _collect(table: I64, after: np.uint64, upto: np.uint64, ts: U64, refs: I64, 
 @inline
 def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> None:
     """Sort (ts, refs) by ts, stable; the result is in `ts` and `refs`."""
+    # Traffic of a second has only some 28 bits that differ. Sorting the distance from the least ts skips
+    # the others.
     low, high, ascending = ts[0], ts[0], True
     for i in range(1, count):
         ascending = ascending and ts[i] >= ts[i - 1]
@@ -124,6 +126,7 @@ def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> No
         return
     histogram = np.empty(_BUCKETS, dtype=np.int64)
     shift = 0
+    # Six passes cover 64 bits. After them the shift would be 66, which is undefined.
     while shift < 64 and (high - low) >> np.uint64(shift) > np.uint64(0):
         histogram[:] = 0
         for i in range(count):
@@ -135,6 +138,7 @@ def _radix(ts: U64, refs: I64, spare_ts: U64, spare_refs: I64, count: int) -> No
             total += here
         for i in range(count):
             digit = ((ts[i] - low) >> np.uint64(shift)) & np.uint64(_BUCKETS - 1)
+            # Rows of the same digit keep their order, which is what makes the passes before this one count.
             to = histogram[digit]
             histogram[digit] = to + 1
             spare_ts[to] = ts[i]
@@ -188,6 +192,7 @@ def _sort_group(table: I64, refs: I64, spare: I64, first: int, end: int) -> None
         start = first
         while start < end:
             middle, stop = min(start + width, end), min(start + 2 * width, end)
+            # A transaction whose rows arrived in order costs one comparison for each pair of runs.
             if middle < stop and _compare_in_ts(table, refs[middle - 1], refs[middle]) > 0:
                 _merge_runs(table, refs, spare, start, middle, stop)
                 refs[start:stop] = spare[start:stop]
@@ -227,6 +232,8 @@ def sort(
         if end - first > 1:
             _sort_group(table, refs, spare_refs, first, end)
         for i in range(first, end):
+            # The first row of a group is always written, so refs[out - 1] is of the same group. `out` is at
+            # most `i`, so nothing that is still needed is overwritten.
             if i > first and _compare_in_ts(table, refs[out - 1], refs[i]) == 0:
                 continue
             ts[out] = ts[i]
@@ -263,6 +270,7 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
         best = -1
         best_ref = 0
         for block in range(table.shape[0]):
+            # Its next row is unknown and may be the least, so nothing more can be chosen.
             if cursors[block] >= ends[block]:
                 return count
             ref = (block << BLOCK_SHIFT) | cursors[block]
@@ -274,6 +282,7 @@ def merge(table: I64, cursors: I64, ends: I64, refs: I64) -> int:
                 best, best_ref = block, ref
         spent = False
         for block in range(table.shape[0]):
+            # A sorted block has each change once, so comparing its next row is enough.
             if block != best and _before(table, (block << BLOCK_SHIFT) | cursors[block], best_ref) == 0:
                 cursors[block] += 1
                 spent = spent or cursors[block] >= ends[block]
@@ -302,6 +311,7 @@ def measure(table: I64, refs: I64, first: int, end: int, limit_bytes: int, sizes
             _size(table, refs[i], VALUE_AT),
             _size(table, refs[i], OLD_AT),
         )
+        # A row that is larger than the limit makes a block of its own; otherwise it would never be read.
         if i > first and keys + values + olds + k + v + o > limit_bytes:
             break
         keys, values, olds = keys + k, values + v, olds + o
@@ -359,6 +369,7 @@ def describe(batch: pa.RecordBatch) -> I64:
         assert rows == 0 or values.size >= (column.offset + rows) * width, (
             "a column is shorter than its block"
         )
+        # The offset of a slice goes into the address, so the kernels know nothing of slices.
         line[COMMIT + position] = address(values) + column.offset * width
     for position, index in enumerate((3, 4, 5)):
         column = batch.column(index)
@@ -367,6 +378,7 @@ def describe(batch: pa.RecordBatch) -> I64:
             "offsets are shorter than their block"
         )
         line[KEY_AT + 2 * position] = address(offsets) + column.offset * 4
+        # 0 if the column has no bytes. Then no offset leads into it.
         line[KEY + 2 * position] = address(data)
     return line
 

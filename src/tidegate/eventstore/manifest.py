@@ -163,6 +163,7 @@ def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[Regio
             found.append(each)
     if len(found) <= most:
         return tuple(found)
+    # Joining at the smallest ts claims less than is known, never more.
     step = -(-len(found) // most)
     groups = [found[i : i + step] for i in range(0, len(found), step)]
     least = [RegionRange(g[0].start, g[-1].end, min(r.resolved for r in g)) for g in groups]
@@ -236,6 +237,7 @@ def _change(old: Manifest, new: Manifest) -> bytes:
     """The record that turns the old manifest into the new one."""
     body: dict[str, Any] = {}
     floor = new.resolved
+    # A floor is a few bytes, the ranges may be thousands.
     if old.with_resolved(floor).ranges == new.ranges:
         body["floor"] = floor
     else:
@@ -264,6 +266,7 @@ def _changed(manifest: Manifest, segments: list[Any], changes: Iterable[bytes]) 
     for each in changes:
         body = orjson.loads(each)
         if "floor" in body:
+            # Only the highest counts, and a later `ranges` replaces all floors before it.
             floor = max(floor or 0, body["floor"])
         else:
             ranges, floor = _ranges_from_json(body["ranges"]), None
@@ -292,6 +295,7 @@ class ManifestFile:
 
     def write(self, manifest: Manifest) -> int:
         """Write the folder's manifest; returns the version it has now. Raises DiskFull."""
+        # If the write fails, it is unknown how much of it is in the file, so the next write is a base.
         old, self._written = self._written, None
         if old is None or self._file.wants_base:
             version = self._file.begin(_base(manifest))
@@ -316,6 +320,8 @@ class ManifestReader:
     def read(self) -> Manifest:
         """The manifest as it is now. Raises FileNotFoundError, Torn, or Fatal if its format is unknown."""
         known = self._known
+        # Before the content: if a record is appended in between, the next call sees another signature and
+        # reads again.
         status = self._path.stat()
         signature = (status.st_ino, status.st_size, status.st_mtime_ns)
         if known is not None and known[0] == signature:
@@ -324,6 +330,7 @@ class ManifestReader:
         found = reading.records
         if known is None or reading.whole:
             manifest, segments = _from_base(self._path, found[0])
+            # `records.read` raises Torn if there is no base, so the first record is one.
             found = found[1:]
         else:
             manifest, segments = known[2], list(known[2].segments)

@@ -31,9 +31,12 @@ def mergeable(
     for info in reversed(segments):
         if info.bytes < MERGE_BELOW and info.last_ts <= resolved and info.file not in but:
             chosen.append(info)
+        # Only neighbours: merging across a segment that stays would change the order of the list, which is
+        # that of their making.
         elif chosen:
             break
     weight = sum(s.bytes for s in chosen)
+    # `chosen` goes from the newest to the oldest, so the last one is the oldest.
     while len(chosen) >= MERGE_COUNT and 2 * chosen[-1].bytes > weight:
         weight -= chosen.pop().bytes
     return chosen[::-1] if len(chosen) >= MERGE_COUNT else []

@@ -98,6 +98,8 @@ def _open_segments(
                     break
         else:
             try:
+                # After all files are open: the check reads the floor, and a floor that was withdrawn before
+                # the files were opened is noticed.
                 store_view.check(store, span_id, manifest, after, upto, wanted)
             except store_view.Unresolved:
                 if attempt == store_view.READ_ATTEMPTS:
@@ -155,6 +157,7 @@ def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
     group: list[Segment] = []
     reach = -1
     for segment in sorted(segments, key=lambda s: s.info.min_ts):
+        # Equal ts overlap, because the rows of one commit_ts may be in both.
         if group and segment.info.min_ts > reach:
             yield group
             group = []
@@ -183,6 +186,7 @@ def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) ->
     """The wanted tables' rows of some batches, verified; a batch with a single table is not copied."""
     directory = segment.directory
     entries = directory.entries_of(wanted)
+    # Entries are numbered batch after batch, so `first` cuts the wanted ones by batch, too.
     cuts = np.searchsorted(entries, directory.first).tolist()
     for index in indexes:
         chosen = entries[cuts[index] : cuts[index + 1]]
@@ -192,6 +196,8 @@ def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) ->
             yield segment.batch(index)
             continue
         rows = int((directory.starts[chosen + 1] - directory.starts[chosen]).sum())
+        # Every byte that goes out is verified by one of the two: the batch's CRC, or the sums of its
+        # entries.
         proved = rows * SCATTERED >= segment.info.blocks[index].rows
         batch = segment.batch(index) if proved else segment.unproved(index)
         refs = directory_kernels.rows_of(batch, directory, chosen, proved=proved)
@@ -217,6 +223,7 @@ def _merge(
         ends = np.array([batch.num_rows for _, batch in heads], dtype=np.int64)
         table = kernels.table_of([kernels.describe(batch) for _, batch in heads])
         refs = np.empty(max_rows, dtype=np.int64)
+        # It stops as soon as one source needs its next batch, even if `refs` is not full.
         count = kernels.merge(table, cursors, ends, refs)
         first = 0
         while first < count:

@@ -88,8 +88,10 @@ def read(path: Path, seen: Seen | None = None) -> Reading:
         data = file.read()
     records, end = _split(data)
     torn = end < len(data)
+    # An append never follows a bad record, so good records behind it prove that the bad one was whole once.
     if torn and _any_behind(data, end):
         raise _torn(path, at + end, "the CRC32C of a record does not match, and good records follow")
+    # A base is renamed into place complete, so no crash explains its absence.
     if not same and not records:
         raise _torn(path, at, "its CRC32C does not match its bytes")
     before = seen.count if seen is not None and same else -1
@@ -136,6 +138,7 @@ def _any_behind(data: bytes, bad: int) -> bool:
     """Whether a good record begins behind the bad one at offset `bad`; records begin at multiples of 8."""
     lengths = np.frombuffer(data, "<u4", count=(len(data) - bad) // 8 * 2, offset=bad)[::2].astype(np.int64)
     left = len(data) - bad - 8 * np.arange(len(lengths)) - _RECORD.size
+    # The lengths are filtered all at once, and only the plausible places cost a CRC.
     plausible = np.flatnonzero((lengths > 0) & (lengths <= left))
     return any(_record_at(data, bad + 8 * int(place)) is not None for place in plausible if place)
 
@@ -166,12 +169,15 @@ class RecordFile:
 
     def append(self, record: bytes) -> int:
         """Append a record; returns the new version. Raises DiskFull; then the next write must be a base."""
+        # Set again only after the write: behind a record that was cut off nothing may be appended.
         seen, self._seen = self._seen, None
         assert seen is not None, "a base is due"
         data = _framed(record)
         with writing(self._path, keep=True):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
+                # One write call: readers see a prefix of the record or all of it, and they stop at a
+                # prefix.
                 if os.write(descriptor, data) < len(data):
                     raise OSError(errno.ENOSPC, _FULL)
                 if self._durable == "fsync":

@@ -38,6 +38,7 @@ def proven(store: Publisher, folder: Path, span: Span, span_id: str) -> Manifest
     try:
         manifest = load_manifest(folder)
     except FileNotFoundError:
+        # Without a floor no reader knows the span, so it is new and nothing is lost.
         if store.published(span_id)[0]:
             say("its manifest is not there", 0)
         return empty
@@ -49,6 +50,7 @@ def proven(store: Publisher, folder: Path, span: Span, span_id: str) -> Manifest
         return empty
     published, version = store.published(span_id)
     reach = manifest.resolved
+    # A floor of another version is about rows that this manifest may not name.
     if version == manifest.version:
         reach = max(reach, published)
     if reach < published:
@@ -56,6 +58,7 @@ def proven(store: Publisher, folder: Path, span: Span, span_id: str) -> Manifest
     manifest = manifest.with_resolved(reach)
     bad = [s for s in manifest.segments if not _is_whole(folder, s)]
     if bad:
+        # The least row of a bad segment and all that follow are pulled again.
         reach = min(reach, *(s.min_ts - 1 for s in bad))
         say(f"{len(bad)} segments are missing or cut off, the first is {bad[0].file}", reach)
         manifest = manifest.cut_back(reach)

@@ -27,10 +27,12 @@ def beyond(blocks: Iterable[pa.RecordBatch], past: Place) -> Iterator[pa.RecordB
     """The rows of sorted blocks that come after a place; blocks are sliced, not copied."""
     blocks = iter(blocks)
     for block in blocks:
+        # The last row decides for the whole block, because blocks are sorted.
         if place_of(block, block.num_rows - 1) <= past:
             continue
         first = bisect_right(range(block.num_rows), past, key=lambda row: place_of(block, row))
         yield block.slice(first)
+        # All later blocks come after the place, so no row of them is compared.
         yield from blocks
 
 

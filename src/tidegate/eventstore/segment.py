@@ -187,6 +187,8 @@ def write(
         with pa.OSFile(str(path), "wb") as sink:
             with pa.ipc.new_file(sink, schema) as writer:
                 for batch in batches:
+                    # Everything about a batch is taken before the next one is requested, because both may
+                    # share memory.
                     blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
                     if index is not None:
                         tables.append(index(batch))
@@ -241,6 +243,8 @@ class Segment:
         self._directory: Directory | None = None
         with self._path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            # An empty file cannot be mapped. A length that differs is cheap to find here; wrong bytes are
+            # found by each batch's CRC.
             if size != info.bytes or size == 0:
                 raise self._corrupt(0, f"the file has {size} bytes, the manifest says {info.bytes}")
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -280,6 +284,7 @@ class Segment:
             found = self._reader.get_batch_with_custom_metadata(index)
             batch, metadata = found.batch, found.custom_metadata
             expected = metadata[b"crc32c"].decode() if metadata is not None else ""
+            # The CRC covers the buffers, not Arrow's header, from which the rows and nulls come.
             if not _plain(batch, self.info.blocks[index].rows):
                 raise ValueError("it has other rows than the manifest says, or nulls")
         except _UNREADABLE as error:

@@ -113,6 +113,7 @@ class SpanFiles:
 
     def resolve(self, resolved: Timestamp) -> None:
         """Claim another resolved ts, with the manifest on disk."""
+        # Last, because readers that see the new claim must find its rows in the manifest.
         self.claim = (resolved, self.claim[1])
 
     def is_behind(self, resolved: Timestamp) -> bool:
@@ -143,6 +144,7 @@ class SpanFiles:
             return []
         except DamagedSegment as found:
             damage.met(self._store.folder, self._id, found)
+            # Otherwise every seal would read the damaged file again.
             self._unmerged = {s.file for s in chosen}
             return []
         place = self.manifest.segments.index(chosen[0])
@@ -168,8 +170,10 @@ class SpanFiles:
         except DiskFull as error:
             self._store.filled(error)
             known = {s.file for s in self.manifest.segments}
+            # The manifest on disk still names the others, so their files stay.
             self._old = [s for s in self._old if s.file not in known]
             raise
+        # The files go last: until the new manifest is on disk, readers and a restart use the old one.
         self.manifest, self.is_dirty = manifest, False
         self._recorded = manifest.resolved
         self.claim = (self.claim[0], version)
@@ -191,6 +195,8 @@ class SpanFiles:
         first = self.manifest.next_file
         named = [replace(info, file=_file_name(first + i)) for i, info in enumerate(taken)]
         for old, new in zip(taken, named, strict=True):
+            # Before the manifest names them. After a crash in between `_recover` removes them, because
+            # no manifest does.
             (pulled._folder / old.file).rename(self._folder / new.file)
         if self._durable == "fsync":
             segment.sync(self._folder)
@@ -238,6 +244,7 @@ class SpanFiles:
         parts = [*self._good(info, damage.batches), *pulled]
         batches = list(reader.merged(parts, info.min_ts - 1, info.last_ts))
         rows: int = sum(b.num_rows for b in batches)
+        # With `valid_to` the number of rows that count is not known, so it cannot be compared.
         if info.valid_to is None and rows < info.rows:
             return info.rows - rows
         fresh: tuple[SegmentInfo, ...] = ()

@@ -90,6 +90,7 @@ class EventStore:
         self.keep_free = keep_free
         self.kv_mode: str = kv_mode
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Before anything is read: another process may be writing.
         self._lock_file = _lock(self.folder / "lock")
         try:
             refuse_old_form(self.folder)
@@ -146,6 +147,7 @@ class EventStore:
         with self._open_lock:
             found = self._spans.get(name)
             if found is None:
+                # Within `_open_lock`, because two stores of one span would both write its manifest.
                 found = SpanStore(self, span)
                 self.charge(disk=-self._closed_disk.pop(name, 0))
                 with self._lock:
@@ -183,12 +185,16 @@ class EventStore:
         """
         with self._publish_lock:
             with self._lock:
+                # Emptied before the claims are read: a span that moves from here on is in the new
+                # dictionary, and is published next time.
                 moved, self._moved = self._moved, {}
             claims = [(span.id, *span.claim) for span in moved.values()]
             try:
+                # A claim of 0 was withdrawn, and the page says so already.
                 self._floors.put(claim for claim in claims if claim[1] > 0)
             except DiskFull as error:
                 with self._lock:
+                    # Nothing is lost: spans that moved meanwhile stay, and the others come back.
                     self._moved = moved | self._moved
                 self.filled(error)
                 raise
@@ -249,6 +255,7 @@ class EventStore:
         """
         while self._held > self.memory_bytes:
             largest = max(self.open_spans(), key=lambda s: s.pending_bytes)
+            # Callers may charge memory that is no span's, so there may be nothing to spill.
             if largest.pending_bytes == 0:
                 return
             try:
@@ -322,6 +329,7 @@ class EventStore:
             if not path.exists():
                 with writing(path):
                     path.write_bytes(bytes(RESERVE_BYTES))
+            # One span: if its rows fit, the disk has room again, and the others follow as they seal.
             if self._full and self._held:
                 max(self.open_spans(), key=lambda s: s.pending_bytes).spill()
             self._full = ""

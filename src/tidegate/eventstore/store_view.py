@@ -91,6 +91,7 @@ def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
     within = stripe_ids(manifest.span)
     for part in sorted(manifest.ranges, key=lambda r: r.resolved):
         ids = ids_touched(part.start, part.end, within)
+        # Parts are visited from the lowest ts on, so the first that touches a wanted table is the answer.
         if (bits >> max(0, ids.start - first)) & ((1 << len(ids)) - 1):
             return part.resolved
     return manifest.resolved
@@ -111,6 +112,7 @@ def lifted(
     found: dict[str, Timestamp] = {}
     for span_id, tables in wanted.items():
         floor = frontier.get(span_id, 0)
+        # The cheap test first: most stripes are close to the present, and their manifests need not be read.
         if 0 < floor < now - BEHIND and (manifest := manifest_of(span_id)) is not None:
             reach = reach_of(manifest, tables)
             if reach > floor:
@@ -183,6 +185,7 @@ def check(
     if upto > reach and wanted is not None and (tables := wanted(span_id)) is not None:
         reach = max(reach, reach_of(manifest, tables))
     folder = Path(store) / span_id
+    # An empty range needs no rows, so it is never refused.
     if after < manifest.dropped_to and upto > after:
         raise Retryable(
             "the event store no longer has the changes asked for",
@@ -253,6 +256,7 @@ def _tables_of(folder: Path, info: SegmentInfo, first: int) -> int:
     """The tables of which a segment has rows, as a bit mask; -1 (all bits) if the segment cannot be read."""
     try:
         ids = tables_in(folder, info).records
+    # All bits: to read for nothing is safe, to leave rows out is not.
     except (DamagedSegment, FileNotFoundError):
         return -1
     return sum(1 << table - first for table in ids.tolist() if table >= first)

@@ -80,12 +80,15 @@ class Waiting:
         gone, fresh, freed = set(), [], 0
         for held, count in zip(chosen, taken.tolist(), strict=True):
             held.rows -= count
+            # Each copy is less than half of its block, so a row is copied only a few times.
             if held.rows * 2 < held.batch.num_rows:
                 gone.add(id(held))
                 freed += held.bytes
             if 0 < held.rows * 2 < held.batch.num_rows:
                 fresh += [Block.of(batch) for batch in _beyond(held, upto)]
+        # By identity, because `append` may have added blocks since `upto` chose these.
         with self._lock:
+            # By identity, because `append` may have added blocks since `upto` chose these.
             self._blocks = [p for p in self._blocks if id(p) not in gone] + fresh
         return sum(p.bytes for p in fresh) - freed
 

@@ -75,6 +75,7 @@ class Backoff:
         curve = CURVES[cause]
         flat = min(curve.cap_ms, curve.base_ms << min(attempt, 20))
         wait_ms = max(1, at_least_ms, round(flat * (0.5 + self._random.random())))
+        # The last wait takes what is left, so an attempt follows it before the operation gives up.
         wait_ms = min(wait_ms, self._left_ms)
         self._left_ms -= wait_ms
         return wait_ms / 1000

@@ -61,6 +61,8 @@ class Messages:
                 more = part[: whole - have]
                 self._body += more
                 part = part[len(more) :]
+                # If only the prefix is there, the size is known from here on: go on, unless the message is
+                # empty.
                 if len(self._body) < whole or (whole == _PREFIX.size and self._size(self._body)):
                     continue
                 body, self._body = self._body, bytearray()

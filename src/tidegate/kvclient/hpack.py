@@ -51,6 +51,7 @@ def _codes() -> dict[tuple[int, int], int]:
     code = length = 0
     found = {}
     for bits, symbol in sorted((bits, symbol) for symbol, bits in enumerate(_CODE_LENGTHS)):
+        # Canonical: the first code of a length follows the last shorter one, with zeros appended.
         code, length = code << (bits - length), bits
         found[length, code] = symbol
         code += 1
@@ -117,6 +118,7 @@ def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
     value, at, shift = block[at] & limit, at + 1, 0
     if value < limit:
         return value, at
+    # Both bounds matter: groups of zeros do not make the value larger, but the block ends.
     while at < len(block) and value < INTEGER_MAX:
         byte, at = block[at], at + 1
         value += (byte & 0x7F) << shift
@@ -144,6 +146,7 @@ def _huffman(data: bytes) -> bytes:
     for byte in data:
         for shift in range(7, -1, -1):
             code, length = code << 1 | (byte >> shift & 1), length + 1
+            # No code is the beginning of another one, so the first match is the symbol.
             symbol = _SYMBOLS.get((length, code))
             if symbol is None:
                 continue
@@ -151,6 +154,7 @@ def _huffman(data: bytes) -> bytes:
                 raise MalformedError("the end's code inside a string")
             out.append(symbol)
             code = length = 0
+    # Padding of more than 7 bits, or of other bits than ones, is an error (RFC 7541, 5.2).
     if length > 7 or code != (1 << length) - 1:
         raise MalformedError("a string that ends inside a code")
     return bytes(out)

@@ -156,6 +156,8 @@ class Call:
 
     def grant(self) -> None:
         """Let the peer send as much again as was received; without this it stops after a window."""
+        # A grant for each message would cost two frames each. Below a quarter the peer still has three
+        # quarters of its window.
         if self._owed >= WINDOW_BYTES // 4 and self.end is None:
             self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
             self._put(Kind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
@@ -180,6 +182,8 @@ class Call:
         messages: list[bytes] = []
         if self._input:
             self._input += data
+            # The view below locks the old buffer, and a locked one cannot grow. So the rest goes into a new
+            # one.
             data, self._input = self._input, bytearray()
         view = memoryview(data)
         at = 0
@@ -199,6 +203,8 @@ class Call:
             size = high << 8 | low
             if not self._may_come(kind, size, stream):
                 break
+            # Only such data is taken while its frame is incomplete. `_input` keeps the beginning of other
+            # frames, whose size `_may_come` has bounded.
             if kind == Kind.DATA and not flags & _PADDED:
                 at += _HEAD.size
                 self._owe(size)
@@ -230,6 +236,7 @@ class Call:
 
     def _may_come(self, kind: int, size: int, stream: int) -> bool:
         expected = _STREAMS.get(kind)
+        # Looked at first: what speaks HTTP/1 or TLS fails here, and not with a strange frame size.
         if not self._has_settings and kind != Kind.SETTINGS:
             self._finish(grpc.StatusCode.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
         elif size > FRAME_BYTES_MAX:
@@ -238,6 +245,7 @@ class Call:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} on stream {stream}")
         elif kind == Kind.DATA and not self._has_headers:
             self._finish(grpc.StatusCode.INTERNAL, "data before headers")
+        # The frames of a header block must follow each other without another frame (RFC 9113, 4.3).
         elif (self._block is not None) != (kind == Kind.CONTINUATION):
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} among headers, or without any")
         return self.end is None
@@ -251,6 +259,7 @@ class Call:
                     self._take(memoryview(_without_padding(payload, flags)), messages)
                     self._ended_frame()
                 case Kind.HEADERS:
+                    # The head counts as well, so that empty continuations without an end are bounded.
                     self._header_bytes += _HEAD.size + len(payload)
                     payload = _without_padding(payload, flags)
                     self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
@@ -291,6 +300,8 @@ class Call:
             ):
                 self._finish(grpc.StatusCode.INTERNAL, f"a setting {name} of {value}")
             elif name == _INITIAL_WINDOW_SIZE:
+                # This holds for the open stream, too. Its window may become negative (RFC 9113, 6.9.2);
+                # then `_fill` waits.
                 self._peer_stream += value - self._peer_initial
                 self._peer_initial = value
             elif name == _MAX_FRAME_SIZE:
@@ -311,6 +322,7 @@ class Call:
         last, code = _U32.unpack_from(payload)[0] & _WINDOW_MAX, _U32.unpack_from(payload, 4)[0]
         words = payload[8:].decode("utf-8", "replace")
         self._goes_away = f"the peer goes away with error code {code}" + (f": {words}" if words else "")
+        # A stream up to `last` goes on to its end. Only one above it was not processed.
         if last < _STREAM:
             self._finish(grpc.StatusCode.UNAVAILABLE, self._goes_away)
 
@@ -328,6 +340,7 @@ class Call:
         status = fields.get("grpc-status")
         encoding = fields.get("grpc-encoding", "identity")
         kind = fields.get("content-type", "application/grpc")
+        # Looked at first, because HTTP states are mapped only where no status of gRPC is given.
         if status is not None and is_last:
             code = _CODES.get(status, grpc.StatusCode.UNKNOWN)
             self._finish(code, unquote(fields.get("grpc-message", "")))

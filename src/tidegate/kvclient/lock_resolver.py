@@ -97,6 +97,7 @@ class LockResolver:
             if fate.pushed:
                 ignorable.append(start_ts)
             elif fate.live:
+                # At least 1, because 0 means that no lock blocks any more.
                 wait_ms = max(wait_ms, fate.ttl_ms, 1)
             else:
                 self.clear(start_ts, fate.commit_ts, [m.key for m in members], backoff)
@@ -122,6 +123,8 @@ class LockResolver:
             pushed = status is not None and caller_ts > 0 and status.action == kvrpcpb.MinCommitTSPushed
             ttl_ms = lock.lock_ttl if status is None else status.lock_ttl
             return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, ttl_ms, now), pushed=pushed)
+        # Neither committed nor rolled back for certain. To call it live only costs another look; to clear
+        # the lock could lose a write.
         if not status.commit_version and status.action not in DETERMINED:
             return Fate(live=True, ttl_ms=1)
         return Fate(commit_ts=status.commit_version)
@@ -166,8 +169,10 @@ class LockResolver:
                     "locks cannot be read", where=f"region {region.id}", why=response.error.abort.strip()
                 )
             locks = list(response.locks)
+            # Only ended transactions are remembered: a live one may end before the next page.
             live += self._clear_ended(locks, ended, backoff, now)
             if len(locks) == SCAN_LOCK_LIMIT:
+                # A full page may end inside the region, so the scan continues at the next possible key.
                 at = locks[-1].key + b"\x00"
             elif region.end_key == b"":
                 break
@@ -209,6 +214,8 @@ class LockResolver:
         status = self._check(lock, 0, now, backoff)
         if status is None or status.lock_ttl:
             left = _left_ms(lock.lock_version, status.lock_ttl if status else lock.lock_ttl, now)
+            # The primary's lock may live on although this claim has expired, or the other way round. Only
+            # if both are over is the claim removed.
             if left > 1 or not _expired(lock, now):
                 return left
         request = kvrpcpb.PessimisticRollbackRequest(
@@ -269,6 +276,8 @@ class LockResolver:
                 decided.append(response.commit_ts)
             locks.extend(response.locks)
 
+        # TiKV writes a rollback where a lock is missing, so a late prewrite fails and the result cannot
+        # change.
         secondaries = list(info.secondaries)
         self._requester.by_region(secondaries, backoff, send)
         if any(not lock.use_async_commit for lock in locks):

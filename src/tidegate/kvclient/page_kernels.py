@@ -20,6 +20,8 @@ FULL: Final = -2
 """The page has more pairs than there is room for."""
 _VARINT, _BYTES = 0, 2
 """The wire types of protobuf that a page uses."""
+_TAG_FIELD, _TAG_WIRE = U64(3), U64(7)
+"""A tag holds the field's number above its lowest three bits, which are the wire type."""
 _PAIRS, _REGION_ERROR, _ERROR = 2, 1, 3
 _PAIR_ERROR, _KEY, _VALUE = 1, 2, 3
 
@@ -47,12 +49,13 @@ def _field(at: int, end: int) -> tuple[Any, Any, Any]:
     tag, at = _varint(at, end)
     if at == 0:
         return i64(0), 0, 0
-    number, wire = i64(tag >> U64(3)), i64(tag & U64(7))
+    number, wire = i64(tag >> _TAG_FIELD), i64(tag & _TAG_WIRE)
     value, at = _varint(at, end)
     if at == 0:
         return i64(0), 0, 0
     if wire == _VARINT:
         return number, at, at
+    # Compared before it is added: a size near 2**64 would wrap the address around.
     if wire != _BYTES or value > U64(end - at):
         return i64(0), 0, 0
     return number, at, at + i64(value)
@@ -81,6 +84,8 @@ def take_pairs(
             return OTHER
         if number != _PAIRS:
             continue
+        # The columns need no such check: the fields of the message do not overlap, so the copies have at
+        # most `size` bytes.
         if n == room:
             return FULL
         key, key_size, value, value_size = 0, 0, 0, 0
@@ -89,6 +94,7 @@ def take_pairs(
             if part == 0 or part == _PAIR_ERROR:
                 return OTHER
             if part == _KEY:
+                # If a field comes twice, the last one counts, as in protobuf.
                 key, key_size = first, start - first
             elif part == _VALUE:
                 value, value_size = first, start - first

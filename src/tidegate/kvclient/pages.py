@@ -52,6 +52,8 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
             page, left = coming.result()
             if page.num_rows:
                 fitting = PAGE_BYTES * page.num_rows // max(page.nbytes, 1)
+                # At most four times as many: the estimate comes from one page, whose rows may be unusually
+                # small.
                 rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
             if left is not None:
                 coming = ahead.submit(_page, pd, snapshot, left, rows)
@@ -85,6 +87,7 @@ def columns_of(response: bytes, rows: int) -> pa.RecordBatch | None:
     """The pairs of a ScanResponse; None if it holds anything else, or more than `rows` pairs."""
     data = np.frombuffer(response, np.uint8)
     size = len(data)
+    # A column cannot have more bytes than the message.
     keys, values = buffer(size), buffer(size)
     key_ends, value_ends = np.empty(rows + 1, np.int32), np.empty(rows + 1, np.int32)
     n = take_pairs(

@@ -116,9 +116,11 @@ class PdCalls:
                 failure: TidegateError = unavailable(f"PD is unreachable ({method})", self.address, error)
             except Retryable as error:
                 failure = error
+            # The error of the call, not that of a wait, says what happened.
             if self._closed.is_set():
                 raise failure
             with self._lock:
+                # Whatever failed, another member may be the leader by now.
                 self._leader = None
             try:
                 wait = backoff.next(Cause.PD)
@@ -158,6 +160,8 @@ class PdCalls:
                 )
             self.known_cluster_id = cluster_id
             members = [address_of(url) for member in response.members for url in member.client_urls]
+            # The given addresses stay first: they may reach PD where the addresses that it names for itself
+            # do not.
             self._learned = [each for each in members if each not in self._endpoints][:MEMBERS_MAX]
             urls = list(response.leader.client_urls)
             leader = address_of(urls[0]) if urls else asked

@@ -104,6 +104,7 @@ class RegionCache:
             found = self._find(encoded)
         if found is not None:
             return found
+        # Without the lock, because PD may be slow and other keys are cached.
         loaded = self._load(encoded, b"", LOAD_REGIONS)
         with self._lock:
             if len(self._regions) + len(loaded) > MAX_REGIONS:
@@ -131,6 +132,7 @@ class RegionCache:
 
     def _insert(self, region: RegionInfo) -> None:
         known = self._at(region.id)
+        # PD may answer with an older state than a store has already reported.
         if known >= 0 and self._regions[known].epoch_version > region.epoch_version:
             return
         first = bisect_right(self._starts, region.start_key) - 1
@@ -138,6 +140,7 @@ class RegionCache:
             first += 1
         last = first
         while last < len(self._regions) and _overlaps(self._regions[last], region):
+            # Nothing is dropped yet: a newer neighbour proves that this answer is out of date.
             if self._regions[last].epoch_version > region.epoch_version:
                 return
             last += 1

@@ -58,6 +58,7 @@ class RegionRequester:
             with beginning(address):
                 response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
         except grpc.RpcError as error:
+            # Before `_store_failed`: the store is healthy, and a retry would fail in the same way.
             if is_too_large(error):
                 why = str(error.details()) if isinstance(error, grpc.Call) else ""
                 raise TooLarge(f"an answer to {method} is too large", where=address, why=why) from error
@@ -95,6 +96,7 @@ class RegionRequester:
         pending = list(keys)
         while pending:
             groups = self.pd.regions.group(pending)
+            # Regions may have been split or merged, so the keys that are left are grouped again.
             pending = []
             for region, members in groups:
                 try:
@@ -117,6 +119,7 @@ class RegionRequester:
             details = error.details() if isinstance(error, grpc.Call) else str(error)
             raise InvalidInput(f"the store refused {method}", where=address, why=str(details)) from error
         failure = unavailable(f"store {region.leader_store_id} is unreachable ({method})", address, error)
+        # The store may come back at another address, and the region may have another leader by now.
         self.pd.forget_store(region.leader_store_id)
         self.pd.regions.invalidate(region.id)
         try:

@@ -94,6 +94,7 @@ class Snapshot:
             except TooLarge as error:
                 if limit == 1:
                     raise _one_too_large(start, error) from error
+                # Remembered for later pages: neighbouring values are often of the same size.
                 self._page_max = limit // 2
                 continue
             errors = [p.error for p in response.pairs if p.HasField("error")]
@@ -112,6 +113,7 @@ class Snapshot:
         """The region of `start`, and the request for a page from it, which ends at the region's end."""
         region = self._pd.regions.locate_start(start)
         region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
+        # Empty means no end, so it must not win the minimum.
         stop = min(e for e in (end, region_end) if e) if end or region_end else b""
         request = kvrpcpb.ScanRequest(
             context=self._context(), start_key=start, limit=limit, version=self.ts, end_key=stop
@@ -142,6 +144,7 @@ class Snapshot:
                 raise Retryable("a read failed", where=f"ts {self.ts}", why=str(error))
             locks.append(error.locked)
         ignorable, wait_ms = self._resolver.resolve(locks, self.ts, backoff)
+        # A transaction that drops out here is only checked again.
         self._ignored = [*self._ignored, *ignorable][-IGNORED_MAX:]
         if wait_ms:
             lock = locks[0]

@@ -170,12 +170,15 @@ class StreamCall:
                 machine.lost("the peer closed the connection")
                 return
             self._heard_at = time.monotonic()
+            # The socket may have more. A sleep now would delay it, and the peer's window would close.
             if size == len(buffer):
                 self._loop.has_more = True
             messages = machine.receive(buffer[:size])
             if messages:
                 self._is_paused = not self._receiver.received(messages)
             self._give()
+            # Bytes that TLS has already decrypted do not make the socket readable, so they must be read
+            # now.
             if not (isinstance(connection, ssl.SSLSocket) and connection.pending()):
                 return
 
@@ -193,6 +196,7 @@ class StreamCall:
         mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if output else 0)
         if mask != self._mask:
             self._mask = mask
+            # Interest in writing only while something waits: otherwise the loop would never sleep.
             self._loop.selector.modify(connection, mask, self)
 
     def _over(self, end: http2.End) -> None:
@@ -280,6 +284,7 @@ class StreamLoop:
             if self._is_over:
                 return False
             self._posted.append(task)
+            # One byte is enough until the tasks are taken; more would only fill the socket.
             if len(self._posted) == 1:
                 self._waker.send(b"w")
             return True
@@ -287,6 +292,7 @@ class StreamLoop:
     def hurry(self, seconds: float) -> None:
         """Do not gather messages for this long. A sleep that has begun ends."""
         now = time.monotonic()
+        # Without a lock: a lost race sets a slightly earlier end, which costs one sleep.
         is_calm = now >= self._hurry_until
         self._hurry_until = max(self._hurry_until, now + seconds)
         if is_calm:
@@ -309,6 +315,7 @@ class StreamLoop:
             why = _words(error)
             self.post(lambda: call.failed(why))
         else:
+            # The loop has ended while the connection was made, so nobody else would close it.
             if not self.post(lambda: call.opened(connection, self._buffer)):
                 connection.close()
 
@@ -326,6 +333,8 @@ class StreamLoop:
         may_sleep, self.has_more = self._gathers and not self.has_more, False
         if may_sleep and time.monotonic() >= self._hurry_until:
             self._posts.poll(GATHER_S * 1000)  # a posted task ends the wait, so requests are not delayed
+        # The posted tasks run after the wait and before the sockets: a task may end a call whose socket is
+        # ready.
         found = self.selector.select(LOOK_S if self.calls else None)
         now = time.monotonic()
         self._do_posted()
@@ -358,6 +367,7 @@ class StreamLoop:
             return  # a task that is posted from now on wakes the thread
         with self._lock:
             tasks, self._posted = self._posted, deque()
+            # Within the lock: a task that is posted afterwards sends a new byte.
             self._woken.recv(READ_BYTES)
         while tasks:
             try:

@@ -138,6 +138,7 @@ class Transaction:
         primary's commit got no answer, so it is unknown whether the transaction is committed.
         """
         assert not self._over, "the transaction is over"
+        # Before anything can fail: a second `commit` would take another commit_ts.
         self._over = True
         if not self._mutations:
             return 0
@@ -146,6 +147,7 @@ class Transaction:
             writer.prewrite(
                 list(self._mutations.values()), Backoff(self._budget_ms), pessimistic=set(self._locked)
             )
+            # After all prewrites: every read above this ts meets the locks or the commit.
             commit_ts = self._pd.tso()
         except TidegateError:
             with contextlib.suppress(Retryable):  # an unreachable store keeps the locks until their TTL ends
@@ -225,6 +227,8 @@ class TwoPhase:
 
     def commit(self, keys: Sequence[bytes], commit_ts: int, backoff: Backoff) -> None:
         """Commit the primary's region first, then the others; idempotent."""
+        # One request holds the primary and decides the transaction. If it has no answer, no other key may
+        # be committed.
         home = next((ks for _, ks in self._pd.regions.group(keys) if self.primary in ks), [self.primary])
         try:
             self._commit_keys(home if len(home) <= BATCH_KEYS else [self.primary], commit_ts, backoff)
@@ -238,6 +242,7 @@ class TwoPhase:
         done = set(home if len(home) <= BATCH_KEYS else [self.primary])
         rest = [k for k in keys if k not in done]
         if rest:
+            # The transaction is committed already. A failure here leaves locks that any reader resolves.
             self._commit_keys(rest, commit_ts, backoff)
 
     def rollback(self, keys: Sequence[bytes], backoff: Backoff) -> None:
@@ -309,6 +314,8 @@ class TwoPhase:
         if self.for_update_ts:
             check = kvrpcpb.PrewriteRequest.DO_PESSIMISTIC_CHECK
             skip = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
+            # A key that should be locked and is not has lost its lock to another transaction, which must
+            # fail the prewrite.
             request.pessimistic_actions.extend(check if m.key in held else skip for m in batch)
         while True:
             response = self._requester.send(region, "KvPrewrite", request, backoff)

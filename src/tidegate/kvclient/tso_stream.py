@@ -36,6 +36,7 @@ class TsoStream:
         known = self._open
         if known is None or known.stub is not stub:
             known = _opened(stub)
+            # The new stream is in place before the old one is ended, which may take seconds.
             self._end(self._swap(known))
         known.requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
         try:

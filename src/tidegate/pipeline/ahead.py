@@ -124,6 +124,7 @@ class AheadOf:
         """The rows of a piece that were not delivered. If the piece has rows of a transaction that is
         `begun`, they are all of one class, or no update among them is split.
         """
+        # The rows are in order of commit ts, so the first one has the smallest.
         if block.column(0)[0].as_py() > self.last_ts:
             return block
         commits = block.column(0).to_numpy()
@@ -190,6 +191,7 @@ def _compared(reached: Rank, rank: Rank) -> int:
     if reached is Rank.DONE:
         return 1
     if reached is Rank.WHOLE_UPDATES:
+        # The earlier incarnation split no updates, so it passed each key once, with the whole update.
         if rank in _UPDATES:
             return 0
         return 1 if rank is Rank.DELETES else -1

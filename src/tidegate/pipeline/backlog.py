@@ -83,6 +83,7 @@ class Backlog:
     def give_back(self, ranges: Iterable[Range]) -> None:
         """No worker got these ranges: they are due again. Called by the thread that took them."""
         for one in ranges:
+            # No later range of this span was taken meanwhile, because at most one is out.
             self._begun[one.span] = one.after
             self._out.discard(one.span)
 
@@ -104,9 +105,12 @@ class Backlog:
         if len(self._begun) > KEPT * len(bounds.spans):
             self._begun = {span: ts for span, ts in self._begun.items() if span in bounds.spans}
         sizes = self._sizes(bounds, frontier)
+        # Each span gets an equal part. Otherwise a span with a long backlog would keep the others waiting.
         budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
 
         def cut(span: str, since: int, upto: int) -> int:
+            # Its range is out, or it has no rows. A second range of it must not be out: two workers would
+            # write its rows in any order.
             if span not in sizes:
                 return since
             return store_view.cut(self._manifest(span), since, upto, budget)

@@ -89,6 +89,7 @@ class Conversation:
             worker.process.wait()
         with self._changed:
             worker.finished(one, well=error is None and not one.over)
+            # Rows may have arrived while the piece was out.
             if error is None and one.backlog is not None:
                 one.stirred = not one.over
             self._timetable.back(one.key, work.kind)

@@ -131,16 +131,19 @@ class Worker:
         """
         tell = _seldom(tell)
         groups = [ranges] if self._merges else [[one] for one in ranges]
+        # Outside the loop: after a lost slot each stretch goes on from its last commit.
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
         misses = 0
         while True:
             before = [one.durable for one in stretches]
             try:
                 with self.slot.writer() as writer:
+                    # Within the loop: opening the slot again has read the grant again.
                     ours = [one for one in stretches if self._is_granted(one)]
                     self._deliver(ours, self.transaction(writer), tell)
                 return [report for one in stretches for report in one.reports]
             except SlotTaken:
+                # A commit in between shows that the slot can be held, so only misses without one count.
                 misses = misses + 1 if [one.durable for one in stretches] == before else 1
                 if misses == TAKE_BACKS:
                     raise
@@ -152,6 +155,7 @@ class Worker:
         its giver, so the giver must open its slot again, and reads its new grant then.
         """
         granted = self.slot.granted
+        # The usual case, without a look at each range.
         if granted == self.spec.ranges:
             return True
         return all(any(held.covers(self.keys_of(one.span)) for held in granted) for one in stretch.ranges)
@@ -161,6 +165,8 @@ class Worker:
         start.
         """
         begun = self.positions.get(ranges[0].span) if self._pieces else None
+        # A range begins one below the commit ts in which the last transaction ended. At any other ts the
+        # position is old.
         return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
     def _deliver(self, stretches: list[Stretch], batch: Transaction, tell: Tell) -> None:
@@ -171,8 +177,10 @@ class Worker:
                 if batch.is_due:
                     self._commit(batch, stretches)
                     tell({reported.span: reported.ts for other in stretches for reported in other.reports})
+        # Also without rows: progress alone must become durable, too.
         self._commit(batch, stretches)
         for one in stretches:
+            # Only after the commit: rows that are lost must be looked at again.
             if one.conflicts is not None and self._conflicts is not None:
                 self._conflicts.commit(one.name, one.upto, one.conflicts)
 
@@ -220,6 +228,7 @@ class Worker:
                 batch.add(encoded, stretch.reports[0], again=piece.again)
             stretch.past = piece.end
             if self._pieces:
+                # One below: the commit ts of the last row may continue in the next piece.
                 for report, ts in stretch.progress(piece.end.commit_ts - 1):
                     batch.progress(report, ts, piece.end)
                 yield
@@ -249,6 +258,7 @@ class Worker:
 
     def _budget(self, room: int) -> int:
         """How many bytes of entries become about `room` bytes of messages."""
+        # By the growth of the last piece, because it is not known before encoding.
         return min(int(room / self._growth), PIECE_BYTES)
 
     def _note_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:

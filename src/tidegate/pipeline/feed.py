@@ -202,6 +202,7 @@ class FeedSpec:
     def granted(self) -> tuple[Span, ...]:
         """The ranges that this incarnation may write now. Raises Fenced if it is not the current one."""
         feed = FeedId(self.namespace, self.name)
+        # Read each time: a grant that was read before may have been replaced since then.
         found = prove(self.metadata, self.cluster_id, feed, self.capture, self._grant)
         return tuple(one.id for one in found.ranges)
 
@@ -234,6 +235,7 @@ def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant
         found = shared(metadata).get(key)
         return None if found is None else Grant.from_bytes(found.value)
     try:
+        # A new connection for each read: it sees what is committed now, and no forked process inherits it.
         connection = sqlite3.connect(f"file:{metadata}?mode=ro", uri=True, timeout=GRANT_READ_S)
         try:
             row = connection.execute(SELECT_VALUE, (key,)).fetchone()

@@ -95,6 +95,8 @@ class Incarnations:
             self._there[one.key] = one
             self._timetable.ask_begin(one.key, one.address, one.failures)
             self._changed.notify_all()
+            # The incarnation is already known here, so a refusal goes through `_end` like any other
+            # failure, and `on_over` is called for it.
             described = one.spec.sink.describe()
             if self._elsewhere and (described.here or not described.fenced_by):
                 self.fail(one, _not_elsewhere(one, described))
@@ -205,6 +207,8 @@ class Incarnations:
         with self._changed:
             self._timetable.forget(one.key)
             self._there.pop(one.key, None)
+            # This one was ended on purpose. The next one is no retry, so it need not wait behind others
+            # when it begins.
             if one.error is None:
                 self._failed.pop(one.spec.changefeed, None)
             self._workforce.forget(one.key)

@@ -66,6 +66,7 @@ def with_worker(
 
     If `work` fails, the worker is closed and forgotten: its writer may be broken, and its incarnation ends.
     """
+    # Taken out and put back at the end: so the order is that of use, and a failure leaves nothing behind.
     kept = WORKERS.pop(piece.spec, None)
     forget_some()
     if kept is not None and kept.worker.access.is_over:

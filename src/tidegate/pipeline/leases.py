@@ -28,6 +28,8 @@ class Leases(Generic[Who]):
         """A slot for a worker that gets work. None if workers `busy` with the incarnation have all slots."""
         mine = self._held.pop(who, None) or self._new(busy)
         if mine is not None:
+            # Put back at the end of the order. So `_new` takes the slot of the idle worker whose last work
+            # is oldest.
             self._held[who] = mine
         return mine
 
@@ -47,5 +49,7 @@ class Leases(Generic[Who]):
             if holder is None:
                 return None
             slot = self._held.pop(holder).slot
+        # The slot may have had a holder before. A number is never used twice, so that holder opens a new
+        # writer if it gets the slot back, and does not use the one that was fenced.
         self._number += 1
         return Lease(slot, self._number)

@@ -115,6 +115,7 @@ class StreamLine:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._out or self._closed)
+                # Messages from before the end are still sent.
                 if not self._out:
                     return
                 data = self._out.popleft()

@@ -83,6 +83,8 @@ class InitialLoad:
                     return share
                 if wait and not self._queue.busy:
                     self._beats.beat()  # the load pauses on purpose, and must not count as hung
+                # Without a bound only while another thread is busy. That thread notifies in any case, also
+                # when it fails.
                 self._changed.wait(min(wait, PAUSE_S) if wait else None)
             return []
 

@@ -49,6 +49,7 @@ def load(task: Load) -> list[LoadReport]:
 
 
 def _load(task: Load, worker: Worker) -> list[LoadReport]:
+    # Kept for the whole process: a new client would locate every region again.
     client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))
     loader = None
     try:
@@ -95,6 +96,7 @@ class Loader:
 
     def _commit(self) -> None:
         self._batch.commit()
+        # Copies, because the reports go on counting.
         self.durable = [replace(reported, report=replace(reported.report)) for reported in self._reports]
 
     def _load(self, one: Left, reported: LoadReport) -> None:
@@ -109,7 +111,9 @@ class Loader:
                 reported.rows += some.num_rows
                 reported.read_rows += some.num_rows
                 reported.read_bytes += weight(some)
+                # The least key behind the last one, so the rest begins there and no row comes twice.
                 self._store_progress(one.id, reported, some.column("key")[-1].as_py() + b"\0")
+                # After at least one slice, so each piece of work makes progress. `run` commits it.
                 if self._is_over():
                     return
                 if self._batch.is_due:

@@ -113,6 +113,7 @@ class Cutter:
             ends = _group_ends(block)
             next_apart = self._next_apart(block, ends) if self._apart else None
             if next_apart is not None:
+                # One end more than may be taken, because the last one is left out below.
                 ends = ends[: next_apart + 2]
             # The last transaction of the block may continue in the next block, so it is not taken here.
             fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
@@ -137,6 +138,7 @@ class Cutter:
         for rows in source.rest(group):
             held.append(rows)
             size += weight(rows)
+            # A single entry cannot be cut, so it is not large however many bytes it has.
             if size > self._budget() and sum(part.num_rows for part in held) > 1:
                 yield from self._large(group, chain(held, source.rest(group)))
                 return
@@ -154,12 +156,15 @@ class Cutter:
                 if kind == UPDATE_CLASS and not met:
                     before = self.met
                     yield from self._halves(group, Rank.OLD_HALVES, (*group, UPDATE_CLASS))
+                    # The caller has added what the last piece met before it asked on, so the difference is
+                    # complete.
                     met, owed = True, self.met > before
                 if kind == INSERT_CLASS and owed:
                     yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
                     owed = False
                 for some in self._slices(rows):
                     yield Piece(some, Part.UPDATES, _end(some, Rank.UPDATES), again=kind == UPDATE_CLASS)
+        # A transaction without inserts has not passed the branch above.
         if owed:
             yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
 
@@ -170,6 +175,7 @@ class Cutter:
             updates = int(np.searchsorted(classes(block), UPDATE_CLASS, side="right"))
             for some in self._slices(block.slice(0, updates)):
                 yield Piece(some, part, _end(some, rank), again=rank is Rank.NEW_HALVES)
+            # Rows are sorted by class, so inserts follow: there are no more updates.
             if updates < block.num_rows:
                 return
 
@@ -193,6 +199,7 @@ class Cutter:
 def slices(block: pa.RecordBatch, budget: Callable[[], int]) -> Iterator[pa.RecordBatch]:
     """The rows of a block in slices of at most `budget` bytes each, or of one row."""
     while block.num_rows:
+        # At least one row. Otherwise an entry above the budget would never be passed.
         count = max(1, int(np.searchsorted(_weights(block), budget(), side="right")))
         yield block.slice(0, count)
         block = block.slice(count)

@@ -117,6 +117,7 @@ class Placement:
         stirred = self._glance.stirred(running, now)  # without the lock, because it reads files
         with self._changed:
             for one in stirred:
+                # It may have ended while the files were read without the lock.
                 one.stirred = not one.over
             while self._workforce.any_free() and (work := self._next_begin_or_load()) is not None:
                 self._give(work)
@@ -170,10 +171,13 @@ class Placement:
         one = work.of
         worker = self._workforce.take(one.key)
         self._timetable.give(one.key, work.kind)
+        # A begin fences all slots and writes no rows in any, so it has no lease.
         if not isinstance(work.piece, Begin):
             lease = one.leases.lease(worker, self._workforce.busy_with(one))
             assert lease is not None, "no more pieces are out than there are slots"
             work = replace(work, piece=replace(work.piece, lease=lease))
+        # A worker elsewhere cannot open the path of the spec, so it gets the secret with which it asks for
+        # the spec.
         if worker.machine:
             work = replace(work, piece=replace(work.piece, spec=one.secret))
         self._handed_at = time.monotonic()

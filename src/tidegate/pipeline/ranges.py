@@ -69,5 +69,6 @@ def share(found: list[Range], sizes: Mapping[str, int], tasks: int) -> list[list
     for one in sorted(found, key=lambda r: -sizes.get(r.span, 0)):
         i = min(range(len(shares)), key=lambda i: shares[i][0])
         size, members = shares[i]
+        # A range without a known size counts as well. Otherwise all such ranges would go to the same task.
         shares[i] = (size + max(1, sizes.get(one.span, 0)), [*members, one])
     return [members for _, members in shares]

@@ -121,6 +121,7 @@ def replay(entry: Mapping[str, Any], catalogue: Catalogue) -> Outcome:
         record = keys.parse_record(entry["key"])
     except Undecodable as error:
         return still_bad(error.render())
+    # One below the commit: a DDL that finishes at this ts does not apply to the row.
     table, note = catalogue.table(record.table_id, entry["where"]["commit_ts"] - 1)
     if table is None:
         return still_bad(f"no table has the id {record.table_id} {note}".strip())

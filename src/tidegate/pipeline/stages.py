@@ -210,9 +210,11 @@ def run(
     if part is Part.SPLIT and not context.split_updates:
         part = Part.WHOLE
     checks = Checks.of(block) if context.verify else None
+    # Rows that cannot be decoded leave the block here and go to quarantine; the others continue.
     tables, bad = mount(block, schemas, context.mount, checks, at=at, follows=follows)
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
+        # Before any filter: the sum covers the row as it is upstream.
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
         if context.checksums:
             tables = [with_checksums(rows, checks) for rows in tables]
@@ -290,6 +292,7 @@ def _content(
     found: list[Content] = []
     split = 0
     for mounted in tables:
+        # Rows are filtered before columns are selected, because a rule may read a column that is not sent.
         kept = mounted if context.rows is None else context.rows.remaining(mounted)
         if len(kept) == 0:
             continue
@@ -314,6 +317,7 @@ def _content(
         places = list[int]()
         if conflicts is not None and rule.partition == CONFLICT:
             places = conflicts.places(routed, partition)
+        # Before the rows: a reader needs the definition to decode them.
         definition = definition_block(routed.table, partition, codec, build_ms)
         if definition is not None:
             found.append(replace(definition, topic=topic))
@@ -323,6 +327,7 @@ def _content(
                 ts = int(routed.commit_ts[first])
                 found.append(mark_block(context.mark(build_ms), routed.table.name, ts, topic, count))
             some, where = routed, partition
+            # Without marks the block goes on as it is, without a copy.
             if places:
                 some, where = take(routed, np.arange(first, end)), partition[first:end]
             encoded = encode_block(some, where, codec, build_ms)

@@ -58,6 +58,7 @@ class Stretch:
 
     def spans(self, past: Place | None) -> list[tuple[str, int, int]]:
         """(id, after, upto) of the parts that are left after a place, as the event store takes them."""
+        # One below the place: its commit ts may have more rows behind it.
         written = 0 if past is None else past[0] - 1
         since = (max(report.ts, written) for report in self.reports)
         left = zip(self.ranges, since, strict=True)

@@ -95,6 +95,7 @@ class Supply:
             now = time.monotonic()
             if len(self._workforce) and not self._is_one_missing():
                 self._complete_at = now
+            # A worker that came lately shows that Spark still starts them, even if another one is missing.
             silent = now - max(self._complete_at, self._workforce.came_at)
             patience = STARTS_AGAIN_S if self._workforce.came else STARTS_S
         if silent > patience:
@@ -110,6 +111,7 @@ class Supply:
         with self._changed:
             stuck = self._workforce.stuck()
         wanted = self._least + min(stuck, jobs.spares())
+        # On a cluster a spare worker would take a core from another one.
         if not self._elsewhere and wanted > self._kept:
             self._spare_at = time.monotonic()
             self._grow(jobs, wanted)
@@ -140,6 +142,7 @@ class Supply:
         before: int | None = None
         while True:
             size = jobs.size()
+            # Also while nothing is kept: the cluster may have had no core at the first look.
             if size != before or not self._kept:
                 before = size
                 self._resize(size)
@@ -161,7 +164,9 @@ class Supply:
                 why = "its task ended"
             except Exception as error:  # Py4J's, with the worker's trace as text
                 why = _without_frames(str(error))
+            # A job that worked for a while has shown that workers can start.
             failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
+            # While another worker is connected the application can go on.
             if failures >= FAILURES_MAX and not len(self._workforce):
                 raise Retryable("Spark starts no workers.", why=jobs.trouble() or why)
             if failures:

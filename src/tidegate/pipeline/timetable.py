@@ -98,6 +98,7 @@ class Timetable(Generic[Key]):
         if self._under_way(Kind.BEGIN) >= self._apart:
             return None
         tried = self._tried(Kind.BEGIN)
+        # An address that is not proven gets one try at a time, so a sink that is down holds one worker.
         free = (one for one in self._begins.values() if one.address not in tried)
         found = min(free, key=lambda one: (one.address not in self._proven, *one.rank), default=None)
         return None if found is None else found.key
@@ -116,6 +117,7 @@ class Timetable(Generic[Key]):
         """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all."""
         if self._addresses[key] in self._tried(Kind.DELIVER):
             return 0
+        # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
         return max(0, most - self._out[key, Kind.DELIVER])
 
@@ -152,6 +154,7 @@ class Timetable(Generic[Key]):
     def forget(self, key: Key) -> None:
         """Forget a changefeed that is over and has no piece out."""
         del self._addresses[key]
+        # Otherwise addresses of changefeeds that are gone would pile up.
         self._proven &= set(self._addresses.values())
 
     def has_out(self, key: Key) -> bool:

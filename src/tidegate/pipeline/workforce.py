@@ -49,6 +49,7 @@ class Workforce:
         """Whether a worker is free. Ends the threads of workers that have died while they were free."""
         for each in [each for each in self._free if each.line.ended]:
             self._free.remove(each)
+            # Its thread waits for a piece and does not watch its line. Only this wakes it, so that it ends.
             each.pieces.put(None)
         return bool(self._free)
 

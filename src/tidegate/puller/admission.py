@@ -69,6 +69,8 @@ class Admission(Generic[T]):
         store = self._stores.get(store_id)
         if store is None:
             return
+        # The usual case, and cheap. Only an entry that never came to its scan is searched for in the
+        # queues.
         if entry in store.scanning:
             store.scanning.discard(entry)
             return

@@ -95,6 +95,7 @@ class Backpressure:
             self._crowded_since = None
         elif self._crowded_since is None:
             self._crowded_since = now
+        # The wait counts from its beginning, also if its reason changes meanwhile.
         if self.words == "" and pressure:
             self._since = now
         if self.shedding:
@@ -102,6 +103,7 @@ class Backpressure:
                 self._resumed = now
                 self.words, self.shedding = "", False
                 return Action.RESUME
+            # Another span only if the last step did not help: its space may be freed a moment later.
             if (over_quota or crowded) and used > self._used and now - self._stepped >= STEP_S:
                 self._stepped, self._used = now, used
                 return Action.SHED
@@ -111,6 +113,8 @@ class Backpressure:
         if early or (pressure and over_quota and now - self._since >= SHED_AFTER_S):
             self.words = pressure or crowded
             self.shedding, self._stepped, self._used = True, now, used
+            # A puller that sheds soon after it resumed would pull the same data again and again; each time
+            # it waits longer.
             soon = self._rest > 0 and now - self._resumed < CALM_S
             self._rest = min(2 * self._rest, REST_MAX_S) if soon else REST_S
             return Action.SHED

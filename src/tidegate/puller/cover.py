@@ -53,10 +53,12 @@ def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Foun
         starts = [limits.start for limits, _ in regions]
         rests = []
         for number, span in left:
+            # A full page ends somewhere: nothing is known yet of a range behind its last region.
             if len(page) >= REGIONS_PER_CALL and _is_behind(span, regions[-1][0]):
                 rests.append((number, span))
                 continue
             parts, rest = _tile(span, regions, starts, served)
+            # No region at its start. Without this the loop would ask for the same range forever.
             if rest == span:
                 parts, rest = [Uncovered(span)], None
             yield number, parts
@@ -79,6 +81,7 @@ def _tile(
     rest: Span | None = span
     for limits, region in regions[max(bisect_right(starts, span.start) - 1, 0) :]:
         part = span.intersect(limits)
+        # A gap: PD's answer may lack a region that is being split or merged at this moment.
         if rest is None or part is None or part.start != rest.start:
             break
         parts.append(Part(part, region, limits) if region.leader_store_id in served else Uncovered(part))

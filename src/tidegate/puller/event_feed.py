@@ -128,8 +128,10 @@ class MessageQueue:
                 size += len(taken[-1])
             self._size -= size
             self._share.hold(self._size)
+            # Only after `put` returned False: otherwise each batch would wake the loop for nothing.
             has_room = self._is_full and self._size <= self._share.limit
             self._is_full = self._is_full and not has_room
+        # Outside the lock, because it posts to the loop, whose thread may wait for this lock in `put`.
         if has_room:
             self._on_room()
         return taken
@@ -172,6 +174,7 @@ class Stream:
         self._why = ""
         memory = memory or StreamMemory()
         self.matcher = BlockMatcher(memory, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
+        # A lambda, because the call does not exist yet. The queue calls it only after messages came.
         self._queue = MessageQueue(memory.queued.join(), lambda: self._call.resume())
         self._call = channels.stream(address, METHOD, FEATURES, self)
         self._worker = threading.Thread(target=self._work, name=f"feed-{store_id}-work", daemon=True)
@@ -226,6 +229,8 @@ class Stream:
         silent.
         """
         asked = [(each.request_id, each.region_id) for each in registrations]
+        # A new dictionary instead of changes, because the worker iterates over messages with the old one in
+        # another thread.
         self._doubted = {pair: self._doubted.get(pair, False) for pair in asked}
 
     def receives(self, registration: Registration) -> bool:
@@ -268,6 +273,8 @@ class Stream:
         """Raise marks at once if only marks arrived and the worker is idle; otherwise queue the messages."""
         self.messages += len(messages)
         self.bytes += sum(map(len, messages))
+        # `is_awaited` is read without the lock: while it is true, only a `put` in this thread makes it
+        # false.
         if self._queue.is_awaited and not self._doubted and not self._owner.may_wait:
             with suppress(Retryable):  # a malformed message: the worker finds it too, and ends the stream
                 risen = self.matcher.feed_marks(messages)
@@ -305,6 +312,8 @@ class Stream:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
             error = Fatal("the change feed's worker failed", where=f"store {self.store_id}", why=repr(raised))
+        # First the call, so that no more messages come; `lost` last, because the owner may open a new
+        # stream at once.
         self._call.cancel()
         self._queue.close()
         self.matcher.close()
@@ -325,6 +334,7 @@ class Stream:
         held_up = False
         while True:
             try:
+                # Before `join`: a registration that is due may need the space that this frees.
                 self.matcher.relieve()
                 for matched in self.matcher.join():
                     self.rows += matched.changes

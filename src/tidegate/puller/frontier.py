@@ -61,6 +61,7 @@ class Frontier:
         place = self._place(mark)
         ts = int(self._ts[place])
         self._set(place, int(k.FREE))
+        # From here on a batch that still names the mark finds another serial number and changes nothing.
         self._serials[place] += 1
         chunk = int(self._chunk_of[place])
         span = int(self._chunks[chunk, k.K_SPAN])
@@ -119,6 +120,7 @@ class Frontier:
     def _add_chunk(self, span: int, unused: list[int]) -> None:
         """Add a chunk of places to a span: first a small one, because most spans have few ranges."""
         head = int(self._heads[span])
+        # Four times the last one, so a small span has few places and a large one few chunks.
         size = 1 if head < 0 else min(_CHUNK_MAX, 4 * int(self._chunks[head, k.K_SIZE]))
         idle = self._idle.get(size)
         chunk = idle.pop() if idle else self._new_chunk(size)
@@ -143,10 +145,13 @@ class Frontier:
 
     def _drop_chunk(self, span: int, chunk: int) -> None:
         """Take an empty chunk from a span for reuse by others, if it is the first of the span's chain."""
+        # The chain has links in one direction only. An empty chunk in its middle stays, and its places are
+        # used again.
         if self._heads[span] != chunk:
             return
         self._heads[span] = self._chunks[chunk, k.K_NEXT]
         first, size = int(self._chunks[chunk, k.K_FIRST]), int(self._chunks[chunk, k.K_SIZE])
+        # Its places must not be given to this span any more: the chunk may belong to another span soon.
         self._unused[span] = [p for p in self._unused[span] if not first <= p < first + size]
         self._idle.setdefault(size, []).append(chunk)
         self._stale[span] = 1

@@ -54,6 +54,7 @@ def advance(
     """
     for n in range(len(marks)):
         place = marks[n] & 0xFFFFFFFF
+        # The mark was released while the batch was under way, and its place may have a new owner.
         if serials[place] != marks[n] >> 32:
             continue
         held = ts[place]
@@ -65,6 +66,7 @@ def advance(
             least = FREE
             for i in range(chunks[chunk, K_FIRST], chunks[chunk, K_FIRST] + chunks[chunk, K_SIZE]):
                 least = min(least, ts[i])
+            # Another mark of the chunk may have the same ts; then the minimum stays.
             if least != held:
                 chunk_least[chunk] = least
                 stale[chunks[chunk, K_SPAN]] = 1

@@ -29,6 +29,7 @@ class Inbox:
 
     def after(self, seconds: float, task: Task) -> None:
         """Add a task that becomes due in `seconds`; due timers and put tasks alternate."""
+        # The number keeps timers of one moment in order, and tasks are never compared.
         heapq.heappush(self._timers, (self._clock.monotonic() + seconds, next(self._numbers), task))
 
     def take(self) -> Task | None:

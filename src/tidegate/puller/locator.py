@@ -64,6 +64,7 @@ class Locator:
                 return
 
     def _find(self, tasks: list[Locate], closing: threading.Event) -> None:
+        # A span may have been given up since the task was put, and PD need not be asked for it.
         wanted = [task for task in tasks if not task.watched.gone and not task.watched.paused]
         found: list[tuple[Locate, list[Found]]] = []
         regions = 0
@@ -72,6 +73,7 @@ class Locator:
                 return
             found.append((wanted[number], parts))
             regions += len(parts)
+            # In portions, so that the first streams begin while PD is asked for the rest.
             if regions >= 256:
                 self._report(found)
                 found, regions = [], 0

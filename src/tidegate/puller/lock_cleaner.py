@@ -80,6 +80,7 @@ def clean(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Eve
         now = 0
         for span in sorted(stuck(), key=lambda each: each.resolved):
             try:
+                # Inside the `try`: PD may be unreachable, and that must not end the thread.
                 now = now or pd.tso()
                 _unstick(pd, span, now, rests, closing)
             except TidegateError:
@@ -95,6 +96,7 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
             return
         if rests.take(bounds):
             oldest = _resolve(pd, bounds, target, now).oldest
+            # A resolved ts stops at the oldest lock of its region, so this lock explains it.
             if 0 < oldest <= resolved:
                 alive()
 

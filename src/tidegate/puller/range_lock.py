@@ -83,6 +83,7 @@ class RangeLock:
             self._held.insert(at, holder)
             self._held_at.insert(at, bounds.start)
             return Locked(resolved, bounds)
+        # The holders are older than what PD says now, so their stores will end them by themselves.
         if all(h.version < version for h in overlapping):
             return Wait()
         return Stale(_without(bounds, [h.bounds for h in overlapping]))
@@ -99,6 +100,8 @@ class RangeLock:
     def free_resolved(self) -> Timestamp | None:
         """The smallest ts of the unlocked ranges; None if all are locked."""
         least = self._least
+        # Entries of ranges that are no longer free are dropped when they come up, not when the range is
+        # taken: a heap cannot remove from its middle.
         while least:
             resolved, start = least[0]
             known = self._free.get(start)
@@ -151,6 +154,7 @@ class RangeLock:
         self._free_at.insert(at, span.start)
         self._free[span.start] = span, resolved
         heapq.heappush(self._least, (resolved, span.start))
+        # Bounds what former ranges leave in the heap.
         if len(self._least) > 64 + 2 * len(self._free):
             self._least = [(ts, start) for start, (_, ts) in self._free.items()]
             heapq.heapify(self._least)
@@ -168,6 +172,7 @@ class RangeLock:
             del self._free[span.start]
             del self._free_at[bisect_left(self._free_at, span.start)]
         for span, ts in cut:
+            # The pieces outside keep their own ts, which may be higher than that of the locked range.
             for rest in _without(span, [bounds]):
                 self._give(rest, ts)
         return min(ts for _, ts in cut)

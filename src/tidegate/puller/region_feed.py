@@ -168,6 +168,7 @@ Effect = Deregister | Relocate | Stop
 def pause_s(reason: Reason, attempts: int, random: Random, at_least_ms: int = 0) -> float:
     """The seconds to wait before attempt number `attempts` + 1."""
     pause = PAUSES[reason]
+    # The shift is bounded, because attempts are not.
     flat = min(pause.cap_ms, pause.base_ms << min(attempts, 20))
     return max(min(at_least_ms, BUSY_CAP_MS), flat * (0.5 + 0.5 * random.random())) / 1000
 
@@ -196,6 +197,7 @@ class RegionFeed:
         match event:
             case Initialized():
                 self.state = State.LIVE
+                # Violations stay: a range may pass each scan and then break the contract again.
                 self._history = replace(self._history, attempts=0)
                 return []
             case Failed(error):
@@ -208,6 +210,7 @@ class RegionFeed:
                 return [Deregister(), self._again(Reason.SILENT)]
 
     def _failed(self, error: Any) -> list[Effect]:
+        # No retry helps: every region of this store would give the same answer.
         if error.HasField("compatibility") or error.HasField("cluster_id_mismatch"):
             self.state = State.ENDED
             return [Stop(_refused(error, self.region))]
@@ -217,6 +220,7 @@ class RegionFeed:
             return [self._again(Reason.NOT_LEADER, leader_store=store if trusted else 0)]
         if error.HasField("server_is_busy"):
             return [self._again(Reason.BUSY, at_least_ms=int(error.server_is_busy.backoff_ms))]
+        # The store still has the last registration under this request id.
         if error.HasField("duplicate_request"):
             return [Deregister(), self._again(Reason.DUPLICATE)]
         kinds = (Reason.EPOCH, Reason.REGION_NOT_FOUND, Reason.CONGESTED)
@@ -224,6 +228,7 @@ class RegionFeed:
         return [self._again(reason)]
 
     def _violated(self, violation: Violation, commit_ts: int) -> list[Effect]:
+        # In commit time, so a slow catch-up does not look like a long time without violations.
         settled = physical_ms(commit_ts) - physical_ms(self._history.violated_ts) > SETTLED_MS
         count = 1 if settled else self._history.violations + 1
         if count > VIOLATIONS_MAX:

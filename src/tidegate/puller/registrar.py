@@ -86,6 +86,7 @@ class Registrar:
             return
         region = task.region
         if region is not None and self._pd.known_address(region.leader_store_id) is not None:
+            # PD may learn of a new leader seconds later than its store.
             self._register(task, task.bounds, region, limits_of(region))
         else:
             self.locator.ask(task)
@@ -110,6 +111,7 @@ class Registrar:
         """Lock a region's part of the range, with adjacent free ranges, and queue it for its store."""
         watched, store_id = task.watched, region.leader_store_id
         stream = self._stream_to(store_id)
+        # PD has named a store whose address it no longer knows; it will name another one.
         if stream is None:
             self._again(Reason.PD, replace(task, bounds=bounds))
             return
@@ -134,6 +136,7 @@ class Registrar:
     def _admit(self, store_id: int) -> None:
         """Send the registrations that the store may scan now."""
         while (held := self.admission.next(store_id)) is not None:
+            # As late as possible: the safe point may have risen while the range waited.
             if held.watched.guarded and held.resolved < self._safe_points.of(held.watched.span):
                 self._refuse(held)
                 continue
@@ -153,6 +156,7 @@ class Registrar:
         """Do not register a range whose scan could lack versions that GC has removed. Its span stops until
         `try_refused`.
         """
+        # Not `release`, which would admit the next range from within `_admit`.
         self._give_back(held)
         self.admission.done(held.stream.store_id, held)
         self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
@@ -179,6 +183,7 @@ class Registrar:
     def noted(self, note: Note) -> None:
         """React to a stream's note about a registration."""
         held = self.held.get(note.registration)
+        # The registration was released meanwhile, and its note is late.
         if held is None:
             return
         match note.happening:
@@ -196,6 +201,7 @@ class Registrar:
         fresh = False
         effects = held.feed.step(event)
         if isinstance(event, feed.Initialized):
+            # From here on silence means that the resolved ts does not rise, so it is measured from zero.
             held.moved_at = 0.0
             self._ended_scan(held)
         for effect in effects:
@@ -226,6 +232,8 @@ class Registrar:
             held.stream.matcher.stop(held.registration)
             del self.held[held.registration]
         held.watched.feeds.discard(held)
+        # After `stop`: rows that still arrive must not be added to a range that another registration may
+        # lock.
         self._spans.unlock(held)
         region = held.feed.region
         held.watched.regions[region.id] -= 1
@@ -251,6 +259,7 @@ class Registrar:
     def stream_lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
         """Register the ranges of a lost stream again. Raises `error` if it is set."""
         if self.streams.get(stream.store_id) is stream:
+            # First, so that the ranges below are registered on a new stream and not on this one.
             del self.streams[stream.store_id]
         self._pd.forget_store(stream.store_id)
         if error is not None:
@@ -258,6 +267,7 @@ class Registrar:
         if self._lost_why.get(stream.store_id) != why:
             self._lost_why[stream.store_id] = why
             event(LOG, logging.WARNING, "stream lost", store=stream.store_id, why=why)
+        # Before the steps: each of them would otherwise admit the next waiting range on the dead stream.
         waiting = self.admission.drop(stream.store_id)
         for held in [*waiting, *(h for h in self.held.values() if h.stream is stream)]:
             self.step(held, feed.StreamLost(why))

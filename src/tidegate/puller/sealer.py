@@ -88,11 +88,14 @@ class Sealer:
         try:
             while not self._closing.is_set():
                 self._moved.wait()
+                # Before the minima are taken, so that a mark that rises after them wakes the sealer once
+                # more.
                 self._moved.clear()
                 began = self._clock.monotonic()
                 try:
                     self._seal()
                 except Retryable:
+                    # If streams wait for room, no mark rises. The next attempt must not depend on one.
                     self._closing.wait(FULL_S)
                     self._moved.set()
                 took = self._clock.monotonic() - began

@@ -39,6 +39,7 @@ def repull(
     the error that ended the puller.
     """
     bounded = Bounded(sink)
+    # Before `watch`, which opens the span through `bounded`.
     bounded.upto[span] = upto
     target = sink.open_span(span)
     puller = Puller(pd, bounded, kv_mode=kv_mode, memory=memory)
@@ -79,6 +80,7 @@ class _UpTo:
         self._sink.begin(start_ts)
 
     def append(self, block: pa.RecordBatch) -> None:
+        # The store has the rows above in other segments.
         wanted = pc.less_equal(block.column(0), pa.scalar(self._upto, pa.uint64()))
         self._sink.append(block.filter(wanted))
 

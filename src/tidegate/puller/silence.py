@@ -40,6 +40,7 @@ def look(
         scanning = one.feed.state is State.SCANNING
         patience = one.feed.patience_s(SILENT_S)
         received = one.stream.receives(one.registration) if scanning else ts != one.resolved
+        # A busy stream counts as progress: its messages may be in the queue, so silence proves nothing.
         if received or not one.moved_at or one.stream in busy:
             one.resolved, one.moved_at = ts, now
         elif now - (one.moved_at if scanning else max(one.moved_at, one.locked_at)) >= patience:

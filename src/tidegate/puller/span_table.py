@@ -44,6 +44,7 @@ class SpanTable:
 
     def numbered(self, number: int) -> Watched | None:
         """A span by its number; None if it is no longer watched."""
+        # Without the lock, because the list only grows and a number is never used twice.
         return self._spans[number]
 
     def all(self) -> list[Watched]:

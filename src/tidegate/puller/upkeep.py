@@ -72,9 +72,11 @@ class Upkeep:
             store.recover()
         spilled = self._count_spilled()
         spans = self._spans.all()
+        # A paused span uses space, too, but giving it up once more frees none.
         taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
         deed = self.backpressure.look(
             store.pressure,
+            # A single span that is given up early helps no other span.
             crowded=store.crowded if len(taken) > 1 else "",
             has_room=store.has_room,
             over_quota=store.over_quota,
@@ -149,6 +151,7 @@ class Upkeep:
             "span given up until there is room",
             span=span_id(watched.span, self._kv_mode),
         )
+        # First: what the locator has found for this span meanwhile must not be registered.
         watched.paused = True
         with self._sealer.passing:
             self._registrar.release_all(watched)
@@ -176,6 +179,8 @@ class Upkeep:
                 continue
             ranges = self._spans.ranges(watched)
             near = [ts for _, ts in ranges if ts >= limit]
+            # If many ranges are behind, readers wait anyway, and each pass would write a manifest for
+            # nothing.
             if near and len(ranges) - len(near) <= BEHIND_MAX:
                 least = min(near)
                 self.keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])

@@ -79,6 +79,7 @@ class Candidacy:
                 owner = await asyncio.to_thread(member.owner)
                 if owner is not None and member.is_mine(owner):
                     break
+                # Once for each owner: to stand by asks etcd for the list of captures.
                 if owner is not None and owner != shown:
                     await self._stand_by(owner.capture)
                     shown = owner
@@ -92,6 +93,7 @@ class Candidacy:
     async def leave(self) -> None:
         """End the session, so that the next owner need not wait for the lease to expire. Idempotent."""
         if self._lifetime.lost.done():
+            # The session is over, so nothing is gained by waiting for etcd.
             self._client.hurry()
         try:
             await asyncio.to_thread(self.member.close)

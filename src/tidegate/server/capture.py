@@ -180,6 +180,7 @@ class Capture:
 
     async def _open(self) -> None:
         options, stack = self.options, self._stack
+        # First, so that the folder is given free last, when nothing of this process uses it any more.
         stack.callback(os.close, lock_folder(options.data_dir))
         if not kernel.is_compiled():
             with self._lifetime.wait(compilation.WAITS_FOR):

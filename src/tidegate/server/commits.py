@@ -34,6 +34,7 @@ class Commits:
         """As `MetadataStore.transact`. A call that is cancelled while it waits writes nothing."""
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
+        # At most one task: what arrives during its commit waits for the next one.
         if self._work is None:
             self._work = asyncio.create_task(self._run(), name="commits")
         outcome: Outcome = await answer
@@ -44,6 +45,7 @@ class Commits:
             while batch := self._next():
                 await self._commit(batch)
         finally:
+            # Also after an error: the next write begins a new task.
             self._work = None
 
     def _next(self) -> list[tuple[Transaction, asyncio.Future[Outcome]]]:
@@ -60,6 +62,7 @@ class Commits:
             outcomes = await loop.run_in_executor(self._disk, self._metadata.transact_all, asked)
         except asyncio.CancelledError:
             for answer in answers:
+                # Whether the commit happened is unknown, so no caller may take it for a failure.
                 answer.cancel()
             raise
         except Exception as error:

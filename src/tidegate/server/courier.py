@@ -74,6 +74,7 @@ class Courier:
     def send(self, capture: str, message: bytes) -> None:
         """Queue a message; returns at once."""
         route = self._routes.get(capture)
+        # A task ends after IDLE_S without a message, so that captures that are gone leave nothing.
         if route is None or route.task.done():
             route = self._routes[capture] = _Route()
             route.task = asyncio.create_task(self._carry(capture, route), name=f"messages to {capture}")
@@ -99,6 +100,7 @@ class Courier:
                 event(LOG, logging.WARNING, "messages not sent", capture=capture, why=why)
             said = why
             await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2**failures))
+            # Bounded, so that the power stays a small number however long the capture is gone.
             failures = min(failures + 1, 10)
 
     async def _carry_on(self, capture: str, route: _Route) -> str:
@@ -157,6 +159,7 @@ class _Route:
         size = 0
         for message in self.waiting:
             size += len(message) + 1
+            # Without `found` a message larger than a request would never go out.
             if found and size > BATCH_BYTES:
                 break
             found.append(message)
@@ -165,6 +168,7 @@ class _Route:
     def sent(self, batch: list[bytes]) -> None:
         """Remove the sent messages; newer ones may have displaced some of them meanwhile."""
         for message in batch:
+            # By identity, because two messages may have the same bytes.
             if self.waiting and self.waiting[0] is message:
                 self.waiting.popleft()
         if not self.waiting:

@@ -66,6 +66,7 @@ class FeedCreation:
                 f"[CDC:ErrChangeFeedAlreadyExists]changefeed already exists, {new.feed}",
                 fix="choose another --changefeed-id, or remove the feed first",
             )
+        # A second request for the same name may come during any of the waits below.
         self.creating.add(new.feed)
         try:
             return await self._create(new)
@@ -179,6 +180,8 @@ class FeedCreation:
         instance = uuid.uuid4().hex
         begun = begin_reader(new, tables, start_ts) if new.uri.is_reader else None
         folder = node.paths.feed(new.feed)
+        # A creation that ended before its key was written, or a feed of this name in an earlier life, may
+        # have left files.
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if begun is not None:

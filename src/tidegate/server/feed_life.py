@@ -69,6 +69,7 @@ class FeedLife:
         if life is record.life:
             return
         if life.ended:
+            # An ended life may still have a task that leaves. A new one must not run at the same time.
             await self.stop()
         try:
             await record.become(life)

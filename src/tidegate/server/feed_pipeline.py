@@ -136,6 +136,7 @@ class FeedPipeline:
 
     async def end(self) -> None:
         """End the incarnation, and wait until the application has released it."""
+        # Forgotten before the wait, so that reports and errors that still come change nothing.
         incarnation, self._incarnation = self._incarnation, None
         self._bounds.end()
         if incarnation is not None:
@@ -158,6 +159,7 @@ class FeedPipeline:
             async with asyncio.timeout(LAST_WORDS_S):
                 await current.gone.wait()
                 await current.running.gone.wait()
+        # Another one may have begun during the wait.
         if self._incarnation is current:
             where = str(self._node.application.log)
             why = current.running.how or "its connection has ended"

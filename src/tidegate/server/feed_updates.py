@@ -74,6 +74,7 @@ class FeedUpdates:
         await self._history.hold(held, ts, found.scope)
         lasting = True
         try:
+            # Before the feed is stopped, so that it stays as it is if upstream cannot be read there.
             catalogue = await self._creation.catalogue(new, ts)
             await found.stop()
             found.check_ended()

@@ -41,6 +41,7 @@ class Feeds(dict[FeedId, Feed]):
         while True:
             found = self.named(feed)
             async with found.turn:
+                # The request before may have replaced the feed by a new object, whose turn is another one.
                 if self.get(feed) is found:
                     yield found
                     return

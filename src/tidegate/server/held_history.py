@@ -198,10 +198,13 @@ class HeldHistory:
             for kv in await node.under(front):
                 if (term := kv.key.removeprefix(front)) == node.term:
                     continue
+                # An earlier owner may have held in any of them.
                 for scope in {-1, *self._guards}:
                     held = service_id(node.cluster, f"{node.identity}-{term}", scope)
                     if not await self.let_go(held, scope):
                         return
+                # Last: the key stays until each hold is released, so that another owner tries again
+                # otherwise.
                 await node.write(Delete(kv.key))
             self._has_predecessors = False
         except Retryable as error:

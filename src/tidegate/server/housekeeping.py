@@ -106,6 +106,7 @@ class Housekeeping:
         ballast = self.node.ballast
         before = ballast.trouble
         trouble = await asyncio.to_thread(ballast.keep, self.node.clock.now_ms())
+        # Once for each change, not once a second.
         if trouble != before:
             level = logging.WARNING if trouble else logging.INFO
             event(LOG, level, "disk full" if trouble else "disk has room again", why=trouble or before)

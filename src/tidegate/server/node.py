@@ -202,6 +202,7 @@ class Node:
                 return True
             if mine.mod_revision == self.owner_rev:  # otherwise ownership was taken again: repeat the write
                 break
+        # A transaction that fails does not say which guard has failed, so the owner's key is read again.
         loop = asyncio.get_running_loop()
         held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
         if held is None or held.mod_revision != self.owner_rev:
@@ -273,6 +274,7 @@ class Node:
         """Store that all writers of these captures, and of their givers, are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
         changed = [(name, one) for name, one in after.items() if one != grants[name]]
+        # In parts, because etcd bounds the keys of a transaction.
         for first in range(0, len(changed), CAPTURES_MAX):
             await self._store_grants(feed, dict(changed[first : first + CAPTURES_MAX]))
         return after

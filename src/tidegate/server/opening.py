@@ -69,8 +69,10 @@ class Opening:
     async def open(self, dispatch: Dispatch, waits: Callable[[str], None]) -> None:
         """Read the catalogue at the stored checkpoint, and hold the spans. Raises as `FeedDdl.open`."""
         machine, ddl, store = self._machine, self.ddl, self.plan.paths.store
+        # History first: nothing may be registered before it is known from where it is complete.
         self.note_history()
         self.say_needs(store_view.read_frontier(store))
+        # Before the catalogue is read, so that no change of a floor is missed in between.
         self._node.pulse.follow(store, self._feed, self._wake)
         batches, known = await ddl.open(dispatch.checkpoint, waits)
         self._is_open = True
@@ -89,8 +91,10 @@ class Opening:
         machine = self._machine
         for batch in machine.passed():
             self._pass_ddl(batch)
+        # After the DDLs that were passed, so that spans they add are raised, too.
         machine.raise_to(checkpoint)
         self.spans.try_again(self._feed, checkpoint)
+        # Last: from here on the spans are reported under the new Dispatch.
         machine.confirm()
 
     def close(self, *, forget: bool, but: Collection[str]) -> None:
@@ -114,6 +118,8 @@ class Opening:
         if machine.is_running:  # its spans have been registered and need nothing below
             self.has_begun_at(dispatch.checkpoint)
         frontier = arrivals.frontier()
+        # From the same frontier as the rows below: rows up to a later floor could follow a DDL that was not
+        # read.
         resolved = frontier.get(ddl.span_id, 0)
         if resolved > machine.ddl.known:
             batches, known = ddl.look(resolved, machine.ddl.waiting)
@@ -124,6 +130,7 @@ class Opening:
         self.is_behind = resolved > machine.ddl.known
         for batch in machine.passed():
             self._pass_ddl(batch)
+        # Only when it changes: `look` runs many times a second.
         if machine.spans.ids != self._concerned:
             self._concerned = frozenset(machine.spans.ids)
             node.pulse.concern(self.plan.paths.store, self._feed, self._concerned | {ddl.span_id})
@@ -178,6 +185,7 @@ class Opening:
         rows, ddl = self.needs
         self.spans.needed(self._feed, rows, ddl)
         before, machine.needs = machine.needs, min(rows, ddl, self.spans.behind(self._feed, floors))
+        # Less than before means that history must be held that upstream may give up at any moment.
         if machine.needs < before:
             machine.sync_soon()
             self._wake()

@@ -209,6 +209,8 @@ async def open_sink(
     router = Router.of(plan.config, plan.uri.topic)
     opening = thread.call("its opening", lambda: opener(replace(plan, grant=grant)))
     try:
+        # Without the shield, a cancelled start would also cancel the future. The sink would then be opened
+        # in its thread and never closed.
         sink = await asyncio.shield(opening)
         await thread.send(sink, router, first, topics)
     except BaseException:

@@ -37,6 +37,7 @@ def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
             why=f"its metadata has the form {found.value.decode() if found else '1'}, not {FORMAT.decode()}",
             fix="start with another --data-dir and create the changefeeds again, or use that version",
         )
+    # Guarded, because another capture may write it at this moment.
     metadata.transact((Compare(format_key(cluster), mod_revision=0),), (Put(format_key(cluster), FORMAT),))
 
 
@@ -49,6 +50,7 @@ def identified(metadata: MetadataStore, cluster: int, where: str) -> str:
 def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
     """Become the owner of a cluster's feeds; returns owner_rev. The earlier owner cannot write any more."""
     value = json.dumps({"capture": capture, "pid": os.getpid()}).encode()
+    # Unguarded: it must succeed over any earlier owner, whose guards then fail.
     outcome = metadata.transact((), (Put(owner_key(cluster), value),))
     if not outcome.succeeded:
         raise Fatal("The metadata store refused an unguarded write.", where=owner_key(cluster))

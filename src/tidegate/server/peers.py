@@ -192,6 +192,8 @@ class Peer:
 
     def say(self, sequence: int, now: float) -> None:
         """Note a message to it."""
+        # The first message that is not confirmed counts. Later ones must not put the end of the patience
+        # off.
         if self.unheard is None:
             self.unheard = sequence, now
 

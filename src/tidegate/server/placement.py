@@ -118,6 +118,7 @@ class Placement:
             await node.write(Delete(key))
             node.drained.discard(capture)
         elif capture not in node.drained:
+            # Stored first: a drain that only this owner knew would end with its term.
             await node.write(Put(key, node.ids()[capture].encode()))
             node.drained.add(capture)
             event(LOG, logging.INFO, "capture is drained", capture=capture)

@@ -114,11 +114,13 @@ class Post:
     def _deliver_to_processor(self, sender: str, header: Header, message: bytes) -> None:
         if header.capture != self._capture:
             return  # it was meant for a capture that had this address earlier
+        # A message of an earlier owner may be late. Answers to it must not go to that owner.
         if header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]:
             self._owned_by[header.changefeed] = header.owner_rev, sender
         self._put_to_processor(header.changefeed, message)
 
     def _put_to_processor(self, changefeed: str, message: bytes) -> None:
+        # `begins` may refuse, so the box is looked up again.
         if changefeed not in self.processors:
             self._begins(changefeed)
         if (box := self.processors.get(changefeed)) is not None:

@@ -111,6 +111,7 @@ class ProcessorLink:
             now = node.clock.monotonic()
             if now >= until and self._peers[node.capture] not in missing:
                 break
+            # Before the announcement, so that no answer to it is lost.
             self._answered.clear()
             self.announce(now)
             waits()
@@ -145,6 +146,7 @@ class ProcessorLink:
             terms.history.safe_point,
             peer.coming if grant is not None else (),
         )
+        # Before the message, so that no answer to it is lost.
         peer.ask(message, self._node.clock.monotonic())
         self._send(peer, message)
 
@@ -206,6 +208,7 @@ class ProcessorLink:
     def _on_mail(self) -> None:
         if not self._is_mail_due:
             self._is_mail_due = True
+            # All messages that come until the loop runs this cost one `wake`.
             asyncio.get_running_loop().call_soon(self._read_mail)
 
     def _read_mail(self) -> None:

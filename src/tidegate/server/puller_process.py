@@ -146,6 +146,8 @@ class _Orders:
 
     def take(self, order: Order) -> None:
         """Carry out an order, after those that wait for the same span."""
+        # Two orders of a span must not change places. An unwatch that overtook a waiting watch would be
+        # undone by it.
         with self._lock:
             if any(each.span == order.span for each in self._waiting) or not self._do(order):
                 self._waiting.append(order)
@@ -227,6 +229,8 @@ def _send_status(
             return
         if (notice := notices.take()) is not None:
             _report(control, notice)
+        # Each order that fails is reported. While the trouble lasts, orders are tried only as often as the
+        # trouble is reported.
         if puller.trouble and time.monotonic() - said > TROUBLE_S:
             said = time.monotonic()
             _report(control, _no_room(puller.trouble))

@@ -185,6 +185,8 @@ class Pullers:
                     await puller.stop(grace_s=0)
         finally:
             ended.cancel()
+            # A later puller may get the same process id. With this count its slow start would be taken for
+            # a hang.
             self._said.pop(puller.pid, None)
 
     def _on_hung(self, hung: Hung, puller: Child) -> None:

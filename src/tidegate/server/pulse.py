@@ -191,7 +191,10 @@ class Pulse:
                 a_second += 1 / pause_s
                 if is_due:
                     calm.append(follower)
+            # Those that have waited longest come first, so that each has its turn although a look wakes
+            # only some.
             calm.sort(key=attrgetter("woken_at"))
+            # At least one at each look, because the number may round to 0 again and again.
             for follower in calm[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
                 follower.wake(now)
         self._looked_at = now

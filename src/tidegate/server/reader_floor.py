@@ -38,6 +38,7 @@ class ReaderFloor:
     def move(self, now: float, rows_ts: int, ddl_ts: int) -> None:
         """Note a written bounds file: readers start at `rows_ts`, with DDL from `ddl_ts`."""
         self._moves.append((now, rows_ts, ddl_ts))
+        # In order of time, and a later move has the higher ts.
         while self._moves and now - self._moves[0][0] >= DROP_AFTER_S:
             _, *passed = self._moves.pop(0)
             self._passed = passed[0], passed[1]

@@ -264,6 +264,7 @@ class Readers:
         until = loop.time() + wait_s
         found = await self._receive(feed, asked, start)
         while True:
+            # Noted before the look: what comes during it ends the wait below at once.
             owner = found.owner
             before = owner.resolved_sent if owner is not None else 0
             answer = await self.do(_latest, found, asked, start, max_bytes, target)
@@ -296,6 +297,7 @@ class Readers:
             raise _no_ticket()
         changes = _changes(found)
         secret = await self.do(changes.secret)
+        # In constant time, so that a wrong seal does not tell how much of it was right.
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
         await self._note_query(found)
@@ -320,6 +322,7 @@ class Readers:
     async def _note_query(self, found: Feed, said: int = 0) -> None:
         now, instance = asyncio.get_running_loop().time(), found.info.instance
         at, before = self._received.get(instance, (float("-inf"), -1))
+        # A write waits for the disk, and each batch asks several times.
         if said <= before and now - at < QUERIED_S:
             return
         await self.do(_changes(found).receive, found.node.clock.now_ms(), said, used=said > 0)

@@ -82,7 +82,9 @@ class SpanRegistry:
     def connect(self, puller: Connection) -> None:
         """Send everything to a puller that has just introduced itself."""
         self._puller = puller
+        # The last puller may have ended before it carried out an order, so each limit is sent again.
         self._dropped.clear()
+        # Before the spans, so that the puller knows what it must refuse.
         for keyspace, ts in self.safe_points.items():
             puller.send(SafePoint(ts, keyspace))
         for name, span in self._spans.items():
@@ -90,6 +92,7 @@ class SpanRegistry:
 
     def disconnect(self, puller: Connection) -> None:
         """Forget a puller that is gone."""
+        # The end of one connection may be noticed only after the next puller's hello.
         if self._puller is puller:
             self._puller = None
 
@@ -117,6 +120,7 @@ class SpanRegistry:
     def refusal(self, feed: Holder) -> Refused | None:
         """The refusal of a span that a holder needs, which it cannot get any more; None: there is none."""
         for name, refusal in self._refused.items():
+            # A feed that begins above the refused ts does not need what was refused.
             if self._holders[name].get(feed, MAX) <= refusal.start_ts:
                 return refusal
         return None
@@ -182,6 +186,7 @@ class SpanRegistry:
 
         An owner delivers nothing, so it is in nobody's way.
         """
+        # A feed that is not known yet counts from now, so that it has the whole time to make progress.
         if not self.filling or now - self._went_on.setdefault(feed, now) < STANDS_S:
             return []
         shared = [
@@ -234,6 +239,7 @@ class SpanRegistry:
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
             readers = (feed for feed in holders if ddl or isinstance(feed, FeedId))
+            # A holder without a limit has finished nothing, so nothing may be dropped for it.
             limit = min((limits[feed][ddl] if feed in limits else 0 for feed in readers), default=0)
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit

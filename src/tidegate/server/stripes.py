@@ -139,6 +139,7 @@ class Stripes:
         for first, wanted in list(self._wanted.items()):
             if wanted == before.get(first, 0):
                 continue
+            # With the same ts as `now`, so that two tasks differ only if their wanted tables do.
             earlier = {task.id: task for task in self._tasks(first, before.get(first, 0), batch.finished_ts)}
             now = {task.id: task for task in self._tasks(first, wanted, batch.finished_ts)}
             added += (task for name, task in now.items() if earlier.get(name) != task)

@@ -150,6 +150,7 @@ def names_in(root: Path) -> set[tuple[str, str]]:
 
 def _bounds(task: FileScanTask) -> tuple[int, int]:
     """The least and the largest ts in a file; the whole range if the manifest does not have them."""
+    # Iceberg numbers the fields of a schema from 1.
     field = COLUMNS.names.index("ts") + 1
     low = (task.file.lower_bounds or {}).get(field)
     high = (task.file.upper_bounds or {}).get(field)
@@ -164,6 +165,7 @@ def newest(table: Table, at: int | None = None) -> int | None:
     found: int | None = None
     tasks = [task for task in table.scan().plan_files() if at is None or _bounds(task)[0] <= at]
     for task in sorted(tasks, key=lambda task: _bounds(task)[1], reverse=True):
+        # The upper bounds fall from here on, so no later file has a newer ts.
         if found is not None and _bounds(task)[1] <= found:
             break
         ts = read(table, task, pa.schema([COLUMNS.field("ts")]))["ts"]

@@ -307,6 +307,7 @@ class DdlRun:
         begun, self._begun = self._begun, None
         if begun is not None and number > begun["at"]:
             begun = None  # of an earlier step, which is done
+        # A statement is noted before it runs. So those before the noted one have run.
         if begun is not None and number < begun["at"]:
             self._begun = begun
             return
@@ -316,6 +317,7 @@ class DdlRun:
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
         self._progress.note_ddl(_progress_text(self._done, note))
+        # Directly before the statement: nothing but the lock guards what is no transaction.
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._hold, statement.name, statement.members)
@@ -375,6 +377,7 @@ class DdlRun:
         """The description of the table after the ALTER: alters and describes an empty copy of it."""
         scratch = (SCHEMA, self._hold.scratch)
         place = qualified(*scratch)
+        # A process that died between these statements has left its copy.
         self._hold.run_ddl(f"DROP TABLE IF EXISTS {place}")
         self._hold.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
         self._run(f"ALTER TABLE {place} {text}", session)

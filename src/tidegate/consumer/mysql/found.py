@@ -81,6 +81,8 @@ def look(ask: Ask, name: Name) -> Found | None:
     )
     nullable = {column for column, *_, null in described if null == "YES"}
     computed = {column: extra.upper() for column, _, _, extra, _ in described if "GENERATED" in extra.upper()}
+    # MySQL 8 writes DEFAULT_GENERATED for a default that is an expression. Such a column is not a generated
+    # one.
     computed = {column: extra for column, extra in computed.items() if "DEFAULT_GENERATED" not in extra}
     columns = tuple(
         _column(name, column, kind, whole)

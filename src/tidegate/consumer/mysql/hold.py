@@ -139,6 +139,7 @@ class Hold:
             self.execute(
                 f"INSERT IGNORE INTO `{SCHEMA}`.`progress` (consumer, token, batch) VALUES (%s, 0, 0)", mine
             )
+            # The row stays locked until the commit, so two consumers never get the same token.
             token, taker, batch, position, begun, ddl = self.rows(
                 f"SELECT token, taker, batch, position, begun, ddl FROM `{SCHEMA}`.`progress`"
                 " WHERE consumer=%s FOR UPDATE",
@@ -202,6 +203,7 @@ class Hold:
         `ours`: the only connections that may be ended; Fenced when another holds the lock.
         """
         until = time.monotonic() + TAKE_S
+        # A lock that is free is taken at once. Only after a kill the wait is worth a second.
         patience = 0
         while not self.rows("SELECT GET_LOCK(%s, %s)", name, patience)[0][0]:
             patience = 1

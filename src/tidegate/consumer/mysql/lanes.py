@@ -65,6 +65,7 @@ class Lanes:
         with self._connection(number) as connection:
             connection.begin()
             self._progress.lane(number, connection)
+            # The lane is marked in the transaction of its rows, so a restart knows which lanes are written.
             missing = _run(connection, made)
             connection.commit()
         return missing
@@ -95,6 +96,7 @@ class Lanes:
                 connection = self._connections[number] = self._hold.lane_connection(number)
             yield connection
         except BaseException as error:
+            # Popped first: a connection with an open transaction must never serve the next attempt.
             if (broken := self._connections.pop(number, None)) is not None:
                 with contextlib.suppress(pymysql.err.MySQLError):
                     broken.close()

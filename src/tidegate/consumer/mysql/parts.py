@@ -43,6 +43,7 @@ def order(
 
     `make`: renders a table's part, its deletes (False) or its inserts (True).
     """
+    # By name, because the order must be the same after a restart.
     tables = sorted(tables, key=lambda table: table.name)
     halves = [Statements(small.digest, deletes=small.deletes), Statements(inserts=small.inserts)]
     made: list[Make] = []
@@ -67,6 +68,7 @@ class PartedLane:
 
     def compare(self, progress: Progress) -> None:
         """Render the committed parts again; Fatal when their rows are not the same as before."""
+        # Also the digest of the parts to come continues from these.
         for make in self.parts[: self.reached.parts]:
             self.digest.join(make().digest)
         if self.reached.parts and str(self.digest) != self.reached.digest:
@@ -94,6 +96,8 @@ class PartedLane:
         """
         missing, open_ = 0, False
         for at, statements in self._made(makers):
+            # Begun only when the first statements are ready, so the transaction does not wait for
+            # rendering.
             if not open_:
                 connection.begin()
                 progress.part_begins(self.number, connection, self.reached)
@@ -105,6 +109,7 @@ class PartedLane:
                 reached = Reached(at + 1, str(self.digest))
                 progress.part_ends(self.number, connection, reached, last=last)
                 connection.commit()
+                # After the commit: if it fails, the next attempt asks the server how far the lane is.
                 self.reached, open_ = reached, False
         return missing
 
@@ -114,6 +119,7 @@ class PartedLane:
         coming: list[Future[Statements]] = [makers.submit(self.parts[at]) for at in left[:1]]
         with _waited_for(coming):
             for at in left:
+                # At most two parts are in memory: the one that is written and the next one.
                 made = coming.pop().result()
                 coming += [makers.submit(self.parts[at + 1])] if at + 1 < len(self.parts) else []
                 yield at, made

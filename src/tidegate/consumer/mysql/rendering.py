@@ -37,6 +37,7 @@ def add_deletes(made: Statements, changes: TableChanges, packet: int) -> None:
     if isinstance(effect, Effect):
         keys = [columns[key] for key in table.keys]
         known = effect.upserts.filter(~effect.fresh).select(table.keys)
+        # Updated rows are deleted, too, so that all unique values are free before any row is inserted.
         for gone in (effect.deletes, known):
             made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
         # An adopted table may be newer than these rows: another row there may have one of their values.

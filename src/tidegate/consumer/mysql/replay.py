@@ -29,6 +29,7 @@ from tidegate.consumer.mysql.statements import (
 from tidegate.consumer.mysql.tables import COLLATIONS, qualified
 from tidegate.consumer.target import Name
 from tidegate.errors import Fatal
+from tidegate.model.timestamp import physical_ms
 
 _COLLATION: Final = re.compile(
     r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`)|\b(" + "|".join(COLLATIONS) + r")\b", re.IGNORECASE
@@ -233,7 +234,7 @@ def with_collations(text: str) -> str:
 def session(step: Replay) -> str:
     """Sets up a session for a statement: CURRENT_TIMESTAMP as it was upstream, and the zone of texts."""
     zone = sql_replay.offset(step.time_zone, step.ts)
-    return f"SET time_zone='{zone}', timestamp={(step.ts >> 18) / 1000:.3f}"
+    return f"SET time_zone='{zone}', timestamp={physical_ms(step.ts) / 1000:.3f}"
 
 
 def _renamed(old: Name, new: Name, table: Definition, known: dict[Name, Definition], made: Rendered) -> None:
@@ -247,6 +248,7 @@ def _renamed(old: Name, new: Name, table: Definition, known: dict[Name, Definiti
         )
     known[new] = replace(table, schema=new[0], table=new[1])
     made.statements += [create_schema(new[0]), RenameTable(old, new)]
+    # If a table is renamed twice in a statement, only its last name is there to be read.
     made.read.pop(old, None)
     made.read[new] = bool(table.uniques)
 

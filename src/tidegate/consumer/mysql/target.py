@@ -132,6 +132,7 @@ class MySqlTarget:
         for number, part in filter(None, (done.result() for done in work)):
             lanes.setdefault(number, Statements()).add(part)
         position = reached.to_json()
+        # Without rows there is nothing to make durable first. A write that was begun must be ended even so.
         if not lanes and not parted and self._begun is None:
             self._patiently(lambda attempt: self._progress.move(position))
             return
@@ -152,8 +153,10 @@ class MySqlTarget:
         digests = {number: str(lane.digest) for number, lane in lanes.items()}
 
         def write(attempt: int) -> None:
+            # Durable before the first row: after a crash the digests prove that the rows are the same.
             missing = self._progress.begin(position, digests)
             work = {number: partial(self._lanes.write, number, lanes[number]) for number in missing}
+            # Later attempts write one lane after the other, so that no lane waits for another one's locks.
             self._lanes.run(work, side_by_side=attempt == 0)
 
         return write
@@ -273,6 +276,7 @@ class MySqlTarget:
 
         def attempt_of(attempt: int) -> None:
             if attempt:
+                # The takeover has read which statement was begun.
                 self._run.resume(self._held.ddl)
             self._run.execute()
 

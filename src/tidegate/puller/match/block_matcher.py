@@ -219,6 +219,7 @@ class BlockMatcher:
         # A pass reads its share of the keys, about half of the limit, so even an uneven split should fit.
         passes = 1 + 2 * log.size // max(self._share.limit, PASS_BYTES_MIN)
         self._share.hold(self.open_bytes + log.size // passes)
+        # When the passes end, every change up to the ts that is due has come out, so the rest begins there.
         rest = spilling.new_log(k.LIVE, int(line[k.REG_DUE]))
         playback = Playback(
             owner,
@@ -231,6 +232,8 @@ class BlockMatcher:
         )
         for matched in playback.matched():
             if matched.notes:
+                # Before the caller sees the note: no row that follows may be logged for a registration that
+                # has ended.
                 self.stop(owner)
                 rest.remove()
                 yield matched
@@ -249,10 +252,13 @@ class BlockMatcher:
                 return Matched([], [], NO_MARKS, NO_TS, 0, 0)
             spilling.forget(owner.number)
             self._registrations.restore(owner, k.LIVE, rest.resolved)
+            # Much of it would soon be spilled again, and the new log already has it.
             if left > self._share.limit // 8:
                 spilling.put(owner.number, rest)
             else:
                 for chunk in rest.chunks():
+                    # `rest` holds only open prewrites. They complete no change, so this needs no `begin`
+                    # and no `take`.
                     self._pairing.feed_log(chunk, owner)
                 rest.remove()
             marks = np.array([owner.mark], dtype=np.int64)

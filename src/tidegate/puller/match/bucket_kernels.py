@@ -35,6 +35,7 @@ _FULL = np.uint64(255)
 @inline
 def tag_of(hashed: Any) -> Any:
     """The tag of a hash; never 0."""
+    # The bucket comes from the low bits, so entries of one bucket still differ in their tags.
     tag = (hashed >> np.uint64(48)) & np.uint64(0xFF)
     return tag + np.uint64(tag == np.uint64(0))
 
@@ -67,6 +68,7 @@ def first_match(table: int, hashed: Any) -> Any:
     matches = tag_matches(load_u64(bucket), tag_of(hashed))
     if matches == np.uint64(0):
         return np.uint64(0)
+    # A byte's highest bit is at 8 * lane + 7; the mask leaves 8 * lane, the offset of the lane's word.
     return load_u64(bucket + _WORD + i64(cttz64(matches) & np.uint64(0x38)))
 
 
@@ -75,9 +77,13 @@ def add_entry(table: int, hashed: Any, entry: Any) -> int:
     """Add an entry to the bucket of its hash or a later one; returns its place. The table must have room."""
     mask = table_mask(table)
     number = i64(hashed) & mask
+    # It ends: at most four entries for each bucket of seven are allowed (`table_room`), so some bucket has
+    # a free lane.
     while True:
         bucket = table + BUCKET * number
         tags = load_u64(bucket)
+        # The classic search for a zero byte. A borrow can mark a byte above a zero byte by mistake, but
+        # never the lowest marked byte, and only that one is used. The highest byte, the count, is masked.
         free = (tags - _EACH) & ~tags & _TAGS
         if free != np.uint64(0):
             bit = cttz64(free) & np.uint64(0x38)
@@ -85,6 +91,8 @@ def add_entry(table: int, hashed: Any, entry: Any) -> int:
             place: int = 8 * number + 1 + i64(bit >> np.uint64(3))
             put_word(table, place, entry)
             return place
+        # A count of 255 stays: it no longer says how many there are, so it may never be reduced, and
+        # searches go on to the next bucket until the table is rebuilt.
         if (tags >> _OVER) != _FULL:
             store_u64(bucket, tags + (np.uint64(1) << _OVER))
         number = (number + 1) & mask
@@ -99,6 +107,8 @@ def remove_entry(table: int, place: int, hashed: Any) -> None:
     bucket = table + BUCKET * number
     store_u64(bucket, load_u64(bucket) & ~(np.uint64(0xFF) << bit))
     passed = i64(hashed) & mask
+    # `add_entry` counted the entry in each bucket that it passed. The table has not changed its size since,
+    # so this is the same way.
     while passed != number:
         bucket = table + BUCKET * passed
         tags = load_u64(bucket)
@@ -110,6 +120,7 @@ def remove_entry(table: int, place: int, hashed: Any) -> None:
 def hash_table(entries: int) -> U64:
     """An empty table for `entries` entries (then at most 57 % full). Kernels take `table_address`."""
     buckets = 1 << max(0, (max(entries, 1) - 1) // 4).bit_length()
+    # One bucket more for the alignment, and one for the word of the mask.
     table = np.zeros(8 * (buckets + 2), dtype=np.uint64)
     table[(table_address(table) - address(table)) // 8 - 1] = buckets - 1
     return table

@@ -61,6 +61,8 @@ class Share:
         """The bytes that this stream may hold now."""
         budget = self._budget
         with budget._lock:
+            # The equal share even if the others hold more than theirs: otherwise a store that fills later
+            # would get nothing.
             others = budget._held - self._held
             return max(budget.total // max(budget._members, 1), budget.total - others)
 
@@ -73,6 +75,7 @@ class Share:
         """Report the bytes that this stream holds now."""
         budget = self._budget
         with budget._lock:
+            # A report that comes after `leave` would be counted forever, because nobody would take it back.
             if not self._left:
                 budget._held += size - self._held
                 self._held = size

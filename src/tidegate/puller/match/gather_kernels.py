@@ -1,14 +1,19 @@
-"""From references to columns: completed changes of one span, copied into the columns of ENTRY_SCHEMA."""
+"""Completed changes: first references to their bytes, then the columns of ENTRY_SCHEMA.
+
+`match_kernels` writes a reference for each completed change with `emit`. After the call `measure` and
+`gather` copy the changes of one span at a time into the columns of a block.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from tidegate.kernel import (
     address,
     copy_exact,
+    inline,
     kernel,
     prefetch,
     store_u8,
@@ -16,7 +21,13 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.kernel_layout import Layout, pointer
+from tidegate.model.block import OP_PUT
+from tidegate.puller.match.open_kernels import record_word
 from tidegate.puller.match.table_kernels import (
+    C_OUT,
+    IN_MESSAGE,
+    KEY,
+    KEY_SIZE,
     O_COMMIT,
     O_KEY,
     O_KEY_SIZE,
@@ -27,10 +38,23 @@ from tidegate.puller.match.table_kernels import (
     O_START,
     O_VALUE,
     O_VALUE_SIZE,
+    OLD,
+    OLD_SIZE,
+    R_KEY_SIZE,
+    R_OLD_SIZE,
+    R_VALUE_SIZE,
+    RECORD,
+    REG_SPAN,
+    VALUE,
+    VALUE_SIZE,
+    Tables,
     get_int,
     i64,
     out_word,
     put_int,
+    put_out_word,
+    registration_word,
+    row_word,
 )
 
 AHEAD, CALLED = 4, 256
@@ -51,6 +75,41 @@ BLOCK: Final = Layout(
     old=pointer("old values"),
 )  # fmt: skip
 (G_COMMIT, G_START, G_OP, G_KEY_ENDS, G_KEY, G_VALUE_ENDS, G_VALUE, G_OLD_ENDS, G_OLD) = BLOCK.words()
+
+
+@inline
+def emit(tables: Tables, registration: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
+    """Emit a commit with the values of its prewrite: of a row in a message, or of a record in the arena."""
+    out, rows, arena = tables.out, tables.rows, tables.arena
+    # `Outcome.make_room` has made room for a change of each row and of each waiting row, so `i` is inside
+    # `out`.
+    i = get_int(tables.counts, C_OUT)
+    put_out_word(out, i, O_COMMIT, commit)
+    put_out_word(out, i, O_START, start)
+    put_out_word(out, i, O_OP, op)
+    put_out_word(out, i, O_SPAN, registration_word(tables.registrations, registration, REG_SPAN))
+    if ref & IN_MESSAGE:
+        row = i64(ref & ~IN_MESSAGE)
+        value_size = row_word(rows, row, VALUE_SIZE)
+        put_out_word(out, i, O_KEY, row_word(rows, row, KEY))
+        put_out_word(out, i, O_KEY_SIZE, row_word(rows, row, KEY_SIZE))
+        put_out_word(out, i, O_VALUE, row_word(rows, row, VALUE))
+        put_out_word(out, i, O_OLD, row_word(rows, row, OLD))
+        put_out_word(out, i, O_OLD_SIZE, row_word(rows, row, OLD_SIZE))
+    else:
+        # Key and values follow the header. `gather` reads them soon.
+        key = arena + i64(ref) + RECORD
+        key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
+        prefetch(key + CACHE_LINE)
+        prefetch(key + 2 * CACHE_LINE)
+        put_out_word(out, i, O_KEY, np.uint64(key))
+        put_out_word(out, i, O_KEY_SIZE, key_size)
+        put_out_word(out, i, O_VALUE, np.uint64(key + i64(key_size)))
+        put_out_word(out, i, O_OLD, np.uint64(key + i64(key_size) + i64(value_size)))
+        put_out_word(out, i, O_OLD_SIZE, record_word(arena, ref, R_OLD_SIZE))
+    # A delete has no value, whatever its prewrite carried.
+    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(OP_PUT) else np.uint64(0))
+    put_int(tables.counts, C_OUT, i + 1)
 
 
 @kernel
@@ -83,6 +142,7 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
         k = i64(out_word(out, i, O_KEY_SIZE))
         v = i64(out_word(out, i, O_VALUE_SIZE))
         o = i64(out_word(out, i, O_OLD_SIZE))
+        # Without `i > first` a change larger than a block would never go out.
         if i > first and keys + values + olds + k + v + o > max_bytes:
             break
         keys, values, olds = keys + k, values + v, olds + o
@@ -115,6 +175,7 @@ def gather(out: int, first: int, end: int, columns: int) -> None:
         store_u64(starts + 8 * n, out_word(out, i, O_START))
         store_u8(ops + n, np.uint8(out_word(out, i, O_OP)))
         if i + AHEAD < end:
+            # A prefetch never faults, so lines behind a short change do no harm.
             later = i64(out_word(out, i + AHEAD, O_KEY))
             for line in range(0, CALLED, CACHE_LINE):
                 prefetch(later + line)
@@ -125,6 +186,8 @@ def gather(out: int, first: int, end: int, columns: int) -> None:
         copy_exact(values + value_end, i64(out_word(out, i, O_VALUE)), v)
         copy_exact(olds + old_end, i64(out_word(out, i, O_OLD)), o)
         key_end, value_end, old_end = key_end + k, value_end + v, old_end + o
+        # The ends fit 32 bits: `measure` limits a run to a few megabytes, and a single larger change comes
+        # from one message.
         store_u32(key_ends + 4 * (n + 1), np.uint32(key_end))
         store_u32(value_ends + 4 * (n + 1), np.uint32(value_end))
         store_u32(old_ends + 4 * (n + 1), np.uint32(old_end))

@@ -15,16 +15,15 @@ from tidegate.kernel import address, copy_exact, inline, kernel, prefetch
 from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.puller.match.bucket_kernels import (
     add_entry,
-    bucket_of,
     first_match,
     hash_table,
     remove_entry,
     table_address,
 )
+from tidegate.puller.match.gather_kernels import emit
 from tidegate.puller.match.matcher import Violation
 from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_registration
 from tidegate.puller.match.registration_kernels import (
-    find_registration,
     inside,
     note,
     resolve,
@@ -36,7 +35,6 @@ from tidegate.puller.match.table_kernels import (
     C_EVENT,
     C_KEPT,
     C_OPEN_ROWS,
-    C_OUT,
     C_PASS,
     C_PASSES,
     C_ROW,
@@ -49,9 +47,7 @@ from tidegate.puller.match.table_kernels import (
     E_END,
     E_FIRST,
     E_KIND,
-    E_REGION,
     E_REGISTRATION,
-    E_REQUEST,
     E_SIZE,
     E_TS,
     ERROR,
@@ -63,34 +59,20 @@ from tidegate.puller.match.table_kernels import (
     KEY,
     KEY_SIZE,
     KIND,
+    KIND_SHIFT,
     LIVE,
     LOG_FULL,
     NOTE_ERROR,
     NOTE_INITIALIZED,
-    O_COMMIT,
-    O_KEY,
-    O_KEY_SIZE,
-    O_OLD,
-    O_OLD_SIZE,
-    O_OP,
-    O_SPAN,
-    O_START,
-    O_VALUE,
-    O_VALUE_SIZE,
-    OLD,
-    OLD_SIZE,
     OP,
+    OPERATION_MASK,
     PLACE,
     PREWRITE_ROW,
     R_GENERATION,
-    R_KEY_SIZE,
-    R_OLD_SIZE,
     R_VALUE_SIZE,
-    RECORD,
     REG_CHECKPOINT,
     REG_HEAD,
     REG_RESOLVED,
-    REG_SPAN,
     REG_SPILLED,
     REG_STATE,
     REG_TAIL,
@@ -98,13 +80,11 @@ from tidegate.puller.match.table_kernels import (
     RESOLVED,
     RESOLVED_MANY,
     ROLLBACK_ROW,
-    ROW_REGISTRATION,
     ROWS,
     SCANNING,
     START,
     STOPPED,
     TABLE_FULL,
-    VALUE,
     VALUE_SIZE,
     W_COMMIT,
     W_KEY_SIZE,
@@ -113,15 +93,14 @@ from tidegate.puller.match.table_kernels import (
     W_REGISTRATION,
     W_START,
     WAIT_RECORD,
+    WORD,
     Tables,
     event_word,
     get_int,
     get_word,
     i64,
     index_address,
-    put_event_word,
     put_int,
-    put_out_word,
     put_registration_word,
     put_row_word,
     put_word,
@@ -144,12 +123,18 @@ CACHED_ROWS = 1024
 AHEAD = 8
 """How many rows in advance."""
 
+PASS_SHIFT = np.uint64(33)
+"""The bits of a hash from here on choose its pass over a log. The lowest bits choose the bucket: if both used
+the same bits, the rows of a pass would crowd into a few buckets."""
+
 
 @inline
 def _forget(tables: Tables, place: int, hashed: Any) -> None:
     """Remove an entry."""
     entry = get_word(tables.table, place)
     if entry & IN_MESSAGE:
+        # `keep` copies a row only if it has a place. A row that met its commit in this portion is never
+        # copied.
         put_row_word(tables.rows, i64(entry & ~IN_MESSAGE), PLACE, np.uint64(0))
     else:
         end_record(tables.arena, entry, tables.registrations, tables.counts)
@@ -168,6 +153,8 @@ def _find(tables: Tables, hashed: Any, registration: int, row: int) -> int:
 @inline
 def _passes(tables: Tables, registration: int, commit: Any) -> bool:
     """Whether a completed change must be emitted: it is above the checkpoint, and above the resolved ts."""
+    # The checkpoint comes first. The resolved ts begins at the checkpoint, so an old change that a scan
+    # repeats would otherwise count as a violation.
     if commit <= registration_word(tables.registrations, registration, REG_CHECKPOINT):
         return False
     if commit <= registration_word(tables.registrations, registration, REG_RESOLVED):
@@ -179,40 +166,11 @@ def _passes(tables: Tables, registration: int, commit: Any) -> bool:
 
 
 @inline
-def _emit(tables: Tables, registration: int, commit: Any, start: Any, op: Any, ref: Any) -> None:
-    """Emit a commit with the values of its prewrite: of a row in a message, or of a record in the arena."""
-    out, rows, arena = tables.out, tables.rows, tables.arena
-    i = get_int(tables.counts, C_OUT)
-    put_out_word(out, i, O_COMMIT, commit)
-    put_out_word(out, i, O_START, start)
-    put_out_word(out, i, O_OP, op)
-    put_out_word(out, i, O_SPAN, registration_word(tables.registrations, registration, REG_SPAN))
-    if ref & IN_MESSAGE:
-        row = i64(ref & ~IN_MESSAGE)
-        value_size = row_word(rows, row, VALUE_SIZE)
-        put_out_word(out, i, O_KEY, row_word(rows, row, KEY))
-        put_out_word(out, i, O_KEY_SIZE, row_word(rows, row, KEY_SIZE))
-        put_out_word(out, i, O_VALUE, row_word(rows, row, VALUE))
-        put_out_word(out, i, O_OLD, row_word(rows, row, OLD))
-        put_out_word(out, i, O_OLD_SIZE, row_word(rows, row, OLD_SIZE))
-    else:
-        key = arena + i64(ref) + RECORD
-        key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
-        prefetch(key + CACHE_LINE)
-        prefetch(key + 2 * CACHE_LINE)
-        put_out_word(out, i, O_KEY, np.uint64(key))
-        put_out_word(out, i, O_KEY_SIZE, key_size)
-        put_out_word(out, i, O_VALUE, np.uint64(key + i64(key_size)))
-        put_out_word(out, i, O_OLD, np.uint64(key + i64(key_size) + i64(value_size)))
-        put_out_word(out, i, O_OLD_SIZE, record_word(arena, ref, R_OLD_SIZE))
-    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(OP_PUT) else np.uint64(0))
-    put_int(tables.counts, C_OUT, i + 1)
-
-
-@inline
 def _wait(tables: Tables, registration: int, row: int) -> None:
     """Add a commit or rollback that came before INITIALIZED to the waiting ones."""
     registrations, rows, counts = tables.registrations, tables.rows, tables.counts
+    # `OpenRows.make_room` reserves room for all rows of a portion while a registration scans, and only such
+    # a registration's rows wait. So there is no check here.
     offset = get_int(counts, C_WAITING)
     at = tables.waiting + offset
     size = i64(row_word(rows, row, KEY_SIZE))
@@ -220,10 +178,12 @@ def _wait(tables: Tables, registration: int, row: int) -> None:
     put_word(at, W_NEXT, np.uint64(0))
     put_word(at, W_START, row_word(rows, row, START))
     put_word(at, W_COMMIT, row_word(rows, row, COMMIT))
-    put_word(at, W_KIND, (kind << np.uint64(8)) | (op & np.uint64(0xFF)))
+    # The operation of a rollback was not checked. Without the mask its high bits would change the kind.
+    put_word(at, W_KIND, (kind << KIND_SHIFT) | (op & OPERATION_MASK))
     put_word(at, W_KEY_SIZE, np.uint64(size))
     put_word(at, W_REGISTRATION, np.uint64(registration))
     copy_exact(at + WAIT_RECORD, i64(row_word(rows, row, KEY)), size)
+    # Links are offsets + 1, because offset 0 is the first record and a link of 0 means none.
     if registration_word(registrations, registration, REG_HEAD) == np.uint64(0):
         put_registration_word(registrations, registration, REG_HEAD, np.uint64(offset + 1))
     else:
@@ -236,29 +196,34 @@ def _wait(tables: Tables, registration: int, row: int) -> None:
         REG_WAITING,
         registration_word(registrations, registration, REG_WAITING) + np.uint64(1),
     )
-    put_int(counts, C_WAITING, offset + ((size + WAIT_RECORD + 7) & ~7))
+    put_int(counts, C_WAITING, offset + ((size + WAIT_RECORD + WORD - 1) & -WORD))
 
 
 @inline
 def _replay(tables: Tables, registration: int, wanted: Any) -> None:
     """Apply the registration's waiting rows of one kind, in the order in which they came."""
     link = registration_word(tables.registrations, registration, REG_HEAD)
+    # A violation stops the registration. Changes after it must not come out, because the next registration
+    # scans again from its resolved ts.
     while link != np.uint64(0) and registration_word(
         tables.registrations, registration, REG_STATE
     ) != np.uint64(STOPPED):
         at = tables.waiting + i64(link) - 1
         link = get_word(at, W_NEXT)
-        kind, op = get_word(at, W_KIND) >> np.uint64(8), get_word(at, W_KIND) & np.uint64(0xFF)
+        kind, op = get_word(at, W_KIND) >> KIND_SHIFT, get_word(at, W_KIND) & OPERATION_MASK
         if kind != wanted:
             continue
         start, commit, size = get_word(at, W_START), get_word(at, W_COMMIT), i64(get_word(at, W_KEY_SIZE))
         key = at + WAIT_RECORD
         h = with_registration(row_hash(start, key, size), registration)
         found = find_open(tables.table, h, registration, start, key, size, tables.rows, tables.arena)
+        # A commit that still has no prewrite is no violation: the scan has delivered its change as
+        # COMMITTED (tiflow `cdc/kv/matcher.go`).
         if found == 0:
             continue
+        # The commit's operation decides whether there is a value. A record in the arena holds no operation.
         if wanted == COMMIT_ROW and _passes(tables, registration, commit):
-            _emit(tables, registration, commit, start, op, get_word(tables.table, found))
+            emit(tables, registration, commit, start, op, get_word(tables.table, found))
         _forget(tables, found, h)
 
 
@@ -278,9 +243,12 @@ def _prewrite(tables: Tables, registration: int, row: int) -> None:
         else:
             generation = record_word(tables.arena, entry, R_GENERATION)
         empty = row_word(rows, row, VALUE_SIZE) == np.uint64(0) and get_int(counts, C_TRUST_EMPTY) == 0
+        # The row is not entered in `kept` and gets no place, so it disappears with its message.
         if empty or row_word(rows, row, GENERATION) < generation:
             return
         _forget(tables, found, h)
+    # `match` has compared C_OPEN_ROWS with the table's room before this row, and a row adds at most one
+    # entry.
     place = add_entry(tables.table, h, IN_MESSAGE | np.uint64(row))
     put_row_word(rows, row, PLACE, np.uint64(place))
     put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) + 1)
@@ -310,6 +278,8 @@ def _commit(tables: Tables, registration: int, row: int) -> None:
     h, commit = row_word(tables.rows, row, HASH), row_word(tables.rows, row, COMMIT)
     found = _find(tables, h, registration, row)
     scanning = registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING)
+    # The poor prewrite stays in the table. If the scan brings nothing better, the waiting commit finds it
+    # at INITIALIZED.
     if found != 0 and scanning and _is_poor(tables, get_word(tables.table, found)):
         found = 0
     if found == 0:
@@ -319,14 +289,18 @@ def _commit(tables: Tables, registration: int, row: int) -> None:
             violate(tables.registrations, registration, PREWRITE_MISSING, commit, tables.notes, tables.counts)
         return
     if _passes(tables, registration, commit):
+        # The change may point into the record that `_forget` ends next. That is safe: `end_record` leaves
+        # the record's key and values alone, and `release` runs after the changes were gathered.
         start, op = row_word(tables.rows, row, START), row_word(tables.rows, row, OP)
-        _emit(tables, registration, commit, start, op, get_word(tables.table, found))
+        emit(tables, registration, commit, start, op, get_word(tables.table, found))
     _forget(tables, found, h)
 
 
 @inline
 def _rollback(tables: Tables, registration: int, row: int) -> None:
     """Discard the open prewrite of a rollback; during a scan the rollback waits, as commits do."""
+    # The rollback may overtake the scan's prewrite of the same transaction, which would then stay open
+    # forever.
     if registration_word(tables.registrations, registration, REG_STATE) == np.uint64(SCANNING):
         _wait(tables, registration, row)
         return
@@ -342,8 +316,11 @@ def _initialize(tables: Tables, registration: int) -> None:
     registrations = tables.registrations
     if registration_word(registrations, registration, REG_STATE) != np.uint64(SCANNING):
         return
+    # LIVE before the replay: a violation in it sets STOPPED, which must not be overwritten.
     put_registration_word(registrations, registration, REG_STATE, np.uint64(LIVE))
     note(tables.notes, tables.counts, NOTE_INITIALIZED, registration, np.uint64(0), np.uint64(0))
+    # Only the chain is cut afterwards. `reclaim` reuses the records' space once no registration has waiting
+    # rows.
     _replay(tables, registration, COMMIT_ROW)
     _replay(tables, registration, ROLLBACK_ROW)
     put_registration_word(registrations, registration, REG_HEAD, np.uint64(0))
@@ -357,9 +334,12 @@ def _match_row(tables: Tables, registration: int, row: int) -> None:
     registrations, rows, notes, counts = tables.registrations, tables.rows, tables.notes, tables.counts
     kind = row_word(rows, row, KIND)
     passes = get_int(counts, C_PASSES)
+    # Each pass has its own tables, so INITIALIZED belongs to every pass; a row belongs to exactly one.
     if passes > 0 and kind != INITIALIZED_ROW:
-        if i64(row_word(rows, row, HASH) >> np.uint64(33)) % passes != get_int(counts, C_PASS):
+        if i64(row_word(rows, row, HASH) >> PASS_SHIFT) % passes != get_int(counts, C_PASS):
             return
+        # It waited when its registration was spilled, so it waits again, even if the log has its prewrite.
+        # Its key was found inside the range before it waited for the first time.
         if kind >= np.uint64(FORCED):
             put_row_word(rows, row, KIND, kind - np.uint64(FORCED))
             _wait(tables, registration, row)
@@ -373,6 +353,8 @@ def _match_row(tables: Tables, registration: int, row: int) -> None:
         return
     commit, op = row_word(rows, row, COMMIT), row_word(rows, row, OP)
     has_op = kind == PREWRITE_ROW or kind == COMMIT_ROW or kind == COMMITTED_ROW
+    # The operation is checked before the kind is applied: an unknown operation must not enter the table,
+    # where a later commit would find it.
     if has_op and op != np.uint64(OP_PUT) and op != np.uint64(OP_DELETE):
         violate(registrations, registration, UNKNOWN_OPERATION, commit, notes, counts)
     elif kind == PREWRITE_ROW:
@@ -381,7 +363,7 @@ def _match_row(tables: Tables, registration: int, row: int) -> None:
         _commit(tables, registration, row)
     elif kind == COMMITTED_ROW:
         if _passes(tables, registration, commit):
-            _emit(tables, registration, commit, row_word(rows, row, START), op, IN_MESSAGE | np.uint64(row))
+            emit(tables, registration, commit, row_word(rows, row, START), op, IN_MESSAGE | np.uint64(row))
     elif kind == ROLLBACK_ROW:
         _rollback(tables, registration, row)
     else:
@@ -394,40 +376,17 @@ def _record_row(tables: Tables, registration: int, row: int) -> bool:
     registrations, rows = tables.registrations, tables.rows
     initialized = row_word(rows, row, KIND) == INITIALIZED_ROW
     key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    # INITIALIZED has no key and concerns the whole range.
     if not initialized and not inside(registrations, registration, key, size):
         return True
     if not log_row(rows, row, registrations, registration, tables.log, tables.log_size, tables.counts):
         return False
+    # `resolve` takes a resolved ts only while the registration is LIVE, and the log must get the ts that
+    # follow.
     if initialized and registration_word(registrations, registration, REG_STATE) == np.uint64(SCANNING):
         put_registration_word(registrations, registration, REG_STATE, np.uint64(LIVE))
         note(tables.notes, tables.counts, NOTE_INITIALIZED, registration, np.uint64(0), np.uint64(0))
     return True
-
-
-@kernel
-def locate(events: int, event_count: int, rows: int, registrations: int, index: int, table: int) -> None:
-    """Fill in the registrations of scanned events and rows, complete the rows' hashes, prefetch their
-    buckets.
-
-    Reads events and rows. Writes E_REGISTRATION, HASH, ROW_REGISTRATION and PLACE. Bound: one lookup an
-    event. Twin: `tidegate.puller.match.matcher.Matcher`, which has one registration and needs no lookup.
-    Trick: the buckets are fetched into the cache for all rows, before the first is needed.
-    """
-    for e in range(event_count):
-        kind = i64(event_word(events, e, E_KIND))
-        if kind == RESOLVED_MANY:
-            continue
-        registration = find_registration(
-            index, registrations, event_word(events, e, E_REGION), event_word(events, e, E_REQUEST)
-        )
-        put_event_word(events, e, E_REGISTRATION, np.uint64(registration))
-        if kind == ROWS:
-            for row in range(i64(event_word(events, e, E_FIRST)), i64(event_word(events, e, E_END))):
-                h = with_registration(row_word(rows, row, HASH), registration)
-                put_row_word(rows, row, HASH, h)
-                put_row_word(rows, row, ROW_REGISTRATION, np.uint64(registration))
-                put_row_word(rows, row, PLACE, np.uint64(0))
-                prefetch(bucket_of(table, h))
 
 
 @kernel
@@ -457,6 +416,7 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     )
     notes, counts = tables.notes, tables.counts
     moved, log, log_size = tables.moved, tables.log, tables.log_size
+    # Read once: a wrong guess costs time and changes no result.
     large = get_int(counts, C_OPEN_ROWS) > CACHED_ROWS
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
@@ -467,6 +427,8 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
+        # An event of a region that is not registered: a late one, after the caller has stopped the
+        # registration and its number was freed.
         registration = i64(event_word(events, e, E_REGISTRATION))
         if registration < 0:
             continue
@@ -483,9 +445,12 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
                 note(notes, counts, NOTE_ERROR, registration, at, size)
         elif kind == ROWS:
             for row in range(
+                # Rows are numbered through the whole portion. So C_ROW counts only in the event that was
+                # interrupted, and later events begin behind it.
                 max(i64(event_word(events, e, E_FIRST)), get_int(counts, C_ROW)),
                 i64(event_word(events, e, E_END)),
             ):
+                # Checked for each row, because the row before it may have violated the contract.
                 if registration_word(registrations, registration, REG_STATE) == np.uint64(STOPPED):
                     break
                 if registration_word(registrations, registration, REG_SPILLED) != np.uint64(0):
@@ -494,10 +459,13 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
                         put_int(counts, C_ROW, row)
                         return LOG_FULL
                     continue
+                # Checked before the row is applied: a row that was applied in part could not be repeated.
                 if get_int(counts, C_OPEN_ROWS) >= room:
                     put_int(counts, C_EVENT, e)
                     put_int(counts, C_ROW, row)
                     return TABLE_FULL
+                # `locate` has completed the hashes of all rows of the portion, so this row may belong to a
+                # later event.
                 if large and row + AHEAD < row_count:
                     entry = first_match(table, row_word(rows, row + AHEAD, HASH))
                     if entry != np.uint64(0) and entry & IN_MESSAGE == np.uint64(0):
@@ -512,5 +480,4 @@ def warm() -> None:
     spare, index, table = np.zeros(1024, np.uint64), registration_index(4), hash_table(4)
     at = address(spare)
     found = index_address(index), table_address(table)
-    locate(at, 0, at, at, *found)
     match(Tables(at, at, at, *found, at, at, at, at, at, at, at, 0, at), 0, 0, 0)

@@ -107,6 +107,7 @@ class Matcher:
 
     def push(self, row: Row) -> list[Change]:
         """Apply one row; returns the changes that it completes. Raises BrokenContractError."""
+        # It has no key, so it comes before the check of the span.
         if row.kind == Kind.INITIALIZED:
             return self._initialize()
         if not self._span.contains(row.key) or (self._records and not is_record(row.key)):

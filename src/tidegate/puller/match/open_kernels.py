@@ -81,6 +81,7 @@ from tidegate.puller.match.table_kernels import (
     W_NEXT,
     W_REGISTRATION,
     WAIT_RECORD,
+    WORD,
     get_int,
     get_word,
     i64,
@@ -105,8 +106,12 @@ def row_hash(start: Any, key: int, size: int) -> Any:
         i = 0
         while i + 8 < size:
             h = (h ^ load_u64(key + i)) * MULTIPLIER
+            # A product carries bits only upwards. The shift brings a word's high bits down, and the next
+            # product spreads them.
             h ^= h >> np.uint64(29)
             i += 8
+        # The last eight bytes may overlap the word before them. That is harmless, and no read leaves the
+        # key.
         h = (h ^ load_u64(key + size - 8)) * MULTIPLIER
     else:
         for i in range(size):
@@ -153,10 +158,13 @@ def find_open(
     """The place of the open prewrite of (registration, start, key), or 0."""
     mask, tag = table_mask(table), tag_of(hashed)
     number = i64(hashed) & mask
+    # Bounded by the number of buckets: if all have overflowed, nothing else ends a search for an entry that
+    # is not there.
     for _ in range(mask + 1):
         tags = load_u64(table + BUCKET * number)
         matches = tag_matches(tags, tag)
         while matches != np.uint64(0):
+            # Word 0 of a bucket holds its tags, so no entry has place 0, and 0 can mean none.
             place: int = 8 * number + 1 + i64(cttz64(matches) >> np.uint64(3))
             if _is(get_word(table, place), registration, start, key, size, rows, arena):
                 return place
@@ -178,6 +186,8 @@ def _class_of(size: int) -> tuple[Any, Any]:
         return number, number << 6
     power = 63 - i64(ctlz64(np.uint64(size - 1)))
     step = power - 3
+    # `number` is 9 to 16 here, so the classes are 17 and more, in order of size. They stay below FREE_LISTS
+    # for records of up to 2**39 bytes. Rounding wastes at most an eighth of a record.
     number = (size + (1 << step) - 1) >> step
     return 16 + 8 * (power - 10) + number - 8, number << step
 
@@ -206,6 +216,8 @@ def rehash(old: int, new: int, rows: int, arena: int) -> None:
         tags = load_u64(old + BUCKET * number)
         for lane in range(ENTRIES):
             if (tags >> np.uint64(8 * lane)) & np.uint64(0xFF):
+                # `add_entry` counts the overflows of the new buckets; those of the old ones mean nothing
+                # here.
                 entry = get_word(old, 8 * number + 1 + lane)
                 if entry & IN_MESSAGE:
                     row = i64(entry & ~IN_MESSAGE)
@@ -229,6 +241,8 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
     for i in range(get_int(counts, C_KEPT)):
         row = get_int(kept, i)
         place = i64(row_word(rows, row, PLACE))
+        # `_forget` has cleared the place: the commit came in the same portion, or a later prewrite replaced
+        # this one.
         if place == 0:
             continue
         k = i64(row_word(rows, row, KEY_SIZE))
@@ -236,6 +250,7 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
         o = i64(row_word(rows, row, OLD_SIZE))
         number, taken = _class_of(RECORD + k + v + o)
         offset = get_int(free, number)
+        # The arena begins at RECORD, so no record has offset 0, and 0 can end a list.
         if offset != 0:
             then = i64(record_word(arena, offset, R_START))
             put_int(free, number, then)
@@ -244,10 +259,14 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
         else:
             offset = get_int(counts, C_ARENA)
             put_int(counts, C_ARENA, offset + taken)
+        # A record from the list has the same class, so the same bytes. That keeps the arena a row of
+        # records that `compact` and `log_open` can walk from end to end.
         to = arena + offset
         registration = i64(row_word(rows, row, ROW_REGISTRATION))
         put_word(to, R_START, row_word(rows, row, START))
         put_word(to, R_REGISTRATION, np.uint64(registration))
+        # The resolved ts at the end of the portion, not at the row. It can only be larger, so
+        # `compact` may keep the prewrite longer than necessary, but drops none too early.
         put_word(to, R_LIVE, max(registration_word(registrations, registration, REG_RESOLVED), np.uint64(1)))
         put_word(to, R_GENERATION, row_word(rows, row, GENERATION))
         put_word(to, R_HASH, row_word(rows, row, HASH))
@@ -257,6 +276,8 @@ def keep(rows: int, registrations: int, table: int, arena: int, free: int, kept:
         copy_exact(to + RECORD, i64(row_word(rows, row, KEY)), k)
         copy_exact(to + RECORD + k, i64(row_word(rows, row, VALUE)), v)
         copy_exact(to + RECORD + k + v, i64(row_word(rows, row, OLD)), o)
+        # The entry keeps its place and its tag, because the hash is the same. From here on it refers to the
+        # arena.
         put_word(table, place, np.uint64(offset))
         put_int(counts, C_LIVE, get_int(counts, C_LIVE) + taken)
         put_registration_word(
@@ -302,6 +323,7 @@ def release(arena: int, free: int, counts: int) -> None:
             + record_word(arena, at, R_OLD_SIZE)
         )
         number, _ = _class_of(i64(sizes) + RECORD)
+        # The chain of ended records ends here, so the word can link the free list.
         put_word(arena + at, R_START, np.uint64(get_int(free, number)))
         put_int(free, number, at)
         at = then
@@ -343,6 +365,8 @@ def compact(work: Compaction) -> None:
     old, new, registrations, victim, counts = work.old, work.new, work.registrations, work.victim, work.counts
     for registration in range(work.registration_count):
         put_registration_word(registrations, registration, REG_OPEN, np.uint64(0))
+    # No entry refers to a message here: a portion compacts before its rows are matched, and `keep` has run
+    # since then.
     at, end, to = RECORD, get_int(counts, C_ARENA), RECORD
     entries = 0
     while at < end:
@@ -354,6 +378,8 @@ def compact(work: Compaction) -> None:
         stays = stays and registration_word(registrations, registration, REG_SPILLED) == np.uint64(0)
         if work.drop_resolved != 0:
             resolved = registration_word(registrations, registration, REG_RESOLVED)
+            # Three reasons to keep it: its transaction may still commit; the resolved ts is only the
+            # checkpoint, where it began; or no resolved ts has arrived since the prewrite.
             young = record_word(old, np.uint64(at), R_START) >= resolved
             young = young or resolved <= registration_word(registrations, registration, REG_CHECKPOINT)
             young = young or resolved <= record_word(old, np.uint64(at), R_LIVE)
@@ -370,6 +396,7 @@ def compact(work: Compaction) -> None:
             entries += 1
             to += size
         at += size
+    # The lists and the chain of ended records hold offsets in the old arena, so they must not survive it.
     for number in range(FREE_LISTS):
         put_int(work.free, number, 0)
     put_int(counts, C_ENDED, 0)
@@ -391,9 +418,10 @@ def compact_waiting(old: int, new: int, registrations: int, registration_count: 
         put_registration_word(registrations, registration, REG_WAITING, np.uint64(0))
     at, end, to = 0, get_int(counts, C_WAITING), 0
     while at < end:
-        size = (i64(get_word(old + at, W_KEY_SIZE)) + WAIT_RECORD + 7) & ~7
+        size = (i64(get_word(old + at, W_KEY_SIZE)) + WAIT_RECORD + WORD - 1) & -WORD
         registration = i64(get_word(old + at, W_REGISTRATION))
         spilled = registration_word(registrations, registration, REG_SPILLED) != np.uint64(0)
+        # `_initialize` has applied the rows of a live registration, and the log has those of a spilled one.
         if registration_word(registrations, registration, REG_STATE) == np.uint64(SCANNING) and not spilled:
             copy_exact(new + to, old + at, size)
             put_word(new + to, W_NEXT, np.uint64(0))

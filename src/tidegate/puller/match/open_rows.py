@@ -57,8 +57,10 @@ class OpenRows:
     def reclaim(self) -> None:
         """Reuse empty arenas from their beginning."""
         counts = self._counts
+        # No chain leads into the arena, so it can be filled from its beginning.
         if not self._registrations.table[:, k.REG_WAITING].any():
             counts[k.C_WAITING] = 0
+        # The lists of freed records would lead behind the new end, so they are emptied, too.
         if counts[k.C_LIVE] == 0:
             counts[k.C_ARENA], counts[k.C_ENDED] = k.RECORD, 0
             self.dead[:] = 0
@@ -75,6 +77,7 @@ class OpenRows:
     def make_room(self, rows: int, size: int) -> None:
         """Make room for `rows` rows in messages of `size` bytes, even if all of them stay open."""
         counts = self._counts
+        # Only rows of a registration that scans can wait.
         if (self._registrations.table[:, k.REG_STATE] == k.SCANNING).any():
             need = int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows
             if need > len(self.waiting) - k.RECORD:
@@ -90,8 +93,11 @@ class OpenRows:
         prewrites are dropped. Records of stopped registrations are always dropped.
         """
         counts, registrations = self._counts, self._registrations.table
+        # Twice the need: the next compaction is then due only after as many bytes again, so its cost is
+        # constant for each byte.
         arena = buffer(power_of_two(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
         table = bucket_kernels.hash_table(max(_TABLE, 2 * int(counts[k.C_OPEN_ROWS])))
+        # Replaced, not freed: changes of this call may point into it.
         self._retired += [self.arena]
         work = open_kernels.Compaction(
             old=self._at(self.arena),
@@ -132,6 +138,8 @@ class OpenRows:
     def shed(self, limit: int) -> None:
         """Drop prewrites, first of the registration that holds most, until at most `limit` bytes are left."""
         while self._counts[k.C_LIVE] > limit:
+            # `_relieve` runs after the changes were copied. Without this each step would hold one more
+            # arena.
             self.let_go()
             self.compact(drop_resolved=True, victim=int(self._registrations.table[:, k.REG_OPEN].argmax()))
 
@@ -150,8 +158,12 @@ class OpenRows:
         """Append the open prewrites of the only registration to a log; returns their bytes."""
         counts = self._counts
         self.compact(drop_resolved=True)
+        # `log_open` takes only spilled registrations; the mark is never removed, because the tables of a
+        # pass end here.
         self._registrations.mark_spilled(number)
         counts[k.C_LOG] = 0
+        # A record's header in the log is 16 bytes longer than in the arena, and its padding is less than 8
+        # bytes. So all records fit, and one call is enough.
         size = int(counts[k.C_ARENA]) + 32 * int(counts[k.C_OPEN_ROWS]) + 64
         memory = buffer(size)
         spill_kernels.log_open(

@@ -49,6 +49,8 @@ class Outcome:
         counts, table = self._counts, self._registrations.table
         waiting = int(table[:, k.REG_WAITING].sum())
         self.out = longer(self.out, int(counts[k.C_OUT]) + rows + waiting)
+        # An event makes at most one note of an error. A registration makes at most two more: INITIALIZED
+        # and one violation.
         self.notes = longer(self.notes, int(counts[k.C_NOTES]) + events + 2 * len(table))
 
     def blocks(self) -> list[tuple[int, pa.RecordBatch]]:
@@ -58,6 +60,7 @@ class Outcome:
         if count == 0:
             return blocks
         out = self.out
+        # A stable sort, because the changes of a span must keep their order.
         if not gather_kernels.one_span(address(out), count):
             out = out[np.argsort(out[:count, k.O_SPAN], kind="stable")]
         first, at, sizes = 0, address(out), np.zeros(3, dtype=np.int64)
@@ -90,6 +93,7 @@ class Outcome:
             if kind == k.NOTE_INITIALIZED:
                 notes.append(Note(Happening.INITIALIZED, owner))
             elif kind == k.NOTE_ERROR:
+                # A copy, because the address is valid only while the caller holds the messages.
                 notes.append(Note(Happening.FAILED, owner, event=ctypes.string_at(a, b)))
             else:
                 notes.append(Note(Happening.VIOLATED, owner, violation=Violation(a), commit_ts=b))
@@ -99,6 +103,7 @@ class Outcome:
         """Marks and ts of registrations whose resolved ts rose; if the list overflowed, of all live ones."""
         count = int(self._counts[k.C_MOVED])
         table = self._registrations.table
+        # The list has wrapped around. A mark that did not rise repeats its ts, which does no harm.
         if count > k.MOVED_ROOM:
             numbers = np.flatnonzero(table[:, k.REG_STATE] == k.LIVE)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 
 from tidegate.kernel import address
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller.match import bucket_kernels, match_kernels, open_kernels
+from tidegate.puller.match import bucket_kernels, match_kernels, open_kernels, registration_kernels
 from tidegate.puller.match import table_kernels as k
 from tidegate.puller.match.addresses import Addresses
 from tidegate.puller.match.matched import Matched, Registration
@@ -68,6 +68,7 @@ class Pairing:
     def begin(self) -> None:
         """Begin a call. The results of the last call must have been taken."""
         self.outcome.clear()
+        # The changes of the last call were gathered, so nothing points into the old arenas any more.
         self.open_rows.let_go()
         self.open_rows.reclaim()
 
@@ -86,6 +87,7 @@ class Pairing:
         self.outcome.clear()
         events, rows = self._portion.scan(messages)
         assert rows == 0, "a batch of resolved ts has none"
+        # `locate` is not needed: `resolve_many` finds the registration of each region itself.
         self.counts[k.C_EVENT] = self.counts[k.C_ROW] = 0
         state = self._match(events, 0)
         assert state == k.DONE, "only rows and logs need room"
@@ -106,12 +108,15 @@ class Pairing:
         return self._taken(NO_MARKS, NO_TS, 0)
 
     def _taken(self, marks: k.I64, resolved: k.U64, rows: int) -> Matched:
+        # The order matters: `blocks` copies the changes, and only then may `release` give their space away.
         changes, blocks = self.outcome.changes, self.outcome.blocks()
         self.open_rows.release()
         return Matched(blocks, self.outcome.read_notes(), marks, resolved, rows, changes)
 
     def take_back(self) -> list[int]:
         """Remove the rows of stopped registrations, and then free their numbers; returns these numbers."""
+        # Records first: a number that is free while a record still has it would pass that record to its
+        # next owner.
         self.open_rows.forget_stopped()
         return self.registrations.take_back()
 
@@ -122,10 +127,12 @@ class Pairing:
         called again.
         """
         counts, portion, open_rows = self.counts, self._portion, self.open_rows
+        # Before `_match` reads the addresses, because these calls may replace the tables. The kernels check
+        # no bound of the tables that are made large enough here.
         self.outcome.make_room(events, rows)
         open_rows.make_room(rows, size)
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
-        match_kernels.locate(
+        registration_kernels.locate(
             self._at(portion.events),
             events,
             self._at(portion.rows),
@@ -136,6 +143,7 @@ class Pairing:
         while (state := self._match(events, rows)) != k.DONE:
             if state == k.LOG_FULL:
                 assert self._spill is not None, "only registrations with a log fill it"
+                # Both branches may replace a table, so `_match` takes all addresses again.
                 self._spill.make_room(counts, len(self.registrations.table))
             else:
                 open_rows.double_table(portion.rows)

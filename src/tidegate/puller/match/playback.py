@@ -70,12 +70,17 @@ class Playback:
         one = pairing.registrations.add(
             owner.request_id, owner.region_id, owner.span, owner.mark, owner.bounds, self._checkpoint
         )
+        # As it was when the log began, because the log's first rows are judged by that state.
         pairing.registrations.restore(one, self._log.state, self._log.resolved)
         for chunk in self._log.chunks():
             pairing.begin()
             pairing.feed_log(chunk, one)
             matched = pairing.take_changes()
             broken = [note for note in matched.notes if note.happening is Happening.VIOLATED]
+            # The first violation ends the registration. INITIALIZED was already reported when it was
+            # logged.
             matched.notes = [replace(note, registration=owner) for note in broken[:1]]
             yield matched
+        # No two passes have a prewrite of the same transaction and key, so the order of their prewrites in
+        # `rest` does not matter.
         self.left += pairing.open_rows.write_open(one.number, self._rest)

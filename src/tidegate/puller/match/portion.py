@@ -38,6 +38,7 @@ class Portion:
         events, rows = self._scan(messages)
         if self._lag:
             times = self.events[:events, k.E_TS]
+            # Unsigned: a ts below the lag becomes 0 and does not wrap around.
             times -= np.minimum(times, self._lag)
         return events, rows
 
@@ -65,6 +66,7 @@ class Portion:
                     why="it is not a ChangeDataEvent",
                     fix="nothing to do if it happens once: the stream is opened again",
                 )
+            # The scan begins again: rows of the old tables are not copied, because a table is full rarely.
             self._double()
 
     def _double(self) -> None:
@@ -79,9 +81,11 @@ class Portion:
         """
         at, found = 0, np.zeros(2, dtype=np.int64)
         while at < len(chunk):
+            # `load` makes at most one event and one row of a record, so one bound holds for both.
             room = min(len(self.events), len(self.rows))
             tables = self._at(self.events), self._at(self.rows), room, address(found)
             played = spill_kernels.Played(owner.region_id, owner.request_id, *tables)
             end = spill_kernels.load(address(chunk), at, len(chunk), played)
+            # The caller has kept its rows when it comes back, so the tables can be filled again.
             yield int(found[0]), int(found[1]), end - at
             at = end

@@ -35,6 +35,8 @@ class Recycler:
         if starts[-1] < SMALL:
             return [pa.allocate_buffer(size) for size in sizes]
         slab = self._take(1 << (starts[-1] - 1).bit_length())
+        # Arrow's buffers hold the view, so the finalizer runs when the last of them is gone. It holds the
+        # slab until then.
         view = slab[: starts[-1]]
         weakref.finalize(view, self._give_back, slab).atexit = False
         whole = pa.py_buffer(view)

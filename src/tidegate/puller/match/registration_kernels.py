@@ -10,16 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.kernel import address, compare_bytes, inline, kernel, load_u16
-from tidegate.puller.match.scan_kernels import REGION_TAG, REGIONS_TAG, read_varint, skip_field
+from tidegate.kernel import (
+    address,
+    compare_bytes,
+    inline,
+    kernel,
+    load_u16,
+    prefetch,
+)
+from tidegate.puller.match.bucket_kernels import bucket_of, hash_table, table_address
+from tidegate.puller.match.open_kernels import with_registration
+from tidegate.puller.match.scan_kernels import REGION_TAG, REGIONS_TAG, TAG_WIRE, read_varint, skip_field
 from tidegate.puller.match.spill_kernels import log_tick
 from tidegate.puller.match.table_kernels import (
     C_MOVED,
     C_NOTES,
+    E_END,
     E_FIRST,
+    E_KIND,
+    E_REGION,
+    E_REGISTRATION,
     E_REQUEST,
     E_SIZE,
     E_TS,
+    HASH,
     LIVE,
     MIXER,
     MOVED_ROOM,
@@ -29,6 +43,7 @@ from tidegate.puller.match.table_kernels import (
     N_KIND,
     N_REGISTRATION,
     NOTE_VIOLATED,
+    PLACE,
     REG_DUE,
     REG_FROM,
     REG_FROM_SIZE,
@@ -41,16 +56,22 @@ from tidegate.puller.match.table_kernels import (
     REG_STATE,
     REG_TO,
     REG_TO_SIZE,
+    RESOLVED_MANY,
+    ROW_REGISTRATION,
+    ROWS,
     STOPPED,
     event_word,
     get_int,
     i64,
     index_address,
+    put_event_word,
     put_int,
     put_note_word,
     put_registration_word,
+    put_row_word,
     registration_index,
     registration_word,
+    row_word,
     table_mask,
 )
 
@@ -71,6 +92,7 @@ def find_registration(index: int, registrations: int, region: Any, request: Any)
     """The latest registration of (request, region), or -1."""
     mask = table_mask(index)
     at = i64(_id_hash(region, request) & np.uint64(mask))
+    # The index has four places for each registration (`take_back`), so a free place ends the search.
     while get_int(index, at) >= 0:
         registration: int = get_int(index, at)
         if (
@@ -95,6 +117,7 @@ def index_registration(index: int, registrations: int, registration: int) -> Non
         registration_word(registrations, registration, REG_REQUEST),
     )
     at = i64(_id_hash(region, request) & np.uint64(mask))
+    # Places are never freed one by one. `take_back` builds a new index, so a search never stops too early.
     while get_int(index, at) >= 0:
         other = get_int(index, at)
         if (
@@ -136,6 +159,7 @@ def _is_record(key: int, size: int) -> bool:
 @inline
 def inside(registrations: int, registration: int, key: int, size: int) -> bool:
     """Whether a key is in the registration's range and, if only records are wanted, a record's."""
+    # The cheap test first: in a range of several tables most keys that are not wanted are index entries.
     if registration_word(registrations, registration, REG_RECORDS) != np.uint64(0) and not _is_record(
         key, size
     ):
@@ -164,13 +188,17 @@ def resolve(
     """
     if (
         registration < 0
+        # Before INITIALIZED a resolved ts says nothing: the scan still delivers changes below it.
         or registration_word(registrations, registration, REG_STATE) != np.uint64(LIVE)
         or ts <= registration_word(registrations, registration, REG_RESOLVED)
     ):
         return True
     if registration_word(registrations, registration, REG_SPILLED) != np.uint64(0):
+        # While it is due, REG_RESOLVED does not rise, so the last ts in the log is REG_DUE.
         if ts <= registration_word(registrations, registration, REG_DUE):
             return True
+        # The ts goes to the log even if it is reported at once: at playback a commit below it must still be
+        # found to be a violation.
         if not log_tick(registration, ts, log, log_size, counts):
             return False
         least = registration_word(registrations, registration, REG_LEAST)
@@ -178,6 +206,8 @@ def resolve(
             put_registration_word(registrations, registration, REG_DUE, ts)
             return True
     put_registration_word(registrations, registration, REG_RESOLVED, ts)
+    # The count goes on beyond the list's length. `read_moved` then reports all live registrations instead
+    # of the list.
     put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, registration)
     put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
     return True
@@ -194,6 +224,7 @@ def resolve_many(
     end = at + i64(event_word(events, event, E_SIZE))
     ts, request = event_word(events, event, E_TS), event_word(events, event, E_REQUEST)
     while at < end:
+        # `scan` has read the same bytes without a fault, so no address is checked here.
         tag, at = read_varint(at, end)
         if tag == REGIONS_TAG:
             size, at = read_varint(at, end)
@@ -201,7 +232,7 @@ def resolve_many(
         elif tag == REGION_TAG:
             stop = at + 1  # a varint begins before it, and no other
         else:
-            at = skip_field(i64(tag & np.uint64(7)), at, end)
+            at = skip_field(i64(tag & TAG_WIRE), at, end)
             stop = at
         while at < stop:
             region, at = read_varint(at, end)
@@ -211,6 +242,37 @@ def resolve_many(
     return True
 
 
+@kernel
+def locate(events: int, event_count: int, rows: int, registrations: int, index: int, table: int) -> None:
+    """Fill in the registrations of scanned events and rows, complete the rows' hashes, prefetch their
+    buckets.
+
+    Reads events and rows. Writes E_REGISTRATION, HASH, ROW_REGISTRATION and PLACE. Bound: one lookup an
+    event. Twin: `tidegate.puller.match.matcher.Matcher`, which has one registration and needs no lookup.
+    Trick: the buckets are fetched into the cache for all rows, before the first is needed.
+    """
+    for e in range(event_count):
+        kind = i64(event_word(events, e, E_KIND))
+        if kind == RESOLVED_MANY:
+            continue
+        registration = find_registration(
+            index, registrations, event_word(events, e, E_REGION), event_word(events, e, E_REQUEST)
+        )
+        put_event_word(events, e, E_REGISTRATION, np.uint64(registration))
+        if kind == ROWS:
+            for row in range(i64(event_word(events, e, E_FIRST)), i64(event_word(events, e, E_END))):
+                # Also for a registration of -1: `match` skips the event, and a branch for each row would
+                # cost more.
+                h = with_registration(row_word(rows, row, HASH), registration)
+                put_row_word(rows, row, HASH, h)
+                put_row_word(rows, row, ROW_REGISTRATION, np.uint64(registration))
+                put_row_word(rows, row, PLACE, np.uint64(0))
+                prefetch(bucket_of(table, h))
+
+
 def warm() -> None:
     """Compile every kernel with the types it is called with."""
-    index_registration(index_address(registration_index(4)), address(np.zeros(1024, np.uint64)), 0)
+    spare, index, table = np.zeros(1024, np.uint64), registration_index(4), hash_table(4)
+    at = address(spare)
+    index_registration(index_address(index), at, 0)
+    locate(at, 0, at, at, index_address(index), table_address(table))

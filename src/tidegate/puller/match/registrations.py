@@ -48,6 +48,7 @@ class Registrations:
     ) -> Registration:
         """Add a registration under a free number; for the arguments see `BlockMatcher.register`."""
         number = self._free.pop()
+        # The kernels read these bytes by address as long as the registration exists.
         held = (pa.py_buffer(bounds.start), pa.py_buffer(bounds.end))
         line = self.table[number]
         line[:] = 0
@@ -74,6 +75,7 @@ class Registrations:
 
     def stop(self, registration: Registration) -> bool:
         """Ignore rows that still arrive for it. False: its number has already been freed."""
+        # The number may belong to another registration by now, which must not be stopped.
         if self._owners.get(registration.number) is not registration:
             return False
         self.table[registration.number, k.REG_STATE] = k.STOPPED
@@ -111,6 +113,8 @@ class Registrations:
             old = len(self.table)
             self.table = np.vstack([self.table, np.zeros_like(self.table)])
             self._free += range(2 * old - 1, old - 1, -1)
+        # A new index instead of removals: a place that becomes free would cut off the searches that pass
+        # it.
         self.index = k.registration_index(4 * len(self.table))
         for number in self._owners:
             self._enter(number)

@@ -65,6 +65,8 @@ CALLED = 1024
 # Fields of cdcpb, as messages hold them: number and wire type.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """The wire types of protobuf, except groups, which cdcpb never uses."""
+TAG_FIELD, TAG_WIRE = np.uint64(3), np.uint64(7)
+"""A tag holds the field's number above its lowest three bits, which are the wire type."""
 
 
 def _field(message: Any, name: str) -> int:
@@ -74,7 +76,7 @@ def _field(message: Any, name: str) -> int:
 
 def _tag(message: Any, name: str, wire: int) -> Any:
     """The tag of a field: its number and wire type, as encoded before its value."""
-    return np.uint64(_field(message, name) << 3 | wire)
+    return np.uint64(_field(message, name) << int(TAG_FIELD) | wire)
 
 
 _MALFORMED, _NO_ROOM = -1, -2
@@ -106,9 +108,11 @@ def read_varint(at: int, end: int) -> tuple[Any, Any]:
     """The varint at `at` and the address after it; address 0 if it is cut off or longer than 10 bytes."""
     if at < end and load_u8(at) < 0x80:
         return np.uint64(load_u8(at)), at + 1
+    # A varint has at most ten bytes, so nothing behind `end` is read.
     if end - at >= 10:
         return _wide_varint(at)
     value, shift = np.uint64(0), 0
+    # The tenth byte is shifted by 63: its higher bits are lost, as in protobuf.
     while at < end and shift < 70:
         byte = np.uint64(load_u8(at))
         at += 1
@@ -123,10 +127,12 @@ def read_varint(at: int, end: int) -> tuple[Any, Any]:
 def _wide_varint(at: int) -> tuple[Any, Any]:
     """As `read_varint`, if ten bytes are readable: eight groups of seven bits are joined at once."""
     word: Any = load_u64(at)
+    # The first byte without a continuation bit is the last of the varint.
     stops = ~word & np.uint64(0x8080808080808080)
     size = 8
     if stops != np.uint64(0):
         size = i64(cttz64(stops) >> np.uint64(3)) + 1
+        # The size is 1 to 8, so the shift is below 64 and defined.
         word &= np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * size)
     # Drop the continuation bits, then join neighbours: 8 groups of 7 bits to 4 of 14, 2 of 28, 1 of 56.
     word &= np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -152,6 +158,7 @@ def skip_field(wire: int, at: int, end: int) -> Any:
         return after
     if wire == BYTES:
         size, after = read_varint(at, end)
+        # Compared before it is added: a size near 2**64 would wrap the address around.
         if after == 0 or size > np.uint64(end - after):
             return 0
         return after + i64(size)
@@ -180,6 +187,8 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
     start, commit, kind, op = zero, zero, zero, zero
     key, value, old = at, at, at
     key_size, value_size, old_size = zero, zero, zero
+    # Nothing is compared with `end` on the way here: two numbers with their tags have at most 22 bytes,
+    # less than SLACK, and one comparison follows.
     if load_u8(at) == START_TAG:
         start, at = _wide_varint(at + 1)
     if at != 0 and load_u8(at) == COMMIT_TAG:
@@ -190,6 +199,7 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
         kind, at = np.uint64(load_u8(at + 1)), at + 2
     if load_u8(at) == OP_TAG:
         op, at = np.uint64(load_u8(at + 1)), at + 2
+    # A kind or operation of more than one byte has another form; the general scan reads it.
     if at > end or kind >= np.uint64(0x80) or op >= np.uint64(0x80):
         return False
     if load_u8(at) == KEY_TAG:
@@ -207,6 +217,7 @@ def _scan_usual_row(at: int, end: int, rows: int, row: int) -> bool:
         if old == 0 or old > end or old_size > np.uint64(end - old):
             return False
         at = old + i64(old_size)
+    # Also false if a field was cut off, or comes in another order: then the row has bytes left.
     if at != end:
         return False
     put_row_word(rows, row, START, start)
@@ -230,13 +241,14 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
 
     A raw row has no old value; the bytes of its expiry (a varint) take the place of the old value.
     """
+    # The fields that are missing are 0, as in protobuf. The row may hold the words of an earlier portion.
     for word in range(ROW_WORDS):
         put_row_word(rows, row, word, np.uint64(0))
     while at < end:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return False
-        field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
+        field, wire = i64(tag >> TAG_FIELD), i64(tag & TAG_WIRE)
         if wire == VARINT:
             first = at
             value, at = read_varint(at, end)
@@ -247,6 +259,7 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
             elif field == _ROW_COMMIT:
                 put_row_word(rows, row, COMMIT, value)
             elif field == _ROW_KIND:
+                # Enumerations have 32 bits in protobuf; a parser drops the others.
                 put_row_word(rows, row, KIND, value & np.uint64(0xFFFFFFFF))
             elif field == _ROW_OP:
                 put_row_word(rows, row, OP, value & np.uint64(0xFFFFFFFF))
@@ -260,6 +273,7 @@ def _scan_row(at: int, end: int, rows: int, row: int) -> bool:
             if at == 0 or size > np.uint64(end - at):
                 return False
             if _ROW_KEY <= field <= _ROW_OLD:
+                # Key, value and old value follow each other in cdcpb and in ROW.
                 put_row_word(rows, row, KEY + field - _ROW_KEY, np.uint64(at))
                 put_row_word(rows, row, KEY_SIZE + field - _ROW_KEY, size)
             at += i64(size)
@@ -283,7 +297,7 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: i
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return _MALFORMED
         if tag != ENTRIES_TAG:
-            at = skip_field(i64(tag & np.uint64(7)), at, end)
+            at = skip_field(i64(tag & TAG_WIRE), at, end)
             if at == 0:
                 return _MALFORMED
             continue
@@ -295,6 +309,7 @@ def _scan_entries(at: int, end: int, last: int, rows: int, row_room: int, row: i
         stop = at + i64(size)
         for line in range(0, 256, 64):
             prefetch(at + CALLED + line)
+        # The last rows of a message lack the SLACK, so they take the general scan.
         usual = last - stop >= SLACK and _scan_usual_row(at, stop, rows, row)
         if not usual and not _scan_row(at, stop, rows, row):
             return _MALFORMED
@@ -319,7 +334,7 @@ def _scan_event(
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return _MALFORMED
-        field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
+        field, wire = i64(tag >> TAG_FIELD), i64(tag & TAG_WIRE)
         if wire == VARINT:
             value, at = read_varint(at, end)
             if at == 0:
@@ -336,6 +351,8 @@ def _scan_event(
             if at == 0 or size > np.uint64(end - at):
                 return _MALFORMED
             if field == _ENTRIES:
+                # Another member of the oneof came in between, so the rows before it no longer count.
+                # Without one, protobuf merges the two lists.
                 if event_word(events, event, E_KIND) != np.uint64(ROWS):
                     row = first
                 put_event_word(events, event, E_KIND, np.uint64(ROWS))
@@ -374,7 +391,7 @@ def _scan_resolved(at: int, end: int, events: int, event: int) -> bool:
         tag, at = read_varint(at, end)
         if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
             return False
-        field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
+        field, wire = i64(tag >> TAG_FIELD), i64(tag & TAG_WIRE)
         if wire == VARINT:
             value, at = read_varint(at, end)
             if at == 0:
@@ -419,7 +436,7 @@ def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, 
             if at == 0 or tag < LEAST_TAG or tag > MOST_TAG:
                 return BAD
             if tag != EVENTS_TAG and tag != RESOLVED_TAG:
-                at = skip_field(i64(tag & np.uint64(7)), at, end)
+                at = skip_field(i64(tag & TAG_WIRE), at, end)
                 if at == 0:
                     return BAD
                 continue

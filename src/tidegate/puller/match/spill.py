@@ -52,6 +52,8 @@ class SpillLog:
 
     def append(self, records: k.U8) -> None:
         """Add whole records. Raises DiskFull; then the log is unchanged."""
+        # After a failure the log is cut back to this size. Otherwise the chunks already written would
+        # repeat their records when the caller appends again.
         before = self.size
         try:
             with writing(self.path, keep=True), self.path.open("ab") as file:
@@ -79,6 +81,7 @@ class SpillLog:
         except FileNotFoundError as error:
             raise DamagedLogError from error
         with file:
+            # Only the bytes that were counted: a failed truncation may have left more in the file.
             left = self.size
             while left > 0:
                 chunk = self._chunk(file, left)
@@ -90,6 +93,7 @@ class SpillLog:
         if len(head) < HEADER.size:
             raise DamagedLogError
         magic, crc, length = HEADER.unpack(head)
+        # The length is compared before it is read, so a damaged header allocates no memory.
         if magic != MAGIC or length > left:
             raise DamagedLogError
         data = file.read(length)
@@ -148,12 +152,16 @@ class SpillFolder:
             return
         sizes = np.zeros(registrations, dtype=np.int64)
         spill_kernels.sizes_by_registration(address(self.memory), used, address(sizes))
+        # One append for each log, not one for each row.
         ends = np.cumsum(sizes)
         places, grouped = ends - sizes, buffer(used)
         spill_kernels.group_by_registration(address(self.memory), used, address(places), address(grouped))
+        # All logs or none: C_LOG stays as it was after a failure, so the next flush writes the same records
+        # again.
         before = {number: log.size for number, log in self.logs.items()}
         try:
             for number in np.flatnonzero(sizes).tolist():
+                # A registration that was stopped has no log any more, and its records are dropped.
                 log = self.logs.get(number)
                 if log is not None:
                     log.append(grouped[ends[number] - sizes[number] : ends[number]])
@@ -171,6 +179,7 @@ class SpillFolder:
         """
         used = int(counts[k.C_LOG])
         if used:
+            # The disk is full: the records stay in memory until `relieve` reports it.
             with suppress(DiskFull):
                 self.flush(counts, registrations)
                 return

@@ -31,6 +31,7 @@ from tidegate.puller.match.table_kernels import (
     KEY,
     KEY_SIZE,
     KIND,
+    KIND_SHIFT,
     L_COMMIT,
     L_GENERATION,
     L_KEY_SIZE,
@@ -45,6 +46,7 @@ from tidegate.puller.match.table_kernels import (
     OLD,
     OLD_SIZE,
     OP,
+    OPERATION_MASK,
     PREWRITE_ROW,
     R_GENERATION,
     R_KEY_SIZE,
@@ -69,6 +71,7 @@ from tidegate.puller.match.table_kernels import (
     W_REGISTRATION,
     W_START,
     WAIT_RECORD,
+    WORD,
     get_int,
     get_word,
     i64,
@@ -102,7 +105,7 @@ class Head(NamedTuple):
 def _put_head(at: int, head: Head) -> int:
     """Write a record's header; returns the record's size in bytes."""
     data = i64(head.key_size) + i64(head.value_size) + i64(head.old_size)
-    size: int = (LOG_RECORD + data + 7) & ~7
+    size: int = (LOG_RECORD + data + WORD - 1) & -WORD
     put_word(at, L_SIZE, np.uint64(size))
     put_word(at, L_REGISTRATION, np.uint64(head.registration))
     put_word(at, L_KIND, np.uint64(head.kind))
@@ -125,8 +128,11 @@ def log_row(
     k = row_word(rows, row, KEY_SIZE)
     v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, OLD_SIZE)
     if kind == COMMIT_ROW or kind == ROLLBACK_ROW:
+        # A commit takes its values from its prewrite, so they need no space in the log.
         v, o = np.uint64(0), np.uint64(0)
     used = get_int(counts, C_LOG)
+    # The padding is less than a word, so one more word is enough. The check comes first: a record that is
+    # written in part would end the walk over the log.
     if used + LOG_RECORD + i64(k) + i64(v) + i64(o) + 8 > log_size:
         return False
     commit = row_word(rows, row, COMMIT)
@@ -142,11 +148,16 @@ def log_row(
     copy_exact(at + i64(k) + i64(v), i64(row_word(rows, row, OLD)), i64(o))
     put_int(counts, C_LOG, used + size)
     least = registration_word(registrations, registration, REG_LEAST)
+    # A rolled back transaction has no commit_ts. Once a resolved ts passes its start_ts, the playback
+    # removes its prewrites from the log.
     if kind == ROLLBACK_ROW:
         commit = row_word(rows, row, START)
     if kind == COMMIT_ROW or kind == ROLLBACK_ROW or kind == COMMITTED_ROW:
+        # 0 means that there is none, so a ts of 0 counts as 1.
         if least == np.uint64(0) or commit < least:
             put_registration_word(registrations, registration, REG_LEAST, max(commit, np.uint64(1)))
+    # An unknown kind is a violation, which the playback finds. With the least ts the next resolved ts makes
+    # it due.
     elif kind != PREWRITE_ROW and kind != INITIALIZED_ROW:
         put_registration_word(registrations, registration, REG_LEAST, np.uint64(1))
     return True
@@ -156,6 +167,7 @@ def log_row(
 def log_tick(registration: int, ts: Any, log: int, log_size: int, counts: int) -> bool:
     """Append a resolved ts to the log. Returns False if there is no room; then nothing was changed."""
     used = get_int(counts, C_LOG)
+    # A tick has no key, so the header is all of it and needs no padding.
     if used + LOG_RECORD > log_size:
         return False
     zero = np.uint64(0)
@@ -177,6 +189,8 @@ def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_si
     while at < end:
         size = record_bytes(arena, np.uint64(at))
         registration = record_word(arena, np.uint64(at), R_REGISTRATION)
+        # Dead records stay between the live ones until `compact`. They keep their sizes, so the walk steps
+        # over them.
         live = record_word(arena, np.uint64(at), R_LIVE) != np.uint64(0)
         if live and registration_word(registrations, i64(registration), REG_SPILLED) != np.uint64(0):
             k = record_word(arena, np.uint64(at), R_KEY_SIZE)
@@ -188,10 +202,13 @@ def log_open(arena: int, at: int, end: int, registrations: int, log: int, log_si
                 return at
             start = record_word(arena, np.uint64(at), R_START)
             generation = record_word(arena, np.uint64(at), R_GENERATION)
+            # A record does not hold its operation. Any known one will do, because the operation of the
+            # commit decides.
             head = Head(
                 registration, PREWRITE_ROW, np.uint64(OP_PUT), start, np.uint64(0), generation, k, v, o
             )
             done = _put_head(log + used, head)
+            # Key, value and old value follow each other in both layouts, so they are one copy.
             copy_exact(log + used + LOG_RECORD, arena + at + RECORD, data)
             put_int(counts, C_LOG, used + done)
         at += size
@@ -215,17 +232,20 @@ def log_waiting(
             used = get_int(counts, C_LOG)
             if used + LOG_RECORD + i64(k) + 8 > log_size:
                 return at
-            kind = (get_word(record, W_KIND) >> np.uint64(8)) + np.uint64(FORCED)
-            op = get_word(record, W_KIND) & np.uint64(0xFF)
+            # FORCED keeps its place in the order: at playback it waits for INITIALIZED, as it does now,
+            # even if its prewrite is before it in the log.
+            kind = (get_word(record, W_KIND) >> KIND_SHIFT) + np.uint64(FORCED)
+            op = get_word(record, W_KIND) & OPERATION_MASK
             zero = np.uint64(0)
             start, commit = get_word(record, W_START), get_word(record, W_COMMIT)
             done = _put_head(log + used, Head(registration, kind, op, start, commit, zero, k, zero, zero))
             copy_exact(log + used + LOG_RECORD, record + WAIT_RECORD, i64(k))
             put_int(counts, C_LOG, used + done)
             least = registration_word(registrations, i64(registration), REG_LEAST)
+            # A rollback that waits completes no change, so no resolved ts has to wait for it.
             if kind == _FORCED_COMMIT and (least == np.uint64(0) or commit < least):
                 put_registration_word(registrations, i64(registration), REG_LEAST, max(commit, np.uint64(1)))
-        at += (i64(k) + WAIT_RECORD + 7) & ~7
+        at += (i64(k) + WAIT_RECORD + WORD - 1) & -WORD
     return end
 
 
@@ -239,6 +259,8 @@ def sizes_by_registration(log: int, size: int, sizes: int) -> None:
     at = 0
     while at < size:
         registration = i64(get_word(log + at, L_REGISTRATION))
+        # Sizes and numbers are trusted: `_put_head` wrote them, and this part of the log has not left
+        # memory.
         put_int(sizes, registration, get_int(sizes, registration) + i64(get_word(log + at, L_SIZE)))
         at += i64(get_word(log + at, L_SIZE))
 
@@ -253,6 +275,8 @@ def group_by_registration(log: int, size: int, places: int, out: int) -> None:
     at = 0
     while at < size:
         registration, one = i64(get_word(log + at, L_REGISTRATION)), i64(get_word(log + at, L_SIZE))
+        # Records of one registration keep their order. Playback depends on it: a tick must stay behind the
+        # commits that came before it.
         copy_exact(out + get_int(places, registration), log + at, one)
         put_int(places, registration, get_int(places, registration) + one)
         at += one
@@ -265,6 +289,7 @@ def cut(log: int, at: int, end: int, most: int) -> int:
     Reads the sizes of records. Writes nothing. Bound: `end`. Twin: none, a walk over sizes.
     """
     first = at
+    # Each size is at least a header's, so the walk ends.
     while at < end and at - first < most:
         at += i64(get_word(log + at, L_SIZE))
     return at
@@ -296,11 +321,13 @@ def load(log: int, at: int, end: int, to: Played) -> int:
     e, r, open_event = 0, 0, False
     while at < end and e < room and r < room:
         kind = get_word(log + at, L_KIND)
+        # A tick ends the event of rows before it: `match` must apply it between the rows where it arrived.
         if kind == np.uint64(TICK):
             put_event_word(events, e, E_KIND, np.uint64(RESOLVED))
             put_event_word(events, e, E_TS, get_word(log + at, L_COMMIT))
             open_event = False
         else:
+            # Consecutive rows share one event. `e` already counts that event, so it goes back to it.
             if open_event:
                 e -= 1
             else:
@@ -318,6 +345,8 @@ def load(log: int, at: int, end: int, to: Played) -> int:
             put_row_word(rows, r, VALUE, np.uint64(key + i64(k)))
             put_row_word(rows, r, OLD, np.uint64(key + i64(k) + i64(v)))
             put_row_word(rows, r, KEY_SIZE, k)
+            # The log does not hold the hash: `locate` adds the registration's number, which is another one
+            # at playback.
             put_row_word(rows, r, HASH, row_hash(get_word(log + at, L_START), key, i64(k)))
             put_row_word(rows, r, VALUE_SIZE, v)
             put_row_word(rows, r, OLD_SIZE, get_word(log + at, L_OLD_SIZE))

@@ -53,9 +53,11 @@ class Spilling:
     def tend(self) -> None:
         """Remove logs of ended registrations, and flush once half of the log's memory is used."""
         table = self._registrations.table
+        # A violation stops a registration inside the kernels, which know nothing of files.
         for number in list(self._folder.logs):
             if table[number, k.REG_STATE] == k.STOPPED:
                 self.forget(number)
+        # At half, because a full log interrupts `match` in the middle of a portion.
         if self._counts[k.C_LOG] > self._folder.room // 2:
             self.flush()
 
@@ -84,6 +86,8 @@ class Spilling:
         registration was spilled.
         """
         table, counts, open_rows = self._registrations.table, self._counts, self._pairing.open_rows
+        # Rows of registrations that are already spilled may be only in the log's memory. A failure below
+        # empties it, so they must be on disk first.
         self.flush()
         chosen: list[int] = []
         left = open_rows.live_bytes
@@ -98,6 +102,7 @@ class Spilling:
                     number,
                     self.new_log(int(table[number, k.REG_STATE]), int(table[number, k.REG_RESOLVED])),
                 )
+            # Prewrites before the rows that wait for them: playback takes the log in order.
             self._log_all(spill_kernels.log_open, open_rows.arena, k.RECORD, int(counts[k.C_ARENA]))
             self._log_all(spill_kernels.log_waiting, open_rows.waiting, 0, int(counts[k.C_WAITING]))
             self.flush()
@@ -106,6 +111,7 @@ class Spilling:
             for number in chosen:
                 self.forget(number)
             raise
+        # Only here are the records on disk, so that the arenas may lose them.
         open_rows.let_go()
         open_rows.compact()
         open_rows.compact_waiting(int(counts[k.C_WAITING]))
@@ -120,4 +126,5 @@ class Spilling:
                 if self._counts[k.C_LOG]:
                     self.flush()
                 else:
+                    # The log is empty, and still the next record does not fit.
                     folder.grow(0)

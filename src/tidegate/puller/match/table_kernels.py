@@ -19,6 +19,9 @@ from tidegate.proto.cdcpb_pb2 import Event
 i64: Any = np.int64
 """Untyped, because for mypy numpy's integers are not `int`; inside a kernel it is numba's int64."""
 
+WORD: Final = 8
+"""Bytes of a word. Records of changing size are padded to whole words."""
+
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -235,6 +238,9 @@ WAITING: Final = Layout(
     registration=word("its registration"),
 )  # fmt: skip
 W_NEXT, W_START, W_COMMIT, W_KIND, W_KEY_SIZE, W_REGISTRATION = WAITING.words()
+KIND_SHIFT: Final = np.uint64(8)
+OPERATION_MASK: Final = np.uint64(0xFF)
+"""How W_KIND holds a kind and an operation."""
 WAIT_RECORD: Final = WAITING.size
 """Bytes of a waiting record's header."""
 

@@ -85,6 +85,7 @@ class KafkaOwnerSink:
         self._uri, self._topic, self._marks = uri, journal_topic, marks
         found = ensure_topic(uri, kafka)
         ensure_progress_topic(uri, kafka, journal_topic)
+        # No lingering: a broadcast is a few messages, and each call waits for its commit.
         self._producer = Producer(producer_settings(uri, kafka, transactional_id) | {"linger.ms": 0})
         try:
             self._producer.init_transactions(CALL_TIMEOUT_S)
@@ -136,6 +137,7 @@ class KafkaOwnerSink:
         """Create or check topics that are new, fix their numbers of partitions, and send Resolved to them."""
         fresh = {name: self._fixed.get(name, 0) for name in topics if name not in self.topics}
         used = self.topics | ensure_topics(self._uri, self._kafka, fresh, self._partitions)
+        # A transaction only if the record changes: `use` is called for each DDL.
         if used != self._recorded:
             with self._transaction():
                 self._record(used, self.layouts)
@@ -150,6 +152,7 @@ class KafkaOwnerSink:
         topic = topic or self._uri.topic
         message = self._marks.encode_ddl(event, build_ms)
         count = self._marked(topic) if self._marks.ddl_to_all_partitions() else 1
+        # A copy: if the transaction fails, `self.journal` still says what is durable.
         journal = replace(self.journal, ddl_ts=event.finished_ts, ddl_seq=event.seq)
         with self._transaction():
             self._broadcast(message, topic, count)
@@ -180,6 +183,7 @@ class KafkaOwnerSink:
         we do.
         """
         assert ts >= self.journal.resolved_ts, f"a change at {ts} after Resolved {self.journal.resolved_ts}"
+        # Read again, because rows above `ts` may have been written since this sink was opened.
         own, records = self._uri.topic, read_records(self._uri, self._kafka, self._topic)
         if (out := furthest(records, self.journal.instance)) > ts:
             raise Retryable(
@@ -188,6 +192,8 @@ class KafkaOwnerSink:
                 why=f"rows up to {out} are out, and it was to change at {ts}",
                 fix="nothing: it is tried again at a later ts",
             )
+        # Outside the transaction: to add partitions is not transactional, and empty ones do no harm if the
+        # rest fails.
         widen_topic(self._uri, self._kafka, partitions)
         self._look_at_partitions()
         before = self.layouts.get(own)
@@ -202,6 +208,7 @@ class KafkaOwnerSink:
                 self._broadcast(replace(admin, headers=admin.headers + now.headers), own, now.all)
             self._record(used, layouts)
             self._keep(journal)
+        # Only after the commit. Before it an error must leave everything as it was.
         self.journal, self.topics, self._recorded, self.layouts = journal, used, used, layouts
         self._partitions = partitions
 
@@ -266,6 +273,7 @@ class KafkaOwnerSink:
         try:
             self._producer.begin_transaction()
             yield
+            # The errors of single messages appear here, where the transaction can still be aborted.
             drain(self._producer)
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:

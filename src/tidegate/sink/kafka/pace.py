@@ -69,6 +69,7 @@ class Pace:
     def piece(self, now: float) -> int:
         """How many bytes may be produced before the caller asks `is_due` again."""
         self._forget(now)
+        # Never 0, because without bytes under way nothing would be acknowledged and the pace never known.
         return min(max(int(self._sum * SHARE), WINDOW_MIN), PIECE_MAX)
 
     def _forget(self, now: float) -> None:

@@ -69,6 +69,7 @@ class KafkaSink:
         """
         if topic not in self._partitions:
             records = read_records(self._uri, self._kafka, self.progress_topic)
+            # The number that was read before wins: it must not change under a writer that already uses it.
             self._partitions = topics(records, self._feed.instance) | self._partitions
         if topic not in self._partitions and topic == self._uri.topic:
             self._partitions[topic] = self.check()
@@ -95,6 +96,8 @@ class KafkaSink:
         ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
         names = [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
         fence_slots(self._uri, self._config, names, alive)
+        # After fencing and before reading: a capture that lost its grant may have fenced the rightful one,
+        # and must not go on from its records.
         prove()
         return read_records(self._uri, self._kafka, self.progress_topic)
 

@@ -93,6 +93,7 @@ class SlotWriter:
         with self._before_commit():
             for block in contents:
                 assert isinstance(block, MessageBlock)
+                # Stable, because rows of one partition must keep their order.
                 order = np.argsort(block.partition, kind="stable")
                 bounds = np.flatnonzero(np.diff(block.partition[order])) + 1
                 for part in np.split(order, bounds):
@@ -107,6 +108,7 @@ class SlotWriter:
                 self._under_way.add(1, len(value))
             # If another incarnation has fenced us, we must notice here, where nothing can be committed yet.
             self._wait(0)
+        # Before the commit: whatever its outcome, nothing more may be added to this transaction.
         self._open = False
         self._pace.ended()
         self._commit()
@@ -153,6 +155,7 @@ class SlotWriter:
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:
             cause: KafkaError = error.args[0]
+            # If the grant was replaced, Fenced says more than the error of the broker.
             self._prove()
             if cause.code() not in FENCED:
                 self._give_up(error)
@@ -169,6 +172,7 @@ class SlotWriter:
         """Handle an error before the commit: take the slot back if our grant holds and the slot was only
         fenced, otherwise raise.
         """
+        # Before the proof, which may raise: the transaction is lost whatever it says.
         self._forget()
         self._pace.slowed()
         self._prove()
@@ -176,6 +180,7 @@ class SlotWriter:
         if error.code() not in FENCED:
             self._give_up(cause)
         self._producer.purge()
+        # Our grant holds, so the process that took the slot has none: take it back.
         self._producer = self._initialise()
         raise SlotTaken(
             "The slot was taken in the middle of a transaction.",
@@ -201,11 +206,15 @@ class SlotWriter:
         """Produce one partition's messages, in order, as fast as the broker acknowledges them."""
         data, topic, partition = block.data.data, block.topic or self._topic, int(block.partition[part[0]])
         headers = list(block.headers)
+        # A length of -1 means null and has no bytes.
         weights = np.cumsum(np.maximum(block.value_length[part], 0) + np.maximum(block.key_length[part], 0))
         first = done = 0
         while first < len(part):
+            # At least one message, even if it is larger than a chunk; otherwise the loop would not end.
             end = max(first + 1, int(np.searchsorted(weights, done + CHUNK_BYTES, side="right")))
             size, done = int(weights[end - 1]) - done, int(weights[end - 1])
+            # Room for this chunk is made before it is handed over, so the window is exceeded only by a
+            # single chunk that is larger than it.
             self._wait(self._pace.window(time.monotonic()) - size)
             self._hand_over(topic, partition, _messages(data, block, part[first:end]), headers)
             self._under_way.add(end - first, size)
@@ -221,6 +230,7 @@ class SlotWriter:
                     topic, partition=partition, headers=headers, on_delivery=self._failed, **one
                 )
             return
+        # The batch call takes no headers, so it serves only messages without them.
         done = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._failed)
         if done != len(messages):
             refused = next(m["_error"] for m in messages if m.get("_error") is not None)
@@ -242,6 +252,7 @@ class SlotWriter:
                 self._pace.acknowledged(size, now)
                 self._alive()
                 received = now
+            # `limit` may be negative for a large chunk; an empty window is all the room there can be.
             if self._under_way.size <= limit or self._under_way.size == 0:
                 return
             if now - received > CALL_TIMEOUT_S:
@@ -249,6 +260,7 @@ class SlotWriter:
             time.sleep(POLL_S)
 
     def _failed(self, error: KafkaError | None, message: object) -> None:
+        # Bounded: after a failure each message of the transaction reports one.
         if error is not None and len(self._errors) < 10:
             self._errors.append(error)
 
@@ -280,6 +292,7 @@ class _UnderWay:
     def left(self, count: int) -> int:
         """Set the number of messages that are left; returns the bytes acknowledged since the last call."""
         before = self.size
+        # By whole chunks: part of a chunk has no known size in bytes.
         while self._chunks and self._count - count >= self._chunks[0][0]:
             gone, size = self._chunks.popleft()
             self._count -= gone

@@ -64,9 +64,11 @@ def header_at(value: int, length: int) -> int:
     if at > length:
         return -1
     if filled > 0:
+        # `at` is within the row, and at least one end is before it.
         ends = value + at
         at += I64(load_u32(ends - 4)) if large else I64(load_u16(ends - 2))
     room = length - at
+    # If the last end is behind the row, `room` is negative and so neither of the two sizes.
     if (room != ONE_SUM and room != TWO_SUMS) or (room == TWO_SUMS) != (
         load_u8(value + at) & EXTRA_CHECKSUM != 0
     ):

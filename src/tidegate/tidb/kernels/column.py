@@ -188,9 +188,11 @@ def shift_in(out: int, factor: Any, word: int) -> bool:
     low = load_u64(out)
     high = load_u64(out + UPPER_HALF)
     new_low = low * factor + U64(word)
+    # The sum is smaller than `word` only if it has wrapped around.
     carry = multiply_high(low, factor) + (_ONE if new_low < U64(word) else _ZERO)
     store_u64(out, new_low)
     store_u64(out + UPPER_HALF, high * factor + carry)
+    # Bit 127 is the sign, so a number that reaches it does not fit either.
     return multiply_high(high, factor) == _ZERO and load_i64(out + UPPER_HALF) >= 0
 
 
@@ -205,6 +207,8 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
     store_u64(out + UPPER_HALF, 0)
     if frac > scale:
         return False
+    # It goes on after an overflow: the caller discards the number, and a branch in the loop would cost
+    # more.
     fits = True
     at = 0
     words = integer // 9 + frac // 9 + 2
@@ -222,6 +226,7 @@ def unscaled(addr: int, scale: int, out: int) -> bool:
         fits &= shift_in(out, U64(10), 0)
         frac += 1
     if flip != 0:
+        # Two's complement over both halves: the carry reaches the upper half only if the lower one is 0.
         low = U64(0) - load_u64(out)
         store_u64(out, low)
         store_u64(out + UPPER_HALF, ~load_u64(out + UPPER_HALF) + (_ONE if low == _ZERO else _ZERO))

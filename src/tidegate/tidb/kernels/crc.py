@@ -247,6 +247,7 @@ def crc_row_portable(value: int, size: int, tail: int, tail_size: int) -> int:
 @inline
 def crc_row_folded(value: int, size: int, tail: int, tail_size: int) -> int:
     """The same CRC-32, computed by folding; for CPUs that have `CLMUL`."""
+    # `fold` loads a whole block at the start.
     if size < 16:
         return crc_bytes(crc_bytes(FULL, value, size), tail, tail_size) ^ FULL
     low, high = fold(FULL, value, size)

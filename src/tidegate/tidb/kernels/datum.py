@@ -65,6 +65,7 @@ def read_uvarint(addr: int, room: int, out: int) -> int:
         byte = I64(load_u8(addr + i))
         value |= U64(byte & 0x7F) << U64(7 * i)
         if byte < 0x80:
+            # Nine bytes have 63 bits, so the tenth has room for one.
             if i == 9 and byte > 1:
                 return -1
             store_u64(out, value)
@@ -118,10 +119,12 @@ def ungroup(addr: int, room: int, out: int, result: int) -> int:
     while at + _GROUP + 1 <= room:
         padding = 255 - I64(load_u8(addr + at + _GROUP))
         group = load_u64(addr + at)
+        # Padding must be zeros. Otherwise two keys that differ would decode to the same bytes.
         if padding > _GROUP or (0 < padding < _GROUP and group >> U64(64 - 8 * padding) != U64(0)):
             return -1
         if padding == _GROUP and group != U64(0):
             return -1
+        # All eight bytes, also those of the padding; the next group overwrites them, or the pad takes them.
         store_u64(out + size, group)
         size += _GROUP - padding
         at += _GROUP + 1
@@ -161,6 +164,7 @@ def read_datum(
             used = 8
             bits = bswap64(load_u64(addr))
             word = I64(bits) if flag == FLAG_UINT else I64(bits ^ SIGN)
+        # Above 2**63 - 1, which does not fit a signed column.
         if form <= NANOSECONDS and word < 0 and (flag == FLAG_UINT or flag == FLAG_UVARINT):
             return -1
         if used < 0 or not integer_ok(form, word):

@@ -112,17 +112,24 @@ def round_to_odd(high: Any, low: Any, word: Any) -> Any:
     middle = high * word
     top = multiply_high(high, word)
     total = middle + carry_word
+    # The sum of two words is smaller than one of them only if it has wrapped around: that is the carry.
     if total < middle:
         top += _ONE
+    # A rest of 1 counts as none: the powers in the table are rounded up. The odd bit lets later comparisons
+    # come out as those of the exact product would.
     return top | (_ONE if total > _ONE else _ZERO)
 
 
 @inline
 def choose(vbl: Any, vb: Any, vbr: Any, even: bool, exponent: int) -> tuple[Any, int]:
     """Schubfach's choice: of the shortest decimals in the rounding interval, the closest one."""
+    # A decimal exactly between two floats reads back as the even one, so the ends belong to the interval
+    # only then.
     lower = vbl if even else vbl + _ONE
     upper = vbr if even else vbr - _ONE
     s = vb // _FOUR
+    # One digit less is tried first. If both neighbours are inside the interval, or none is, the longer form
+    # decides.
     if s >= _TEN:
         tens = s // _TEN
         below = lower <= _FORTY * tens
@@ -159,6 +166,7 @@ def shortest64(bits: int) -> tuple[Any, int]:
     """
     fraction = U64(bits) & _FRACTION64
     biased = (bits >> 52) & 0x7FF
+    # An integer below 2**53 has neighbours less than 1 away, so its own digits are the shortest.
     if biased != 0:
         c = fraction | _HIDDEN64
         q = biased - 1075
@@ -167,7 +175,9 @@ def shortest64(bits: int) -> tuple[Any, int]:
     else:
         c = fraction
         q = -1074
+    # Below a power of two floats are twice as dense, so the interval is smaller on that side.
     closer = fraction == _ZERO and biased > 1
+    # The floor of log10(2**q), or of log10(2**q * 3/4): exact for each q that a double or f32 can have.
     exponent = (q * 1262611 - (524031 if closer else 0)) >> 22
     h = U64(q + ((-exponent * 1741647) >> 19) + 1)
     high = _HIGH[-exponent - _K_MIN]
@@ -310,6 +320,7 @@ def put_double_fixed(out: int, bits: int) -> int:
 @inline
 def put_float_fixed(out: int, bits: int) -> int:
     """Go's `FormatFloat(v, 'f', -1, 32)` of the f32 in a double; NaN and infinities as 0."""
+    # A finite double may be infinite as an f32.
     if not is_finite(bits) or single_bits(bits & _MAGNITUDE) >= U64(0x7F800000):
         return put_zero(out)
     out = put_sign(out, bits)

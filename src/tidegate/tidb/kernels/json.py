@@ -48,6 +48,24 @@ from tidegate.kernel_ascii import (
 from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.float import is_finite, put_double_tidb
 from tidegate.tidb.kernels.json_string import put_base64, put_quoted
+from tidegate.tidb.kernels.packed_time import (
+    CLOCK_AT,
+    CLOCK_HOUR_AT,
+    CLOCK_MINUTE_AT,
+    CORE_MICRO_AT,
+    CORE_MICRO_MASK,
+    CORE_MONTH_AT,
+    CORE_MONTH_MASK,
+    CORE_YEAR_AT,
+    CORE_YEAR_MASK,
+    DATE_AT,
+    DATE_MONTHS_AT,
+    DAY_MASK,
+    HOUR_AT,
+    HOUR_MASK,
+    MINUTE_AT,
+    SIXTY_MASK,
+)
 from tidegate.tidb.kernels.text import I64, put_date, put_datetime, put_duration, put_i64, put_u64
 from tidegate.tidb.types.json import (
     ARRAY,
@@ -100,6 +118,7 @@ _LONGEST_TIME: Final = DURATION_MAX_NS
 @inline
 def uvarint_size(addr: int, room: int) -> int:
     """The bytes of a LEB128 number of at most 63 bits within `room` bytes, or -1."""
+    # Nine groups of seven bits stay below the sign bit. A negative room leaves the loop empty.
     for i in range(min(room, 9)):
         if load_u8(addr + i) < 0x80:
             return i + 1
@@ -119,21 +138,28 @@ def uvarint(addr: int, size: int) -> int:
 def core_ok(core: int) -> bool:
     """Whether a core time's fields are in range."""
     return (
-        (core >> 50) & 0x3FFF <= 9999
-        and (core >> 46) & 15 <= 12
-        and (core >> 36) & 31 <= 23
-        and (core >> 30) & 63 <= 59
-        and (core >> 24) & 63 <= 59
-        and (core >> 4) & 0xFFFFF <= 999999
+        (core >> CORE_YEAR_AT) & CORE_YEAR_MASK <= 9999
+        and (core >> CORE_MONTH_AT) & CORE_MONTH_MASK <= 12
+        and (core >> HOUR_AT) & HOUR_MASK <= 23
+        and (core >> MINUTE_AT) & SIXTY_MASK <= 59
+        and (core >> CLOCK_AT) & SIXTY_MASK <= 59
+        and (core >> CORE_MICRO_AT) & CORE_MICRO_MASK <= 999999
     )
 
 
 @inline
 def packed_of_core(core: int) -> int:
     """The packed time of a core time."""
-    months = ((core >> 50) & 0x3FFF) * 13 + ((core >> 46) & 15)
-    clock = (((core >> 36) & 31) << 12) | (((core >> 30) & 63) << 6) | ((core >> 24) & 63)
-    return (((((months << 5) | ((core >> 41) & 31)) << 17) | clock) << 24) | ((core >> 4) & 0xFFFFF)
+    months = ((core >> CORE_YEAR_AT) & CORE_YEAR_MASK) * 13 + ((core >> CORE_MONTH_AT) & CORE_MONTH_MASK)
+    clock = (
+        (((core >> HOUR_AT) & HOUR_MASK) << CLOCK_HOUR_AT)
+        | (((core >> MINUTE_AT) & SIXTY_MASK) << CLOCK_MINUTE_AT)
+        | ((core >> CLOCK_AT) & SIXTY_MASK)
+    )
+    return (
+        ((((months << DATE_MONTHS_AT) | ((core >> DATE_AT) & DAY_MASK)) << (DATE_AT - CLOCK_AT)) | clock)
+        << CLOCK_AT
+    ) | ((core >> CORE_MICRO_AT) & CORE_MICRO_MASK)
 
 
 @inline
@@ -181,15 +207,18 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
     """
     if size < 1:
         return False
+    # Each part takes its bytes from `left`. Parts that overlap would together need more than there are.
     left = size
     depth = 0
     code = I64(load_u8(addr))
     at = 1
     while True:
+        # An offset behind the document makes this negative, and every branch below refuses that.
         room = size - at
         if code == OBJECT or code == ARRAY:
             if depth == _DEPTH or room < CONTAINER_HEAD:
                 return False
+            # Below 2**32, so the product does not overflow.
             count = I64(load_u32(addr + at))
             heads = CONTAINER_HEAD + count * (_VALUE_ENTRY + (_KEY_ENTRY if code == OBJECT else 0))
             left -= heads
@@ -202,6 +231,7 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
             left -= used
             if used < 0 or left < 0:
                 return False
+        # No recursion: the stack has a frame for each level, and its depth is bounded.
         code = -1
         while depth > 0 and code < 0:
             frame = stack + _FRAME * (depth - 1)

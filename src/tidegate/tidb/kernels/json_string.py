@@ -52,6 +52,7 @@ def plain_eight(word: int) -> bool:
     bits = U64(word)
     quote = bits ^ _QUOTES
     slash = bits ^ _BACKSLASHES
+    # A borrow may mark a plain byte above a marked one. Then these eight are only written one by one.
     marks = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
     return bool(marks & _HIGH_BITS == U64(0))
 
@@ -67,6 +68,8 @@ def utf8_size(addr: int, room: int) -> int:
     if lead < 0xC2 or lead > 0xF4:
         return -1
     size = 2 if lead < 0xE0 else (3 if lead < 0xF0 else 4)
+    # Some first bytes restrict the second one. Otherwise overlong forms, surrogates and numbers above
+    # U+10FFFF would pass.
     low = 0x80
     high = 0xBF
     if lead == 0xE0:
@@ -159,6 +162,7 @@ def put_quoted(out: int, addr: int, size: int) -> int:
             continue
         used = utf8_size(addr + at, size - at)
         if used < 0:
+            # Three bytes of text; the fourth is overwritten by the next write.
             store_u32(out, REPLACEMENT)
             out += 3
             at -= used

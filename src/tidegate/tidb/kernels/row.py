@@ -83,14 +83,17 @@ def decode_v1(
     """
     stack = context + STACK_AT
     for c in range(columns):
+        # Format v1 lists its columns in any order, so what is missing is known only at the end.
         store_u32(sizes + 4 * load_i64(plan + c * PLAN_LINE_BYTES + PLAN_CELL), ABSENT)
     at = 0
+    # TiDB writes a row without any column as a single NULL.
     if length == 1 and load_u8(value) == FLAG_NULL:
         at = length
     while at < length:
         if load_u8(value + at) != FLAG_VARINT:
             return fault(DATUM_FAULT, at)
         used = read_uvarint(value + at + 1, length - at - 1, stack)
+        # Each read has checked its bytes against `length`, so `at` never passes it.
         if used < 0:
             return fault(DATUM_FAULT, at)
         entry = find_line(plan, columns, unzigzag(load_i64(stack)))
@@ -195,10 +198,12 @@ def decode_rows(
         store_u64(context + CONTEXT_KEY, block.keys + key + HANDLE_AT)
         store_u64(context + CONTEXT_KEY_SIZE, key_size - HANDLE_AT)
         store_u64(context + CONTEXT_INT_HANDLE, load_i64(block.int_handles + 8 * row))
+        # The common handle of the row before is void.
         store_u64(context + CONTEXT_READY, 0)
         for image in range(2):
             addr = block.values + start if image == NEW else block.olds + old_start
             length = size if image == NEW else old_size
+            # After a fault in one image the other is not read: the row goes to quarantine as a whole.
             if length == 0 or wrong != 0:
                 continue
             words = (out.new_words if image == NEW else out.old_words) + i * out.stride * 8
@@ -213,6 +218,7 @@ def decode_rows(
             else:
                 wrong = decode_v1(addr, length, plan, columns, context, words, sizes)
             if wrong != 0:
+                # The offset of the fault counts in this image.
                 wrong |= image << 8
             elif out.outcomes != 0:
                 cell = 2 * row + image

@@ -125,6 +125,8 @@ def decode_handle(plan: int, columns: int, context: int) -> bool:
         if used < 0:
             return False
         if load_i64(entry + PLAN_FORM) == BYTES:
+            # The strings follow each other. Un-grouped they are shorter than in the key, so the space
+            # suffices.
             free += max(load_i32(handle_sizes + 4 * k), 0)
         at += used
     store_u64(context + CONTEXT_FREE, free)

@@ -113,6 +113,7 @@ def decode_v2(
     null_ids = ids + filled * width
     ends = null_ids + nulls * width
     data = ends + filled * (4 if large else 2)
+    # Not negative means that all lists are inside the value, so the loads below need no check of their own.
     room = value + length - data
     if room < 0 or flags > LARGE | CHECKSUM:
         return fault(HEADER_FAULT, FLAGS_AT)
@@ -122,6 +123,7 @@ def decode_v2(
     last = -1
     last_null = -1
     unknown_ids = 0
+    # One turn more than columns, with an id above all: it checks the ids that are left in the row.
     for c in range(columns + 1):
         entry = plan + c * PLAN_LINE_BYTES
         wanted = load_i64(entry) if c < columns else 1 << 62
@@ -129,6 +131,7 @@ def decode_v2(
         while at < filled:
             found = row_id(ids, at, large)
             end = row_end(ends, at, large)
+            # Ids and ends must both rise. Then each value is inside the data, and no two overlap.
             if found <= last or end < start or end > room:
                 return fault(OFFSETS_FAULT, ids + at * width - value)
             if found >= wanted:
@@ -177,6 +180,7 @@ def note_lines(plan: int, columns: int, context: int) -> None:
         store_u64(lines + at, _NO_LINES)
     for c in range(min(columns, MOST_LINES)):
         wanted = load_i64(plan + c * PLAN_LINE_BYTES)
+        # A larger id cannot be in a row with ids of one byte; the column is then missing there.
         if wanted < 256:
             store_u8(lines + wanted, c)
 
@@ -224,6 +228,7 @@ def decode_small(
         if line == _NO_LINE:
             unknown_ids += 1
         else:
+            # `line` is below 64 (MOST_LINES), so the shift is defined.
             seen |= U64(1) << U64(line)
             if not decode_value(
                 plan + line * PLAN_LINE_BYTES, data + start, end - start, words, sizes, stack
@@ -247,6 +252,8 @@ def decode_small(
         last = found
     if twice != U64(0):
         return fault(ORDER_FAULT, ROW_HEAD)
+    # `seen` has only bits of columns, so the XOR leaves exactly those that are missing. A shift by 64 is
+    # undefined, so no columns are a case of their own.
     missing = seen ^ (~U64(0) >> U64(64 - columns)) if columns > 0 else U64(0)
     while missing != U64(0):
         code = put_missing(
@@ -257,6 +264,7 @@ def decode_small(
         missing &= missing - U64(1)
     if not tail_ok(flags, data + start, room - start):
         return fault(CHECKSUM_FAULT, data + start - value)
+    # Known ids were compared by their bits. Only ids without a line could be in both lists unseen.
     if unknown_ids > 0 and not lists_apart(ids, filled, null_ids, nulls, 0):
         return fault(ORDER_FAULT, ROW_HEAD)
     return 0

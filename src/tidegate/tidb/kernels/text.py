@@ -39,6 +39,18 @@ import numpy as np
 
 from tidegate.kernel import cttz64, inline, load_u8, load_u32, store_u8, store_u16, store_u64
 from tidegate.kernel_ascii import COLON, MINUS, POINT, SPACE, TWO_ZEROS, ZERO
+from tidegate.tidb.kernels.packed_time import (
+    CLOCK_AT,
+    CLOCK_HOUR_AT,
+    CLOCK_MASK,
+    CLOCK_MINUTE_AT,
+    DATE_AT,
+    DATE_MASK,
+    DATE_MONTHS_AT,
+    DAY_MASK,
+    MICRO_MASK,
+    SIXTY_MASK,
+)
 
 U64: Final[Any] = np.uint64
 """Unsigned words; combine them only with each other."""
@@ -80,8 +92,11 @@ def eight_digits(value: int) -> Any:
     """The 8 digits of 0 <= value < 10**8, one a byte, the first digit in the lowest byte; U64."""
     high = value // 10000
     lanes = high | ((value - high * 10000) << 32)
+    # Two lanes in one word: 10486 / 2**20 is just above 1/100, exact for the quotients of numbers below
+    # 10,000, and no product reaches the next lane.
     hundreds = ((lanes * 10486) >> 20) & _LANES7
     pairs = hundreds | ((lanes - hundreds * 100) << 16)
+    # In the same way 103 / 2**10 for numbers below 100.
     tens = ((pairs * 103) >> 10) & _LANES4
     return U64(tens | ((pairs - tens * 10) << 8))
 
@@ -97,6 +112,7 @@ def put_eight(out: int, value: int) -> int:
 def put_small(out: int, value: int) -> int:
     """0 <= value < 10**8 without leading zeros: at most 8 bytes."""
     digits = eight_digits(value)
+    # The bit in the last byte keeps one digit, so zero has a text.
     skip = I64(cttz64(digits | _TOP_BYTE) >> U64(3))
     store_u64(out, (digits | _ASCII_ZEROS) >> U64(8 * skip))
     return out + 8 - skip
@@ -124,6 +140,7 @@ def put_i64(out: int, value: int) -> int:
     if value < 0:
         store_u8(out, MINUS)
         out += 1
+        # Unsigned, because -2**63 has no positive counterpart.
         magnitude = U64(0) - magnitude
     return put_u64(out, magnitude)
 
@@ -230,6 +247,8 @@ def put_decimal(out: int, addr: int, length: int) -> int:
             put_eight(out, word * POWERS_OF_TEN[8 - tail])
             seen |= word
             out += tail
+    # The sign is written before it is known whether all digits are zero. If they are, the text moves over
+    # it.
     if flip != 0 and seen == 0:
         for addr in range(first, out):
             store_u8(addr, load_u8(addr + 1))
@@ -243,8 +262,8 @@ def put_decimal(out: int, addr: int, length: int) -> int:
 @inline
 def put_date(out: int, packed: int) -> int:
     """The date of a packed time, `YYYY-MM-DD`: 10 bytes (11 for a year that TiDB never writes)."""
-    days = (packed >> 41) & 0x7FFFFF
-    months = days >> 5
+    days = (packed >> DATE_AT) & DATE_MASK
+    months = days >> DATE_MONTHS_AT
     year = months // 13
     if year > 9999:
         out = put_small(out, year)
@@ -254,7 +273,7 @@ def put_date(out: int, packed: int) -> int:
     store_u8(out, MINUS)
     out = put_two(out + 1, months - year * 13)
     store_u8(out, MINUS)
-    return put_two(out + 1, days & 31)
+    return put_two(out + 1, days & DAY_MASK)
 
 
 @inline
@@ -271,14 +290,14 @@ def put_fraction(out: int, micros: int, fsp: int) -> int:
 def put_datetime(out: int, packed: int, fsp: int) -> int:
     """A packed time, `YYYY-MM-DD hh:mm:ss[.f..]`: at most `DATETIME_TEXT` bytes. No time zone is applied."""
     out = put_date(out, packed)
-    clock = (packed >> 24) & 0x1FFFF
+    clock = (packed >> CLOCK_AT) & CLOCK_MASK
     store_u8(out, SPACE)
-    out = put_two(out + 1, clock >> 12)
+    out = put_two(out + 1, clock >> CLOCK_HOUR_AT)
     store_u8(out, COLON)
-    out = put_two(out + 1, (clock >> 6) & 63)
+    out = put_two(out + 1, (clock >> CLOCK_MINUTE_AT) & SIXTY_MASK)
     store_u8(out, COLON)
-    out = put_two(out + 1, clock & 63)
-    return put_fraction(out, (packed & 0xFFFFFF) % 1000000, fsp)
+    out = put_two(out + 1, clock & SIXTY_MASK)
+    return put_fraction(out, (packed & MICRO_MASK) % 1000000, fsp)
 
 
 @inline

@@ -14,6 +14,7 @@ import numpy as np
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u32, store_u64
 from tidegate.kernel_layout import Layout, signed
 from tidegate.tidb.kernels.json import json_ok
+from tidegate.tidb.kernels.packed_time import CLOCK_AT, CLOCK_MASK, DATE_AT, DATE_MASK, MICRO_MASK, SIXTY_MASK
 from tidegate.tidb.kernels.text import BYTES_OF_DIGITS, I64, U64, decimal_size
 from tidegate.tidb.kernels.zone import calendar_ok
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
@@ -101,6 +102,7 @@ def decimal_extent(addr: int, room: int) -> int:
 @inline
 def word_before(end: int, size: int, flip: int) -> int:
     """The big-endian word of 1 to 4 bytes that ends at `end`; three more bytes before it must be readable."""
+    # Four bytes in any case, because sizes differ from row to row; the mask removes those before the word.
     word = I64(bswap64(load_u32(end - 4)) >> U64(32)) ^ flip
     return word & ((1 << (8 * size)) - 1)
 
@@ -129,6 +131,7 @@ def decimal_ok(addr: int, size: int) -> bool:
         word = word_before(at, lead, flip) ^ (0x80 << (8 * lead - 8))
         ok = word < _POWERS[(shape >> 16) & 15]
         sign = 0
+    # The sign is in the first word only, whichever that is.
     while at < end - tail:
         at += 4
         ok &= (word_before(at, 4, flip) ^ sign) < 1000000000
@@ -145,6 +148,8 @@ def decimal_ok(addr: int, size: int) -> bool:
 def float_bits(addr: int) -> int:
     """The bits of the double that TiDB's EncodeFloat wrote."""
     bits = bswap64(load_u64(addr))
+    # The sign is inverted, and of negative numbers all other bits as well, so that the bytes sort as the
+    # numbers do.
     if bits & SIGN != U64(0):
         return I64(bits ^ SIGN)
     return I64(~bits)
@@ -153,10 +158,11 @@ def float_bits(addr: int) -> int:
 @inline
 def packed_ok(packed: int, zoned: bool) -> bool:
     """Whether a packed time has a valid clock and year; zoned: and whether it is a calendar date, or zero."""
-    clock = (packed >> 24) & 0x1FFFF
-    ok = ((packed >> 41) & 0x7FFFFF) < _PACKED_YEARS
-    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & 63) < 60)
-    ok &= (packed & 0xFFFFFF) < 1000000
+    clock = (packed >> CLOCK_AT) & CLOCK_MASK
+    ok = ((packed >> DATE_AT) & DATE_MASK) < _PACKED_YEARS
+    # 24 << 12 and 60 << 6: hours below 24, minutes below 60.
+    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & SIXTY_MASK) < 60)
+    ok &= (packed & MICRO_MASK) < 1000000
     return bool(ok) and (not zoned or packed == 0 or calendar_ok(packed))
 
 
@@ -217,9 +223,11 @@ def decode_value(entry: int, addr: int, size: int, words: int, sizes: int, stack
     form = load_i64(entry + PLAN_FORM)
     cell = load_i64(entry + PLAN_CELL)
     if form < BYTES:
+        # The size is compared first, so the shift is defined.
         if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
             return False
         word = load_integer(form, addr + size, size)
+        # Written before it is checked: the cells of a row with a fault are not used.
         put_cell(words, sizes, cell, word, 0)
         return integer_ok(form, word)
     if form == FLOAT:

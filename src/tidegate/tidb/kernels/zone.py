@@ -19,6 +19,22 @@ import numpy.typing as npt
 
 from tidegate.kernel import inline, load_i64
 from tidegate.kernel_layout import Layout, signed
+from tidegate.tidb.kernels.packed_time import (
+    CLOCK_AT,
+    CLOCK_HOUR_AT,
+    CLOCK_MASK,
+    CLOCK_MINUTE_AT,
+    DATE_AT,
+    DATE_MASK,
+    DATE_MONTHS_AT,
+    DAY_MASK,
+    HOUR_AT,
+    MICRO_MASK,
+    MINUTE_AT,
+    MONTHS_AT,
+    MONTHS_MASK,
+    SIXTY_MASK,
+)
 from tidegate.tidb.types import temporal
 
 _DAY: Final = 86_400
@@ -72,20 +88,22 @@ def _change(zone: tzinfo, low: int, high: int) -> int:
 @inline
 def calendar_ok(packed: int) -> bool:
     """Whether a packed time's date exists in the calendar, in the years 1 to 9999."""
-    days = (packed >> 41) & 0x7FFFFF
+    days = (packed >> DATE_AT) & DATE_MASK
+    # 13 months of 32 days.
     year = days // 416
-    month = (days >> 5) - year * 13
+    month = (days >> DATE_MONTHS_AT) - year * 13
+    # The month is 0 to 12 whatever the bits are, so the index is inside the array.
     last = _MONTH_DAYS[month]
     if month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
         last = 29
-    return 0 < year <= 9999 and 0 < days & 31 <= last
+    return 0 < year <= 9999 and 0 < days & DAY_MASK <= last
 
 
 @inline
 def epoch_days(packed: int) -> int:
     """Days from 1970-01-01 to the date of a packed time that is `calendar_ok`."""
-    days = (packed >> 41) & 0x7FFFFF
-    months = days >> 5
+    days = (packed >> DATE_AT) & DATE_MASK
+    months = days >> DATE_MONTHS_AT
     year = months // 13
     month = months - year * 13
     if month <= 2:
@@ -97,7 +115,7 @@ def epoch_days(packed: int) -> int:
         - year // 100
         + year // 400
         + (153 * (month - 3) + 2) // 5
-        + (days & 31)
+        + (days & DAY_MASK)
         - 719469
     )
 
@@ -122,22 +140,33 @@ def month_lines() -> npt.NDArray[np.int64]:
 @inline
 def month_line(packed: int, months: int) -> int:
     """The line of a packed time's month; months: address of `month_lines()`."""
-    month = (packed >> 46) & 0x3FFFF
+    month = (packed >> MONTHS_AT) & MONTHS_MASK
+    # Line 0 is that of a month that does not exist, so no day is in it.
     return load_i64(months + 8 * (month if month < _MONTHS else 0))
 
 
 @inline
 def day_of(packed: int, line: int) -> int:
     """A packed time's day, from 0 on; -1 if its month has no such day."""
-    day = ((packed >> 41) & 31) - 1
+    day = ((packed >> DATE_AT) & DAY_MASK) - 1
     return day if day < (line & 0xFF) else -1
 
 
 @inline
 def clock_seconds(packed: int) -> int:
     """A packed time's seconds since midnight."""
-    clock = (packed >> 24) & 0x1FFFF
-    return (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
+    clock = (packed >> CLOCK_AT) & CLOCK_MASK
+    return (
+        (clock >> CLOCK_HOUR_AT) * 3600
+        + ((clock >> CLOCK_MINUTE_AT) & SIXTY_MASK) * 60
+        + (clock & SIXTY_MASK)
+    )
+
+
+@inline
+def packed_clock(seconds: int) -> int:
+    """The clock of a packed time, from seconds since midnight; the other bits are 0."""
+    return ((seconds // 3600) << HOUR_AT) | ((seconds // 60 % 60) << MINUTE_AT) | ((seconds % 60) << CLOCK_AT)
 
 
 @inline
@@ -160,8 +189,11 @@ def packed_of_seconds(seconds: int, micros: int) -> int:
     hour = clock // 3600
     minute = (clock - hour * 3600) // 60
     second = clock - hour * 3600 - minute * 60
-    date = ((year * 13 + month) << 5) | day
-    return (((date << 17) | (hour << 12) | (minute << 6) | second) << 24) | micros
+    date = ((year * 13 + month) << DATE_MONTHS_AT) | day
+    return (
+        ((date << (DATE_AT - CLOCK_AT)) | (hour << CLOCK_HOUR_AT) | (minute << CLOCK_MINUTE_AT) | second)
+        << CLOCK_AT
+    ) | micros
 
 
 @inline
@@ -170,6 +202,7 @@ def in_zone(packed: int, zone: int) -> int:
     if zone == 0 or packed == 0 or not calendar_ok(packed):
         return packed
     seconds = epoch_seconds(packed)
+    # The first period begins before any time, so it is right if no other one is.
     low = 0
     high = load_i64(zone)
     while high - low > 1:
@@ -179,5 +212,5 @@ def in_zone(packed: int, zone: int) -> int:
         else:
             high = middle
     return packed_of_seconds(
-        seconds + load_i64(zone + _PERIODS + _PERIOD * low + PERIOD_OFFSET), packed & 0xFFFFFF
+        seconds + load_i64(zone + _PERIODS + _PERIOD * low + PERIOD_OFFSET), packed & MICRO_MASK
     )
