@@ -2,15 +2,19 @@
 
     topic partitions=2 mode=row [until=9]   a fresh target; `begun=0:6,1:6`: a write up to there was cut off
     topic partitions=a0,b0,b1 mode=row      of several topics; `ddls=a0/b0,b1`: each DDL is on one such group
+    stored mode=row                         the position of an earlier release, as JSON in the body
     read partition=0 next=10                what one fetch brings, in its body
       rows 3..5 at=0                        rows with these commit ts, from this offset on
       resolved 6 at=2
       ddl 6 at=1 create table t(a int)
       align 10 at=5                         an alignment mark
+      aligns 10 at=5 count=100              so many, at ts 10, 11, ... and offsets 5, 6, ...
       layout 10 epoch=1 old=2 new=3         its Resolved name a change of the number of partitions
     step [rows=100]                         the next step; it is applied
     run                                     steps until nothing moves
     meet                                    row mode: a snapshot is due
+    wanted                                  the partitions that are read on, and from which offset
+    marks                                   how many alignment marks wait to be met
     position ts=6                           what is kept with the snapshot
     restart [with=b0]                       go on from the position that was shown last, with a topic more
     join b0 b1 [ddls=a0/b0,b1]              partitions of a topic that comes into being, or that are added
@@ -23,8 +27,8 @@ A step shows the bound of each partition, and of each piece of rows which ts are
 
 from __future__ import annotations
 
+from tests.consumer.assembler_script import segment
 from tests.consumer.partitions import Labels, partition_of, partitions_of
-from tests.consumer.test_assembler import segment
 from tests.scripts import Command
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Segment
@@ -59,7 +63,16 @@ class EngineScript:
             held = {partition_of(number): int(ts) for number, ts in begun}
             self._flow = Flow(self._position, mode, self._ddl_places, self._until, held or None)
             return ""
-        assert self._flow is not None, "a scenario begins with 'topic'"
+        if command.name == "stored":
+            self._position = Position.from_json("".join(command.body))
+            self._labels, self._ddl_places, self._until = (
+                Labels(str(len(self._position.partitions))),
+                (),
+                None,
+            )
+            self._flow = Flow(self._position, Mode(command.options["mode"]), (), None)
+            return ""
+        assert self._flow is not None, "a scenario begins with 'topic' or 'stored'"
         flow = self._flow
         match command.name, command.words:
             case "read", ():
@@ -74,6 +87,11 @@ class EngineScript:
                 return ""
             case "snapshot", ():
                 return f"snapshot: {flow.snapshot(command.number('after')) or 'none'}"
+            case "wanted", ():
+                wanted = flow.wanted().items()
+                return f"read on: {', '.join(f'{self._labels.of(p)} from {offset}' for p, offset in wanted)}"
+            case "marks", ():
+                return f"marks that wait: {sum(map(len, flow._meetings.values()))}"
             case "position", ():
                 position = flow.position(command.number("ts"))
                 self._position = Position.from_json(position.to_json())
@@ -149,6 +167,9 @@ def _fetched(command: Command) -> Fetched:
                 resolved.append((int(ts), offset))
             case "align":
                 aligns.append((int(ts), offset))
+            case "aligns":
+                count = int(text.pop(0).removeprefix("count="))
+                aligns += [(int(ts) + n, offset + n) for n in range(count)]
             case "ddl":
                 ddls.append(DdlMessage(int(ts), " ".join(text), 14, "s", "t", None, offset))
             case _:

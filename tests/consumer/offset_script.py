@@ -2,10 +2,12 @@
 
     topic partitions=2 [ddls-on=0] [clock=99]   a fresh target; without `ddls-on` each partition has every DDL
     topic partitions=2 begun=0:4,1:3            the same, after a write up to these offsets was cut off
+    topic partitions=2 waiting-rows=5           no more is read once so many rows wait
     send 1 t@5 truncate:t@7 t@8                 rows of a table by commit ts (0: not known), and its TRUNCATE
     read 0 1 [end=3]                            one round of fetches, up to an offset or to what is there
     step [rows=100]                             the next step; it is applied
     run                                         steps until nothing moves
+    wanted                                      the partitions that are read on, and from which offset
     waits                                       the DDLs that wait, and where a copy is missing
     snapshot after=0                            by which ts the target's state can be named
     named                                       it is named
@@ -19,11 +21,14 @@ where its partitions end.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.consumer.offset_model import Broker, Change
 from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.scripts import Command
+from tidegate.consumer import offset_flow
 from tidegate.consumer.assembler import Piece
-from tidegate.consumer.flow import Ddls
+from tidegate.consumer.flow import MAX_WAITING_ROWS, Ddls
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.position import PartitionPosition, Position
 
@@ -31,7 +36,9 @@ from tidegate.consumer.position import PartitionPosition, Position
 class OffsetScript:
     """One source on its way to one target, and the broker that it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        """`patch`: sets the limit of rows that wait."""
+        self._patch = patch
         self._flow: OffsetFlow | None = None
         self._position: Position | None = None
         self._broker = Broker(0, ddls_on_first=False)
@@ -57,6 +64,9 @@ class OffsetScript:
                 return self._step(flow, command.number("rows", 100)) or "nothing moves"
             case "run", ():
                 return "\n".join(iter(lambda: self._step(flow, 100), "")) or "nothing moves"
+            case "wanted", ():
+                wanted = [f"{self._labels.of(p)} from {offset}" for p, offset in flow.wanted().items()]
+                return f"read on: {', '.join(wanted) or 'none'}"
             case "waits", ():
                 missing = " ".join(map(self._labels.of, flow.lacking()))
                 return f"DDLs that wait: {flow.ddls_waiting}; no copy on: {missing or 'none'}"
@@ -80,6 +90,7 @@ class OffsetScript:
     def _open(self, command: Command) -> None:
         text, ddls_on = command.options["partitions"], command.options.get("ddls-on")
         numbers = partitions_of(text)
+        self._patch.setattr(offset_flow, "MAX_WAITING_ROWS", command.number("waiting-rows", MAX_WAITING_ROWS))
         self._labels, self._clock = Labels(text), command.number("clock", 0)
         self._broker = Broker(0, ddls_on_first=ddls_on is not None)
         self._broker.logs = {number: [] for number in numbers}

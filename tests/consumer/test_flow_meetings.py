@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.consumer.test_assembler import segment
+from tests.consumer.assembler_script import segment
 from tests.dispatcher.test_conflict_model import (
     PARTITIONS,
     Change,
@@ -28,7 +28,7 @@ from tidegate.codec.registry import marks
 from tidegate.consumer.checks import check_marks_read
 from tidegate.consumer.fetch import _staged
 from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.flow import MAX_MEETINGS, Flow, Rows
+from tidegate.consumer.flow import Flow, Rows
 from tidegate.consumer.mark_headers import mark_headers
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
@@ -108,32 +108,6 @@ def test_without_marks_row_mode_takes_values_that_are_not_free() -> None:
         except ConstraintError:
             broken += 1
     assert broken > 30
-
-
-def stepped(flow: Flow) -> dict[int, int] | None:
-    step = flow.next_step(100)
-    if step is None:
-        return None
-    assert isinstance(step, Rows)
-    flow.assembler.take(step.bounds)
-    return dict(step.bounds)
-
-
-def test_a_topic_without_marks_costs_nothing() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    flow.take([Fetched(p, 9, resolved=((20, 8),)) for p in (0, 1)])
-    assert flow._meetings == {}
-    flow.take([Fetched(p, 12, resolved=((30, 11),), aligns=((25, 10),)) for p in (0, 1)])
-    assert [stepped(flow), stepped(flow)] == [{0: 30, 1: 30}, None]
-    assert flow._meetings == {}
-
-
-def test_with_many_marks_ahead_only_the_partitions_that_lag_are_read_on() -> None:
-    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
-    assert flow.wanted() == {0: 0, 1: 0}
-    aligns = tuple((10 + n, n) for n in range(MAX_MEETINGS + 1))
-    flow.take([Fetched(0, len(aligns), resolved=((9, 0),), aligns=aligns)])
-    assert flow.wanted() == {1: 0}
 
 
 def test_a_mark_is_no_watermark_and_an_unreadable_one_is_a_bad_message(tmp_path: Path) -> None:

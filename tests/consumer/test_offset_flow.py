@@ -9,11 +9,8 @@ import pytest
 
 from tests.consumer import offset_model
 from tests.consumer.offset_script import OffsetScript
-from tests.consumer.test_assembler import segment
 from tests.scripts import run_script, scripts
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer import offset_flow
-from tidegate.consumer.assembler import Assembler
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Rows
 from tidegate.consumer.offset_flow import MAX_DONE, Group, OffsetFlow
@@ -32,8 +29,10 @@ def test_any_producer_and_any_deaths_end_with_the_newest_rows(ddls_on_first: boo
 
 
 @pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "offset_engine"))
-def test_the_engine_does_what_the_script_says(path: Path, *, rewrite: bool) -> None:
-    run_script(path, OffsetScript().run, rewrite=rewrite)
+def test_the_engine_does_what_the_script_says(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, rewrite: bool
+) -> None:
+    run_script(path, OffsetScript(monkeypatch).run, rewrite=rewrite)
 
 
 def fresh(partitions: int = 2, *, ddls_on: int | None = None) -> OffsetFlow:
@@ -63,27 +62,6 @@ def test_a_position_is_of_its_kind_and_remembers_so_many_ddls() -> None:
     assert Position.from_json(ruled.to_json()) == ruled
     flow.take([Fetched(0, 100, ddls=(ddl(2, 90),))], {})
     assert flow.ddls_waiting == 0, "older than the oldest of them"
-
-
-def test_an_interrupted_write_is_read_to_its_end_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offset_flow, "MAX_WAITING_ROWS", 5)
-    begin = {number: PartitionPosition(0, 0, 0) for number in (0, 1)}
-    position = Position(0, "t", "avro", "row", begin, by_offset=True)
-    flow = OffsetFlow(position, [Group((0, 1))], offset_model.Broker(2, True).sides, {0: 4, 1: 3})
-    flow.take([Fetched(0, 9, segments=(segment(0, 1, 9, 0),))], {})
-    assert flow.next_step(100) is None
-    assert flow.wanted() == {1: 0}
-    flow.take([Fetched(1, 3)], {})
-    assert flow.next_step(100) == Rows({0: 4, 1: 3})
-
-
-def test_a_step_takes_a_share_of_each_partition() -> None:
-    held = Assembler({0: 1_000_000, 1: 0})
-    held.add([segment(0, 1_000_000 + n, 1_000_000 + n, n, file=f"a{n}") for n in range(1, 9)])
-    held.add([segment(1, n, n, n, file=f"b{n}") for n in range(1, 9)])
-    assert held.cut_each({0: 1_000_008, 1: 8}, max_rows=40) == {0: 1_000_002, 1: 2}
-    assert held.cut_each({0: 1_000_008, 1: 0}, max_rows=40) == {0: 1_000_004, 1: 0}
-    assert held.cut_each({0: 1_000_008, 1: 8}, max_rows=1) == {0: 1_000_001, 1: 1}
 
 
 def test_a_copy_that_is_missing_for_long_is_said() -> None:

@@ -12,11 +12,11 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.consumer.assembler_script import segment
 from tests.consumer.logs import differences, snapshots
 from tests.consumer.memory_topic import consume
 from tests.consumer.repartitioned import bank_parts, changes_at, in_memory, keys_that_moved, options_for
 from tests.consumer.test_apply import TOTAL, bank_sums
-from tests.consumer.test_assembler import segment
 from tests.consumer.topics import publish
 from tidegate.codec.base import Batch, Decoded
 from tidegate.codec.registry import encoder

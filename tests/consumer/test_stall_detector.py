@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.consumer.test_assembler import segment
+from tests.consumer.assembler_script import segment
 from tidegate.codec.base import BadMessage
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.stall_detector import MANY_BAD, PATIENCE_S, STALL_S, StallDetector

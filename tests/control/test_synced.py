@@ -1,34 +1,44 @@
-"""When a changefeed is said to be synced."""
+"""When a changefeed is said to be synced: a script.
+
+synced checkpoint=1s resolved=0s last-row=400s      the verdict; the times are how long ago each ts is
+synced checkpoint=1s resolved=0s last-row=never     no row was delivered yet
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tests.control.words import check, seconds, seconds_of
+from tests.scripts import Command, run_script, scripts
 
 from tidegate.control.synced import synced
 from tidegate.model.timestamp import compose
 
 NOW_S = 1_000_000
+CHECK_S, CHECKPOINT_S = 300, 15
 
 
 def at(seconds_ago: float) -> int:
     return compose(round((NOW_S - seconds_ago) * 1000))
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "resolved", "last", "verdict", "why"),
-    [
-        (1, 0, 400, True, "follows upstream's time"),
-        (14, 14, 301, True, "follows upstream's time"),
-        (1, 0, 299, False, "within the last 300 s"),
-        (100, 95, 400, False, "stands still"),
-        (100, 10, 400, False, "behind what was received"),
-    ],
-)
-def test_the_verdict(checkpoint: float, resolved: float, last: float, verdict: bool, why: str) -> None:
-    found = synced(at(checkpoint), at(resolved), at(last), at(0), 300, 15)
-    assert found[0] is verdict
-    assert why in found[1]
+def run(command: Command) -> str:
+    if command.name != "synced" or command.words:
+        raise ValueError(f"{command.where}: only 'synced' is known")
+    check(command, ("checkpoint", "resolved", "last-row"))
+    last = command.options["last-row"]
+    verdict, why = synced(
+        at(seconds(command, "checkpoint")),
+        at(seconds(command, "resolved")),
+        0 if last == "never" else at(seconds_of(last)),
+        at(0),
+        CHECK_S,
+        CHECKPOINT_S,
+    )
+    return f"{'yes' if verdict else 'no'}: {why.removeprefix('synced: ').removesuffix(': not synced yet')}"
 
 
-def test_a_feed_that_never_had_a_row_is_synced_when_its_checkpoint_follows() -> None:
-    assert synced(at(1), at(0), 0, at(0), 300, 15)[0]
+@pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "synced"))
+def test_the_verdict_is_what_the_script_says(path: Path, *, rewrite: bool) -> None:
+    run_script(path, run, rewrite=rewrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -316,3 +317,17 @@ def test_a_reader_whose_file_was_removed_does_not_begin_another(tmp_path: Path) 
     ):
         with pytest.raises(Fatal, match="gone"):
             begin()
+
+
+def test_a_file_of_another_form_is_refused_in_one_line(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    with closing(sqlite3.connect(place.changes.path)) as connection:
+        connection.execute("PRAGMA user_version = 0")
+    for use in (
+        place.changes.standing,
+        lambda: place.changes.numbers(10, 20, 0),
+        lambda: place.sink.fence({"here": 2}, lambda: None),
+        lambda: place.sink.writer(0, lambda: None),
+    ):
+        with pytest.raises(Fatal, match="form 0; this version of Tidegate reads form 1"):
+            use()

@@ -133,10 +133,10 @@ def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[st
 
 
 def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
-    """What is kept for a reader's query, and when it asked last; None for a changefeed."""
+    """What is kept for a reader's query, and when its last request came; None for a changefeed."""
     if place is None:
         return None
-    received = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")
+    queried_at = datetime.fromtimestamp(place.queried_ms / 1000, UTC).isoformat(timespec="seconds")
     return {
         "tables": list(feed.config.filter.rules),
         "rows": feed.uri.option("rows"),
@@ -144,7 +144,7 @@ def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
         "readable_ts": place.readable,
         "kept_bytes": place.kept,
         "max_kept": int(feed.uri.option("max-kept")),
-        "heard": received,
+        "queried_at": queried_at,
         "hold_s": int(feed.uri.option("hold")),
     }
 

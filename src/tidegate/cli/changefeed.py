@@ -382,7 +382,7 @@ def _described(feed: dict[str, Any]) -> str:
             "tables": ", ".join(reader["tables"]),
             "rows": f"{reader['rows']}, {own['rows']} so far",
             "kept": f"{mib}, readable up to {reader['readable_ts']}",
-            "query": f"heard {reader['received']}, kept for {reader['hold_s']} s without a word",
+            "query": f"last request {reader['queried_at']}, kept for {reader['hold_s']} s without another",
         }
     if own["initial_load"]:
         rows["initial load"] = line_of(own["initial_load"])

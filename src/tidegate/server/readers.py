@@ -31,7 +31,7 @@ import pyarrow as pa
 from tidegate.config.sink_uri import reader_uri
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId
-from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import event
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused, check_new, tables_at
@@ -215,13 +215,15 @@ class Readers:
         return standing
 
     async def standings(self, feeds: Iterable[Feed]) -> dict[FeedId, Standing]:
-        """The progress of the readers among the feeds; a reader whose file cannot be read is left out."""
+        """The progress of the readers among the feeds; a reader whose file is missing, cannot be read or
+        has another form is left out.
+        """
         readers = [feed for feed in feeds if feed.uri.is_reader]
 
         def look() -> dict[FeedId, Standing]:
             found = {}
             for feed in readers:
-                with contextlib.suppress(Retryable):
+                with contextlib.suppress(Retryable, Fatal):
                     found[feed.id] = _changes(feed).standing()
             return found
 

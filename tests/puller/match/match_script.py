@@ -146,7 +146,12 @@ class MatchScript:
 
 def rows_of(message: Command) -> list[Row]:
     """The rows in a message's body."""
-    return [row_of(_parsed(message, line)) for line in message.body]
+    return [row_of(one) for one in parsed_body(message)]
+
+
+def parsed_body(message: Command) -> list[Command]:
+    """The lines of a message's body as commands."""
+    return [_parsed(message, line) for line in message.body]
 
 
 def _parsed(message: Command, line: str) -> Command:

@@ -4,6 +4,7 @@
     register [a,m) checkpoint=10                 a new registration, in place of the region's last
     prewrite key=a start-ts=30 put 2000*v        and all other rows, as in `match_script`
     message                                      several rows in one message, in its body
+    batch                                        several messages that are read at once: a row or `error` each
     resolved 50 [regions=1,2]                    a resolved ts, of region 1 if none is named
     error                                        the store ends the registration
     stop                                         its owner ends it
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.puller.match.match_script import row_of, rows_of, shown_change, shown_violation
+from tests.puller.match.match_script import parsed_body, row_of, rows_of, shown_change, shown_violation
 from tests.puller.match.test_matcher import changes_of
 from tests.puller.wire import error_message, resolved_message, rows_message
 from tests.puller.words import span_of
@@ -60,12 +61,14 @@ class SpillScript:
                 regions = [int(one) for one in command.options.get("regions", "1").split(",")]
                 return self._fed(resolved_message(regions, _REQUEST, int(ts)))
             case "error", ():
-                error = cdcpb.Error(congested=cdcpb.Congested(region_id=region))
-                return self._fed(error_message(region, _REQUEST, error))
+                return self._fed(_error(region))
+            case "batch", ():
+                return self._fed(*(self._message(region, one) for one in parsed_body(command)))
             case "message", ():
                 return self._fed(rows_message(region, _REQUEST, rows_of(command)))
             case "stop", ():
-                self._matcher.stop(self._held[region])
+                ts = self._matcher.stop(self._held[region])
+                return "\n".join([f"region {region}: stopped at {ts}", *self._files()])
             case "damage", ():
                 self._damage(command)
             case "close", ():
@@ -90,9 +93,13 @@ class SpillScript:
             data[command.number("at")] ^= 1
         path.write_bytes(data)
 
-    def _fed(self, message: bytes) -> str:
-        """What comes of a message, as a stream's worker takes it."""
-        matched = self._matcher.feed([message])
+    @staticmethod
+    def _message(region: int, one: Command) -> bytes:
+        return _error(region) if one.name == "error" else rows_message(region, _REQUEST, [row_of(one)])
+
+    def _fed(self, *messages: bytes) -> str:
+        """What comes of messages that are read at once, as a stream's worker takes them."""
+        matched = self._matcher.feed(messages)
         self._matcher.relieve()
         assert self._matcher.open_bytes <= self._limit
         return "\n".join([*_shown([matched, *self._matcher.join()]), *self._files()])
@@ -105,6 +112,10 @@ class SpillScript:
         if regions != self._on_disk:
             self._on_disk = regions
             yield "on disk: " + (", ".join(f"region {one}" for one in regions) or "nothing")
+
+
+def _error(region: int) -> bytes:
+    return error_message(region, _REQUEST, cdcpb.Error(congested=cdcpb.Congested(region_id=region)))
 
 
 def _shown(every: Iterable[Matched]) -> Iterator[str]:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.puller.wire import error_message, resolved_message, rows_message
+from tests.puller.wire import resolved_message, rows_message
 from tidegate.errors import Retryable
 from tidegate.model.span import Span
-from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.matched import Happening, Matched
@@ -115,15 +114,6 @@ class Twins:
             assert plain is None or plain.resolved == ts
 
 
-def test_a_later_portion_of_a_batch_does_not_touch_earlier_changes() -> None:
-    twins = Twins()
-    old = [Row(Kind.PREWRITE, 20, 0, 1, b"b%d" % n, b"old" * 40) for n in range(9)]
-    twins.step([("initialized", 0, [Row(Kind.INITIALIZED)]), ("rows", 0, old)])
-    done = [Row(Kind.COMMIT, 20, 30, 1, row.key) for row in old]
-    new = [Row(Kind.PREWRITE, 31, 0, 1, b"c%d" % n, b"new" * 40) for n in range(9)]
-    twins.step([("rows", 0, done), ("rows", 0, new)])
-
-
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=8), st.booleans())
 def test_the_compiled_matcher_does_what_plain_matchers_do(
@@ -205,20 +195,6 @@ def live() -> BlockMatcher:
     matcher.register(7, 1, 0, 0, Span(b"a", b"z"), CHECKPOINT)
     matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
     return matcher
-
-
-def test_an_error_ends_a_registration_and_a_new_one_takes_its_place() -> None:
-    matcher = live()
-    error = cdcpb.Error(congested=cdcpb.Congested(region_id=1))
-    row = Row(4, 5, 20, 1, b"k", b"v")
-    matched = matcher.feed([error_message(1, 7, error), rows_message(1, 7, [row])])
-    assert [n.happening for n in matched.notes] == [Happening.FAILED]
-    assert cdcpb.Event.FromString(matched.notes[0].event).error == error
-    assert matched.changes == 0
-    again = matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 15)
-    assert matcher.feed([rows_message(1, 7, [row])]).changes == 1
-    assert matcher.stop(again) == 15
-    assert matcher.feed([rows_message(1, 7, [row])]).changes == 0
 
 
 def test_thousands_of_registrations_come_and_go() -> None:

@@ -2,7 +2,7 @@
 
     pieces   Arrow IPC streams of one batch, zstd: rows of one table, columns as in `piece_schema`
     ddl      each DDL of the reader's tables; rows of action 0 are the tables as they were at its start-ts
-    told     the reader's other facts, by key
+    state    the reader's progress and settings, by key
 
 A piece never changes. Reading pieces in the order of `n` gives the changes of one row of one partition in the
 order of their commits, because one task at a time writes them and `n` grows with the commits of the file. If
@@ -25,11 +25,13 @@ from typing import Any, Final, NamedTuple
 import orjson
 import pyarrow as pa
 
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.model.progress import JOURNAL_KEY, Journal
 from tidegate.sink import sqlite
 
 FILE: Final = "changes.db"
+FORM: Final = 1
+"""The number of the file's form, SQLite's `user_version`. A change of the tables or keys raises it."""
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS pieces (
     n INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -41,7 +43,7 @@ CREATE TABLE IF NOT EXISTS ddl (
     ts INTEGER, seq INTEGER, schema_name TEXT, table_name TEXT, old_schema TEXT, old_table TEXT,
     action INTEGER, query TEXT, info BLOB, PRIMARY KEY (ts, seq, schema_name, table_name)
 );
-CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY, value BLOB);
+CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB);
 """
 OP, COMMIT_TS, SEQ = "_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq"
 OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ, pa.int64())])
@@ -132,7 +134,7 @@ class Changes:
             self._put(connection, "instance", instance)
             self._put(connection, "start_ts", start_ts)
             self._put(connection, "said", start_ts)
-            self._put(connection, "heard_ms", now_ms)
+            self._put(connection, "queried_ms", now_ms)
             self._put(connection, "kept", 0)
             self._put(connection, "let_go", "")
             self._put(connection, "used", 0)
@@ -160,7 +162,7 @@ class Changes:
         """
         with self._open() as connection:
             with sqlite.exclusive(connection):
-                self._put(connection, "heard_ms", now_ms)
+                self._put(connection, "queried_ms", now_ms)
                 if used:
                     self._put(connection, "used", 1)
                 said = max(said, self._get(connection, "said"))
@@ -173,7 +175,7 @@ class Changes:
         """
         with self._open() as connection:
             with sqlite.exclusive(connection):
-                if self._get(connection, "heard_ms") != queried_ms:
+                if self._get(connection, "queried_ms") != queried_ms:
                     return False
                 self._put(connection, "let_go", why)
             self._drop(connection, MAX_TS)
@@ -262,7 +264,7 @@ class Changes:
             self._get(connection, "instance"),
             self._get(connection, "start_ts"),
             said,
-            self._get(connection, "heard_ms"),
+            self._get(connection, "queried_ms"),
             kept_of(connection),
             readable,
             bool(pending.fetchone()[0]),
@@ -292,11 +294,11 @@ class Changes:
 
     @staticmethod
     def _put(connection: sqlite3.Connection, key: str, value: int | str | bytes) -> None:
-        connection.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", [key, value])
+        connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", [key, value])
 
     @staticmethod
     def _get(connection: sqlite3.Connection, key: str) -> Any:
-        return connection.execute("SELECT value FROM told WHERE key = ?", [key]).fetchone()[0]
+        return connection.execute("SELECT value FROM state WHERE key = ?", [key]).fetchone()[0]
 
     @contextmanager
     def _open(self, *, new: bool = False) -> Iterator[sqlite3.Connection]:
@@ -304,8 +306,22 @@ class Changes:
             raise Retryable("The reader's changes are not there.", where=str(self.path))
         with sqlite.as_retryable(self.path), closing(sqlite.open_file(self.path)) as connection:
             if new:
-                connection.executescript(sqlite.SCHEMA + TABLES)
+                # The form comes last: a file that was only begun is refused as well.
+                connection.executescript(f"{sqlite.SCHEMA}{TABLES}PRAGMA user_version = {FORM};")
+            check_form(connection, self.path)
             yield connection
+
+
+def check_form(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise Fatal if the file has another form: its tables may be read wrongly."""
+    (found,) = connection.execute("PRAGMA user_version").fetchone()
+    if found != FORM:
+        raise Fatal(
+            f"The file of a reader's changes has form {found}; this version of Tidegate reads form {FORM}.",
+            where=str(path),
+            why="another version has written it",
+            fix="remove the reader's changefeed, and start a new query with a new checkpoint",
+        )
 
 
 def past_it(start: int, said: int) -> InvalidInput:
@@ -337,7 +353,7 @@ def readable_of(connection: sqlite3.Connection) -> int:
 
 def kept_of(connection: sqlite3.Connection) -> int:
     """Bytes of all pieces."""
-    found = connection.execute("SELECT value FROM told WHERE key = 'kept'").fetchone()
+    found = connection.execute("SELECT value FROM state WHERE key = 'kept'").fetchone()
     return int(found[0]) if found else 0
 
 

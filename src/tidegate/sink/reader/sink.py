@@ -24,15 +24,15 @@ from tidegate.sink.reader.changes import (
     SCHEMA_NAME,
     SEQ_A_TS,
     TABLE_NAME,
-    TABLES,
     Changes,
     Definition,
+    check_form,
     kept_of,
     note,
     piece_schema,
     readable_of,
 )
-from tidegate.sink.sqlite import Ledger, SqliteOwner, SqliteWriter
+from tidegate.sink.sqlite import Ledger, SqliteOwner, SqliteWriter, as_retryable
 
 DUE_BYTES: Final = 16 << 20
 """A transaction is due when it holds so many bytes of Arrow rows."""
@@ -65,12 +65,14 @@ class ReaderSink(Ledger):
 
     def __init__(self, feed: SinkFeed) -> None:
         assert feed.folder is not None, "a reader's changes lie in its changefeed's folder"
-        super().__init__(feed, feed.folder / FILE, TABLES)
+        super().__init__(feed, feed.folder / FILE)
         self.max_bytes = int(feed.uri.option("max-kept"))
         self.hold_s = int(feed.uri.option("hold"))
 
     def connect(self) -> sqlite3.Connection:
-        """A connection. Raises Fatal if the file is missing: a new one would leave a gap in the changes."""
+        """A connection. Raises Fatal if the file is missing, because a new one would leave a gap in the
+        changes, and if it has another form.
+        """
         if not self.path.exists():
             raise Fatal(
                 "The changes that were kept for the reader are gone.",
@@ -78,7 +80,14 @@ class ReaderSink(Ledger):
                 why="somebody has removed the file",
                 fix="remove the reader's changefeed, and start a new query with a new checkpoint",
             )
-        return super().connect()
+        connection = super().connect()
+        try:
+            with as_retryable(self.path):
+                check_form(connection, self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def describe(self) -> Description:
         """The form that the sink accepts, its guarantees, and its limits."""
@@ -154,7 +163,7 @@ class ReaderWriter(SqliteWriter):
             "INSERT INTO pieces (part, first_ts, last_ts, bytes, data) VALUES (?, ?, ?, ?, ?)", rows
         )
         more = kept + sum(row[3] for row in rows)
-        connection.execute("INSERT OR REPLACE INTO told VALUES ('kept', ?)", [more])
+        connection.execute("INSERT OR REPLACE INTO state VALUES ('kept', ?)", [more])
 
     def abort(self) -> None:
         """Discard the collected rows."""
