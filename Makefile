@@ -89,7 +89,7 @@ docs: setup ## write the pages of docs/ that are made from code and recorded vec
 	@$(PY) -m tools.ddl_page
 	@$(PY) -m tools.modify_page
 
-lock: ## resolve pyproject.toml anew into the lock files
+lock: ## resolve pyproject.toml again into the lock files
 	@tools/lock
 
 clean: ## remove what was made, but not what was fetched

@@ -104,7 +104,7 @@ def _apply(mutation: dict[str, str], state: dict[bytes, bytes], changes: list[tu
 
 
 def table_prefix(table_id: int) -> bytes:
-    """Of all keys of a table."""
+    """The prefix of all keys of a table."""
     return b"t" + (table_id ^ SIGN).to_bytes(8, "big")
 
 
@@ -267,7 +267,7 @@ def patched(page: Page, base: int, first_handle: int) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to serve. `live`: rows per second; 0: as fast as possible."""
+    """The rows to serve. `live`: rows per second; 0: as fast as possible."""
 
     rows: int
     rows_per_txn: int
@@ -352,7 +352,7 @@ def drain(requests: Iterator[Any], arrived: queue.SimpleQueue[Any]) -> None:
 
 
 def next_request(arrived: queue.SimpleQueue[Any], wait_s: float) -> Any:
-    """The next request; None when none has come for so long."""
+    """The next request; None when none has come within the timeout."""
     try:
         return arrived.get(timeout=wait_s)
     except queue.Empty:
@@ -442,7 +442,7 @@ class Cluster:
 
 
 def response_header() -> Any:
-    """What each response of PD begins with."""
+    """Return the header of each response of PD."""
     return pdpb.ResponseHeader(cluster_id=CLUSTER_ID)
 
 

@@ -17,7 +17,7 @@ are read evenly over `--seconds`.
 | lag | from commit to readable, of the active ones together |
 | memory | anonymous memory of all processes except upstream and broker |
 | further s | from `changefeed create` of one more until its first row is readable; `FURTHER` times |
-| beside dead | the lag of the active ones with both brokers dead, during the initial load |
+| next to dead | the lag of the active ones with both brokers dead, during the initial load |
 """
 
 from __future__ import annotations
@@ -246,12 +246,12 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
             found["further_max_s"] = round(max(took), 2)
             found["memory_mb"] = round(product.memory_mb())
             if sizes.dead:
-                found |= _beside_dead(product, sizes, reader, progress)
+                found |= _next_to_dead(product, sizes, reader, progress)
         progress("the end")
     return found
 
 
-def _beside_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
+def _next_to_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
     """The lag of the active changefeeds while the brokers of others are dead, and another one is loaded."""
     progress(f"{sizes.load_rows:,} rows to load")
     fill(product, sizes.loaded, sizes.load_rows)
@@ -273,10 +273,10 @@ def _beside_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker)
             rate = round(sizes.load_rows / sizes.seconds)
             settings = {"initial_load": True, "load_rows_per_second": rate}
             product.create(sizes.loaded, settings=settings)
-            beside = lags(reader, sizes.seconds, 0.0)
+            found = lags(reader, sizes.seconds, 0.0)
         finally:
             os.kill(pid, signal.SIGCONT)
-    return {"beside_dead": beside}
+    return {"next_to_dead": found}
 
 
 def fill(product: Feeds, number: int, rows: int) -> None:
@@ -312,7 +312,7 @@ def main() -> None:
     lines = [["open, s", found["open_s"]], ["idle, % of a core", found["idle_all_percent"]]]
     lines += [["memory, MB", found["memory_mb"]], ["cores used", found["active_cores"]]]
     lines += [["first row of a further one, s", f"{found['further_s']} (max {found['further_max_s']})"]]
-    for name in ("active", "beside_dead"):
+    for name in ("active", "next_to_dead"):
         if one := found.get(name):
             lines.append([f"lag {name.replace('_', ' ')}, p50 / p99 / max ms"])
             lines[-1].append(f"{one['p50_ms']} / {one['p99_ms']} / {one['max_ms']}")

@@ -272,7 +272,7 @@ def measured(upstream: Upstream, work: Callable[[], Work]) -> Figures:
     }
 
 
-def until_told(committed: Work, copies: int, reported: Callable[[], None]) -> Work:
+def until_received(committed: Work, copies: int, reported: Callable[[], None]) -> Work:
     """The work of rows that are committed and then received `copies` times each."""
     began = time.monotonic()
     reported()
@@ -311,9 +311,11 @@ def receiving(upstream: Upstream, streams: int, seconds: float) -> dict[str, Fig
         assert receiver.rows == streams * upstream.rows, (receiver.rows, upstream.rows)
 
         def reported() -> None:
-            receiver.until("all rows told", lambda: receiver.rows == streams * upstream.rows)
+            receiver.until("all rows received", lambda: receiver.rows == streams * upstream.rows)
 
-        found["live"] = measured(upstream, lambda: until_told(upstream.commit(seconds), streams, reported))
+        found["live"] = measured(
+            upstream, lambda: until_received(upstream.commit(seconds), streams, reported)
+        )
         time.sleep(0.5)
         receiver.marks, receiver.lags_ms = 0, []
         found["idle"] = idling(upstream, memory) | {
@@ -356,7 +358,7 @@ def capturing(upstream: Upstream, seconds: float) -> dict[str, Figures]:
         assert capture.sink.rows == upstream.rows, (capture.sink.rows, upstream.rows)
 
         found["capture live"] = measured(
-            upstream, lambda: until_told(upstream.commit(seconds), 1, capture.caught_up)
+            upstream, lambda: until_received(upstream.commit(seconds), 1, capture.caught_up)
         )
         assert capture.sink.rows == upstream.rows, (capture.sink.rows, upstream.rows)
         time.sleep(0.5)

@@ -11,7 +11,7 @@ others: how far the greatest resolved ts that they have seen is behind PD's cloc
 | figure | when |
 |---|---|
 | quiet | before that |
-| beside | the missing part is pulled in addition to the part that the others read, as in a capture |
+| missing | the missing part is pulled in addition to the part that the others read, as in a capture |
 | again | the whole span is pulled again from its beginning: the same puller without `on_watch` |
 
 Then it measures a table that others read and drop, while another table has a stopped reader and fills the
@@ -72,7 +72,7 @@ STOPPED_S: Final = 8.0
 UNLOCKED_S: Final = 120.0
 BEFORE: Final = {
     "quiet": "quiet",
-    "beside": "quiet",
+    "missing": "quiet",
     "again": "quiet",
     "roomy": "roomy",
     "stopped": "roomy",
@@ -88,13 +88,13 @@ class Capture:
     """The puller's process: a puller, an event store, and the pull of earlier parts."""
 
     def __init__(
-        self, address: str, folder: Path, *, beside: bool, span: Span = SPAN, disk_bytes: int = 0
+        self, address: str, folder: Path, *, missing: bool, span: Span = SPAN, disk_bytes: int = 0
     ) -> None:
         self.pd = PdClient(address)
         self.store = EventStore(folder, disk_bytes=disk_bytes)
         self._name = span
         self.backfill = Backfill(self.pd, self.store, print)
-        on_watch = self.backfill.want if beside else None
+        on_watch = self.backfill.want if missing else None
         self._seen = 0
         self.puller = Puller(self.pd, self.store, spill=folder / "spill", on_watch=on_watch)
 
@@ -144,9 +144,9 @@ def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[
         thread.join()
 
 
-def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -> tuple[list[float], ...]:
+def measure(upstream: Upstream, folder: Path, seconds: float, *, missing: bool) -> tuple[list[float], ...]:
     """The lags before the beginning is needed again, and while it is pulled."""
-    capture = Capture(upstream.address, folder, beside=beside)
+    capture = Capture(upstream.address, folder, missing=missing)
     start = 1
     capture.puller.watch(SPAN, start)
     with writing(capture.pd):
@@ -167,27 +167,27 @@ def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -
 def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[list[float], list[float]]:
     """The lags of a table with readers, before and after a table without readers has filled the quota."""
     other = keys.record_span(OTHER)
-    capture = Capture(upstream.address, folder, beside=True, span=other, disk_bytes=QUOTA_BYTES)
+    capture = Capture(upstream.address, folder, missing=True, span=other, disk_bytes=QUOTA_BYTES)
     start = capture.pd.tso()
     for span in (SPAN, other):
         capture.puller.watch(span, start)
 
-    def let_go() -> None:
+    def release() -> None:
         capture.span.drop_below(capture.span.resolved)
 
     with PdClient(upstream.address) as pd, writing(pd, OTHER):
         while capture.span.resolved < start:
             time.sleep(LOOK_S)
         end = time.monotonic() + seconds
-        roomy = capture.lags(lambda: time.monotonic() > end, let_go)
+        roomy = capture.lags(lambda: time.monotonic() > end, release)
         with writing(capture.pd, TABLE, FAT_BYTES):
             full = time.monotonic() + FULL_S
             while not capture.store.crowded:
                 assert time.monotonic() < full, "the store was not crowded"
-                let_go()
+                release()
                 time.sleep(LOOK_S)
             end = time.monotonic() + max(seconds, STOPPED_S)
-            stopped = capture.lags(lambda: time.monotonic() > end, let_go)
+            stopped = capture.lags(lambda: time.monotonic() > end, release)
     capture.close()
     return roomy, stopped
 
@@ -198,7 +198,7 @@ def measure_locked(upstream: Upstream, folder: Path, locked_s: float) -> tuple[l
     The lock is in a region of its own: TiKV's resolved ts waits for the locks of a region.
     """
     other = keys.record_span(OTHER)
-    capture = Capture(upstream.address, folder, beside=True, span=other)
+    capture = Capture(upstream.address, folder, missing=True, span=other)
     start = capture.pd.tso()
     for span in (SPAN, other):
         capture.puller.watch(span, start)
@@ -253,9 +253,9 @@ def main() -> int:
             found = measure_locked(upstream, Path(folder) / "locked", options.locked)
             lags["unlocked"], lags["locked"] = found
         for number in () if options.only == "locked" else range(options.rounds):
-            for name in () if options.only else ("beside", "again"):
+            for name in () if options.only else ("missing", "again"):
                 where = Path(folder) / f"{name}-{number}"
-                quiet, after = measure(upstream, where, options.seconds, beside=name == "beside")
+                quiet, after = measure(upstream, where, options.seconds, missing=name == "missing")
                 lags["quiet"] += quiet
                 lags[name] += after
                 print(f"  round {number + 1}, {name}: {shown(after)}", flush=True)

@@ -134,25 +134,25 @@ def check(found: dict[str, Any]) -> list[str]:
 
 def report(found: dict[str, Any]) -> str:
     """The figures as one table, with the CPU seconds of (a) and (b) per stage below it."""
-    lines = [["", "what", "figure", "goal", "beside it"]]
+    lines = [["", "what", "figure", "goal", "remarks"]]
     for run in found.get("a", []):
         goal = f">= {GOALS['a']:,}" if run["log"] == "narrow" else ""
-        beside = f"{short(run['rows_per_cpu_s'])} rows per CPU-second; most CPU: {run['bottleneck']}"
-        lines.append(["a", _named(run), f"{short(run['rows_per_s'])} rows/s", goal, beside])
+        remark = f"{short(run['rows_per_cpu_s'])} rows per CPU-second; most CPU: {run['bottleneck']}"
+        lines.append(["a", _named(run), f"{short(run['rows_per_s'])} rows/s", goal, remark])
     for run in found.get("b", []):
         tool = run["kafka_tool"]
-        beside = f"{run['mb_per_s']:.0f} MB/s, {run['share_of_tool']:.0%} of Kafka's own tool"
-        beside += f" ({tool['mb_per_s']:.0f} MB/s); most CPU: {run['bottleneck']}"
-        lines.append(["b", _named(run), f"{short(run['rows_per_s'])} rows/s", "", beside])
+        remark = f"{run['mb_per_s']:.0f} MB/s, {run['share_of_tool']:.0%} of Kafka's own tool"
+        remark += f" ({tool['mb_per_s']:.0f} MB/s); most CPU: {run['bottleneck']}"
+        lines.append(["b", _named(run), f"{short(run['rows_per_s'])} rows/s", "", remark])
     for run in found.get("c", []):
         figure = f"p50 {run['p50_ms']} ms, p99 {run['p99_ms']} ms"
         goal = f"<= {GOALS['p50_ms']}, <= {GOALS['p99_ms']}"
-        beside = f"max {run['max_ms']} ms; {run['cores_used']} cores"
-        lines.append(["c", f"lag, {run['protocol']}, {run['rate']:,} rows/s", figure, goal, beside])
+        remark = f"max {run['max_ms']} ms; {run['cores_used']} cores"
+        lines.append(["c", f"lag, {run['protocol']}, {run['rate']:,} rows/s", figure, goal, remark])
     for run in found.get("d", []):
-        beside = f"{short(run['rows_per_cpu_s'])} rows per CPU-second; {run['snapshots']} snapshots"
+        remark = f"{short(run['rows_per_cpu_s'])} rows per CPU-second; {run['snapshots']} snapshots"
         name = f"to Delta, {short(run['rows'])} {run['kind']}"
-        lines.append(["d", name, f"{short(run['rows_per_s'])} rows/s", "", beside])
+        lines.append(["d", name, f"{short(run['rows_per_s'])} rows/s", "", remark])
     for role, peak in found.get("e", {}).get("peaks", {}).items():
         figure = f"{peak['once_mb']:.0f} -> {peak['longer_mb']:.0f} MB"
         lines.append(["e", f"peak memory, {role}", figure, "flat", "flat" if peak["flat"] else "grows"])

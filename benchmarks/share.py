@@ -18,7 +18,7 @@ from a lognormal distribution (sigma 1.5: 1 % of the pieces have about 20 % of t
 
 The baseline, `count`, gives the same number of pieces to each capture, in order, and divides everything again
 at each event. A load is the greatest load as a multiple of the mean. It cannot be below 1, nor below the
-heaviest piece. What moves is given as a share of all bytes. Milliseconds are the least of some calls, by the
+heaviest piece. Moved bytes are a share of all bytes. Milliseconds are the least of some calls, by the
 wall clock.
 """
 

@@ -197,7 +197,9 @@ def main() -> None:
     parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[1])
     parser.add_argument("--server-src", type=Path, help="another tree, in turns with this one")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--feeds", type=int, default=0, help="of a table each, beside one of all tables")
+    parser.add_argument(
+        "--feeds", type=int, default=0, help="of a table each, in addition to one of all tables"
+    )
     parser.add_argument("--rows", type=int, default=500, help="a second over all tables, with --feeds")
     parser.add_argument("--smoke", action="store_true", help="with --feeds: small; does it complete?")
     options = parser.parse_args()

@@ -508,9 +508,9 @@ def report(found: Mapping[str, list[dict[str, Any]]]) -> tuple[str, dict[str, fl
     """The tables for people, and the figures in them."""
     rates = {name: [run["rate"] for run in runs] for name, runs in found.items()}
     figures = {name: statistics.median(of) for name, of in rates.items()}
-    for beside in ("loader", "sender"):
-        pairs = zip(rates["inserts"], rates[beside], strict=True)
-        figures[f"inserts / {beside}"] = statistics.median(one / other for one, other in pairs)
+    for source in ("loader", "sender"):
+        pairs = zip(rates["inserts"], rates[source], strict=True)
+        figures[f"inserts / {source}"] = statistics.median(one / other for one, other in pairs)
     for name in ("inserts", "mixed"):
         figures[f"{name}, from the first"] = statistics.median(
             run["rate_from_the_first"] for run in found[name]

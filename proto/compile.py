@@ -1,4 +1,4 @@
-"""Compile every `.proto` beside this script into `src/tidegate/proto/` (run it after each change).
+"""Compile every `.proto` next to this script into `src/tidegate/proto/` (run it after each change).
 
     python proto/compile.py
 

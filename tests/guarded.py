@@ -23,7 +23,7 @@ class GuardedRoom:
         self.capacity, self._end = size, base + size
 
     def put(self, data: bytes) -> int:
-        """Copy bytes there; returns their address. What was there before is gone."""
+        """Copy bytes there and return their address. Earlier contents are lost."""
         assert len(data) <= self.capacity
         address = self._end - len(data)
         ctypes.memmove(address, data, len(data))

@@ -1,4 +1,4 @@
-"""What a process has in memory, as the kernel counts it: mapped files included."""
+"""The memory of a process, as the kernel counts it: mapped files included."""
 
 from __future__ import annotations
 

@@ -55,6 +55,6 @@ def test_tests_and_guards_that_pages_name_are_there() -> None:
     assert not cited - GUARDS.keys()
 
 
-def test_each_guard_of_the_explorer_stands_at_an_invariant() -> None:
+def test_each_guard_of_the_explorer_is_listed_at_an_invariant() -> None:
     invariants = (FOLDER / "safety.md").read_text().partition("## No Double Write")[0]
     assert not [guard for guard in GUARDS if f"`{guard}`" not in invariants]

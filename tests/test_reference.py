@@ -1,4 +1,4 @@
-"""The pages made from the code are what it says, and what handlers read and raise stands on them."""
+"""The generated pages agree with the code, and list what handlers read and raise."""
 
 import ast
 import inspect

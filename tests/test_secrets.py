@@ -38,10 +38,10 @@ def printed(value: Any) -> list[str]:
     out = io.StringIO()
     log.setup(json_lines=True, stream=out)
     logger = logging.getLogger("tidegate.test")
-    log.event(logger, logging.INFO, "told", value=value)
+    log.event(logger, logging.INFO, "noted", value=value)
     logger.warning("%s %r", value, value)
     log.setup(stream=out)
-    log.event(logger, logging.INFO, "told", value=value)
+    log.event(logger, logging.INFO, "noted", value=value)
     try:
         raise Fatal("failed", where=f"{value}", why=f"{value!r}")
     except Fatal as error:
@@ -57,12 +57,12 @@ def printed(value: Any) -> list[str]:
 
 
 def holders(secret: str) -> tuple[list[Any], ReplicaConfig]:
-    """What holds the secret of a feed, from the request to the incarnation; given in the URI or beside it."""
+    """Return all objects that hold a feed's secret, which is given in the URI or separately."""
     bare = "kafka://h:9092/t?protocol=open-protocol"
     uri = parse_sink_uri(f"{bare}&sasl-user=u&sasl-mechanism=PLAIN&sasl-password={quote(secret, safe='')}")
     config = merge_config({}, uri)
-    beside = {"sasl_user": "u", "sasl_mechanism": "PLAIN", "sasl_password": secret}
-    other = merge_config({"sink": {"kafka_config": beside}}, parse_sink_uri(bare))
+    separate = {"sasl_user": "u", "sasl_mechanism": "PLAIN", "sasl_password": secret}
+    other = merge_config({"sink": {"kafka_config": separate}}, parse_sink_uri(bare))
     assert config.sink.kafka_config == other.sink.kafka_config
     info = FeedInfo(uri.render(redact=False), config.to_json(), 1, 0, 0, "normal", "i")
     grant = Grant("i", (1, 1), 1, 1)
@@ -101,7 +101,7 @@ def test_who_must_send_or_store_a_secret_has_it_whole(secret: str) -> None:
         assert (type(sent), sent) == (str, secret)
 
 
-def test_a_secret_is_a_text_to_whoever_compares_it() -> None:
+def test_a_secret_compares_as_a_text() -> None:
     secret = Secret("a")
     assert (secret == "a", hash(secret) == hash("a"), secret.encode()) == (True, True, b"a")
     assert type(revealed(secret)) is str

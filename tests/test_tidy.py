@@ -137,7 +137,7 @@ def test_what_pages_cite_can_be_followed(page: Path) -> None:
 def test_a_broken_link_and_a_bare_citation_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# Of `rows` & keys\n\n[a](#of-rows--keys) [b](#else) [c](gone.md) [d](https://x.org/y)\n"
+        "# All `rows` & keys\n\n[a](#all-rows--keys) [b](#else) [c](gone.md) [d](https://x.org/y)\n"
     )
     assert broken(links_of(page), tmp_path) == ["page.md#else", "gone.md"]
     gone = "docs/" + "gone.md#here"
@@ -149,75 +149,8 @@ def test_a_broken_link_and_a_bare_citation_are_found(tmp_path: Path) -> None:
     assert not BARE.search("facts = machine()  # G is a group, N a number, H1 a heading")
 
 
-def refused_words(text: str) -> list[str]:
-    """The words of WORDS in a page or an error, without code, comments of HTML and what is allowed."""
-    prose = re.sub(r"`[^`\n]*`|<!--.*?-->", "", without_blocks(text), flags=re.DOTALL)
-    for phrase in ALLOWED_WORDS:
-        prose = prose.replace(phrase, "")
-    return [found[0] for found in WORDS.finditer(prose)]
-
-
-def refused_opening(text: str) -> bool:
-    return text not in ALLOWED_OPENINGS and OPENINGS.search(text) is not None
-
-
-def refused_texts(code: str, errors: set[str]) -> list[tuple[int, str]]:
-    """Lines and texts in the arguments of calls of `errors` that use refused words or openings."""
-    found = []
-    for call in ast.walk(ast.parse(code)):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in errors:
-            parts = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
-            for node in parts:
-                match node:
-                    case ast.Constant(value=str(text)) if refused_words(text) or refused_opening(text):
-                        found.append((node.lineno, text))
-    return found
-
-
-def error_names() -> set[str]:
-    """The names of TidegateError and of all classes under it, direct or not."""
-    names, known = {"TidegateError"}, set[str]()
-    bases = {
-        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    }
-    while names != known:
-        known = set(names)
-        names |= {name for name, above in bases.items() if above & known}
-    return names
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_pages_use_plain_words(page: Path) -> None:
-    # Sections of the changelog below the newest are history.
-    text = page.read_text()
-    newest = "## ".join(text.split("\n## ")[:2]) if page.name == "CHANGELOG.md" else text
-    assert not refused_words(newest), "see WORDS"
-
-
-def test_errors_use_plain_words() -> None:
-    errors = error_names()
-    assert {"Retryable", "DiskFull", "RowTooLargeError"} <= errors
-    found = [
-        (str(path.relative_to(ROOT)), *one)
-        for path in SOURCES
-        for one in refused_texts(path.read_text(), errors)
-    ]
-    assert not found, "see WORDS and OPENINGS"
-
-
-def test_refused_words_are_found() -> None:
-    assert refused_words("It lies there; a `told` is code.\n```\nanew\n```\nRows cannot be told apart.") == [
-        "lies"
-    ]
-    code = "raise Fatal(f'what {x} heard', why='What was kept is gone.', fix='What is kept?')\nlog('anew')\n"
-    assert [text for _, text in refused_texts(code, {"Fatal"})] == [" heard", "What was kept is gone."]
-
-
 def test_no_code_compares_a_protocols_name() -> None:
-    """What depends on the protocol is asked of its entry in the registry."""
+    """Code asks the protocol's entry in the registry for what depends on the protocol."""
     for path in SOURCES:
         if "protocols" in path.parts:
             continue
@@ -294,7 +227,7 @@ def test_every_module_with_kernels_is_warmed_at_setup() -> None:
 
 def test_kernels_name_their_numbers_and_have_short_argument_lists() -> None:
     found = [f"{one.file}:{one.line}: {one.kind}: {one.text}" for one in kernel_numbers.places()]
-    assert not found, "name them: kernel_ascii, a Layout, or a constant beside its meaning"
+    assert not found, "name them: kernel_ascii, a Layout, or a constant next to its meaning"
 
 
 def test_bare_numbers_in_a_kernel_are_found(tmp_path: Path) -> None:

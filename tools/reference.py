@@ -216,7 +216,7 @@ def api_page() -> str:
 {NOTE.format("src/tidegate/api")}
 
 The API is TiCDC's API v2 (tiflow `cdc/api/v2`, ticdc `api/v2`), so TiCDC's own `cdc cli` can use it. Routes that TiCDC does
-not have, and members below `tidegate`, are ours. Any capture can be asked; one that stands by forwards the request to the
+not have, and members below `tidegate`, are ours. Any capture can be asked; a standby forwards the request to the
 owner, except for {_names(forward.OWN)}.
 
 - A body is JSON with `Content-Type: application/json`, {door.MAX_BODY >> 20} MiB at most, sent within {door.BODY_S:.0f} s.

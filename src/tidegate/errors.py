@@ -52,7 +52,7 @@ class InvalidInput(TidegateError):
 
 
 class Undecodable(InvalidInput):
-    """Bytes that are not what their format says: quarantine them with their position and go on."""
+    """Bytes that are not what their format says: quarantine them with their position and continue."""
 
 
 class Retryable(TidegateError):
@@ -64,7 +64,7 @@ class Fenced(TidegateError):
 
 
 class Fatal(TidegateError):
-    """Going on would lose or corrupt data: stop and let a person decide."""
+    """Continuing would lose or corrupt data: stop and let a person decide."""
 
 
 def shown(address: str) -> str:
@@ -109,7 +109,7 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
             "Follow the message. If the state is failed, resume the changefeed afterwards.",
         ),
         "CDC:ErrChangefeedUnreadable": Code(
-            "What is stored of the changefeed is damaged, or of a later version. It does not run.",
+            "The stored changefeed is damaged, or of a later version. It does not run.",
             "Start the version that wrote it, or remove it. Its history is held meanwhile.",
         ),
         "CDC:ErrChangefeedUpdateRefused": Code(

@@ -57,9 +57,9 @@ def _cache_folder() -> Path:
     for source in [*sorted(package.glob("kernel*.py")), *_kernel_sources()]:
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
-    beside = package / "__pycache__"
-    if os.access(beside if beside.exists() else package, os.W_OK):
-        return beside / name
+    folder = package / "__pycache__"
+    if os.access(folder if folder.exists() else package, os.W_OK):
+        return folder / name
     return Path.home() / ".cache" / "tidegate" / name
 
 

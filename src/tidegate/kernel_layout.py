@@ -7,7 +7,7 @@ such records, and a section of docs/internals/layouts.md.
     S_STATE, S_REGION = SLOT.words()                  # word numbers, for accessors
     slot_word, put_slot_word = SLOT.accessors()       # slot_word(slots, number, S_STATE)
 
-    JOB = Layout("job", "J_", "What a kernel works on.", rows=signed("rows"), data=pointer("where they are"))
+    JOB = Layout("job", "J_", "The input of a kernel.", rows=signed("rows"), data=pointer("where they are"))
     J_ROWS, J_DATA = JOB.offsets()                    # bytes, for load_i64(job + J_ROWS)
 
 Kernels cannot read attributes of a layout, because numba does not know the class. numba compiles module
@@ -66,7 +66,7 @@ class Layout:
     """A record of fixed size, little-endian, its fields one after the other in the order given."""
 
     def __init__(self, name: str, prefix: str, about: str, /, **fields: Field) -> None:
-        """`prefix`: stands before a field's name in its constant. A field named `from_` is `FROM` there."""
+        """`prefix`: comes before a field's name in its constant. A field named `from_` is `FROM` there."""
         self.name, self.prefix, self.about = name, prefix, about
         self.fields: Final = {field.rstrip("_"): kind for field, kind in fields.items()}
         sizes = [_SIZES[field.type] for field in self.fields.values()]

@@ -1,4 +1,4 @@
-"""A capture is attacked over HTTP while a feed runs: its status answers all the while, the feed goes on."""
+"""A capture is attacked over HTTP while a feed runs: its status answers, and the feed keeps running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 pytestmark = pytest.mark.integration
 
 ANSWER_S: Final = 5.0
-"""Of this process's own time: the machine may be busy with others. A second is promised; what this guards
+"""CPU time of this process only, because the machine may be busy. A second is promised; what this guards
 against took 12 s and more."""
 PATIENT_S: Final = 600.0
 ECHO_MAX: Final = 8_000
@@ -112,7 +112,7 @@ BODIES: Final[dict[str, bytes]] = {
 
 
 @pytest.mark.timeout(900)
-def test_status_answers_and_the_feed_goes_on_while_the_api_is_attacked(
+def test_status_answers_and_the_feed_runs_while_the_api_is_attacked(
     running: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert running.create("one")["http"] == 200

@@ -67,7 +67,7 @@ class Running:
         return httpx.request(method, url, content=content, headers=named, trust_env=False, timeout=60)
 
     def raw(self, data: bytes) -> bytes:
-        """What comes until the connection is closed."""
+        """Return all bytes received until the connection is closed."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             connection.sendall(data)
             found = b""
@@ -338,7 +338,7 @@ def test_a_renewed_certificate_does_not_hide_the_name_of_the_client(tmp_path: Pa
         server.stop()
 
 
-def test_messages_go_on_once_a_certificate_is_renewed(tmp_path: Path) -> None:
+def test_messages_continue_once_a_certificate_is_renewed(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server = Running(Rules(), authority.signed("capture"))
     expired = replace(Authority(tmp_path, "other").signed("b"), ca=authority.signed("a").ca)

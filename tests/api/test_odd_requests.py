@@ -1,4 +1,4 @@
-"""Whatever stands in a request, the answer is what to mend: never a broken server."""
+"""A malformed request is answered with what to correct. It never breaks the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tidegate capture status` says of a capture."""
+"""The output of `tidegate capture status`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def test_a_capture_that_waits_or_has_nothing_to_do_says_so() -> None:
     assert "cluster      -" in waiting
     assert "changefeeds  -" in waiting, "not known yet"
     assert "changefeeds  none" in shown(states={})
-    assert shown(clock="upstream's clock stands still")[5] == "clock        upstream's clock stands still"
+    assert shown(clock="upstream's clock is set back")[5] == "clock        upstream's clock is set back"
     assert shown()[-1] == "workers      6, of which 0 at work"
     assert shown({"pid": 0})[-1] == "workers      none yet: Spark is not running, or is about to start"

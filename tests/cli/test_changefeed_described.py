@@ -1,4 +1,4 @@
-"""What `changefeed query` says of a changefeed."""
+"""The output of `changefeed query`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_lines_for_people() -> None:
     assert [clock(s) for s in (0, 59.6, 3661)] == ["0:00", "1:00", "1:01:01"]
 
 
-def test_a_feed_without_a_load_and_one_that_does_not_go_on_are_refused() -> None:
+def test_a_feed_without_a_load_and_one_that_cannot_continue_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"default/bank has no initial load[\s\S]*--initial-load"):
         load_of(feed(None))
     loading = shown(LoadState(2, 1, 5, 1.0, 10), loading=True)

@@ -1,4 +1,4 @@
-"""What `tidegate compare` prints: one line a table, and below it how rows differ."""
+"""`tidegate compare` prints one line a table, and below it how rows differ."""
 
 from __future__ import annotations
 

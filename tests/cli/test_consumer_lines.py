@@ -1,4 +1,4 @@
-"""What `tidegate consumer run` shows of itself, to people and to programs."""
+"""The output of `tidegate consumer run`, for people and for programs."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_restarted_upstream_is_found_again_and_has_kept_its_data(tmp_path: Pat
     client.close()
 
 
-def test_the_workload_goes_on_when_the_upstream_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_the_workload_continues_when_the_upstream_is_killed_and_restarted(tmp_path: Path) -> None:
     run = [*COMMAND, "run", "--data-dir", str(tmp_path / "up"), "--json", "--pd"]
     upstream = subprocess.Popen([*run, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=ENV)
     work = None

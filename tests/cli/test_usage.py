@@ -58,7 +58,7 @@ def test_help_of_every_command_imports_nothing_heavy() -> None:
 
 
 def test_every_argument_says_what_it_is() -> None:
-    """Of the whole tree, as it is shown: typer has lost these words once."""
+    """Check every command of the tree, as it is shown: typer once lost the help of arguments."""
 
     def walk(command: Any, words: list[str]) -> None:
         shown = " ".join(CliRunner().invoke(app, [*words, "--help"]).output.split())

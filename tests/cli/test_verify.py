@@ -1,4 +1,4 @@
-"""What `tidegate verify` prints, and requests that make no sense."""
+"""The output of `tidegate verify`, and invalid requests."""
 
 from __future__ import annotations
 

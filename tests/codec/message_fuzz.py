@@ -2,7 +2,7 @@
 
     python -m tests.codec.message_fuzz [--inputs 1000000] [--seed 1] [--protocol NAME]
 
-Each damaged message stands among sound ones. The batch decoder must come to what the plain one says of each
+Each damaged message is between undamaged ones. The batch decoder must come to what the plain one says of each
 message alone, which decides what is bad; neither may raise, and the child may not grow beyond MEMORY. Exit
 code 0: no crash, no disagreement. `--inputs` counts for each protocol.
 """
@@ -54,7 +54,7 @@ SPLICES: Final = (
 
 @cache
 def corpus(protocol: str) -> list[Pair]:
-    """What TiCDC has sent, of all configurations of a protocol; of some what we send."""
+    """Messages that TiCDC sent, for all configurations of a protocol; for some also our own messages."""
     found: dict[Pair, None] = {}
     codec = CODECS[protocol]
     assert isinstance(codec, ReadCodec)
@@ -78,7 +78,7 @@ def _pairs(record: dict[str, Any]) -> Iterator[Pair]:
 
 
 def _own(codec: ReadCodec) -> list[Pair]:
-    """Of a protocol that nobody else speaks, or whose schemas are elsewhere."""
+    """Messages of a protocol that only Tidegate writes, or whose schemas are elsewhere."""
     from tests.contracts.codec_rows import golden_rows
 
     assert isinstance(codec, RowCodec), "of one that is read only there are recorded messages"
@@ -104,7 +104,7 @@ def turned(usual: CodecOptions) -> CodecOptions:
 
 
 def definitions(codec: ReadCodec, options: CodecOptions) -> Iterator[Batch]:
-    """What a reader of the recorded rows must know of their tables, where the rows do not say it."""
+    """The tables that a reader of the recorded rows must know if the rows do not describe them."""
     from tests.contracts.codec_rows import golden_rows
 
     if codec.definitions is not None:
@@ -148,7 +148,7 @@ def damaged(pair: Pair, other: Pair, dice: random.Random) -> Pair:
 
 @dataclass(slots=True)
 class Findings:
-    """What became of the inputs."""
+    """Counts of the inputs by outcome."""
 
     inputs: int = 0
     bad: int = 0

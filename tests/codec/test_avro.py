@@ -265,7 +265,7 @@ def test_a_book_has_a_bound() -> None:
 
 
 class Nothing:
-    """What the compiled decoder must not ask."""
+    """A plain decoder that the compiled decoder must not call."""
 
     def decode(self, batch: Batch) -> Decoded:
         raise AssertionError(batch)

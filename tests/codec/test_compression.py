@@ -1,4 +1,4 @@
-"""Values that producers compress: read back whatever wrote them, and bounded whoever wrote them."""
+"""Values that producers compress can be read from every producer, and their size is bounded."""
 
 from __future__ import annotations
 
@@ -128,5 +128,5 @@ def test_items_of_a_batch_are_expanded_one_by_one(items: list[bytes]) -> None:
 
     packed = framed([compressed(LZ4, item) for item in items])
     assert opened(packed, LZ4, framed=True) == framed(items)
-    # What is no such batch is for the decoder to refuse.
+    # The decoder refuses data that is no such batch.
     assert opened(packed + b"\x00", LZ4, framed=True) == packed + b"\x00"

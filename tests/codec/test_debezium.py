@@ -120,7 +120,7 @@ def test_ddl_messages_are_ticdcs_but_for_what_it_parses_once_more() -> None:
 
 
 @pytest.mark.golden
-def test_schemas_beside_rows_are_those_of_the_new_architecture() -> None:
+def test_schemas_next_to_rows_are_those_of_the_new_architecture() -> None:
     """They tell of commit ts and cluster, and of no start ts, which is a transaction's."""
     options = DebeziumOptions(flavour="new", enable_tidb_extension=True, debezium_include_start_ts=True)
     event = golden.ddl_event({"job_id": 1, "event_index": 0, "commit_ts": 5, "type": 3, "query": ""}, "", "")
@@ -394,7 +394,7 @@ def test_what_its_messages_cannot_say_is_refused(settings_: dict[str, Any], name
     assert named in error.value.render()
 
 
-def test_a_consumer_takes_timestamps_for_utc_whatever_zone_it_is_told() -> None:
+def test_a_consumer_reads_timestamps_as_utc_whatever_zone_is_set() -> None:
     uri = "kafka://a:1/t?enable-tidb-extension=true&protocol="
     assert Topic(f"{uri}debezium", "Asia/Shanghai").zone == "UTC"
     assert Topic(f"{uri}canal-json", "Asia/Shanghai").zone == "Asia/Shanghai"

@@ -1,4 +1,4 @@
-"""What other producers write: TiCDC's own messages in bulk, rows it left out, and lengths that lie."""
+"""Messages of other producers: TiCDC's own in bulk, rows that it left out, and wrong lengths."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Counted:
 
 
 def _in_bulk(options: CodecOptions, learn: Pairs, pairs: Pairs, plainly: int = 0) -> Decoded:
-    """What a decoder that has met `learn` makes of messages, so many of them plainly; the twin agrees."""
+    """Decode `pairs` after `learn`: `plainly` of them by the plain decoder, which agrees with the result."""
     form = codec_of(options).form
     assert form is not None
     counted = _Counted(options)

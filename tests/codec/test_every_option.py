@@ -1,6 +1,6 @@
 """Every option of TiCDC that touches the bytes of a Kafka message: read from URI and file, and of effect.
 
-One line an option: how a URI and a file give it, beside what else, and for which protocol. That the bytes are
+One line an option: how a URI and a file give it, what it needs, and for which protocol. That the bytes are
 TiCDC's own is `test_golden_messages`' affair.
 """
 
@@ -39,7 +39,7 @@ class Given:
     value: str
     section: str
     """Where a file has it, with a dot at the end."""
-    beside: str = ""
+    companions: str = ""
     """Parameters that it takes."""
     leaf: str = ""
     """Its name in the file, where it has another one than in the URI."""
@@ -121,7 +121,7 @@ def settings_of(given: Given, flavour: str, *, in_file: bool = False, in_uri: bo
         elif given.value.isdigit():
             typed = int(given.value)
         node[given.leaf or given.option] = typed
-    parameters = [f"protocol={given.protocol}", *filter(None, [given.beside])]
+    parameters = [f"protocol={given.protocol}", *filter(None, [given.companions])]
     parameters += [f"{given.option}={given.value}"] if in_uri else []
     uri = parse_sink_uri("kafka://a:1/t?" + "&".join(parameters))
     return options_of(merge_config(data, uri))

@@ -53,7 +53,7 @@ def some_rows() -> list[list[RowChange]]:
 
 
 def sizes(rows: list[RowChange], options: Any) -> list[int]:
-    """Of the messages of single rows."""
+    """The sizes of the rows' messages when each row has its own."""
     encoder = registry.encoder(replace(options, max_message_bytes=1 << 40))
     alone = (encoder.encode_rows([row], BUILD_MS)[0] for row in rows)
     return [len(one.key or b"") + len(one.value or b"") + 36 for one in alone]
@@ -131,7 +131,7 @@ def test_a_row_without_a_key_that_does_not_fit_is_refused(options: Any, way: str
     assert not storage.stored
 
 
-def test_a_claimed_row_stands_alone_and_keeps_its_place() -> None:
+def test_a_claimed_row_is_alone_in_its_message_and_keeps_its_place() -> None:
     """Rows before it are sent before it, rows behind it behind it, as in TiCDC not in its batch."""
     rows = next(rows for rows in golden_rows() if rows[0].table.schema == "r_types_ints_signed")[-40:]
     order = np.argsort(sizes(rows, OPEN))

@@ -238,7 +238,7 @@ def encode(
                 rows = [without_sums(row) for row in rows]
             ours = encoder.encode_rows(rows, BUILD_MS)
             if bool(claims.stored) != claims.is_wanted:
-                # One library compresses a little better than the other, and the limit lies between.
+                # One library compresses a little better than the other, and the limit is between them.
                 lacking[_both_sides(config, record, claims, options)] += 1
                 continue
             for message, other in zip(ours, theirs, strict=True):
@@ -353,7 +353,7 @@ class Recorded:
         self.stored.append(content)
 
     def check(self, options: CodecOptions) -> None:
-        """What was stored is what TiCDC stored."""
+        """The stored bytes are those that TiCDC stored."""
         for ours in self.stored:
             assert isinstance(options, LargeOptions)
             theirs = bytes.fromhex(self._record["claim_check_content"])
@@ -382,7 +382,7 @@ def _same(message: Message | None, record: dict[str, Any], options: CodecOptions
         return
     assert (message.key.hex() if message.key else None) == (record["key"] or None), record
     if record["value"] is None:
-        # Classic's delete does not tell its commit ts; ours, like the new one's, does beside watermarks.
+        # Classic's delete has no commit ts; ours has one if there are watermarks, like the new one's.
         assert message.value is None or (message.value[0], len(message.value)) == (3, 9)
         return
     assert message.value is not None
@@ -509,7 +509,7 @@ def _drop_virtual(found: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> 
 
 
 def _take_vectors(found: list[dict[str, Any]], wanted: list[dict[str, Any]], rows: list[RowChange]) -> None:
-    """Of rows of format 1 classic mounts every vector as `[]`, and the recorded rows are classic's."""
+    """Classic mounts every vector in a row of format 1 as `[]`, and the recorded rows are classic's."""
     if len(found) != len(wanted):
         return
     for one, other, row in zip(found, wanted, rows, strict=True):

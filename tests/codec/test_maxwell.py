@@ -44,7 +44,7 @@ def test_the_writer_of_the_tests_writes_what_ticdc_wrote() -> None:
     assert compared == 300
 
 
-def test_the_kinds_of_ddl_are_told_where_they_stand_for_one_action() -> None:
+def test_the_kind_of_ddl_is_decoded_if_it_means_one_action() -> None:
     stated = set()
     for record in golden.lines("messages/maxwell"):
         if record["kind"] == "ddl" and "error" not in record:

@@ -45,7 +45,7 @@ def table_rows(schema: str) -> list[RowChange]:
 
 
 def compared(options: CodecOptions, rows: list[RowChange], change: Change = bytes) -> list[Misencoded]:
-    """What is found in the messages of these rows after their values were changed."""
+    """Faults found in the messages of these rows after their values were changed."""
     block, partition = block_of(rows), np.zeros(len(rows), dtype=np.int32)
     return ReadBack(options).compare(
         block, changed(encode_block(block, partition, options, BUILD_MS), change), partition
@@ -108,7 +108,7 @@ def test_a_value_that_is_another_is_found_and_named(options: CodecOptions, old: 
 
 
 def test_a_bit_of_avro_that_is_another_is_found() -> None:
-    """Of every byte of a message behind its schema's number one bit."""
+    """Flip one bit in every byte of a message after its schema's number."""
     rows = [row for row in table_rows("r_types_chars_utf8mb4") if row.is_insert][:1]
     block, partition = block_of(rows), np.zeros(1, dtype=np.int32)
     encoded = encode_block(block, partition, MARKED_AVRO, BUILD_MS)
@@ -119,7 +119,7 @@ def test_a_bit_of_avro_that_is_another_is_found() -> None:
         data[start + at] ^= 1
         if not ReadBack(MARKED_AVRO).compare(block, replace(encoded, data=data), partition):
             missed.append(at)
-    # Beside the row its time in milliseconds is sent, which no reader uses.
+    # The message also has the row's time in milliseconds, which no reader uses.
     assert len(missed) <= 7
 
 
@@ -181,7 +181,7 @@ def test_a_null_that_changes_places_with_a_value_is_found() -> None:
 
 
 def test_rows_in_one_anothers_place_are_found() -> None:
-    """Of a batch of two partitions: a message that went to the other one's."""
+    """A message of a batch of two partitions went to the other partition."""
     rows = table_rows(NUMBERS)[:6]
     assert len(rows) == 6
     block, partition = block_of(rows), (np.arange(6) % 2).astype(np.int32)
@@ -220,7 +220,7 @@ def test_a_row_marked_as_corrupted_is_not_compared() -> None:
 
 @pytest.mark.parametrize("name", row_protocols())
 def test_a_text_that_cannot_be_said_is_no_mismatch(name: str) -> None:
-    """It is a published loss: U+FFFD stands for it, or its message is refused."""
+    """The loss is documented: U+FFFD replaces the value, or the message is refused."""
     options = MARKED_AVRO if name == "avro" else codec_options({"protocol": name} | _marks(name))
     row = next(row for row in table_rows("r_types_chars_utf8mb4") if row.is_insert)
     at = next(i for i, column in enumerate(row.table.columns) if column.kind is Kind.STRING)
@@ -275,7 +275,7 @@ def test_protocols_whose_messages_tell_no_types_are_refused_in_words() -> None:
 
 @pytest.mark.parametrize("name", row_protocols())
 def test_another_value_in_any_column_is_found_and_the_column_named(name: str) -> None:
-    """Of rows of each recorded table one value is another in the message: in each row of another column."""
+    """In the message of each recorded row one value is changed: a different column in each row."""
     options = MARKED_AVRO if name == "avro" else codec_options({"protocol": name} | _marks(name))
     losses, reader, kinds = codec_of(options).losses(options), ReadBack(options), set[Kind]()
     for rows in golden_rows():

@@ -1,4 +1,4 @@
-"""How often a schema registry is asked by whoever reads messages."""
+"""How often a reader of messages asks the schema registry."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_garbage_costs_a_bounded_number_of_look_ups_a_batch() -> None:
     assert numbers[0] == 4  # that of most messages comes first
     assert look_up_missing(book, registry, numbers) == MAX_ABSENT + 1
     assert registry.asked[0] == 4
-    # What was not there is asked for after what is new, and again: it may only have been late.
+    # Missing schemas are requested after new ones, and again: they may only have been late.
     registry.asked.clear()
     look_up_missing(book, registry, numbers[1 : MAX_ABSENT + 3])
     assert registry.asked == [*numbers[MAX_ABSENT + 1 : MAX_ABSENT + 3], *numbers[1 : MAX_ABSENT - 1]]

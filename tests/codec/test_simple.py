@@ -59,7 +59,7 @@ def table_infos() -> dict[tuple[int, int], list[dict[str, Any]]]:
 
 
 def infos_of(stated: dict[str, Any] | None) -> list[dict[str, Any] | None]:
-    """What a recorded `tableSchema` may have been made of; TiCDC takes the name from the DDL."""
+    """The table a recorded `tableSchema` may come from. TiCDC takes the name from the DDL."""
     if stated is None:
         return [None]
     found = table_infos()[stated["tableID"], stated["version"]]
@@ -138,7 +138,7 @@ def decoded(*values: bytes, zone: str = "UTC") -> Decoded:
 
 
 def why(*values: bytes, zone: str = "UTC") -> str:
-    """Of the one bad message among them."""
+    """Return why the one bad message among them is refused."""
     (bad,) = decoded(*values, zone=zone).bad
     return bad.why
 
@@ -225,7 +225,7 @@ def test_a_row_is_compared_with_its_checksum() -> None:
     found = decoded(BOOTSTRAP, summed(SUM), summed(0), summed("null"), summed(SUM, 5))
     assert found.bad == []
     assert "s.t with id=1 at commit ts 5 is not what its checksum says" in why(BOOTSTRAP, summed(SUM ^ 1))
-    # Beside sound rows, whose shape the compiled decoder learns.
+    # Next to valid rows, from which the compiled decoder learns the shape.
     for strange in (SUM ^ 1, "true", '"1"', "1.5", -1):
         assert len(decoded(BOOTSTRAP, ROW, summed(SUM), summed(strange)).bad) == 1
     # The sum of an image that a row has not is not compared, though others in the batch have one.
@@ -234,7 +234,7 @@ def test_a_row_is_compared_with_its_checksum() -> None:
     delete = summed(5, SUM).replace(b'"INSERT"', b'"DELETE"').replace(b'"data"', b'"old"')
     mixed = decoded(BOOTSTRAP, update, summed(SUM, 5), delete)
     assert (mixed.bad, [len(table) for table in mixed.rows]) == ([], [3])
-    # Of an image that an insert has not, a sum must still be one.
+    # A checksum must be a valid number, also that of an image that an insert does not have.
     assert len(decoded(BOOTSTRAP, ROW, summed(SUM), summed(SUM, 1 << 32)).bad) == 1
 
 
@@ -338,7 +338,7 @@ def test_a_ddl_without_our_header_is_named_by_its_definition() -> None:
 
 
 class OnlyDefinitions:
-    """What the compiled decoder must ask for no row."""
+    """A plain decoder for definitions only: the compiled decoder must not ask it for a row."""
 
     def __init__(self, plain: SimpleDecoder) -> None:
         self.plain, self.asked = plain, 0
@@ -454,7 +454,7 @@ def test_what_is_not_carried_out_is_refused_at_create(option: str, words: str) -
 
 
 def test_a_redefined_version_changes_how_its_rows_are_decoded_at_once() -> None:
-    """Seen by fuzzing: the compiled decoder went on with what it had learned of the first definition."""
+    """Seen by fuzzing: the compiled decoder kept what it had learned from the first definition."""
     options = codec_options({"protocol": "simple"})
     row = next(row for rows in golden_rows() for row in rows if row.is_insert and len(row.table.columns) > 2)
     codec = codec_of(options)
@@ -478,7 +478,7 @@ def test_a_redefined_version_changes_how_its_rows_are_decoded_at_once() -> None:
         assert describe(fast.decode(batch)) == describe(twin.decode(batch))
 
 
-def test_a_version_that_is_told_again_is_no_other_one() -> None:
+def test_a_version_that_is_sent_again_is_the_same_version() -> None:
     """Producers repeat definitions; what was learned of a version's rows must hold on."""
     options = codec_options({"protocol": "simple"})
     row = next(row for rows in golden_rows() for row in rows if row.is_insert)

@@ -71,7 +71,7 @@ class Bank:
             yield [*events, Mark(self.ts)]
 
     def at(self, ts: int) -> dict[str, Rows]:
-        """What each table holds at ts, which must have been drawn; one that is not there yet is empty."""
+        """Return each table's rows at ts, which must have been drawn. A missing table is empty."""
         assert ts <= self.ts
         return {name: kept[bisect_right(kept, ts, key=lambda one: one[0]) - 1][1]
                 for name, kept in self._history.items()}  # fmt: skip

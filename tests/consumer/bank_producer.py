@@ -48,7 +48,7 @@ class Feed:
 
 
 def send(feed: Feed, seed: int, pause_s: float) -> Iterator[tuple[int, int]]:
-    """Go on with the feed; yields (number of groups, their ts), each when it is committed."""
+    """Continue the feed; yields (number of groups, their ts), each when it is committed."""
     producer = Producer(producer_settings(feed.uri, feed.config.sink.kafka_config, f"bank.{feed.uri.topic}"))
     producer.init_transactions(CALL_TIMEOUT_S)
     bank, held = Bank(seed), feed.groups_in()
@@ -64,7 +64,7 @@ def send(feed: Feed, seed: int, pause_s: float) -> Iterator[tuple[int, int]]:
 
 
 def _commit(producer: Producer, feed: Feed, events: Sequence[Event], number: int, pause_s: float) -> None:
-    """One transaction, which stands open for a while: half of all kills are to find it so."""
+    """Keep one transaction open for a while, because half of all kills are to find it open."""
     messages = list(messages_of(events, OPTIONS, PARTITIONS))
     middle = len(messages) // 2
     producer.begin_transaction()

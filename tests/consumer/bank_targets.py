@@ -1,4 +1,4 @@
-"""What a reader of a target sees of the bank (`bank`) while a consumer writes it, and is killed."""
+"""The bank (`bank`) as a reader of a target sees it while a consumer writes it, and is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse import Lakehouse
 
 HISTORY_LOOKS = 60
-"""Of all earlier snapshots about so many are read again."""
+"""About this many of all earlier snapshots are read again."""
 CHANGED_MEANWHILE = 1412
 """MariaDB: a table was altered after this transaction's snapshot."""
 
@@ -35,7 +35,7 @@ class Seen:
     """One look at a target."""
 
     moments: Mapping[str, int]
-    """By table, the ts at which the target says that it stands."""
+    """By table, the ts that the target reports as its own."""
     tables: Mapping[str, Rows]
 
 
@@ -84,19 +84,19 @@ class BankTarget(Protocol):
     """One target, from outside."""
 
     options: Sequence[str]
-    """What the consumer's command takes."""
+    """Options of the consumer's command."""
 
     def look(self) -> Seen | None:
-        """What a reader sees now; None: nothing yet, or the reader must ask again."""
+        """Return the state that a reader sees now; None: nothing yet, or the reader must ask again."""
 
     def history(self) -> Iterator[Seen]:
-        """What a reader can still see of earlier moments."""
+        """Yield the earlier states that a reader can still see."""
 
     def held(self, name: str) -> Any:
         """A context in which a table's rows cannot be written, if the target can be stopped there."""
 
     def stuck(self) -> bool:
-        """Whether the consumer stands in the midst of a write, before such rows."""
+        """Whether the consumer is in the middle of a write, before such rows."""
 
     def close(self) -> None: ...
 
@@ -234,7 +234,7 @@ class AtMariaDb:
                 self._holder.rollback()
 
     def stuck(self) -> bool:
-        """Whether a transaction, or a DDL, waits for the bystander. InnoDB looks anew only when nobody has
+        """Whether a transaction, or a DDL, waits for the bystander. InnoDB looks again only when nobody has
         asked for a tenth of a second."""
         if time.monotonic() - self._asked_at < 0.15:
             return False

@@ -33,14 +33,14 @@ WRITES = (
     "create", "append", "merge", "replace", "add_null_columns", "rename", "restore", "compact",
     "publish", "discard", "take_over",
 )  # fmt: skip
-"""Of a Lakehouse: each changes what lies on the disk."""
+"""The methods of a Lakehouse that change files."""
 
 
 class Place(Protocol):
     """One kind of target, and a consumer's place in it."""
 
     undoes: bool
-    """Whether a restart takes back what was not committed; otherwise it goes on from there."""
+    """Whether a restart takes back what was not committed; otherwise it continues from there."""
 
     exclusive: bool
     """Whether nobody can take it over while a process has it; otherwise that process is fenced."""
@@ -48,23 +48,23 @@ class Place(Protocol):
     def address(self) -> Address: ...
 
     def other(self) -> Address:
-        """Of a second consumer that would write the same tables."""
+        """Return the address of a second consumer that would write the same tables."""
 
     def mortal(self, dies_at: int) -> tuple[Any, Any]:
         """A context of a target that dies at its n-th write, before it if n is even, after it if odd; and
         what counts its writes (`steps`)."""
 
     def seen(self) -> dict[str, Rows]:
-        """What each table holds, sorted, whatever a position says of it."""
+        """Return each table's rows, sorted, whatever the position says."""
 
     def state(self) -> Hashable:
-        """What a death leaves behind that a restart does not undo."""
+        """Return the state that a kill leaves behind and a restart does not undo."""
 
     def put_foreign(self, table: str) -> None:
         """Somebody else's table, where a table of the consumer's would be."""
 
     def foreign(self, table: str) -> object:
-        """What it holds."""
+        """Return the contents of `table`, which is not the target's own."""
 
     def remove_foreign(self, table: str) -> None: ...
 

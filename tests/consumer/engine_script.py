@@ -16,7 +16,7 @@
     wanted                                  the partitions that are read on, and from which offset
     marks                                   how many alignment marks wait to be met
     position ts=6                           what is kept with the snapshot
-    restart [with=b0]                       go on from the position that was shown last, with a topic more
+    restart [with=b0]                       continue from the position that was shown last, with a topic more
     join b0 b1 [ddls=a0/b0,b1]              partitions of a topic that comes into being, or that are added
     asked                                   the partitions that may leave if nothing is on them
     leave 2                                 they do

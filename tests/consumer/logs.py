@@ -20,7 +20,7 @@ PARTITIONS = 3
 
 @cache
 def snapshots() -> list[SnapshotLine]:
-    """What SQL said, by ts."""
+    """The states that SQL showed, by ts."""
     return [line for line in read_log(BANK) if isinstance(line, SnapshotLine)]
 
 

@@ -2,7 +2,7 @@
 
 The producer sends a row when it likes, but a DDL only when all rows of its table up to its ts are sent, and
 later rows of that table afterwards; and it sends everything since a checkpoint again. The broker gives a
-consumer some of what there is, while more is appended. The consumer is killed now and then and goes on from
+consumer some of what there is, while more is appended. The consumer is killed now and then and restarts from
 its newest snapshot. In the end the target must hold what the newest change of each key says.
 """
 
@@ -50,7 +50,7 @@ def history(rng: random.Random, size: int) -> list[Change]:
 
 
 def truth(changes: list[Change]) -> Target:
-    """What the source's tables hold after all of them."""
+    """Return the source's tables after all changes."""
     held: Target = {}
     for change in changes:
         apply(held, change)
@@ -138,7 +138,7 @@ class Consumer:
     truncated: dict[str, int] = field(default_factory=dict)
     position: Position = field(init=False)
     seen: set[Change] = field(default_factory=set)
-    """What was applied."""
+    """The changes that were applied."""
     saved: tuple[Target, dict[str, int], set[Change]] = ({}, {}, set())
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class Consumer:
 
 
 def run(seed: int, *, ddls_on_first: bool, partitions: int = 3, size: int = 60) -> tuple[Target, Target, str]:
-    """What the target holds in the end, what it should hold, and why it is stuck, if it is."""
+    """Return the target in the end, the expected target, and why the consumer is stuck, if it is."""
     rng = random.Random(seed)
     changes = history(rng, size)
     to_send = sending(rng, changes)

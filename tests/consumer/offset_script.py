@@ -12,7 +12,7 @@
     snapshot after=0                            by which ts the target's state can be named
     named                                       it is named
     position ts=6                               what is kept with the snapshot
-    restart                                     go on from the position that was shown last
+    restart                                     continue from the position that was shown last
     join b0 b1 [ddls-on=b0]                     partitions of a topic that comes into being
 
 A step shows up to which offset each partition goes, and the changes in it. Before a round the broker says

@@ -95,7 +95,7 @@ def headed(message: Message, layout: Layout | None) -> Message:
 
 
 def options_for(protocol: str) -> CodecOptions:
-    """Of a protocol with watermarks."""
+    """Return options of a protocol, with watermarks."""
     extension = CODECS[protocol].unmarked is not None
     return codec_options({"protocol": protocol, "enable-tidb-extension": extension})
 

@@ -108,7 +108,7 @@ STORY = _story()
 
 
 def state_at(done: int) -> State:
-    """What the tables hold after so many steps."""
+    """Return the tables after so many steps."""
     return STORY[done - 1].after if done else {}
 
 
@@ -143,7 +143,7 @@ def do(target: Target, number: int) -> Position | None:
     return None
 
 
-def go_on(target: Target, until: int = len(STORY)) -> None:
+def resume(target: Target, until: int = len(STORY)) -> None:
     """Recover, and do what is left of the first steps."""
     done = done_at(target.recover())
     assert done_at(target.begun) in (0, done + 1), "what was begun is the next step"
@@ -156,7 +156,7 @@ def _settles(target: Target, before: State, after: State) -> list[Any]:
 
 
 def settled(target: Target, name: str, before: Rows, after: Rows) -> TableChanges | None:
-    """What makes one state of a table another; None if that is nothing."""
+    """Return the changes from one state of a table to the other; None if there are none."""
     if before == after:
         return None
     known = target.definition((SCHEMA, name))

@@ -52,7 +52,7 @@ def test_the_bank_log_ends_as_sql_saw_it(tmp_path: Path, protocol: str, mode: Mo
     assert set(sums) == {TOTAL}
 
 
-def test_until_makes_exactly_that_ts_a_snapshot_and_a_later_run_goes_on(tmp_path: Path) -> None:
+def test_until_makes_exactly_that_ts_a_snapshot_and_a_later_run_resumes(tmp_path: Path) -> None:
     topic, target = bank_topic("open-protocol"), tmp_path / "target"
     for at in (1, 2, 6, 11):
         assert consume(topic, target, until=snapshots()[at].ts).ts == snapshots()[at].ts

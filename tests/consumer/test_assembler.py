@@ -1,4 +1,4 @@
-"""What waits, what is handed out, where a restart begins: scenarios as scripts."""
+"""The assembler: which events wait, which are handed out, where a restart begins: scenarios as scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics whose messages name schemas: what the consumer needs to be told of them, and how it waits."""
+"""Topics whose messages name schemas: what the consumer needs to know of them, and how it waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A bank through a real broker into each target, its consumer and its producer killed: every change once.
 
-Whoever reads the target meanwhile sees each table as it was at the very moment that the target says, and the
+A reader of the target sees each table as it was at the ts that the target reports, and the
 bank's sum right. At the end everything is equal, values of unique columns that rows exchange included.
 
 `make bank` is the long form: 50 kills, and each consumer on Spark. In CI there are 6, and the consumers are
@@ -35,7 +35,7 @@ QUICK = 6
 SEED = 11
 PATIENCE_S = 240.0
 KINDS = {"lane": 4, "moment": 3, "start": 2, "producer": 3}
-"""What is killed, and how often: the consumer while a write of it waits for a lock, at any moment after it is
+"""Kills by kind: the consumer while a write of it waits for a lock, at any moment after it is
 ready, or before that; the producer."""
 OPENED = 1_100
 """A ts after which all accounts are there."""
@@ -71,7 +71,7 @@ class Bank:
         child.kill()
 
     def look(self) -> None:
-        """What a reader sees now is right."""
+        """Check that a reader sees a correct state now."""
         seen = self.target.look()
         if seen is not None and seen.tables:
             assert self.truth.faults(seen) == []
@@ -90,7 +90,7 @@ class Bank:
             self.look()
 
     def until(self, what: str, true: Callable[[], object]) -> None:
-        """Look until something is true; whoever ends unasked meanwhile is shown."""
+        """Look until something is true, and show each process that ends unexpectedly meanwhile."""
 
         def meanwhile() -> None:
             for child in self.children.values():
@@ -168,7 +168,7 @@ def bank(
     made.end()
 
 
-def test_every_change_is_there_once_whoever_is_killed(bank: Bank, request: pytest.FixtureRequest) -> None:
+def test_every_change_is_there_once_whatever_is_killed(bank: Bank, request: pytest.FixtureRequest) -> None:
     kills = request.config.getoption("--bank")
     case = request.node.callspec.params["bank"]
     mine = kills // len(CASES) + (CASES.index(case) < kills % len(CASES))

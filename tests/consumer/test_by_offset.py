@@ -169,9 +169,9 @@ def test_rows_of_an_older_table_that_are_sent_again_change_nothing(tmp_path: Pat
     ]
     consume_by_offset(sent_again(gone, kept, header=header), tmp_path / "gone", size=3, rows=2)
     assert "shop.items" not in open_snapshot(tmp_path / "gone").tables
-    anew = [*gone, created_again(60), put(61, 2, 22)]
-    consume_by_offset(sent_again(anew, [put(70, 3, 33)], header=header), tmp_path / "anew", size=3, rows=2)
-    assert items(tmp_path / "anew") == [{"id": 2, "n": 22}, {"id": 3, "n": 33}]
+    again = [*gone, created_again(60), put(61, 2, 22)]
+    consume_by_offset(sent_again(again, [put(70, 3, 33)], header=header), tmp_path / "again", size=3, rows=2)
+    assert items(tmp_path / "again") == [{"id": 2, "n": 22}, {"id": 3, "n": 33}]
 
 
 def test_several_topics_are_read_only_where_there_is_no_ddl(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_several_topics_are_read_only_where_there_is_no_ddl(tmp_path: Path) -> N
 
 
 def test_the_newest_commit_ts_of_a_key_wins_within_a_step(tmp_path: Path) -> None:
-    """An old writer that comes late: its row stands behind a newer one."""
+    """An old writer is late: its row is behind a newer one."""
     topic = canal([ITEMS.created(), put(1, 1, 10), put(5, 1, 50, old=10), put(3, 1, 30, old=10)], header=True)
     consume_by_offset(topic, tmp_path / "target")
     assert items(tmp_path / "target") == [{"id": 1, "n": 50}]

@@ -136,7 +136,7 @@ def judged(topic: Topic, chunks: Sequence[tuple[int, int]] = (), **options: Any)
 
 @st.composite
 def kept(draw: st.DrawFn) -> Topic:
-    """What our producer may write: transactions, DDL, Resolved, and changes that come again."""
+    """Draw a topic that our producer may write: transactions, DDL, Resolved, repeated changes."""
     topic = Topic([[] for _ in range(draw(st.integers(1, 4)))])
     ts, resolved = 10, 0
     above: list[Row] = []
@@ -656,7 +656,7 @@ A, B, C = 0, number_of(("a", "b"), "b", 0), number_of(("a", "b"), "b", 1)
 
 
 def together(a: list[Message], b: list[Message], c: list[Message], **options: Any) -> Verdict:
-    """The verdict on what stands on the three partitions."""
+    """The verdict on the contents of the three partitions."""
     check = TopicCheck([A, B, C], topics=("a", "b"), **options)
     for number, messages in ((A, a), (C, c), (B, b)):
         check.take(number, decoded(messages, 0))

@@ -149,7 +149,7 @@ def jobs() -> dict[str, DdlEvent]:
 
 
 def recover(event: DdlEvent, ts: int, table: str) -> DdlEvent:
-    """What RECOVER TABLE or FLASHBACK TABLE .. TO sends for a table that `event` has dropped."""
+    """Return the DDL of RECOVER TABLE or FLASHBACK TABLE .. TO for a table that `event` has dropped."""
     after = event.before
     assert after is not None
     after = after | {"name": {"O": table, "L": table}}
@@ -189,7 +189,7 @@ def test_a_recovered_table_is_as_it_was_dropped(
     assert target.inner.tables[found].definition.table_id == create.after["id"]
 
 
-def test_a_truncated_table_can_come_back_beside_the_new_one(
+def test_a_truncated_table_can_come_back_next_to_the_new_one(
     target: Target, jobs: dict[str, DdlEvent]
 ) -> None:
     create = jobs["create table n (id int primary key, v int)"]

@@ -1,4 +1,4 @@
-"""A topic whose rows do not tell their columns: what told them lies before the place where reading begins."""
+"""A topic whose rows do not name their columns: the definitions are before the place where reading begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every target promises, through the verbs of `Target` alone: see `story` and `each_target`."""
+"""Every target keeps the promises of `Target`, tested through its verbs alone: see `story`, `each_target`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.consumer.each_target import SCHEMA, AtDelta, AtDeltaInS3, AtIceberg, AtMariaDb, Killed, Place
-from tests.consumer.story import STORY, do, done_at, go_on, position, settled, state_at
+from tests.consumer.story import STORY, do, done_at, position, resume, settled, state_at
 from tidegate.consumer.target import Settle, TableChanges, Target
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
 
@@ -19,7 +19,7 @@ ROWS = 5
 ALTER = 9
 """That of the DDL that changes a table."""
 LIVES = 1000
-"""Of the test that dies at every write, at most."""
+"""Most lives in the test that dies at every write."""
 
 
 @pytest.fixture(params=["delta", "delta-s3", "iceberg", "mariadb"])
@@ -49,7 +49,7 @@ def check(place: Place, target: Target, done: int) -> None:
 def finish(place: Place) -> None:
     """Do what is left; everything is in, once, and a further restart finds it so."""
     with place.address().opened() as target:
-        go_on(target)
+        resume(target)
     with place.address().opened() as target:
         assert done_at(target.recover()) == len(STORY)
         assert target.begun is None
@@ -91,7 +91,7 @@ def test_death_at_every_write_loses_and_doubles_nothing(place: Place) -> None:
                 done = done_at(target.recover())
                 check(place, target, done)
                 takeover = 0 if place.undoes else life.steps
-                go_on_from(target, done, until)
+                resume_from(target, done, until)
             break
         except Killed:
             lives += 1
@@ -103,7 +103,7 @@ def test_death_at_every_write_loses_and_doubles_nothing(place: Place) -> None:
     finish(place)
 
 
-def go_on_from(target: Target, done: int, until: int = len(STORY)) -> None:
+def resume_from(target: Target, done: int, until: int = len(STORY)) -> None:
     for number in range(done, until):
         do(target, number)
 
@@ -111,33 +111,33 @@ def go_on_from(target: Target, done: int, until: int = len(STORY)) -> None:
 def test_an_older_open_target_writes_nothing_after_a_takeover(place: Place) -> None:
     """A target fences it, or cannot be taken over before the process that has it ends."""
     with place.address().opened() as old:
-        go_on(old, ROWS)
+        resume(old, ROWS)
         if place.exclusive:
             with pytest.raises(InvalidInput, match="another consumer"), place.address().opened():
                 pass
-            go_on_from(old, ROWS)
+            resume_from(old, ROWS)
         else:
             with place.address().opened() as new:
-                go_on(new, ROWS + 2)
+                resume(new, ROWS + 2)
                 before = place.state()
                 for number in (ROWS, ROWS + 1, ALTER):
                     with pytest.raises(Fenced):
                         do(old, number)
                     assert place.state() == before
-                go_on_from(new, ROWS + 2)
+                resume_from(new, ROWS + 2)
     finish(place)
 
 
 def test_a_second_consumer_of_the_same_tables_is_refused(place: Place) -> None:
     with place.address().opened() as first:
-        go_on(first, ROWS)
+        resume(first, ROWS)
         before = place.seen()
         with pytest.raises(InvalidInput, match="consumer") as refused, place.other().opened() as second:
-            go_on(second, ROWS)
+            resume(second, ROWS)
         assert refused.value.where
         assert refused.value.fix
         assert place.seen() == before
-        go_on_from(first, ROWS)
+        resume_from(first, ROWS)
     finish(place)
 
 
@@ -145,12 +145,12 @@ def test_a_second_consumer_of_the_same_tables_is_refused(place: Place) -> None:
 def test_what_is_somebody_elses_is_refused_and_left_as_it_was(place: Place, done: int, table: str) -> None:
     if done:
         with place.address().opened() as target:
-            go_on(target, done)
+            resume(target, done)
     place.put_foreign(table)
     before = place.foreign(table)
     for _ in range(2):
         with pytest.raises(TidegateError) as refused, place.address().opened() as target:
-            go_on(target)
+            resume(target)
         assert isinstance(refused.value, Fatal | InvalidInput)
         assert SCHEMA in refused.value.where + refused.value.why
         assert refused.value.fix
@@ -166,7 +166,7 @@ def test_a_table_that_cannot_be_settled_stops_the_write_and_all_writers(place: P
         raise Fatal("a value cannot be converted")
 
     with place.address().opened() as target:
-        go_on(target, ROWS)
+        resume(target, ROWS)
         rows = STORY[ROWS].after["seats"]
         good: Settle = lambda: settled(target, "seats", [], rows)  # noqa: E731
         with pytest.raises(Fatal, match="cannot be converted"):

@@ -72,7 +72,7 @@ def apply_step(target: Target, topic: Partitions, before: dict[int, int], step: 
 
 
 def consumed(topic: Partitions, chance: Random, *, aligned: bool = True) -> Target:
-    """What the flow makes of a topic whose partitions are read at speeds of their own."""
+    """Return the target after a topic whose partitions are read at different speeds."""
     flow, target = Flow(fresh(range(PARTITIONS)), Mode.ROW, (), None), Target()
     last = max((one.ts for partition in topic for one in partition), default=0)
     at = [0] * PARTITIONS

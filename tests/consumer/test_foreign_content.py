@@ -1,4 +1,4 @@
-"""What lies in or beside a target and is not its own: refused or left alone, never emptied."""
+"""Foreign files and tables in a target, or next to it, are refused or left alone, never emptied."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_was(
 
 
 def test_a_table_of_snapshots_without_a_mark_is_refused(tmp_path: Path) -> None:
-    """Of an earlier release, or somebody's: which tables beside it are the target's, nothing says."""
+    """It is of an earlier release, or foreign: nothing says which tables next to it are the target's."""
     write_deltalake(tmp_path / SNAPSHOTS, SNAPSHOT_SCHEMA.empty_table())
     put_orders(tmp_path)
     before = files_of(tmp_path)
@@ -75,7 +75,7 @@ def test_foreign_files_survive_recovery_cleanup_drops_and_renames(tmp_path: Path
     photo, orders = put_photos(target), put_orders(target)
     inside = target / "bank" / "notes" / "by hand.txt"
     inside.parent.mkdir()
-    inside.write_text("beside tables of one schema")
+    inside.write_text("next to tables of one schema")
     before = files_of(target / "photos") | files_of(target / "sales")
     for until in (6, 9, 11):
         position = consume(topic, target, until=snapshots()[until].ts)

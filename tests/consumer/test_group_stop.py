@@ -48,7 +48,7 @@ def java_of(group: int) -> list[int]:
     return found
 
 
-def test_a_consumer_whose_whole_group_is_told_to_end_ends_in_order(
+def test_a_consumer_whose_whole_group_gets_a_signal_ends_in_order(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     with consumer(kafka, new_topic(), tmp_path / "target") as process:

@@ -165,7 +165,7 @@ def test_integers_widen_to_unsigned_ones_and_days_to_moments() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [(ENUM, TEXT), (INT, ENUM), (STAMP, MOMENT)])
-def test_a_change_of_type_that_no_column_holds_is_told(before: WireColumn, now: WireColumn) -> None:
+def test_a_change_of_type_that_no_column_holds_is_reported(before: WireColumn, now: WireColumn) -> None:
     with pytest.raises(Fatal, match="type changed") as reported:
         grown(guess(*NAME, (ID, before), 1), (ID, now), 2)
     assert "column v" in reported.value.where

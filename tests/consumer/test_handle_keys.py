@@ -37,7 +37,7 @@ LOOSE_ID = SCHEMA_ID + 50
 
 
 class Store:
-    """Three tables: an integer handle, a clustered text, and a text with an index beside the row id."""
+    """Three tables: an integer handle, a clustered text, and a text with an index and a row id."""
 
     def __init__(self, pd: PdClient) -> None:
         self._pd = pd

@@ -563,7 +563,7 @@ def test_a_target_that_is_just_being_made_has_no_snapshot_yet(tmp_path: Path) ->
         open_snapshot(tmp_path)
 
 
-def test_what_tables_look_like_is_told_without_taking_the_target_over(tmp_path: Path) -> None:
+def test_the_columns_of_tables_are_shown_without_taking_the_target_over(tmp_path: Path) -> None:
     root = tmp_path / "target"
     address = address_of(f"iceberg://{root}", Upkeep(), DatabaseSettings())
     assert address.definitions() == {}

@@ -102,8 +102,8 @@ def bank_source(kafka: str, new_topic: Callable[..., str]) -> str:
     return f"kafka://{kafka}/{topic}?protocol=open-protocol"
 
 
-class Heard:
-    """A consumer in a thread of this process, and what its caller heard."""
+class Running:
+    """A consumer in a thread of this process, and the reports that its caller got."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self.warnings: list[TidegateError] = []
@@ -131,7 +131,7 @@ class Heard:
     def until(self, true: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + seconds
         while not true():
-            assert time.monotonic() < deadline, f"{what}; heard {self.warnings}, {self.notes}, {self.error}"
+            assert time.monotonic() < deadline, f"{what}; got {self.warnings}, {self.notes}, {self.error}"
             time.sleep(0.02)
 
     def stop(self) -> None:
@@ -141,17 +141,17 @@ class Heard:
 
 
 @contextmanager
-def consumer(spark: SparkSession, source: str, target: Path, until: int | None = None) -> Iterator[Heard]:
+def consumer(spark: SparkSession, source: str, target: Path, until: int | None = None) -> Iterator[Running]:
     """A consumer that ends with the block."""
     settings = Settings(source, target, until=until, commit_s=0.2, commit_rows=500)
-    received = Heard(spark, settings)
+    received = Running(spark, settings)
     try:
         yield received
     finally:
         received.stop()
 
 
-def ended(spark: SparkSession, source: str, target: Path, until: int | None) -> Heard:
+def ended(spark: SparkSession, source: str, target: Path, until: int | None) -> Running:
     """A consumer that has ended by itself."""
     with consumer(spark, source, target, until) as received:
         received.until(lambda: not received.thread.is_alive(), "its end")
@@ -418,7 +418,7 @@ def test_a_row_that_is_not_on_the_topic_stops_it_only_when_it_is_wanted() -> Non
 
 
 def stopped_by(spark: SparkSession, source: str, target: Path, change: Callable[[], object]) -> TidegateError:
-    """What ends a consumer whose topic changes right after it has begun."""
+    """Return the error that ends a consumer whose topic changes right after it has begun."""
     late = time.monotonic() + PATIENCE_S
     with pytest.raises(TidegateError) as caught:
         run(

@@ -1,4 +1,4 @@
-"""What `dispatcher.consistency` says of row and transaction level, seen in a real Delta target."""
+"""Row and transaction level as `dispatcher.consistency` defines them, in a real Delta target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEWER = TABLE.change(120, (1, 1), (1, 2))
 
 
 def rows_of(target: Path, mode: Mode, *partitions: list[Event]) -> list[int]:
-    """What a consumer makes of each partition's changes; the second is read twice as fast as the first."""
+    """Return the rows after each partition's changes; the second is read twice as fast as the first."""
     options = topic([]).options
     messages = [
         (number, message)

@@ -44,7 +44,7 @@ def test_within_the_retention_everything_named_stays_readable(tmp_path: Path) ->
     assert differences(target, snapshots()[3]) == {}
 
 
-def test_without_retention_only_the_newest_stays_and_consuming_goes_on(tmp_path: Path) -> None:
+def test_without_retention_only_the_newest_stays_and_consuming_continues(tmp_path: Path) -> None:
     topic, target = bank_topic("open-protocol", 11), tmp_path / "target"
     consume(topic, target, until=snapshots()[6].ts)
     position = consume(topic, target, until=snapshots()[9].ts)
@@ -92,7 +92,7 @@ class Grown:
         return self.position
 
     def held(self, ts: int) -> list[list[int]]:
-        """What a reader finds in the snapshot of `ts`."""
+        """Return the rows that a reader finds in the snapshot of `ts`."""
         snapshot = open_snapshot(self.root, ts)
         assert snapshot.ts == ts
         return [snapshot.tables[made.name].to_arrow()["n"].to_pylist() for made in self.made]
@@ -207,7 +207,7 @@ def test_a_round_touches_changed_tables_only(tmp_path: Path) -> None:
     assert set(lake.cleaned) == {"db/t1", "db/t3", SNAPSHOTS}, "of t3 a version was forgotten"
 
 
-def test_commits_go_on_between_the_pieces_of_a_round(tmp_path: Path) -> None:
+def test_commits_continue_between_the_pieces_of_a_round(tmp_path: Path) -> None:
     grown = Grown(tmp_path, 4, Upkeep(retention_hours=0, piece_s=0))
     for number in range(12):
         grown.commit(NOW_MS + 1000 * number, number % 4)
@@ -218,7 +218,7 @@ def test_commits_go_on_between_the_pieces_of_a_round(tmp_path: Path) -> None:
         grown.check()
     assert pieces > 6
     assert len(grown.named()) == pieces
-    for given_up in range(1, pieces, 3):  # killed after that many pieces; another process goes on
+    for given_up in range(1, pieces, 3):  # killed after that many pieces; another process continues
         grown.commit(NOW_MS + 200_000 + 1000 * given_up, *range(4))
         for _ in islice(
             Tidying(Lakehouse(tmp_path), Upkeep(retention_hours=0)).round(grown.position), given_up

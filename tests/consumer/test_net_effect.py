@@ -92,7 +92,7 @@ def test_the_net_effect_takes_the_start_to_the_end(history, old_values, random) 
     upserts = {(row["a"], row["b"]): tuple(row[n] for n in NAMES) for row in effect.upserts.to_pylist()}
     deletes = {(row["a"], row["b"]) for row in effect.deletes.to_pylist()}
     assert not upserts.keys() & deletes
-    assert len(upserts) == effect.upserts.num_rows, "a key stands once"
+    assert len(upserts) == effect.upserts.num_rows, "a key occurs once"
     if effect.only_inserts:
         assert not upserts.keys() & start.keys()
     got = {key: row for key, row in start.items() if key not in deletes} | upserts

@@ -1,6 +1,6 @@
 """Delta tables in a real S3 server: writers that were replaced, names that come again, upkeep, whole runs.
 
-What every target promises is in `test_every_target`, for S3 too; each part of a store in `sink/test_store`.
+`test_every_target` checks the promises of every target, for S3 too; `sink/test_store` each part of a store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deltalake.exceptions import DeltaError
 
 from tests.consumer.each_target import SCHEMA, AtDeltaInS3
 from tests.consumer.logs import differences, snapshots
-from tests.consumer.story import STORY, do, done_at, go_on, state_at
+from tests.consumer.story import STORY, do, done_at, resume, state_at
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages, event
 from tests.consumer.test_maintenance import definition_of
 from tests.consumer.topics import publish
@@ -61,14 +61,14 @@ def place(s3: S3Place, tmp_path: Path) -> AtDeltaInS3:
 
 def finish(place: AtDeltaInS3) -> None:
     with place.address().opened() as target:
-        go_on(target)
+        resume(target)
     with place.address().opened() as target:
         assert done_at(target.recover()) == len(STORY)
         assert place.seen() == {name: sorted(rows, key=repr) for name, rows in STORY[-1].after.items()}
 
 
 def paused_behind_its_check(target: DeltaTarget, meanwhile: Callable[[], object]) -> None:
-    """When the target has next found that it is the writer, `meanwhile` happens once, and then it goes on."""
+    """When the target next finds that it is the writer, run `meanwhile` once, and then continue."""
     check, lock, left = target.lake.check_writer, threading.Lock(), [meanwhile]
 
     def checked() -> None:
@@ -83,8 +83,8 @@ def paused_behind_its_check(target: DeltaTarget, meanwhile: Callable[[], object]
 def test_a_replaced_writer_that_was_paused_before_its_commit_is_fenced(place: AtDeltaInS3) -> None:
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
-        go_on(old, ROWS)
-        paused_behind_its_check(old, lambda: go_on(new, ROWS + 1))
+        resume(old, ROWS)
+        paused_behind_its_check(old, lambda: resume(new, ROWS + 1))
         with pytest.raises(Fenced, match="was taken over") as fenced:
             do(old, ROWS)
         assert "consumer contract, process" in fenced.value.why
@@ -105,7 +105,7 @@ def test_late_rows_of_a_replaced_writer_are_neither_published_nor_extended(
     monkeypatch.setattr("tidegate.sink.open_tables.OPEN_MAX", open_tables)
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
-        go_on(old, ROWS)
+        resume(old, ROWS)
         paused_behind_its_check(old, lambda: new.recover())
         with suppress(Fenced):  # of its three tables the first one gets through
             do(old, ROWS)
@@ -124,7 +124,7 @@ def test_a_replaced_writer_writes_not_a_single_object(s3: S3Place, place: AtDelt
     """Neither rows nor a snapshot nor a line of the journal; and none of the older snapshots goes."""
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
-        go_on(old, number)
+        resume(old, number)
         new.recover()
         before = objects(s3)
         with pytest.raises(Fenced):
@@ -148,7 +148,7 @@ def test_a_commit_of_somebody_else_right_behind_its_own_stops_the_writer(
             table.update_incremental()
 
     with place.address().opened() as target:
-        go_on(target, 1)
+        resume(target, 1)
         with monkeypatch.context() as patch:
             patch.setattr(delta_commit, "write_deltalake", followed)
             with pytest.raises(Fatal, match="somebody else") as stopped:
@@ -162,12 +162,12 @@ def test_a_replaced_writer_is_found_behind_a_trimmed_log(place: AtDeltaInS3) -> 
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
         assert isinstance(new, DeltaTarget)
-        go_on(old, ROWS)
-        stands = int(old.lake.version(SNAPSHOTS))
-        go_on(new, ROWS + 2)
+        resume(old, ROWS)
+        newest = int(old.lake.version(SNAPSHOTS))
+        resume(new, ROWS + 2)
         DeltaTable(new.lake.store.uri(SNAPSHOTS), storage_options=new.lake.store.options).create_checkpoint()
         log = f"{SNAPSHOTS}/_delta_log"
-        new.lake.store.delete([f"{log}/{version:020d}.json" for version in range(stands + 2)])
+        new.lake.store.delete([f"{log}/{version:020d}.json" for version in range(newest + 2)])
         with pytest.raises(Fenced, match="was taken over"):
             old.lake.check_writer()
         new.lake.check_writer()
@@ -179,7 +179,7 @@ def test_a_replaced_writer_that_starts_restores_nothing(s3: S3Place, place: AtDe
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(old, DeltaTarget)
         assert isinstance(new, DeltaTarget)
-        go_on(old, ROWS + 1)
+        resume(old, ROWS + 1)
         rows = old.lake.snapshot_rows()
         new.lake.begin()
         before = objects(s3)
@@ -195,7 +195,7 @@ def test_rows_that_land_during_a_start_are_found_when_a_table_is_reopened(
     """More tables than stay open: a table is opened a second time between its restore and the first write."""
     monkeypatch.setattr("tidegate.sink.open_tables.OPEN_MAX", 1)
     with place.address().opened() as target:
-        go_on(target, ROWS + 2)
+        resume(target, ROWS + 2)
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
         restore_all = target.lake.restore_all
@@ -215,7 +215,7 @@ def test_rows_that_land_during_a_start_are_found_when_a_table_is_reopened(
 def test_an_earlier_writer_cannot_delete_the_files_of_a_renamed_table(place: AtDeltaInS3) -> None:
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
-        go_on(target, ROWS + 2)
+        resume(target, ROWS + 2)
         lake = target.lake
         table = max(target.tables.values(), key=lambda one: lake.read(one.path).num_rows)
         path, version = table.path, table.version
@@ -244,7 +244,7 @@ def test_what_delta_rs_says_of_a_bucket_is_named(
         raise DeltaError(words)
 
     with place.address().opened() as target:
-        go_on(target, ROWS)
+        resume(target, ROWS)
         with monkeypatch.context() as patch:
             patch.setattr(delta_commit, "write_deltalake", fails)
             with pytest.raises(raised, match=what) as failed:
@@ -257,7 +257,7 @@ def test_a_table_that_is_in_the_trash_is_no_slot(place: AtDeltaInS3) -> None:
     """Its data files are still there: piece by piece they go."""
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
-        go_on(target, ROWS + 2)
+        resume(target, ROWS + 2)
         lake = target.lake
         path = max(target.tables.values(), key=lambda one: lake.read(one.path).num_rows).path
         assert path in lake.slots()
@@ -284,7 +284,7 @@ def test_two_writers_of_definitions_never_take_the_same_number(s3: S3Place) -> N
 def test_a_replaced_writer_deletes_nothing(s3: S3Place, place: AtDeltaInS3, tmp_path: Path) -> None:
     upkept = BucketAddress(s3.store(), "contract", tmp_path / "own", ALL_GOES)
     with upkept.opened() as old, place.address().opened() as new:
-        go_on(old, THIRD := 13)
+        resume(old, THIRD := 13)
         files = old.lake.slot_files(f"{SCHEMA}/money")
         new.recover()
         before = objects(s3)
@@ -305,11 +305,11 @@ def objects(s3: S3Place) -> set[str]:
 def test_a_path_that_was_discarded_is_not_used_again(place: AtDeltaInS3) -> None:
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
-        go_on(target, ROWS)  # `seats` is made, and no snapshot names it yet
+        resume(target, ROWS)  # `seats` is made, and no snapshot names it yet
         assert target.tables[SCHEMA, "seats"].path == f"{SCHEMA}/seats"
     with place.address().opened() as target:
         assert isinstance(target, DeltaTarget)
-        go_on(target, TRUNCATE)
+        resume(target, TRUNCATE)
         path = target.tables[SCHEMA, "seats"].path
         assert path.startswith(f"{SCHEMA}/seats~"), "the restart has discarded the first one"
         assert target.tables[SCHEMA, "log"].path == f"{SCHEMA}/log", "a snapshot named it"
@@ -321,7 +321,7 @@ def test_a_path_that_was_discarded_is_not_used_again(place: AtDeltaInS3) -> None
 def test_what_an_earlier_writer_names_just_before_it_is_replaced_is_found(place: AtDeltaInS3) -> None:
     with place.address().opened() as old, place.address().opened() as new:
         assert isinstance(new, DeltaTarget)
-        go_on(old, FIRST)
+        resume(old, FIRST)
         begin = new.lake.begin
 
         def later() -> None:
@@ -340,7 +340,7 @@ def test_upkeep_deletes_what_no_snapshot_needs(
     monkeypatch.setattr(Upkeep, "forgotten", lambda self, snapshots: sorted(snapshots)[:-1])
     upkept = BucketAddress(s3.store(), "contract", tmp_path / "own", ALL_GOES)
     with upkept.opened() as target:
-        go_on(target)
+        resume(target)
         before = objects(s3)
         for name in before:
             os.utime(s3.folder / name, (time.time() - 7200,) * 2)
@@ -363,7 +363,7 @@ def test_a_target_in_a_bucket_is_read_by_anyone(s3: S3Place, place: AtDeltaInS3)
     with pytest.raises(InvalidInput, match="no such snapshot"):
         open_snapshot(s3.target)
     with place.address().opened() as target:
-        go_on(target)
+        resume(target)
         looked, wanted = place.address().look(), dict(target.definitions)
         assert done_at(looked.position) == len(STORY)
         assert looked.holder == "", "it cannot be seen"
@@ -388,7 +388,7 @@ def test_two_consumers_that_begin_one_target_make_it_once(
             assert one.recover() is None
             with pytest.raises(Retryable, match="at the same time"):
                 other.recover()
-        go_on(one, ROWS + 2)
+        resume(one, ROWS + 2)
     finish(place)
 
 
@@ -408,7 +408,7 @@ def test_an_endpoint_in_the_address_applies_to_tables_and_all_other_files(
     monkeypatch.setattr("tidegate.sink.object_store.RETRIES", 0)
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
     with place.address().opened() as target:
-        go_on(target, FIRST)
+        resume(target, FIRST)
     assert done_at(place.address().look().position) == FIRST
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.bucket.endpoint)
     elsewhere = BucketAddress(ObjectStore(replace(s3.bucket, endpoint="")), "contract", s3.folder)
@@ -419,7 +419,7 @@ def test_a_store_that_denies_access_is_not_taken_for_empty_or_foreign(
     s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.address().opened() as target:
-        go_on(target, ROWS)
+        resume(target, ROWS)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     for ask in (place.lake().position, place.lake().check, place.lake().snapshot_rows):
         with pytest.raises(InvalidInput, match="refuses access"):
@@ -432,7 +432,7 @@ def test_trouble_while_a_table_is_opened_is_not_taken_for_a_foreign_table(
     place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with place.address().opened() as target:
-        go_on(target, ROWS)
+        resume(target, ROWS)
 
     def fails(*_: object) -> DeltaTable:
         raise OSError("Generic S3 error: operation timed out")

@@ -58,7 +58,7 @@ def test_a_position_is_of_its_kind_and_remembers_so_many_ddls() -> None:
     assert Position.from_json(position.to_json()) == position
     ruled = replace(position, by_offset=False, rules=("--include a.*",))
     for one in (position, ruled):
-        assert '"format":3' in one.to_json(), "an earlier release must not go on from it"
+        assert '"format":3' in one.to_json(), "an earlier release must not continue from it"
     assert Position.from_json(ruled.to_json()) == ruled
     flow.take([Fetched(0, 100, ddls=(ddl(2, 90),))], {})
     assert flow.ddls_waiting == 0, "older than the oldest of them"

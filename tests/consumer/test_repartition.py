@@ -139,7 +139,7 @@ def test_an_admin_that_does_not_say_since_when_stops_the_consumer() -> None:
 
 
 def test_a_topic_read_by_offset_that_was_repartitioned_stops_the_consumer() -> None:
-    """Its reader is not told to use the Resolved that are on it."""
+    """Its reader does not use the Resolved that are on it."""
     topic = Topic("kafka://127.0.0.1:1/t?protocol=canal-json", by_offset=True)
     check_not_repartitioned(topic, [Fetched(0, 5)])
     with pytest.raises(Fatal, match="changed the topic from 2 to 3 partitions") as caught:

@@ -1,4 +1,4 @@
-"""What a quarantined row is by its table as it is now: zones, large numbers, tables without a key."""
+"""A quarantined row is decoded with its table as it is now: zones, large numbers, tables without a key."""
 
 from __future__ import annotations
 

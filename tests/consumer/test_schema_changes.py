@@ -95,7 +95,7 @@ class Altered(Named):
 
 
 def history() -> tuple[list[Event], list[tuple[int, list[tuple[Any, ...]]]]]:
-    """What happens to t; and by moments, the rows that a target has which keeps its columns."""
+    """Return the events of t, and by ts the rows of a target that keeps its columns."""
     t = Altered()
     events: list[Event] = [
         t.created(1), t.change(2, None, (1, "a", 10)), t.change(3, None, (2, "b", 20)), Mark(9),
@@ -142,7 +142,7 @@ def consumed(
 
 
 @pytest.mark.parametrize("size", [1, 40])
-def test_the_target_keeps_its_columns_while_rows_go_on(place: Place, tmp_path: Path, size: int) -> None:
+def test_the_target_keeps_its_columns_while_rows_arrive(place: Place, tmp_path: Path, size: int) -> None:
     """Each chapter in a life of its own: what is ignored survives a restart."""
     for until, rows in ROWS:
         with place.address().opened() as target:
@@ -303,7 +303,7 @@ def test_a_consumer_by_offset_stops_with_all_rows_before_the_ddl(tmp_path: Path)
 
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "mariadb"])
-def test_a_stopped_consumer_goes_on_and_ignores_from_there_on(
+def test_a_stopped_consumer_restarts_and_ignores_from_there_on(
     request: pytest.FixtureRequest, kafka: str, new_topic: Callable[..., str], tmp_path: Path, kind: str
 ) -> None:
     name, root, uri, place = new_topic(1), tmp_path / "target", "", None
@@ -371,9 +371,9 @@ def kept(t: Altered, *events: DdlEvent, typed: bool = False) -> definition.Defin
     assert created.after is not None
     held = definition.from_info(SCHEMA, created.after, created.finished_ts)
     for event in others:
-        told = schema_changes.kept(event, message(event), held, typed=typed)
-        assert told.after is not None
-        held = definition.from_info(SCHEMA, told.after, event.finished_ts)
+        followed = schema_changes.kept(event, message(event), held, typed=typed)
+        assert followed.after is not None
+        held = definition.from_info(SCHEMA, followed.after, event.finished_ts)
     return held
 
 
@@ -395,7 +395,7 @@ def test_a_rename_back_does_not_bring_a_column_back() -> None:
 
 
 def test_names_that_change_places_are_not_mixed_up() -> None:
-    """`count` takes the name of `place`: neither goes on."""
+    """`count` takes the name of `place`: neither continues."""
     t = Altered()
     created, dropped = t.created(1), t.dropped(2, "place")
     both = replace(t.renamed(3, "count", "place"), before=dropped.before)

@@ -1,7 +1,7 @@
 """Which tables and columns are applied, and under which names: the same at every target.
 
 Whole topics go into both kinds of target, with headers and as SQL, and are compared with what SQL saw of the
-source. What is refused is asked of `Selection` alone, or of an applier over Delta tables.
+source. Refusals are tested with `Selection` alone, or with an applier over Delta tables.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ AFTER_RENAME, LAST = 12, len(logs.snapshots()) - 1
 
 
 def seen_by(rules: Rules, line: SnapshotLine) -> SnapshotLine:
-    """What SQL saw, as the rules leave it."""
+    """Return the state that SQL saw, as the rules leave it."""
     tables, columns, routes = rules.tables(), rules.columns(), rules.routes()
     found = {}
     for name, table in line.tables.items():
@@ -100,7 +100,7 @@ def bare(topic: MemoryTopic) -> MemoryTopic:
 def into_mariadb(
     server: MySqlServer, topic: MemoryTopic, rules: Rules, folder: Path, lines: Iterable[int], **but: str
 ) -> list[dict[str, list[str]]]:
-    """What differs at each snapshot, with a restart after each."""
+    """Return the differences at each snapshot, with a restart after each."""
     forget(server, "selection", "bank", "bank_aux", "copy", "copy_aux")
     found = []
     for line in (logs.snapshots()[at] for at in lines):
@@ -120,8 +120,8 @@ def selection_of(rules: Rules, target: Any) -> Selection:
     return Selection(rules, held.sources if held is not None else ())
 
 
-def test_a_write_in_parts_dies_and_goes_on_under_its_rules(mariadb: MySqlServer, tmp_path: Path) -> None:
-    """What was begun says into how many parts each table is cut, by the names at the target."""
+def test_a_write_in_parts_dies_and_resumes_under_its_rules(mariadb: MySqlServer, tmp_path: Path) -> None:
+    """The record of the write says into how many parts each table is cut, by the names at the target."""
     line, topic = logs.snapshots()[1], logs.bank_topic("open-protocol")
     forget(mariadb, "selection", "bank", "copy")
     deaths = 0
@@ -221,7 +221,7 @@ def test_delta_tables_guessed_from_rows_follow_the_rules_too(tmp_path: Path) -> 
     }
 
 
-def test_rows_without_a_key_are_told_apart_by_the_columns_that_are_left(tmp_path: Path) -> None:
+def test_rows_without_a_key_are_compared_by_the_columns_that_are_left(tmp_path: Path) -> None:
     """Two rows look alike then, and a delete takes one of them."""
     bag = OneTable.of([ColumnSpec("a", 3, 11), ColumnSpec("v", 15, 20, text=True)])
     rows = [(1, "x"), (1, "y"), (2, "z")]
@@ -241,7 +241,7 @@ def test_rows_without_a_key_are_told_apart_by_the_columns_that_are_left(tmp_path
 
 @pytest.fixture
 def items_source(kafka: str, new_topic: Callable[..., str]) -> str:
-    """shop.items is made at 100 and has a row at 110; nothing follows up to 200, but for a table that goes on
+    """shop.items is made at 100 and has a row at 110; nothing follows up to 200, but for a table that runs on
     in a topic that nobody reads."""
     name, moved = new_topic(1), replace(Named(80, "shop", "log").rename(150, "log2"), moved_to="elsewhere")
     row = SHAPE.change(110, None, (1, "x"))
@@ -259,7 +259,7 @@ def test_other_rules_are_refused_before_anything_is_written(items_source: str, t
         run(replace(again, rules=replace(rules, exclude=())))
     assert "--exclude shop.log*" in refused.value.why
     assert open_snapshot(target).ts == 120
-    run(again)  # goes on, and knows where each table came from
+    run(again)  # continues, and knows where each table came from
     assert open_snapshot(target).ts == 200
     held = Position.from_json(applier_of(target).target.lake.position() or "")
     assert (held.rules, held.sources) == (rules.given, (("copy", "items", "shop", "items"),))

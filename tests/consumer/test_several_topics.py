@@ -31,7 +31,7 @@ RULES = [
 
 @cache
 def topics(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
-    """The bank log, each table in a topic of its own; what is renamed goes on in another one."""
+    """The bank log, each table in a topic of its own; a renamed table continues in another one."""
     extension = CODECS[protocol].unmarked is not None
     options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
     router = Router(RULES, "bank")
@@ -56,7 +56,7 @@ def test_all_topics_together_end_as_sql_saw_it(tmp_path: Path, protocol: str, mo
     assert set(bank_sums(target)) == {TOTAL}
 
 
-def test_a_target_that_holds_some_topics_goes_on_with_more(tmp_path: Path) -> None:
+def test_a_target_that_holds_some_topics_continues_with_more(tmp_path: Path) -> None:
     """Their tables come to it whole, with the DDL that made them, though others are further."""
     whole, target = topics("open-protocol"), tmp_path / "target"
     first = whole.only("bank", "accounts", "orders", "log-bank_aux-notes")

@@ -50,7 +50,7 @@ def at(second: int) -> int:
 
 
 def moment(second: int) -> datetime:
-    """What the column holds then."""
+    """Return the value of the column at that second."""
     return datetime.fromtimestamp(BEGIN_MS / 1000 + second, UTC).replace(tzinfo=None)
 
 
@@ -81,7 +81,7 @@ class OneName(Named):
 
 
 def history() -> tuple[list[Event], list[list[tuple[Any, ...]]]]:
-    """What happens to t, with a mark after each chapter; and the rows that t has then."""
+    """Return the events of t, with a mark after each chapter, and the rows that t has then."""
     t = OneName(base())
     wide = base() | {"max_col_id": 3}
     wide["cols"] = [*wide["cols"], column_info(3, 2, ColumnSpec("note", 3, 11))]

@@ -1,4 +1,4 @@
-"""Signs that a topic will never move the target: each told once, each with what to do."""
+"""Signs that a topic will never move the target: each reported once, each with what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def stall_detector(protocol: str = "open-protocol", partitions: int = 2, waterma
 
 
 def kinds(found: StallDetector, now: float) -> list[str]:
-    """What is newly told."""
+    """Return the kinds that are newly reported."""
     before = {id(sign) for sign in found.standing.values()}
     reported = found.news(now)
     assert all(sign.what and sign.where and sign.why and sign.fix for sign in reported)
@@ -42,7 +42,7 @@ def test_a_long_backlog_is_no_sign() -> None:
         assert kinds(found, float(second)) == []
 
 
-def test_canal_json_without_the_extension_is_told_at_once_and_hopeless() -> None:
+def test_canal_json_without_the_extension_is_reported_at_once_as_hopeless() -> None:
     found = stall_detector("canal-json")
     found.saw([Fetched(0, 5, 5, ROWS, unmarked=True)], [0, 1], 1.0)
     assert kinds(found, 1.0) == ["no extension"]
@@ -96,7 +96,7 @@ def test_time_without_the_broker_does_not_count() -> None:
     assert kinds(silent, PATIENCE_S + 2) == []
 
 
-def test_an_empty_topic_is_told() -> None:
+def test_an_empty_topic_is_reported() -> None:
     found = stall_detector()
     found.saw([], [0, 1], 1.0)
     assert kinds(found, STALL_S) == ["empty"]

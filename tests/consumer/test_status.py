@@ -99,7 +99,7 @@ VERDICTS = {
         "waits for a newer watermark of t/1: the last is 50 s old, 6 messages are not read yet",
         True,
     ),
-    "the feed stands": (
+    "the feed does not advance": (
         seen(last=said(0.5, True, "", part(0, 1), part(1, 50))),
         "a newer watermark of t/1: the last is 50 s old, and no message follows it",
         True,
@@ -124,7 +124,7 @@ VERDICTS = {
         "running (process 7 on here), waits for a write; it has said nothing for 20 s",
         True,
     ),
-    "stands still": (
+    "the consumer hangs": (
         seen(last=said(STUCK_S + 1)),
         "waits for the end of a long step; it has said nothing for 61 s",
         False,

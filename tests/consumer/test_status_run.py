@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tests.consumer.logs import snapshots
 from tests.consumer.mysql.reading import forget
-from tests.consumer.test_job import LINE, PATIENCE_S, Heard, bank_messages, event, start
+from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages, event, start
 from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
 from tidegate.consumer.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
@@ -120,7 +120,7 @@ def test_a_databases_consumer_is_seen_by_its_name_from_any_folder(
     target, here, elsewhere = f"mysql://root@127.0.0.1:{mariadb.port}/", tmp_path / "a", tmp_path / "b"
     publish(kafka, Topic(source).name, bank_messages())
     database = DatabaseSettings("seen", here, lanes=2)
-    consumer = Heard(spark, Settings(source, target, commit_s=0.1, database=database))
+    consumer = Running(spark, Settings(source, target, commit_s=0.1, database=database))
     applied_to(here, snapshots()[LINE].ts)
     _, found = ask(source, target, *name, str(here))
     assert f"process {os.getpid()} on " in found["verdict"]
@@ -166,7 +166,7 @@ def test_a_groups_offsets_follow_the_target_and_never_run_ahead_of_it(
     settings = Settings(
         source_of(kafka, topic), target, until=snapshots()[LINE].ts, commit_s=0, commit_rows=200, group=group
     )
-    consumer, half, piece = Heard(spark, settings), len(messages) // 2, len(messages) // 20
+    consumer, half, piece = Running(spark, settings), len(messages) // 2, len(messages) // 20
     publish(kafka, topic, messages[:half])
     consumer.until(lambda: group_offsets(kafka, group), "no offsets while it runs")
     for at in range(half, len(messages), piece):
@@ -236,7 +236,7 @@ def test_a_full_disk_of_the_status_stops_nothing(
     (target / "_tidegate").mkdir(parents=True)
     (target / "_tidegate" / STATUS).with_suffix(".part").symlink_to("/dev/full")
     publish(kafka, topic, messages)
-    consumer = Heard(spark, Settings(source_of(kafka, topic), target, until=snapshots()[LINE].ts))
+    consumer = Running(spark, Settings(source_of(kafka, topic), target, until=snapshots()[LINE].ts))
     consumer.thread.join(PATIENCE_S)
     assert consumer.error is None
     assert consumer.end is not None

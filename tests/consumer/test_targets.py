@@ -1,4 +1,4 @@
-"""What --target may say, and what it is refused for before anything is opened."""
+"""Values of --target, and the reasons to refuse one before anything is opened."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, t
 
 def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str, tmp_path: Path) -> None:
     topic, wanted = Topic(source), [Range(0, 0, 20)]
-    with workers(1, tmp_path / "log") as one, ThreadPoolExecutor(1) as beside:
+    with workers(1, tmp_path / "log") as one, ThreadPoolExecutor(1) as pool:
         whole = one.fetch(topic, wanted, tmp_path)[0].messages
         assert whole >= 20
         for cancelled in (False, True):
             (worker,) = workers_below(os.getpid())
             os.kill(worker, signal.SIGSTOP)
-            asked = beside.submit(one.fetch, topic, wanted, tmp_path)
+            asked = pool.submit(one.fetch, topic, wanted, tmp_path)
             until(lambda: not one._idle.qsize())
             if cancelled:
                 one.cancel()

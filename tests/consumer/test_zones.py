@@ -1,4 +1,4 @@
-"""The zone of TIMESTAMP texts: told by the user, by DDL headers, or not known, which stops the consumer."""
+"""The zone of TIMESTAMP texts: given by the user, by DDL headers, or not known, which stops the consumer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("at", 7
 DATES = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("at", 12, 19)])
 TEXT = b"2026-03-01 08:30:00"
 MOMENT = datetime(2026, 3, 1, 0, 30)
-"""Of TEXT in Shanghai, in UTC."""
+"""TEXT as a time of Shanghai, converted to UTC."""
 
 
 def topic_of(table: OneTable, zone: str, headers: bool = True, rows: int = 2) -> MemoryTopic:
@@ -76,7 +76,9 @@ def test_without_timestamps_nobody_need_know_the_zone(tmp_path: Path) -> None:
     ("kept", "given", "zone"),
     [(None, "", "UTC"), (None, "Asia/Tokyo", "Asia/Tokyo"), ("", "", ""), ("Asia/Tokyo", "", "Asia/Tokyo")],
 )
-def test_a_restart_takes_a_zone_that_nobody_told_for_unknown(kept: str | None, given: str, zone: str) -> None:
+def test_a_restart_treats_a_zone_that_was_not_given_as_unknown(
+    kept: str | None, given: str, zone: str
+) -> None:
     """Not for UTC: the first TIMESTAMP may be yet to come. Only earlier releases read in UTC unasked."""
     begin = {0: PartitionPosition(0, 0, 0)}
     position = Position(1, "t", "open-protocol", "transaction", begin, time_zone=kept)

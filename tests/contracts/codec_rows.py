@@ -121,7 +121,7 @@ def strange_rows(draw: st.DrawFn) -> list[RowChange]:
 
 
 def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
-    """What a row is after its protocol's losses, as `describe` shows it."""
+    """Return a row after its protocol's losses, as `describe` shows it."""
     table, old = row.table, row.old
     kind = "delete" if row.is_delete else "insert" if row.is_insert else "update"
     if kind == "update" and (Loss.OLD_IMAGE in losses or (Loss.IDLE_UPDATE in losses and row.old == row.new)):
@@ -210,7 +210,7 @@ def _as_decoded(losses: frozenset[Loss], column: Column, cell: Value) -> Any:
 
 
 def _default(column: Column) -> Value:
-    """The value that stands for NULL."""
+    """The value that represents NULL."""
     default = column.default
     if default is None:
         return None

@@ -1,6 +1,6 @@
 """A sink that is a map of all keys with their versions, as a TiKV behind an MVCC sink would be.
 
-Only for tests: it lies in memory. Keys and values come as TiKV has them. Rows and progress are not one step:
+Only for tests: it is in memory. Keys and values come as TiKV has them. Rows and progress are not one step:
 rows first, each under its commit ts, so that writing one again changes nothing; then progress, which is
 therefore never ahead. The fence is the grant that the map holds: it is compared at every write.
 """

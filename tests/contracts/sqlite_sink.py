@@ -1,7 +1,7 @@
 """A sink on SQLite: rows, fence and progress in one transaction, as a SQL database has them.
 
 Small, and only for tests: it shows that the contract carries what a SQL sink needs. A file may hold several
-feeds. Tables, beside those of `sink.sqlite`: `state` (the rows as they are, by table and handle key) and
+feeds. Tables, apart from those of `sink.sqlite`: `state` (current rows, by table and handle key) and
 `history` (every change, as applied).
 """
 

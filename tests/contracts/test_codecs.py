@@ -252,7 +252,7 @@ def test_golden_rows_give_the_same_bytes_compiled_and_plain(case: Case) -> None:
 
 
 def read_back(rows: list[RowChange], case: Case, partition: np.ndarray) -> None:
-    """What was encoded is, decoded by the protocol's own decoder, what was given to the encoder."""
+    """Check that the protocol's own decoder returns the rows that were given to the encoder."""
     block = block_of(rows)
     try:
         encoded = encode_block(block, partition, case.options, BUILD_MS)
@@ -385,7 +385,7 @@ def test_golden_rows_decode_alike_and_to_what_was_encoded(case: Case) -> None:
 
 @functools.cache
 def some_messages(case: Case) -> Pairs:
-    """Of rows of one table."""
+    """Return messages of one table's rows."""
     return case.encode(max(golden_rows(), key=len)[:40])
 
 
@@ -410,7 +410,7 @@ def test_damaged_messages_decode_alike(case: Case, in_key: bool, damages: list[D
 
 
 NUMBER = re.compile(rb"(?<=[:,\[])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}\]])")
-"""A number that stands alone in a JSON text."""
+"""A number in a JSON text that is not part of a longer word."""
 STRANGE_NUMBERS = (
     b"0613", b"00", b"-01", b"-", b"--1", b"+1", b"1-2", b"1.", b".5", b"01.5", b"1e", b"1e+", b"1e5",
     b"1E-2", b"-0", b"1.0", b"18446744073709551616", b"NaN", b"Infinity",

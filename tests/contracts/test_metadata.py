@@ -1,4 +1,4 @@
-"""What every metadata store keeps: of one node (SQLite), of several captures (etcd), of the simulator."""
+"""The contract of metadata stores: of one node (SQLite), of several captures (etcd), of the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sink promises (`sink/base.py`): one suite over Kafka, SQLite, readers and the map of all keys.
+"""The contract of sinks (`sink/base.py`): one suite over Kafka, SQLite, readers and the map of all keys.
 
 Changes are puts of one key each; `seen` is what a reader finds who sees only what is durable.
 """
@@ -129,7 +129,7 @@ class AtKafka(Feed):
 
 
 class AtTwoTopics(AtKafka):
-    """What is written goes to two topics in turn; values carry the order in which they were made."""
+    """Messages go to two topics in turn; values carry the order in which they were made."""
 
     def __init__(self, bootstrap: str, topic: str, other: str) -> None:
         super().__init__(bootstrap, topic)
@@ -335,7 +335,7 @@ def test_after_the_fence_no_earlier_writer_makes_anything_durable(place: Place) 
     assert durable(place.sink(3), grants, 3) == {"s": 5}
 
 
-def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place: Place) -> None:
+def test_a_rightful_writer_whose_slot_a_zombie_took_resumes_without_a_gap(place: Place) -> None:
     grants, zombie = Grants(), place.sink()
     zombie.check()
     zombie.fence({CAPTURE: SLOTS}, grants.prover(1))
@@ -351,7 +351,7 @@ def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place:
 
 
 def test_a_taker_of_ranges_fences_the_giver_which_keeps_its_other_ranges(place: Place) -> None:
-    """Two captures write one feed, each in slots of its own; the giver hears of it by its next proof."""
+    """Two captures write one feed, each in slots of its own; the giver learns it by its next proof."""
     proofs = list[str]()
     giver, taker = place.sink(), place.sink(capture="there")
     giver.check()
@@ -373,7 +373,7 @@ def test_a_taker_of_ranges_fences_the_giver_which_keeps_its_other_ranges(place: 
     assert [key for key, _ in place.seen()] == ["a", "b", "d"]
 
 
-def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place: Place) -> None:
+def test_a_commit_of_unknown_outcome_is_reported_so_and_found_by_the_next(place: Place) -> None:
     grants, sink = Grants(), place.sink()
     sink.check()
     sink.fence({CAPTURE: SLOTS}, grants.prover(1))

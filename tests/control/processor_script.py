@@ -12,7 +12,7 @@ Brackets mark optional parts.
     started a=150 [incarnation=1] [outlived=old/150]      its pipeline begins; records that matter up to a ts
     report a=150 b=140 [incarnation=1] [token=1.1]        its pipeline has delivered up to there
     frontier a=300 b=180                                  which spans may advance without the pipeline
-    idle a after=100 upto=250                             no row of it lies between
+    idle a after=100 upto=250                             no row of it is between
     received a=300 b=310 [lacking=a]
     failed WHY; given-up; confirm; close; says WAITING-FOR
     tick now=1s                                           the messages to the owner
@@ -48,7 +48,7 @@ from tidegate.control.processor import Processor
 from tidegate.model.reports import Failed
 
 HEADER: Final = Header(7, "default/one", "f00d", 1, "a", 3, 0)
-"""Of the processor; an owner's says the same, unless a command says otherwise."""
+"""The processor's header. An owner's is equal, unless a command says otherwise."""
 NO_SPANS: Final = frozenset({"incarnation", "token", "outlived", "lacking"})
 """Options that are no spans."""
 

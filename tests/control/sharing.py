@@ -1,11 +1,11 @@
 """A changefeed whose key ranges several captures share, explored in every order of events.
 
 `sharing_model` has the steps, `sharing_world` the nouns and the promises. This file explores, breadth first.
-It also shows for each guard what goes wrong without it: `testdata/sharing.txt` has the shortest way to it.
+It also shows that each guard is needed: `testdata/sharing.txt` has the shortest violation without it.
 
 The worlds are small: two ranges, three tables, one DDL, two or three captures, at most two owners. They have
 no initial load, no change of the number of partitions or of the changefeed's rules, and one writer a capture.
-Time stands still. Guards of the edges (`server/feed.py`, the sinks) are the model's own, and it leaves them
+Time is constant. Guards of the edges (`server/feed.py`, the sinks) are the model's own, and it leaves them
 out. Guards of the machines are the product's, and they are patched away.
 
     python -m tests.control.sharing              the long form (`make explore`)
@@ -74,11 +74,11 @@ GUARDS: Final[Mapping[str, str]] = {
     "ranges_in_proof": "a grant whose ranges were taken proves nothing",
     "records": "a range begins at its record of progress, if that is above the stored checkpoint",
     "stored": "a range begins at the stored checkpoint, if no record is above it",
-    "journal": "an owner goes on where the sink's journal of Resolved and DDL ends",
-    "coverage": "the checkpoint stands while a part of the keys is granted to nobody",
+    "journal": "an owner continues where the sink's journal of Resolved and DDL ends",
+    "coverage": "the checkpoint waits while a part of the keys is granted to nobody",
     "ddl_bound": "no range may pass a DDL that is not delivered",
     "ddl_cap": "the checkpoint stays below a DDL that is not delivered",
-    "ddl_agreement": "the checkpoint stands while a capture knows other DDL than the owner",
+    "ddl_agreement": "the checkpoint waits while a capture knows other DDL than the owner",
     "ddl_ahead": "reports of a capture that knows DDL further than the owner count up to where both agree",
     "old_reports": "reports under an old token or incarnation do not count",
     "owner_proof": "an owner that has opened the sink looks whether it still is the owner",
@@ -152,7 +152,7 @@ OVERTAKEN: Final = replace(LACKING, budget=Budget(shares=0, repeats=2))
 
 
 class Case(NamedTuple):
-    """What is found without a guard."""
+    """The violation that is found without a guard."""
 
     bounds: Bounds
     behind: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ LONG_STATES: Final = 250_000
 
 @dataclass(frozen=True)
 class Found:
-    """What an exploration has seen."""
+    """The result of an exploration."""
 
     states: int
     transitions: int
@@ -420,7 +420,7 @@ def without(guard: str) -> Found:
 
 
 def _rewrite() -> None:
-    lines = ["# What goes wrong without each guard of tests/control/sharing.py: the shortest way to it."]
+    lines = ["# The shortest way to a violation without each guard of tests/control/sharing.py."]
     for guard in CASES:
         found = without(guard)
         assert found.violation, f"nothing shows that '{guard}' is needed"

@@ -2,7 +2,7 @@
 
 `Owner`, `Processor`, `Grant` and the messages are the product's. This file does what they ask for, in the way
 of `server/feed.py`, `server/processor.py` and `pipeline/begin.py`. A world never changes: each step makes
-another one. Anybody may stand still between two steps while the others act. That stands for a slow process,
+another one. Any process may pause between two steps while the others act. This models a slow process,
 for one that was stopped, and for a zombie that wakes up.
 
 An owner, from one change of shares to the next:
@@ -96,7 +96,7 @@ from tidegate.model.span import Span
 READ_TO: Final = {"late": 1, "ahead": 2}
 """By `Bounds.ddl`, the index in KNOWN up to which DDL may be read at any time."""
 Step = tuple[str, Callable[[], World]]
-"""What happens, in words; and the world after it. May raise Violation."""
+"""The name of a step, and a function that returns the world after it. May raise Violation."""
 
 
 def canon(value: Any) -> Hashable:
@@ -139,7 +139,7 @@ class Model:
         return self.kept.setdefault(canon(machine), Kept(machine))
 
     def _once(self, key: Hashable, work: Callable[[], Any]) -> Any:
-        """What a machine did when it was the same and the same happened to it, else do it."""
+        """Return the stored result of a machine in the same state and with the same input, or compute it."""
         if key not in self._done:
             try:
                 self._done[key] = work()
@@ -228,7 +228,7 @@ class Model:
         return posted(world, [Mail(self.names[i], wire(Announce(header, "")))])
 
     def _owner_steps(self, world: World, n: int, term: Term) -> Iterator[Step]:
-        """What an owner does next; which it is, its own state says."""
+        """Yield the next steps of an owner, which follow from its state."""
         who = f"owner {term.rev}"
         if term.at in ("over", "finished"):
             return
@@ -241,7 +241,7 @@ class Model:
             case "meets" | "runs":
                 yield from self._decisions(world, n, term)
             case "ends":
-                if self._may_go_on(term):
+                if self._may_continue(term):
                     seen = term._replace(
                         at="reads", grants=world.store.grants, read_at=world.store.changed_at
                     )
@@ -296,7 +296,7 @@ class Model:
                 world = self._dispatch(world, n, i, Asked(wish, 0, ranges, 0, term.latest[i][0]))
         return world
 
-    def _may_go_on(self, term: Term) -> bool:
+    def _may_continue(self, term: Term) -> bool:
         if not self.bounds.patience or "given_up" in self.off:
             return True
         return all(one is None or one.given_up for one in term.asked)
@@ -421,7 +421,7 @@ class Model:
             at = "over" if what == "persist" else "meets"
             return with_term(world, n, term._replace(at=at, kept=kept, pending=()))
         done = {"ddl": "ddl_done", "resolved": "resolved_done", "persist": "persisted"}[what]
-        return self._go_on(world, n, term._replace(pending=pending), [(done, (ts,))])
+        return self._continue(world, n, term._replace(pending=pending), [(done, (ts,))])
 
     def _may_read(self, known: int) -> bool:
         """Whether who knows DDL up to KNOWN[known] may read on at any time."""
@@ -431,9 +431,9 @@ class Model:
         term = world.terms[n]
         known = term.known + 1
         learned = tuple(batches(KNOWN[known - 1], KNOWN[known])), KNOWN[known]
-        return self._go_on(world, n, term._replace(known=known), [("learn", learned)])
+        return self._continue(world, n, term._replace(known=known), [("learn", learned)])
 
-    def _go_on(self, world: World, n: int, term: Term, calls: Sequence[tuple[str, Any]]) -> World:
+    def _continue(self, world: World, n: int, term: Term, calls: Sequence[tuple[str, Any]]) -> World:
         """Let the machine do something, tick, and dispatch the bound if it has changed."""
         if term.at != "runs":
             kept, _ = self._owner_does(term.kept, *calls)
@@ -467,7 +467,7 @@ class Model:
                 found = getattr(machine, name)(*args)
                 if name == "tick":
                     effects = found
-            # Time stands still between two pauses: whatever waits for one has waited.
+            # Time does not advance between two pauses: everything that waits for one has waited.
             machine._last_resolved = machine._last_persist = float("-inf")
             assert machine.checkpoint >= before, "the checkpoint went back"
             return self.keep(machine), effects
@@ -512,7 +512,7 @@ class Model:
                 answers = message.answers >= term.sent[i] or "answers" in self.off
                 if answers:
                     term = term._replace(asked=put_at(term.asked, i, asked._replace(given_up=True)))
-        world = self._go_on(world, n, term, calls)
+        world = self._continue(world, n, term, calls)
         return self._ask_again(world, n, i) if isinstance(message, Sync) else world
 
     def _ask_again(self, world: World, n: int, i: int) -> World:
@@ -572,7 +572,7 @@ class Model:
         return ranges, known
 
     def _batches(self, machine: Processor, after: int, known: int) -> list[DdlBatch]:
-        """What the catalogue of a processor's capture has of DDL above a ts."""
+        """Return the DDL above a ts that the catalogue of the processor's capture has."""
         return [] if machine._outbox.header.capture == self.bounds.lacks else batches(after, KNOWN[known])
 
     def _begin(self, machine: Processor, dispatch: Dispatch, grant: bytes) -> Worker | None:
@@ -584,7 +584,7 @@ class Model:
         return Worker(grant, "fences" if left else "proves", left)
 
     def _turn(self, machine: Processor, known: int) -> list[Mail]:
-        """What a processor does whenever something has happened."""
+        """Let a processor act after an event."""
         if machine.spans.is_open:
             if KNOWN[known] > machine.ddl.known:
                 machine.learn(self._batches(machine, machine.ddl.known, known), KNOWN[known])
@@ -666,7 +666,7 @@ class Model:
         return grant_of(worker.grant).is_proven_by(None if stored is None else grant_of(stored))
 
     def _worker_proves(self, world: World, i: int, worker: Worker, zombie: Zombie | None) -> World:
-        """If it may still write, it goes on from its position, or reads the progress and begins."""
+        """If it may still write, it continues from its position, or reads the progress and begins."""
         if not self._is_proven(world, i, worker):
             return self._worker_fails(world, i, zombie)
         runs = worker._replace(at="runs", read=True)
@@ -751,7 +751,7 @@ class Model:
     # --- promises ----------------------------------------------------------------------------------------
 
     def check(self, world: World) -> None:
-        """What must hold at any time; the sink's own promises are checked when something is written there."""
+        """Check what must hold at any time. The sink's own promises are checked at each write."""
         upto = durable(world.sink)
         if world.store.checkpoint > upto:
             raise Violation(f"the stored checkpoint is {world.store.checkpoint}, and {upto} is durable")

@@ -53,7 +53,7 @@ UPSTREAM: Final[Mapping[str, Sequence[int]]] = {"k": (2, 4), "p": (1, 2), "q": (
 """Commit ts of each table's rows. The row at 1 is older than the changefeed."""
 FRONTIER: Final = dict.fromkeys(UPSTREAM, 6)
 NOW: Final = 0.0
-"""The machines' time. It stands still: what waits for time is a step of its own."""
+"""The machines' time. It does not advance: a wait for time is a step of its own."""
 
 
 def _task(table: str, start_ts: int) -> SpanTask:
@@ -93,7 +93,7 @@ class Worker(NamedTuple):
     left: tuple[str, ...] = ()
     """Whose writers it has yet to fence."""
     epoch: int = 0
-    """Of its own writer, when it initialised that."""
+    """The epoch of its own writer, when it initialised that."""
     read: bool = False
     """Whether it has read where to begin. If it is fenced after that, it may take its writer back."""
 
@@ -156,13 +156,13 @@ class Term(NamedTuple):
     pending: tuple[tuple[str, int], ...] = ()
     """Calls under way: ddl, resolved, persist, each with its ts."""
     epoch: int = 0
-    """Of its writer at the sink."""
+    """The epoch of its writer at the sink."""
     ddl_sent: int = 0
     """The ts of the last DDL that the sink had when it was opened."""
 
 
 class Store(NamedTuple):
-    """What etcd has."""
+    """The contents of etcd."""
 
     owner: int = 0
     """The revision of the owner's key; 0: there is none."""
@@ -173,15 +173,15 @@ class Store(NamedTuple):
 
 
 class Sink(NamedTuple):
-    """What is downstream."""
+    """The contents of the sink."""
 
     epochs: tuple[int, ...]
-    """Of each capture's writer."""
+    """The epoch of each capture's writer."""
     owner_epoch: int = 0
     rows: tuple[tuple[int, ...], ...] = ((), (), ())
-    """Of k, p, q: commit ts in the order in which they came."""
+    """The rows of k, p, q: commit ts in the order in which they came."""
     records: tuple[int, ...] = (0, 0, 0)
-    """Of k, p, q: progress, committed together with rows; 0: none."""
+    """The progress of k, p, q, committed together with rows; 0: none."""
     resolved: int = 0
     ddl: int = 0
 
@@ -383,7 +383,7 @@ def posted(world: World, mail: Sequence[Mail]) -> World:
 
 @cache
 def _kind(mail: Mail) -> Hashable:
-    """What a Dispatch or Checkpoint has in common with those that it replaces; None: nothing replaces it."""
+    """Return a key that a Dispatch or Checkpoint shares with those it replaces; None: nothing replaces it."""
     message = message_of(mail.text)
     header = message.header
     who = mail.to, header.owner_rev, header.capture, header.capture_epoch

@@ -3,11 +3,11 @@
     stand -> elected -> read grants -> store ours -> fence each writer -> prove -> read progress -> rows
 
 The functions that decide are the product's own (`raised`, `Grant.is_proven_by`); etcd, the election and the
-sink are a few fields. Any capture may stand still between any two of its steps while others act: that is a
+sink are a few fields. Any capture may pause between any two of its steps while others act: that is a
 process that was stopped, a slow network, and a zombie that wakes up. What
-happens to a capture from outside: its session may end without its knowing, and it may die and start anew.
+happens to a capture from outside: its session may end without its knowing, and it may die and restart.
 
-The sink is Kafka's contract: a transactional id has an epoch, which whoever initialises it raises; a commit
+The sink is Kafka's contract: a transactional id has an epoch, which each initialisation raises; a commit
 counts only under the newest; rows and the progress that speaks of them are committed together.
 """
 
@@ -26,16 +26,16 @@ from tidegate.model.span import Span
 
 ALL = Span(b"", b"")
 TRACES = Path(__file__).parent / "testdata" / "takeover.txt"
-"""What goes wrong without each of the rules, step by step."""
+"""The violation without each of the rules, step by step."""
 
 
 class Capture(NamedTuple):
-    """What one knows; lost when it dies."""
+    """The state of one capture; lost when it dies."""
 
     at: str = "out"
-    """out, standing, elected, read, stored, fencing, fenced, proven, runs."""
+    """out, campaigning, elected, read, stored, fencing, fenced, proven, runs."""
     rev: int = 0
-    """Of its candidate's key."""
+    """The revision of its candidate's key."""
     grants: tuple[tuple[str, bytes], ...] = ()
     """As it has read them."""
     read_at: int = 0
@@ -44,7 +44,7 @@ class Capture(NamedTuple):
     left: tuple[str, ...] = ()
     """Whose transactional ids it has yet to fence."""
     epoch: int = 0
-    """Of its own."""
+    """The epoch of its own writer."""
     next_row: int = 0
     """That it delivers next."""
 
@@ -68,7 +68,7 @@ class World(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What keeps the promise. Each can be switched off, to see that something goes wrong then."""
+    """The rules that keep the promise. Each can be switched off, to see the violation without it."""
 
     inherit: bool = True
     """Who takes from a capture also fences those that it had yet to fence."""
@@ -100,7 +100,7 @@ LONG = Bounds(3, 2, 2, 1)
 
 @dataclass(frozen=True)
 class Found:
-    """What an exploration has seen."""
+    """The result of an exploration."""
 
     states: int
     transitions: int
@@ -165,13 +165,13 @@ def _steps(world: World, bounds: Bounds, rules: Rules) -> Iterator[tuple[str, Wo
 def _act(
     world: World, name: str, capture: Capture, bounds: Bounds, rules: Rules
 ) -> Iterator[tuple[str, World]]:
-    """What a capture does next; which it is, its own state says."""
+    """Yield the next steps of a capture, which follow from its state."""
     match capture.at:
         case "out":
             rev = world.revision + 1
             after = world._replace(revision=rev, queue=(*world.queue, rev))
-            yield "stands", _with(after, name, Capture("standing", rev))
-        case "standing":
+            yield "campaigns", _with(after, name, Capture("campaigning", rev))
+        case "campaigning":
             if world.queue[:1] == (capture.rev,):
                 yield "is elected", _with(world, name, capture._replace(at="elected"))
             elif capture.rev not in world.queue:
@@ -269,7 +269,7 @@ def traces(text: str) -> dict[str, list[str]]:
 def main() -> None:
     """Explore the long form, or write the traces again."""
     if sys.argv[1:] == ["--rewrite"]:
-        lines = ["# What goes wrong without each rule of tests/control/takeover.py: the shortest way to it."]
+        lines = ["# The shortest way to a violation without each rule of tests/control/takeover.py."]
         for field in fields(Rules):
             found = explore(CI, Rules(**{field.name: False}))
             lines += ["", f"without {field.name}", *(f"    {step}" for step in found.trace)]

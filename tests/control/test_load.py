@@ -34,7 +34,7 @@ def test_a_damaged_plan_is_known_as_such_however_much_of_it_is_there() -> None:
             LoadPlan.from_bytes(data)
 
 
-def test_a_plan_made_anew_serves_while_it_has_the_ranges_that_were_begun() -> None:
+def test_a_second_plan_serves_while_it_has_the_ranges_that_were_begun() -> None:
     first, second, third = (one.id for one in plan(3).ranges)
     queue = LoadQueue(plan(3), {second: (10, None), third: (5, b"t002x".hex())})
     assert [(left.id, left.span.start) for left in queue.take(1)] == [(first, b"t000"), (third, b"t002x")]

@@ -101,7 +101,7 @@ A, B, C = Span(b"", b"h"), Span(b"h", b"p"), Span(b"p", b"")
 
 
 def shared(stored: dict[str, Grant], seq: int, **shares: list[Span]) -> dict[str, Grant]:
-    """What is stored after a round, before its givers are fenced."""
+    """Return the grants that are stored after a round, before its givers are fenced."""
     return stored | shared_out(stored, "i", (1, seq), shares, dict.fromkeys(shares, 4))
 
 
@@ -115,7 +115,7 @@ def test_captures_that_exchange_ranges_name_each_other() -> None:
     assert [one.id for one in stored["a"].ranges] == [B, C]
 
 
-def test_whom_an_owner_did_not_come_to_fence_the_next_round_names_again() -> None:
+def test_the_next_round_names_again_whom_an_owner_did_not_come_to_fence() -> None:
     stored = shared({}, 1, a=[A, B, C])
     stored = shared(stored, 2, b=[A, B, C])  # and the owner dies before it has fenced a
     stored = shared(stored, 3, b=[A], c=[B, C])

@@ -92,7 +92,7 @@ def said(*batches: DdlBatch, upto: int) -> KnownDdl:
         ((), False),
     ],
 )
-def test_the_checkpoint_stands_while_a_capture_knows_other_ddl(
+def test_the_checkpoint_waits_while_a_capture_knows_other_ddl(
     theirs: tuple[DdlBatch, ...], agrees: bool
 ) -> None:
     owner = running(Barrier(100), ALL)

@@ -75,7 +75,7 @@ CUT = b"d"
 
 @dataclass
 class World:
-    """What really is durable, which tables must be covered when, and which DDLs are out."""
+    """The rows that are durable, the tables that must be covered at each ts, and the DDLs that are out."""
 
     durable: dict[str, int]
     born: dict[str, int]
@@ -100,7 +100,7 @@ class Cluster:
         self.world = World(dict.fromkeys(names, start), dict.fromkeys(names, start))
         self.unused = [name for name in NAMES if name not in names]
         self.known = start
-        """What upstream's history of DDL is."""
+        """The ts up to which upstream's history of DDL is known."""
         self.owner = Owner(start, Barrier(start), ALL)
         self.ranges = {"x": Span(b"", CUT), "y": Span(CUT, b"")}
         self.machines = {name: Processor(replace(HEADER, capture=name)) for name in self.ranges}
@@ -249,7 +249,7 @@ def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int,
         spans = sorted(machine.spans.tasks)
         match action:
             case "deliver" if spans:
-                # The pipeline never goes past the bound it was told.
+                # The pipeline never goes past the bound it was given.
                 name = spans[amount % len(spans)]
                 upto = max(world.durable[name], min(world.durable[name] + amount, machine.bound))
                 world.durable[name] = upto

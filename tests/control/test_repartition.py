@@ -1,6 +1,6 @@
 """Another number of partitions, by the real owner over a model of sink and writers, killed at every step.
 
-What must hold whatever dies when: each row is at the sink once, rows up to T by the old number and rows above
+This must hold whatever dies when: each row is at the sink once, rows up to T by the old number and rows above
 it by the new one, on every range; and what was asked for comes about. The owner's scenarios are scripts:
 `testdata/owner/partitions.txt`.
 """
@@ -53,7 +53,7 @@ class Killed(Exception):
 
 @dataclass
 class World:
-    """What survives a kill: upstream, the sink and the metadata store."""
+    """The parts that survive a kill: upstream, the sink and the metadata store."""
 
     now: int = 100
     written: dict[tuple[Span, int], int] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class World:
     switched_at: int = 0
     resolved: int = 100
     wanted: int = NEW
-    """What the changefeed's stored request says; 0: nothing."""
+    """The number of partitions in the changefeed's stored request; 0: none."""
     checkpoint: int = 100
     incarnation: int = 0
 
@@ -158,7 +158,7 @@ def test_rows_up_to_the_change_use_the_old_number_and_later_rows_the_new(seed: i
         zombie = (world.incarnation, OLD)
         try:
             incarnation = Incarnation(world, chance, kills and deaths < 25)
-            # What an earlier incarnation still tries is fenced.
+            # Writes of an earlier incarnation are fenced.
             world.deliver(*zombie, chance.choice(RANGES), world.now + 5)
             for _ in range(60):
                 if not incarnation.step():

@@ -43,7 +43,7 @@ class Segments:
 
 
 def of_scripts(kind: Kind, patch: pytest.MonkeyPatch, *, each: bool = False) -> list[Segments]:
-    """Of every machine of the kind's scripts."""
+    """Return the traces of every machine of the kind's scripts."""
     made: list[Segments] = []
 
     def tapped(*given: Any, **named: Any) -> Owner | Processor:
@@ -163,8 +163,8 @@ def test_what_is_no_record_is_refused(lines: list[bytes]) -> None:
 
 
 def test_values_come_back_as_they_were() -> None:
-    error = decode(encode(Fatal("it stands still", where="there")))
-    assert (type(error), error.what, error.where) == (Fatal, "it stands still", "there")
+    error = decode(encode(Fatal("it hangs", where="there")))
+    assert (type(error), error.what, error.where) == (Fatal, "it hangs", "there")
     for one in (float("-inf"), b"\x00k", (1, "a"), {ALL: [1.5]}, {"b", "a"}, frozenset({3}), None):
         assert decode(encode(one)) == one
     with pytest.raises(TypeError, match="object has no form"):

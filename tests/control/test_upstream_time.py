@@ -1,4 +1,4 @@
-"""What PD's time does is told once, and its time is known between two answers."""
+"""Each anomaly of PD's time is reported once, and its time is known between two answers."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def test_a_time_that_runs_in_step_is_not_remarked_on_whatever_the_gaps() -> None
     assert time.now_ms(4002.5) == T0 + 4_002_520
 
 
-def test_a_jump_ahead_is_told_with_its_size() -> None:
+def test_a_jump_ahead_is_reported_with_its_size() -> None:
     time = UpstreamTime()
     assert remarks(time, (0, 0, 0), (5, 6 * HOUR, 0), (10, 6 * HOUR, 0)) == [Jumped(6 * HOUR)]
 
 
-def test_a_time_that_stands_is_told_once_and_so_is_its_end() -> None:
+def test_a_time_that_does_not_advance_is_reported_once_and_so_is_its_end() -> None:
     """PD's clock is set back by 40 s: its timestamps rise, its physical time does not."""
     time = UpstreamTime()
-    stood = [(float(second), -1000 * second, 0) for second in range(0, 45, 5)]
-    assert remarks(time, *stood) == [Stands(15_000)]
+    answers = [(float(second), -1000 * second, 0) for second in range(0, 45, 5)]
+    assert remarks(time, *answers) == [Stands(15_000)]
     assert time.stands
     assert time.now_ms(43.0) == T0
     assert remarks(time, (45, -40_000, 0), (50, -40_000, 0)) == [GoesOn(40_000)]
     assert not time.stands
 
 
-def test_a_clock_that_is_put_right_while_pds_time_stands_is_a_jump() -> None:
+def test_a_clock_that_is_corrected_while_pds_time_is_stopped_is_a_jump() -> None:
     time = UpstreamTime()
     remarks(time, *[(float(second), -1000 * second, 0) for second in range(0, 25, 5)])
     assert remarks(time, (25, 0, 0)) == [Jumped(20_000)]
@@ -63,11 +63,11 @@ def test_it_is_never_wrong_by_more_than_what_it_has_remarked_on(steps: list[tupl
     time.received(physical, physical, now)
     for passed, moved in steps:
         expected = time.now_ms(now + passed)
-        was_standing = time.stands
+        was_stopped = time.stands
         now, physical = now + passed, physical + moved
         found = time.received(physical, physical, now)
         assert time.now_ms(now) == physical
         assert expected is not None
         jumped = any(isinstance(remark, Jumped) for remark in found)
-        assert jumped == (moved - round(passed * 1000) > JUMP_MS) or was_standing
-        assert physical - expected <= JUMP_MS or jumped or was_standing
+        assert jumped == (moved - round(passed * 1000) > JUMP_MS) or was_stopped
+        assert physical - expected <= JUMP_MS or jumped or was_stopped

@@ -21,7 +21,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
 
 DDL_OPTIONS: Final = "ts adds drops known"
-"""Of a command that brings DDL."""
+"""Options of a command that brings DDL."""
 
 
 def check(command: Command, options: Iterable[str]) -> None:

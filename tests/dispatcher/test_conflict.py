@@ -157,7 +157,7 @@ def test_values_have_one_hash_where_the_unique_key_calls_them_equal(
     assert [a == b for a, b in pairs if a >= 0 and b >= 0] == equal
 
 
-def test_a_table_whose_unique_values_cannot_be_told_apart_goes_by_table() -> None:
+def test_a_table_whose_unique_values_cannot_be_distinguished_goes_by_table() -> None:
     unique = (("a", -1),)
     virtual = {"generated_expr_string": "id + 1", "generated_stored": False}
     partitions = {"enable": True, "definitions": [{"id": 7, "name": {"O": "p"}}], "type": 1, "expr": "id"}

@@ -107,7 +107,7 @@ def hashes_of(u: int | None, collide: int) -> list[int]:
 def topic_of(
     log: list[list[Change]], chance: Random, *, restarts: bool = False, keys_max: int = 100, collide: int = 1
 ) -> Topic:
-    """What the writer puts on each partition. `restarts`: at times it forgets everything."""
+    """Return the writer's messages on each partition. `restarts`: at times it forgets everything."""
     topic: Topic = [[] for _ in range(PARTITIONS)]
     tracker = Tracker(keys_max)
     for transaction in log:

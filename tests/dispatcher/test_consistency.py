@@ -1,4 +1,4 @@
-"""What consistency levels are said to keep: for each dispatcher, protocol and kind of target."""
+"""The consistency levels that are reported for each dispatcher, protocol and kind of target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dispatcher gives up is said, for the tables for which it gives it up."""
+"""A dispatcher reports the guarantees that it gives up, and the tables concerned."""
 
 from __future__ import annotations
 

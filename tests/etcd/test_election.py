@@ -116,7 +116,7 @@ def test_a_name_belongs_to_one_session(client: EtcdClient, cluster: int) -> None
     two.close()
 
 
-def test_a_session_whose_process_stands_still_is_not_renewed(
+def test_a_session_whose_process_hangs_is_not_renewed(
     client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread would renew it for ever, and nobody could take over."""
@@ -128,14 +128,14 @@ def test_a_session_whose_process_stands_still_is_not_renewed(
         assert session.holds
         time.sleep(0.05)
     wait("over", lambda: not session.holds)
-    assert "stands still" in session.why_lost
+    assert "hangs" in session.why_lost
     session.close()
 
 
 def test_a_put_under_a_gone_lease_is_a_lost_session_and_not_bad_input(
     client: EtcdClient, cluster: int
 ) -> None:
-    """A capture stands again after it; bad input would end the process."""
+    """A capture campaigns again after it; bad input would end the process."""
     lease, _ = client.grant_lease(10)
     client.revoke(lease)
     with pytest.raises(LeaseGone):

@@ -27,7 +27,7 @@ def change(ts: int) -> Entry:
 
 
 def feed(folder: Path, seed: int) -> None:
-    """The child: pulls from where the store stands, in shuffled portions, and seals behind them, for ever."""
+    """The child: pulls from the resolved ts on, in shuffled portions, and seals behind them, for ever."""
     generator = random.Random(seed)
     kernels.warm()
     store = EventStore(folder, memory_bytes=20_000)

@@ -262,7 +262,7 @@ def test_a_store_of_keys_without_tables_writes_no_directory(tmp_path: Path) -> N
     store.close()
 
 
-def test_a_damaged_directory_is_mended_from_the_batches_alone(tmp_path: Path) -> None:
+def test_a_damaged_directory_is_repaired_from_the_batches_alone(tmp_path: Path) -> None:
     store, made = many(tmp_path)
     [span] = store.open_spans()
     info = span.manifest.segments[0]

@@ -1,4 +1,4 @@
-"""The page of floors: what was told last of each span, whatever moves beside it."""
+"""The page of floors holds the last report of each span, whatever changes at the same time."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
     page.close()
 
 
-def test_a_floor_counts_beside_the_manifest_it_names_alone(tmp_path: Path) -> None:
+def test_a_floor_counts_only_with_the_manifest_it_names(tmp_path: Path) -> None:
     page, reader = FloorPage(tmp_path, "process"), FloorReader(tmp_path)
     manifest = Manifest(Span(b"a", b"z"), (RegionRange(b"a", b"z", 50),), version=7)
     assert reader.read() == {}
@@ -119,7 +119,7 @@ class Busy(np.ndarray):
     """Mapped entries in the midst of a write when they are first looked at."""
 
     def copy(self, order: Any = "C") -> Any:
-        """What a reader gets of them then: a new floor, and all else of old."""
+        """Return what a reader gets then: a new floor, and everything else as before."""
         found = np.array(self)
         found[2, 1] += 1
         return found
@@ -131,7 +131,7 @@ def test_a_slot_met_in_the_midst_of_a_write_is_read_again(tmp_path: Path) -> Non
     assert np.array_equal(settled(entries.view(Busy)), entries)
 
 
-def test_a_reader_beside_the_writer_never_sees_halves_of_two_writes(tmp_path: Path) -> None:
+def test_a_reader_during_a_write_never_sees_halves_of_two_writes(tmp_path: Path) -> None:
     """Each version is three times its floor; the page grows under the reader's feet."""
     page, reader = FloorPage(tmp_path, "process"), FloorReader(tmp_path)
     done, floors = threading.Event(), [0]
@@ -178,7 +178,7 @@ def test_a_write_that_finds_no_room_is_made_up_for_by_the_next(
     assert FloorReader(tmp_path).read() == {name(1): 7}
 
 
-def test_a_mark_is_equal_as_long_as_nothing_was_told(tmp_path: Path) -> None:
+def test_a_mark_is_equal_as_long_as_nothing_was_reported(tmp_path: Path) -> None:
     reader = FloorReader(tmp_path)
     marks = [reader.mark()]
     page = FloorPage(tmp_path, "process")

@@ -38,7 +38,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
 
 @st.composite
 def following(draw: st.DrawFn, before: Manifest) -> Manifest:
-    """What a store makes of a manifest, and things it does not."""
+    """Draw the next manifest, as a store makes it or as no store would."""
     kept = before.segments
     match draw(st.integers(0, 4)):
         case 0:

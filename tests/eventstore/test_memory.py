@@ -1,4 +1,4 @@
-"""A reader's memory is that of a few blocks, however large a transaction and in how many runs it lies."""
+"""A reader's memory is that of a few blocks, however large a transaction and however many runs hold it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Files = dict[str, bytes]
 
 
 def source(after: int, upto: int) -> list[Entry]:
-    """Of every 80 ts the last 20 have no change: the span is idle, and moves on the page of floors alone."""
+    """The last 20 of every 80 ts have no change: the idle span moves on the page of floors alone."""
     return [change(ts) for ts in range(after + 1, upto + 1) if ts % 80 < 60]
 
 
@@ -79,7 +79,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 def live(recording: Recording) -> None:
     """Everything a store does: seals, idle moves, runs, ranges that are apart, merges, segments that go; and
-    manifests that follow the page, and are written anew.
+    manifests that follow the page, and are rewritten.
     """
     generator = random.Random(11)
     running = EventStore(recording.folder, memory_bytes=4000)
@@ -143,7 +143,7 @@ def states(recording: Recording, rounds: int) -> Iterator[tuple[str, Files, int]
 
 
 def holed(data: bytes, generator: random.Random) -> bytes:
-    """Of its own length, but some of it never came to the disk: mostly what was written last."""
+    """Return data of the same length of which some part, mostly the last, never came to the disk."""
     low = generator.randrange(len(data))
     high = len(data) if generator.random() < 0.7 else generator.randrange(low, len(data))
     return data[:low] + bytes(high - low) + data[high:]
@@ -251,7 +251,7 @@ def test_a_manifest_older_than_its_floor_is_pulled_again_from_its_own_ts(tmp_pat
     assert "older than what was published" in notice.why
 
 
-def test_an_older_floor_beside_a_newer_manifest_costs_nothing(tmp_path: Path) -> None:
+def test_an_older_floor_with_a_newer_manifest_costs_nothing(tmp_path: Path) -> None:
     running = EventStore(tmp_path)
     span = running.open_span(SPAN)
     span.begin(START)
@@ -291,7 +291,7 @@ def test_a_torn_manifest_of_a_running_store_is_reported_and_written_again(tmp_pa
 def test_a_damaged_last_record_of_a_running_manifest_is_written_again(
     tmp_path: Path,
 ) -> None:
-    """It looks like an append that was cut off; but it was told, so who waits for it would wait for ever."""
+    """It looks like an append that was cut off, but it was announced, so a reader would wait for ever."""
     running = EventStore(tmp_path)
     span = running.open_span(SPAN)
     span.begin(START)

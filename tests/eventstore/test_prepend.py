@@ -14,7 +14,7 @@ from tidegate.eventstore.store import EventStore
 
 
 class Stores:
-    """A store that is complete from 100 on, and one beside it that has what came before."""
+    """A store that is complete from 100 on, and another one that has the changes before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ def stores(tmp_path: Path) -> Stores:
     return Stores(tmp_path)
 
 
-def test_a_span_begins_earlier_and_goes_on_where_it_was(stores: Stores) -> None:
+def test_a_span_begins_earlier_and_continues_where_it_was(stores: Stores) -> None:
     for ts in (20, 60, 100):
         stores.append(stores.pulled, ts)
     with pytest.raises(Exception, match="no longer has"):
@@ -70,7 +70,7 @@ def test_nothing_before_is_a_beginning_too(stores: Stores) -> None:
     assert stores.kept(10, 130) == [110, 120, 130]
 
 
-def test_what_was_let_go_meanwhile_is_no_hole(stores: Stores) -> None:
+def test_a_part_that_was_released_meanwhile_is_no_hole(stores: Stores) -> None:
     """The rows in between are in neither."""
     stores.append(stores.pulled, 20, 100)
     stores.live.drop_below(120)

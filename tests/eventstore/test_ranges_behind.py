@@ -49,7 +49,7 @@ def some_ranges(chance: Random) -> list[Span]:
 
 
 class Behind:
-    """A store whose ranges are told to be so far, with all rows up to there."""
+    """Open a store whose ranges are reported at these ts, with all rows up to there."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.chance = Random(seed)
@@ -64,7 +64,7 @@ class Behind:
         self.span: SpanStore = self.store.open_span(SPAN)
         self.span.begin(100)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Some ranges come further, with their rows; which may wait in memory."""
         for each in self.chance.sample(self.ranges, self.chance.randint(1, len(self.ranges))):
             ts = self.chance.randint(self.far[each], 1000)
@@ -98,7 +98,7 @@ class Behind:
 def test_who_wants_some_tables_finds_all_their_rows_however_far_others_are(tmp_path: Path, seed: int) -> None:
     behind = Behind(tmp_path, seed)
     for _ in range(12):
-        behind.go_on()
+        behind.advance()
         for _ in range(5):
             behind.check()
     assert behind.span.resolved < 1000 or len(behind.ranges) == 1
@@ -124,7 +124,7 @@ def test_a_reader_who_needs_what_is_behind_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_range_that_is_pulled_again_does_not_go_back(tmp_path: Path) -> None:
-    """Regions were merged: the new one begins where the one that was behind stood."""
+    """Regions were merged: the new one begins at the ts of the one that was behind."""
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(100)
@@ -138,7 +138,7 @@ def test_a_range_that_is_pulled_again_does_not_go_back(tmp_path: Path) -> None:
     assert EventStore(tmp_path).open_span(SPAN).resolved == 120
 
 
-def test_a_run_is_merged_with_its_neighbours_while_the_floor_stands(tmp_path: Path) -> None:
+def test_a_run_is_merged_with_its_neighbours_while_the_floor_is_fixed(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(100)
@@ -153,7 +153,7 @@ def test_a_run_is_merged_with_its_neighbours_while_the_floor_stands(tmp_path: Pa
 
 
 def test_a_damaged_run_is_left_alone_and_the_others_are_merged(tmp_path: Path) -> None:
-    """It is mended when the floor has passed it; until then no other file is read again and again for it."""
+    """It is repaired when the floor has passed it; until then no other file is read repeatedly for it."""
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(100)
@@ -196,7 +196,7 @@ def test_a_reader_who_begins_above_the_floor_keeps_what_other_ranges_have(tmp_pa
     assert [entry.commit_ts for block in blocks for entry in entries_of(block)] == [210, 250]
 
 
-def test_a_frontier_is_lifted_only_where_it_stands_still(tmp_path: Path) -> None:
+def test_a_frontier_is_lifted_only_where_it_does_not_advance(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     start = compose(1_000_000)
@@ -220,12 +220,12 @@ def test_a_frontier_is_lifted_only_where_it_stands_still(tmp_path: Path) -> None
     looked.clear()
     assert of([70], start + compose(900)) == start
     assert looked == []
-    store.withdraw(span.id)  # as when the span is begun anew
+    store.withdraw(span.id)  # as when the span is begun again
     with pytest.raises(KeyError):
         of([70], far)
 
 
-def test_the_page_tells_of_what_is_kept_while_the_floor_stands(tmp_path: Path) -> None:
+def test_the_page_shows_what_is_kept_while_the_floor_is_fixed(tmp_path: Path) -> None:
     """Else nobody who looks at the page alone would look at the manifest."""
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)

@@ -35,7 +35,7 @@ def plain(found: list[bytes]) -> list[bytes]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(st.none(), PAYLOADS.filter(len)), max_size=12), st.data())
-def test_a_reader_that_remembers_has_what_one_that_begins_anew_has(
+def test_a_reader_that_remembers_has_what_a_new_reader_has(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[bytes] | None], data: st.DataObject
 ) -> None:
     """Steps: a new base, or some records. The reader looks now and then."""

@@ -1,4 +1,4 @@
-"""What a span's store promises to those who read it."""
+"""The promises of a span's store to its readers."""
 
 from __future__ import annotations
 
@@ -293,11 +293,11 @@ def test_a_reader_that_meets_a_restarted_span_reports_it_and_skips_nothing(
     store.publish()
     read_manifest = store_view.read_manifest
 
-    def begun_anew(*given: object) -> Manifest:
+    def begun_again(*given: object) -> Manifest:
         span.begin(50)
         return read_manifest(tmp_path, span.id)
 
-    monkeypatch.setattr(store_view, "read_manifest", begun_anew)
+    monkeypatch.setattr(store_view, "read_manifest", begun_again)
     with pytest.raises(Retryable, match="pulled again from an earlier ts"):
         read(store, span, 100, 120)
 
@@ -311,11 +311,11 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
     span.append(block_of([put(110)]))
     span.seal(120)
     store.publish()
-    let_go, seen = span._files.let_go, []
+    delete, seen = span._files.let_go, []
 
     def publishing(manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
         store.publish()
-        let_go(manifest, old)
+        delete(manifest, old)
         store.publish()
         seen.append(store_view.read_frontier(tmp_path))
 

@@ -192,7 +192,7 @@ _WRITTEN = [
     "-f",
     "date(ts)",
 ]
-"""What LIKE and CONCAT take for a text."""
+"""Types that LIKE and CONCAT treat as text."""
 _WORDS = ["'a'", "'AB'", "'é'", "'ss'", "'中文'", "''", "'a '", "'red'", "'GREEN'", "'a,b'", "x'61'", "NULL"]
 _MOMENTS = ["'2020-02-29'", "'2020-02-29 23:59:59.5'", "date '1999-12-31'", "'0000-00-00'", "NULL"]
 _SPANS = ["'12:30:05'", "'-12:30:05.5'", "time '01:02:03.004'"]

@@ -149,7 +149,7 @@ def value_of(text: str, **columns: Value) -> object:
         ("CONCAT(s, '-', s) = 'a-a'", {"s": b"a"}, 1),
         ("s > 3", {"s": b" 3.5 "}, 1),
         ("s = 0", {"s": b""}, 1),
-        # Enum and set: by name beside texts, by number beside numbers.
+        # Enum and set: compared by name with texts, by number with numbers.
         ("e = 'GREEN'", {"e": 2}, 1),
         ("e > 1", {"e": 2}, 1),
         ("e IN ('red', 'blue')", {"e": 3}, 1),
@@ -169,7 +169,7 @@ def value_of(text: str, **columns: Value) -> object:
         ("HOUR(tm) = 838 AND MINUTE(tm) = 59", {"tm": "-838:59:00.000"}, 1),
         ("DATE(dt) = '2020-06-01'", {"dt": "2020-06-01 12:00:00.000000"}, 1),
         ("tm < '01:00'", {"tm": "-00:00:01.000"}, 1),
-        # JSON beside constants, by TiDB's order of kinds.
+        # JSON compared with constants, by TiDB's order of kinds.
         ("j > 3", {"j": "4"}, 1),
         ("j > 3", {"j": '"a"'}, 1),
         ("j < 5", {"j": "null"}, 1),
@@ -208,7 +208,7 @@ def value_of(text: str, **columns: Value) -> object:
         ("ts REGEXP ' 12:00:00[.]500$'", {"ts": "2020-06-01 12:00:00.500"}, 1),
         ("tm LIKE '-838:%.000'", {"tm": "-838:59:00.000"}, 1),
         ("LENGTH(tm) = 12", {"tm": "01:02:03.004"}, 1),
-        # Such a text is compared by the collation of the column beside it.
+        # Such a text is compared by the collation of the column on the other side.
         ("CONCAT(i, 'A') = c", {"i": 1, "c": b"1a"}, 1),
         ("CONCAT(i, 'A') = s", {"i": 1, "s": b"1a"}, 0),
         ("IF(i = 1, 'A', 'B') = c", {"i": 1, "c": b"a"}, 1),
@@ -266,7 +266,7 @@ def test_values_are_those_of_tidb(text: str, columns: dict[str, Value], wanted: 
         ("i" * 20_000, 0, "it has 20000 characters"),
     ],
 )
-def test_what_lies_beyond_the_subset_is_refused_with_its_place(text: str, at: int, why: str) -> None:
+def test_expressions_beyond_the_subset_are_refused_with_their_place(text: str, at: int, why: str) -> None:
     with pytest.raises(Refusal) as refusal:
         bind(text, EVERY_KIND)
     assert why in refusal.value.why

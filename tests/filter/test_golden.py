@@ -35,7 +35,7 @@ def asked(kind: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def broken_regex(record: dict[str, Any]) -> bool:
-    """TiCDC logs a broken regular expression and goes on without the whole rule; we refuse it."""
+    """TiCDC logs a broken regular expression and ignores the whole rule; we refuse it."""
     for rule in record["event_filters"] or []:
         for pattern in rule["ignore-sql"] or []:
             try:

@@ -43,7 +43,7 @@ DELETE = replace(row_of(SMALL, None, {"id": 1, "v": 6}), start_ts=77)
 
 
 def kept(rules: EventFilter, *changes: RowChange) -> list[RowChange]:
-    """What remains of a block, after the row-wise twin has agreed."""
+    """Return the rows that remain of a block, after the row-wise twin has agreed."""
     block = block_of(list(changes))
     positions = rules.remaining(block).position.tolist()
     found = rules.rules_of(block.table)
@@ -52,7 +52,7 @@ def kept(rules: EventFilter, *changes: RowChange) -> list[RowChange]:
     return [changes[i] for i in positions]
 
 
-def test_without_a_rule_the_block_itself_goes_on() -> None:
+def test_without_a_rule_the_block_itself_is_passed_on() -> None:
     rules, block = made(), block_of([INSERT, UPDATE])
     assert not rules.concerns_rows
     assert rules.remaining(block) is block

@@ -35,7 +35,7 @@ def made(**event_filter: Any) -> EventFilter:
         ({"ignore_everything": True}, ["Unknown option 'filter.event-filters.ignore-everything'"]),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_told_with_its_place(option: dict[str, Any], words: list[str]) -> None:
+def test_a_wrong_rule_is_reported_with_its_place(option: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(InvalidInput) as error:
         made(**option)
     for word in words:

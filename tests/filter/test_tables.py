@@ -25,6 +25,6 @@ VIRTUAL = column("c", 3, flag=NOT_NULL, generated="`a` + 1")
         ),
     ],
 )
-def test_a_table_that_cannot_be_replicated_is_told_why(schema: TableSchema, why: str) -> None:
+def test_a_table_that_cannot_be_replicated_is_refused_with_a_reason(schema: TableSchema, why: str) -> None:
     assert ineligible(schema) == why
     assert schema.eligible == (why == "")

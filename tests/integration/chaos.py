@@ -1,9 +1,9 @@
-"""A bank on a small cluster where all that may happen to regions and stores does, with a capture beside.
+"""A bank on a small cluster with a capture, where everything that may happen to regions and stores does.
 
 `run(seed)` drives it for some seconds and compares: what the event store showed at each resolved ts it ever
 published is exactly the upstream's commit history up to there, in order, each change once. Two threads make
 trouble, each from the seed: *regions* (splits, merges, leaders, peers) without pause, *faults* one after the
-other for some tenths of a second each. What they do follows from the seed; when, does not. Meanwhile upstream
+other for some tenths of a second each. The seed decides what they do, not when. Meanwhile upstream
 removes every version that the capture does not need any more, and nothing may register below that.
 """
 
@@ -59,7 +59,7 @@ EVENTFUL_S: Final = 120.0
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     changes: int = 0
     marks: int = 0
@@ -306,7 +306,7 @@ def history(engine: Engine, span: Span, after: int) -> list[Entry]:
 
 
 class Past:
-    """What was committed up to the safepoint, noted before upstream may forget it; holds the rest."""
+    """The commits up to the safepoint, noted before upstream may forget them; holds the rest."""
 
     def __init__(self, engine: Engine, folder: Path, puller: Puller, start: int) -> None:
         self._engine, self._folder, self._puller = engine, folder, puller

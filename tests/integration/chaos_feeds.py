@@ -2,7 +2,7 @@
 
 `run(seed)`: a bank with many DDLs (tables truncated, renamed, columns added, dropped) on a small cluster in
 trouble, a capture with two feeds, and a collector that removes every version PD lets it. Between pauses the
-capture loses its event store, or its puller, so that feeds go on from what they saved. At the end both have
+capture loses its event store, or its puller, so that feeds restart from saved state. At the end both have
 delivered the same, their catalogues are equal and upstream's, and nothing registered below the safepoint.
 """
 
@@ -43,12 +43,12 @@ QUICKLY: Final = {
     "server.catalogues.SAVE_REST": 1,
     "server.catalogues.RENAME_S": 0.5,
 }
-"""What is held follows what was delivered and saved in seconds instead of minutes."""
+"""The held history follows delivery and saved state within seconds instead of minutes."""
 
 
 @dataclass
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     ddls: int = 0
     rows: int = 0
@@ -120,9 +120,9 @@ def _drive(
 
 
 def _handle(running: Running, pd: PdClient, random: Random, seconds: float, outcome: Outcome) -> None:
-    """Pause one feed, go on with the other, lose something, resume: in the long form twice.
+    """Pause one feed, continue the other, lose something, resume: in the long form twice.
 
-    The first time what is saved lies further back, and what upstream holds is all there is.
+    The first time the saved state is older, and only upstream's history is left.
     """
     rounds = [
         ("store lost", False),

@@ -20,7 +20,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 SELF_TIMED: Final = 3
 CONTRARY: Final = 2
 TTL_MS: Final = 3000
-"""Of prewritten locks; who holds them longer may be ended."""
+"""The lifetime of prewritten locks; a writer that holds them longer may be ended."""
 CLEAN_S: Final = 0.02
 """Between two rounds of the cleaner."""
 

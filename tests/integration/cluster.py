@@ -48,7 +48,7 @@ class Cluster:
         self.topic = "feed-" + os.urandom(4).hex()
         self.uri = f"kafka://{kafka}/{self.topic}?protocol={protocol}{options}"
         self.source = self.uri
-        """What is read: other topics of the feed too, if somebody says so."""
+        """The topics that are read: other topics of the feed too, if the test sets them."""
         self.lake = folder / "lake"
         self.children: dict[str, Child] = {}
         self.pd = self.server = ""
@@ -95,7 +95,7 @@ class Cluster:
         return done.stdout
 
     def feed(self, name: str = "bank") -> dict[str, Any]:
-        """What the API says of a feed."""
+        """Return the API's answer about a feed."""
         found: dict[str, Any] = httpx.get(
             f"http://{self.server}/api/v2/changefeeds/{name}", timeout=PATIENCE_S
         ).json()

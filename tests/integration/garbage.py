@@ -1,6 +1,6 @@
-"""Garbage collection beside a run of chaos, and the invariant that nothing registers below the safepoint.
+"""Garbage collection during a run of chaos, and the invariant that nothing registers below the safepoint.
 
-Upstream removes versions as fast as it is allowed to, so whoever reads from further back than what is held
+Upstream removes versions as fast as it is allowed to, so a reader that begins before the held history
 lacks deletes and DDL that nobody can give back.
 """
 
@@ -57,7 +57,7 @@ class Garbage:
                 safe_points.update(self._step(), self._upstream.tso.present())
                 self.moves += self.safe_point > before
             except TidegateError:
-                continue  # PD's leader is another one, or time stands still
+                continue  # PD's leader is another one, or time does not advance
             except BaseException as error:
                 self.unexpected.append(error)
                 return

@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Version:
-    """What sessions know: where rows of both tables are read, and where else they are written to."""
+    """The schema that sessions know: where rows of both tables are read, and where else they are written."""
 
     parts: tuple[Part, ...]
     plain_id: int
@@ -122,7 +122,7 @@ class SmallTidb:
     # --- sessions ------------------------------------------------------------------------------------
 
     def session(self, chance: random.Random, stop: Callable[[], bool]) -> None:
-        """Write rows until told to stop; several may do so at once."""
+        """Write rows until stopped; several threads may do so at once."""
         while not stop():
             table = chance.choice((PARTED, PARTED, PLAIN))
             row_id = chance.randrange(100, 200) if table == PLAIN else chance.randrange(300)
@@ -135,7 +135,7 @@ class SmallTidb:
                 self._leave(number)
 
     def _change(self, chance: random.Random, version: Version, table: str, row_id: int) -> None:
-        """A transaction with one row; now and then it takes so long that the schema goes one step on."""
+        """A transaction with one row; at times it lasts until the schema is one step further."""
         targets = version.targets(table, row_id)
         transaction = Transaction(self.pd)
         exists = transaction.get(keys.int_record(targets[0], row_id)) is not None

@@ -21,7 +21,7 @@ __all__ = ["broker", "cluster"]
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DOWN = 4
-"""Changefeeds whose broker stands still."""
+"""Changefeeds whose broker is stopped."""
 
 
 class Feeds:
@@ -37,7 +37,7 @@ class Feeds:
         self.cluster.uri = self.topic(name).replace(self.cluster.kafka, bootstrap or self.cluster.kafka)
         self.cluster.create_feed(name, "--start-ts", str(self.start_ts))
 
-    def go_on(self, *names: str) -> None:
+    def advance(self, *names: str) -> None:
         now = self.cluster.tso()
         for name in names:
             self.cluster.wait_checkpoint(now, name)
@@ -67,35 +67,35 @@ def test_what_harms_one_changefeed_harms_no_other(cluster: Cluster, broker: Brok
         feeds.create(f"down-{number}", broker.bootstrap)
     feeds.create("two")
     downs = [f"down-{number}" for number in range(DOWN)]
-    feeds.go_on("one", "two", *downs)
+    feeds.advance("one", "two", *downs)
     (application,) = cluster.pids("driver")
 
     os.kill(broker.pid, signal.SIGSTOP)
     stopped = cluster.tso()
     for _ in range(3):
-        feeds.go_on("one", "two")
+        feeds.advance("one", "two")
     feeds.create("three")
-    feeds.go_on("three")
+    feeds.advance("three")
     assert all(cluster.feed(name)["checkpoint_ts"] < cluster.tso() for name in downs)
     eventually("a warning of those that wait", lambda: cluster.feed(downs[0])["state"] == "warning")
     feeds.call("two", "pause")
-    feeds.go_on("one", "three")
+    feeds.advance("one", "three")
     paused = changes(feeds.topic("two"))
 
     for pid in workers_with_work(cluster):
         with suppress(ProcessLookupError):  # the end of a changefeed that waits may have killed it just now
             os.kill(pid, signal.SIGKILL)
-    feeds.go_on("one", "three")
+    feeds.advance("one", "three")
     assert cluster.pids("driver") == [application], "its workers' death costs it nothing"
     os.kill(application, signal.SIGKILL)
-    feeds.go_on("one", "three")
+    feeds.advance("one", "three")
     assert changes(feeds.topic("two")) == paused, "it is paused"
 
     os.kill(broker.pid, signal.SIGCONT)
     feeds.call("two", "resume")
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")
-    feeds.go_on("one", "two", "three", *downs)
+    feeds.advance("one", "two", "three", *downs)
     cluster.stop()
     assert done["last_commit_ts"] > stopped
     wanted = changes(feeds.topic("one"))

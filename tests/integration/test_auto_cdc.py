@@ -1,7 +1,7 @@
 """The example of Spark's AUTO CDC: after each run of its pipeline the target is the table as it is upstream.
 
 Spark's own formats take no MERGE, and no table format for this version of Spark is in a repository. So the
-target lies in Spark's memory, in the tables that Spark's own tests of MERGE use. `make auto-cdc` runs this.
+target is in Spark's memory, in the tables that Spark's own tests of MERGE use. `make auto-cdc` runs this.
 """
 
 from __future__ import annotations

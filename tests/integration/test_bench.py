@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_end_of_a_child_is_told_at_once_with_its_last_lines(tmp_path: Path) -> None:
+def test_the_end_of_a_child_is_reported_at_once_with_its_last_lines(tmp_path: Path) -> None:
     program = "import sys; print('the name is gone', file=sys.stderr); sys.exit(3)"
     child = Child("probe", [sys.executable, "-c", program], tmp_path / "log")
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Several captures over a real etcd share a changefeed, and go on however one of them ends."""
+"""Several captures over a real etcd share a changefeed, and continue however one of them ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Captures(Cluster):
         return child
 
     def status(self, name: str) -> dict[str, Any]:
-        """What a capture says of itself; empty while it does not answer."""
+        """Return the capture's status; empty while it does not answer."""
         try:
             found: dict[str, Any] = httpx.get(f"http://{self.addresses[name]}/status", timeout=2).json()
         except httpx.HTTPError:
@@ -101,7 +101,7 @@ def captures(tmp_path: Path, kafka_broker: Broker, etcd: str) -> Iterator[Captur
     running.stop()
 
 
-def test_captures_share_a_changefeed_and_go_on_however_one_of_them_ends(captures: Captures) -> None:
+def test_captures_share_a_changefeed_and_continue_however_one_of_them_ends(captures: Captures) -> None:
     """The owner is killed, stopped and woken, asked to resign, ended; one that is not the owner joins, and is
     killed: nothing is lost, doubled or out of order.
     """
@@ -110,7 +110,7 @@ def test_captures_share_a_changefeed_and_go_on_however_one_of_them_ends(captures
         captures.start_capture(name)
     first = captures.owner("abc")
     others = "".join(sorted(set("abc") - {first}))
-    captures.server = captures.addresses[others[0]]  # it stands by, and passes on what it is asked
+    captures.server = captures.addresses[others[0]]  # a standby, which forwards requests
     captures.create_feed("bank")
     listed = httpx.get(f"http://{captures.server}/api/v2/captures", timeout=60).json()
     assert [one["is_owner"] for one in listed["items"]].count(True) == 1
@@ -126,14 +126,14 @@ def test_captures_share_a_changefeed_and_go_on_however_one_of_them_ends(captures
     second = captures.owner(others)
     captures.wait_on("killed", at)
 
-    # Its application and its workers go on for as long as they are let; its lease runs out meanwhile.
+    # Its application and its workers continue as long as they may; its lease runs out meanwhile.
     at = time.monotonic()
     os.kill(captures.children[second].pid, signal.SIGSTOP)
     (third,) = set(others) - {second}
     assert captures.owner(third) == third
     captures.wait_on("stopped", at)
     os.kill(captures.children[second].pid, signal.SIGCONT)
-    eventually("the zombie stands by", lambda: "its turn" in captures.status(second).get("waiting_for", ""))
+    eventually("the zombie to stand by", lambda: "its turn" in captures.status(second).get("waiting_for", ""))
     assert not captures.status(second)["is_owner"]
     captures.wait_checkpoint(captures.tso())
 

@@ -1,6 +1,6 @@
 """Each process is stopped under load and never continued: the feed names it and recovers by itself.
 
-But for Spark's JVM: the workers have their work from the driver, so that nothing stands still without it.
+But for Spark's JVM: the workers have their work from the driver, so that nothing hangs without it.
 
 `make hangs` runs the long form, of all processes and with the default patience. The quick one takes those
 that only Spark has; a stopped driver and puller are in `tests/server/test_hangs.py`, where they cost seconds.
@@ -31,7 +31,7 @@ VICTIMS = {
     "driver": "CDC:ErrPipelineHung",
     "puller": "CDC:ErrPullerHung",
 }
-"""What is stopped, and the code of the warning; empty: nothing needs it while all is well."""
+"""The process that is stopped, and the code of the warning; empty: nothing needs it while all is well."""
 QUICK = ("worker", "jvm")
 QUICK_S = 8
 

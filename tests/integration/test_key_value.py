@@ -209,7 +209,7 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
         history.setdefault(change.key, []).append((change.op, change.value))
     assert history[b"k0"] == [(OP_PUT, b"before")]
     assert history[b"k1"] == [(OP_PUT, b"for a while")]
-    # What was overwritten before a scan does not come: of raw keys that has the newest version only.
+    # A scan does not send overwritten values: it has only the newest version of raw keys.
     assert history.pop(b"k2") in ([(OP_PUT, b""), (OP_DELETE, b"")], [(OP_DELETE, b"")])
     assert history[b"k7"].pop() == (OP_DELETE, b"")
     for key in (b"k3", b"k7"):

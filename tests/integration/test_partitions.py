@@ -102,7 +102,7 @@ def replay(rows: list[dict[str, Any]], reported: list[Effect]) -> dict[tuple[str
 
 
 def moved(found: dict[tuple[str, int], Any], effect: Effect) -> dict[tuple[str, int], Any]:
-    """What the statement itself does to rows."""
+    """Return the rows after the statement itself."""
     part = effect.part
     if part is None:
         return found

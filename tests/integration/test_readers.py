@@ -156,8 +156,8 @@ def test_each_change_is_read_once_despite_kills_and_ddl_stops_the_query(shop: Sh
         writer.wide = True
     assert "z int32 is new" in (said := query.last_words())
     assert "ADD COLUMN" in said
-    stood = query.rows()
-    assert max(row["_tidegate_commit_ts"] for row in stood) <= finished_ts
+    rows_before = query.rows()
+    assert max(row["_tidegate_commit_ts"] for row in rows_before) <= finished_ts
     query.start()
     eventually("rows of the new form", lambda: any("z" in row for row in query.rows()))
     writer.ended.set()
@@ -218,7 +218,7 @@ def test_rows_of_any_table_come_with_their_ddl_up_to_when_the_query_began(
     assert len(once()) == 8
 
 
-def test_a_new_query_of_what_is_available_ends_and_goes_on_the_next_time(
+def test_a_new_query_of_what_is_available_ends_and_resumes_the_next_time(
     shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:
     """Its reader begins after the moment up to which it reads."""
@@ -269,7 +269,7 @@ def columns(shop: Shop, table: str) -> str:
 
 
 def pieces(shop: Shop, ticket: str, past: int = 0) -> tuple[int, list[pa.Table]]:
-    """What an executor gets, which has a ticket and nothing else."""
+    """Return what an executor gets that has a ticket and nothing else."""
     answer = httpx.get(
         f"http://{shop.cluster.server}/api/v2/readers/changes",
         params={"past": past}, headers={"Authorization": f"Ticket {ticket}"}, timeout=60,
@@ -335,7 +335,7 @@ def test_a_reader_is_taken_up_once_and_led_by_its_query_alone(shop: Shop) -> Non
     )
     shop.cluster.run("changefeed", "resume", *server)
     shop.tables.put("own", {3: (3, 1)})
-    eventually("it goes on", lambda: latest()["upto"] > start)
+    eventually("it continues", lambda: latest()["upto"] > start)
     shop.cluster.run("changefeed", "remove", *server)
     assert "does not exist any more" in latest()["error_msg"]
     uri = "reader:?rows=typed&hold=1&max-kept=1"

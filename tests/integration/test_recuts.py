@@ -97,4 +97,4 @@ def test_the_topic_keeps_its_contract_however_often_spans_and_rules_change(
     report = validate(own, KEYS)
     assert (report.faults, report.duplicates) == ([], 0)
     found, wanted = rows_of(own), rows_of(whole)
-    assert found == wanted, f"lacks {list(wanted - found)[:3]}, has beside {list(found - wanted)[:3]}"
+    assert found == wanted, f"lacks {list(wanted - found)[:3]}, has too many {list(found - wanted)[:3]}"

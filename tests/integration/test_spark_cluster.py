@@ -1,6 +1,6 @@
 """A capture whose workers run on a Spark cluster, as a user who cannot read what the capture has.
 
-What of the cluster dies, or is stopped and wakes up when others have taken its place, the topic stays whole.
+Whichever part dies, or is stopped and wakes up when others have taken its place, the topic stays whole.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ def strike(victim: str, cluster: Cluster, spark: SparkCluster, node: int) -> Non
             stopped = [pid for pid, _ in descendants(spark.processes[name].pid)]
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
-            go_on(cluster)
+            advance(cluster)
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
         case "worker":
             spark.kill(name)
-            go_on(cluster)
+            advance(cluster)
             spark.start_worker(node)
         case "master":
             spark.kill("master")
-            go_on(cluster)
+            advance(cluster)
             spark.start_master()
-    go_on(cluster)
+    advance(cluster)
 
 
-def go_on(cluster: Cluster) -> None:
+def advance(cluster: Cluster) -> None:
     cluster.wait_checkpoint(cluster.tso())
 
 
@@ -92,7 +92,7 @@ def test_a_topic_is_whole_whatever_dies_of_the_cluster_that_writes_it(
     rate = "5000" if count else "300"
     workload = cluster.start_workload("--rate", rate, "--accounts", "300", "--ddl-every", "3000")
     cluster.wait_checkpoint(workload.wait_line(lambda line: line.get("event") == "ready")["last_commit_ts"])
-    go_on(cluster)
+    advance(cluster)
     for victim in victims(count, chance):
         eventually("a worker on each node", lambda: workers(cluster) >= len(NODES))
         strike(victim, cluster, spark_cluster, chance.choice(NODES))

@@ -1,4 +1,4 @@
-"""What must always hold on a feed's topics, checked message by message from their committed contents."""
+"""Invariants of a feed's topics, checked message by message from their committed contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.consumer.places import number_of
 
 @dataclass(slots=True)
 class TopicReport:
-    """What a topic held, and every way in which it breaks its contract."""
+    """The contents of a topic, and every way in which it breaks its contract."""
 
     rows: int = 0
     duplicates: int = 0

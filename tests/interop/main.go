@@ -1,6 +1,6 @@
 // Drives TiKV's own Go client against an upstream and prints what it saw as one line of JSON.
 //
-//	interop write PD API SECONDS   transactions of every kind for at least so long, and until the standard input
+//	interop write PD API SECONDS   transactions of every kind for at least this time, and until the standard input
 //	                               ends, while regions move; then a reading
 //	interop read  PD API           a reading alone
 //
@@ -54,7 +54,7 @@ type Reading struct {
 	RawLen int    `json:"raw_keys"`
 }
 
-// Ended is a transaction that somebody else has rolled back: how, and how old it was when it was told.
+// Ended is a transaction that somebody else has rolled back: how, and how old it was when the client learned it.
 type Ended struct {
 	Why   string `json:"why"`
 	AgeMs int64  `json:"age_ms"`
@@ -128,11 +128,11 @@ func (b *bank) transfer(ctx context.Context, kind string, chance *rand.Rand, don
 	}
 	mode := ""
 	txn.SetCommitCallback(func(info string, err error) {
-		var told struct {
+		var learned struct {
 			Mode string `json:"txn_commit_mode"`
 		}
-		if err == nil && json.Unmarshal([]byte(info), &told) == nil {
-			mode = told.Mode
+		if err == nil && json.Unmarshal([]byte(info), &learned) == nil {
+			mode = learned.Mode
 		}
 	})
 	one := chance.Intn(accounts)
@@ -235,7 +235,7 @@ func (b *bank) large(ctx context.Context) {
 	})
 }
 
-// deadlock lets two transactions wait for each other; whether one was told.
+// deadlock lets two transactions wait for each other, and returns whether one got the error.
 func (b *bank) deadlock(ctx context.Context) bool {
 	first, err := b.client.Begin()
 	check(err, "begin")
@@ -249,17 +249,17 @@ func (b *bank) deadlock(ctx context.Context) bool {
 	go func() { waited <- first.LockKeysWithWaitTime(ctx, lockWait, []byte("dead2")) }()
 	time.Sleep(50 * time.Millisecond)
 	theirs := second.LockKeysWithWaitTime(ctx, lockWait, []byte("dead1"))
-	told := theirs != nil
-	if told {
+	learned := theirs != nil
+	if learned {
 		check(second.Rollback(), "rollback")
 	}
 	mine := <-waited
-	told = told || mine != nil
+	learned = learned || mine != nil
 	check(first.Rollback(), "rollback")
 	if theirs == nil {
 		check(second.Rollback(), "rollback")
 	}
-	return told
+	return learned
 }
 
 // exists inserts a key that is there; whether it was refused.
@@ -380,14 +380,14 @@ func write(ctx context.Context, client *txnkv.Client, raw *rawkv.Client, version
 	check(err, "split regions")
 	b.report.Regions = len(made)
 	fmt.Println("ready")
-	until, told := time.Now().Add(time.Duration(long*float64(time.Second))), make(chan struct{})
+	until, ended := time.Now().Add(time.Duration(long*float64(time.Second))), make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
-		close(told)
+		close(ended)
 	}()
 	enough := func() bool {
 		select {
-		case <-told:
+		case <-ended:
 			return time.Now().After(until)
 		default:
 			return false

@@ -36,7 +36,7 @@ MOVES, ROUNDS = 5, 2
 """So many changes of regions, and looks at all locks, happen while it writes."""
 WAIT_S = 120
 LOCK_TTL_MS = 3000
-"""How long client-go lets a small lock live: where a machine stands still for so long, it may be ended."""
+"""How long client-go lets a small lock live: where a machine stops for that time, it may be ended."""
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ def move(upstream: EmbeddedUpstream, chance: Random) -> bool:
 
 @contextmanager
 def eager_cleaner(pd_addr: str) -> Iterator[list[int]]:
-    """What a capture does for spans that stand still, done all the time to all keys; one entry a round."""
+    """Do all the time, for all keys, what a capture does for spans that do not advance; one entry a round."""
     done, rounds = threading.Event(), list[int]()
 
     def clean() -> None:
@@ -119,7 +119,7 @@ def test_client_go_writes_while_regions_move_and_rereads_after_a_restart(
         for _ in range(round(WAIT_S / 0.1)):
             moves += move(upstream, chance)
             if child.stdin is not None and moves >= MOVES and len(cleaned) > ROUNDS:
-                child.stdin.close()  # it goes on until it is told, however long all that takes
+                child.stdin.close()  # it continues until stdin ends, however long all that takes
                 child.stdin = None
             try:
                 child.wait(0.1)
@@ -146,7 +146,7 @@ def test_client_go_writes_while_regions_move_and_rereads_after_a_restart(
 
 
 def check(found: dict[str, Any]) -> None:
-    """What holds however the transactions met each other and the regions' changes."""
+    """Check what holds however the transactions met each other and the regions' changes."""
     reading, committed = found["reading"], found["committed"]
     assert set(committed) == KINDS, found
     assert set(found["modes"]) == {"2pc", "async_commit", "1pc"}, "each in its own way"
@@ -158,6 +158,6 @@ def check(found: dict[str, Any]) -> None:
     )
     assert reading["keys"] == ACCOUNTS + LARGE + reading["logged"]
     assert reading["raw_keys"] == 300
-    assert found["deadlock"], "two that wait for each other are told"
+    assert found["deadlock"], "of two that wait for each other one gets an error"
     assert found["exists"], "an insert of what is there is refused"
     assert found["regions"] == 4

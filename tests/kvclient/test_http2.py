@@ -169,7 +169,7 @@ def test_trailers_end_the_call_with_their_status_and_words() -> None:
     assert call.end == End(Code.UNIMPLEMENTED, "unknown method grüße 100%")
 
 
-def test_headers_may_be_padded_have_a_priority_and_go_on_in_other_frames() -> None:
+def test_headers_may_be_padded_have_a_priority_and_span_several_frames() -> None:
     call = begun()
     block = hpack.encode([("grpc-status", "14"), ("grpc-message", "later")])
     first = bytes([2]) + bytes(5) + block[:7] + bytes(2)

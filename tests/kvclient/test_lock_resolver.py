@@ -115,7 +115,7 @@ def test_claims_of_a_pessimistic_transaction_are_left_alone_and_it_commits(pd: P
 
 
 def claim(txn: TwoPhase, key: bytes, ttl_ms: int) -> kvrpcpb.LockInfo:
-    """What a writer that meets the claim is told."""
+    """Return the lock that a writer gets when it meets the claim."""
     return kvrpcpb.LockInfo(
         key=key,
         primary_lock=txn.primary,

@@ -61,7 +61,7 @@ def test_errors_and_too_many_pairs_are_no_plain_page(odd: kvrpcpb.ScanResponse) 
     assert columns_of(odd.SerializeToString(), 8) is None
 
 
-def test_a_scan_goes_on_after_a_full_page_a_large_one_and_a_region() -> None:
+def test_a_scan_continues_after_a_full_page_a_large_one_and_a_region() -> None:
     assert following(b"k", 10, 100, 10, b"m", b"z") == b"k\0"
     assert following(b"k", 3, 5 << 20, 10, b"m", b"z") == b"k\0"
     assert following(b"k", 3, 100, 10, b"m", b"z") == b"m"

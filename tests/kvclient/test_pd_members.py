@@ -1,4 +1,4 @@
-"""PD of three members: the client finds a new leader, also one it was not told of."""
+"""PD of three members: the client finds a new leader, also one that it was not configured with."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_end_of_the_timestamp_stream_that_grpc_hides_is_noticed(
         three.pd_members.transfer(2)
         assert pd.tso() > first
         assert pd.leader_address == three.pd_members.addresses[1]
-        # Of the old leader's stream, and of those that met it again as a follower; a moment later, perhaps.
+        # Readers of the old leader's stream, and of those that met it again as a follower, perhaps later.
         while not stuck_readers:
             pd.pause(0.01)
 

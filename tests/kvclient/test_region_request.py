@@ -8,7 +8,7 @@ from tidegate.proto import errorpb_pb2 as errorpb
 from tidegate.proto import metapb_pb2 as metapb
 
 
-def test_a_stale_cache_is_mended_and_the_request_arrives(pd: PdClient) -> None:
+def test_a_stale_cache_is_corrected_and_the_request_arrives(pd: PdClient) -> None:
     txn = Transaction(pd)
     keys = [bytes([first]) for first in range(1, 250, 20)]
     txn.write(Mutation(PUT, key, b"v") for key in keys)
@@ -28,7 +28,7 @@ def test_a_stale_cache_is_mended_and_the_request_arrives(pd: PdClient) -> None:
     assert len(Snapshot(pd, commit_ts).batch_get(keys)) == len(keys)
 
 
-def test_a_wrong_epoch_and_an_unknown_region_are_mended(pd: PdClient) -> None:
+def test_a_wrong_epoch_and_an_unknown_region_are_corrected(pd: PdClient) -> None:
     requester, backoff = RegionRequester(pd), Backoff()
     true = pd.regions.locate(b"k")
     for wrong in (
@@ -43,7 +43,7 @@ def test_a_wrong_epoch_and_an_unknown_region_are_mended(pd: PdClient) -> None:
     assert backoff.attempts == 0
 
 
-def test_each_region_error_mends_the_cache_its_own_way(pd: PdClient) -> None:
+def test_each_region_error_corrects_the_cache_its_own_way(pd: PdClient) -> None:
     region = pd.regions.locate(b"k")
     error = errorpb.Error()
     error.not_leader.leader.id = 71

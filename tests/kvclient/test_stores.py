@@ -21,7 +21,7 @@ def tiflash(number: int, version: str = "v6.1.0") -> metapb.Store:
     return metapb.Store(id=number, address="127.0.0.1:1", labels=labels, version=version)
 
 
-def test_a_store_that_serves_no_regions_is_told_at_once(upstream: EmbeddedUpstream) -> None:
+def test_a_store_that_serves_no_regions_is_reported_at_once(upstream: EmbeddedUpstream) -> None:
     removed = metapb.Store(id=8, address="127.0.0.1:1", state=metapb.Tombstone, version="v5.0.0")
     upstream.faults.stores = {8: removed, 9: tiflash(9)}
     with PdClient(upstream.pd_addr, retry_s=86_400) as pd:

@@ -183,7 +183,7 @@ def test_a_peer_that_closes_or_resets_ends_its_call_alone(loop: StreamLoop, addr
     assert other.batches.get(timeout=60) == [b"still here"]
 
 
-def test_cancelling_is_heard_on_both_sides(loop: StreamLoop, address: str, echo: Echo) -> None:
+def test_cancelling_is_seen_on_both_sides(loop: StreamLoop, address: str, echo: Echo) -> None:
     taker = Taker()
     call = loop.call(address, PATH, (), taker)
     call.send(b"a")
@@ -196,11 +196,11 @@ def test_cancelling_is_heard_on_both_sides(loop: StreamLoop, address: str, echo:
 def test_a_call_may_be_cancelled_while_it_connects(
     loop: StreamLoop, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, connect = threading.Event(), socket.create_connection
+    proceed, connect = threading.Event(), socket.create_connection
     opened: list[socket.socket] = []
 
     def late(*given: Any) -> socket.socket:
-        assert go_on.wait(60)
+        assert proceed.wait(60)
         opened.append(connect(*given))
         return opened[0]
 
@@ -208,11 +208,11 @@ def test_a_call_may_be_cancelled_while_it_connects(
     taker = Taker()
     loop.call(address, PATH, (), taker).cancel()
     assert taker.end() == (Code.CANCELLED, "it was cancelled")
-    go_on.set()
+    proceed.set()
     eventually(lambda: bool(opened) and opened[0].fileno() < 0, "the connection to be closed")
 
 
-def test_a_full_receiver_stops_its_peer_within_a_window_and_goes_on(
+def test_a_full_receiver_stops_its_peer_within_a_window_and_resumes(
     loop: StreamLoop, address: str, echo: Echo
 ) -> None:
     taker, other = Taker(lambda _: False), Taker()
@@ -258,11 +258,11 @@ def test_a_posted_task_that_fails_takes_no_other_with_it(loop: StreamLoop, addre
     """A call's start, message or end may be posted behind it, and nobody would post that again."""
     taker = Taker()
     call = loop.call(address, PATH, (), taker)
-    is_busy, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    is_busy, proceed, done = threading.Event(), threading.Event(), threading.Event()
 
     def block() -> None:
         is_busy.set()
-        assert go_on.wait(60)
+        assert proceed.wait(60)
 
     def fail() -> None:
         raise MemoryError
@@ -271,7 +271,7 @@ def test_a_posted_task_that_fails_takes_no_other_with_it(loop: StreamLoop, addre
     assert is_busy.wait(60)
     for task in (fail, done.set):  # the loop takes both at once
         loop.post(task)
-    go_on.set()
+    proceed.set()
     assert done.wait(60)
     call.send(b"still here")
     assert taker.batches.get(timeout=60) == [b"still here"]

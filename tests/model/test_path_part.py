@@ -24,7 +24,7 @@ NAMES = st.lists(
 
 
 def folded(path: str) -> str:
-    """What is left of a name where neither case nor Unicode form counts, nor a dot or space at its end."""
+    """Fold a name for a disk that ignores case, Unicode form, and a dot or space at its end."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKD", path).casefold()).rstrip(". ")
 
 

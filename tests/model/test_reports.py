@@ -121,7 +121,7 @@ def test_a_span_that_is_none_is_refused(span: Any) -> None:
         parse(to_json(Watch(Span(b"a", b""), 1, True)) | {"span": span}, TO_PULLER)
 
 
-def test_an_error_is_the_same_where_it_is_heard() -> None:
+def test_an_error_is_the_same_where_it_is_received() -> None:
     for error in (Retryable("what", where="where", why="why", fix="fix"), Fatal("what")):
         received = Failed.of(error).error()
         assert type(received) is type(error)

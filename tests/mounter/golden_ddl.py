@@ -1,4 +1,4 @@
-"""What TiCDC does with a recorded DDL job, where ours does something else: its known defects, modelled.
+"""TiCDC's treatment of a recorded DDL job where ours differs: its known defects, modelled.
 
 A golden record must be what ours does, or exactly what one of these defects makes of it.
 """

@@ -3,7 +3,7 @@
     python -m tests.mounter.job_fuzz [--inputs 200000] [--seed 1]
 
 Recorded jobs are applied one after the other, about half of them with a few places of their JSON changed, so
-that whole jobs meet the catalogue that damaged ones have left. What targets would be told is written out, and
+that whole jobs meet the catalogue that damaged ones have left. Statements for targets are written out, and
 now and then the catalogue is stored and read again.
 """
 
@@ -50,7 +50,7 @@ def follow(store: SchemaStore, job: DdlJob, kinds: Counter[str]) -> None:
             if admit(emitted, TableFilter(), force_replicate=False):
                 target_text.for_targets(emitted.event, applied.charset, applied.sql_mode)
         except TidegateError:
-            kinds["cannot be told"] += 1
+            kinds["cannot be sent"] += 1
             return
     kinds["taken"] += 1
 

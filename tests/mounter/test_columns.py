@@ -65,7 +65,7 @@ def test_rows_of_many_tiles_are_as_those_of_one(case: str) -> None:
 
 
 def check(rows: list[GoldenRow]) -> None:
-    """Both images of the rows as Arrow columns, beside the plain mounter's values."""
+    """Both images of the rows as Arrow columns, with the plain mounter's values."""
     mounted, _ = mount(
         block_of([row.entry for row in rows]), store_of(rows), MountOptions(force_replicate=True)
     )

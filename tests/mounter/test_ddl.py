@@ -37,7 +37,7 @@ def job_of(case: str, text: str) -> tuple[SchemaStore, DdlJob]:
 
 
 def sent(applied: Applied, rules: TableFilter, *, force: bool = False) -> tuple[list[EmittedDdl], str]:
-    """What a changefeed sends, and why it stops."""
+    """Return the DDL that a changefeed sends, and why it stops."""
     try:
         return [emitted for emitted in applied.emitted if admit(emitted, rules, force_replicate=force)], ""
     except InvalidInput as error:
@@ -82,7 +82,7 @@ def test_golden_jobs_tell_targets_what_ticdc_tells(case: str) -> None:
             assert described(one.event, before=True, version=version) == recorded(
                 event["pre_table_info"], event["type"]
             )
-        count("ddl", "jobs: both stop" if stopped else "jobs: told as TiCDC tells them")
+        count("ddl", "jobs: both stop" if stopped else "jobs: sent as TiCDC sends them")
 
 
 @pytest.mark.golden
@@ -179,11 +179,11 @@ def test_every_action_of_tidb_has_a_rule_and_every_refusal_a_way_out() -> None:
 
 
 @pytest.mark.golden
-def test_targets_are_told_the_kinds_that_ticdc_tells_and_two_more() -> None:
+def test_targets_get_the_kinds_that_ticdc_sends_and_two_more() -> None:
     for line in lines("filters/event_filters"):
         if line["kind"] == "ddl_types":
             _compare_kinds(line)
-            count("ddl", "kinds of jobs, told or not", len(line["answers"]))
+            count("ddl", "kinds of jobs, sent or not", len(line["answers"]))
 
 
 def _compare_kinds(types: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ def test_the_spans_of_every_recorded_event_are_what_its_rule_says() -> None:
 # --- refusals -------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_action_is_refused_for_those_whom_it_concerns() -> None:
+def test_an_unknown_action_is_refused_by_feeds_that_it_concerns() -> None:
     _, job = job_of("basic", "create table t1")
     refusal = ddl.transition(replace(job, action=999), SchemaStore()).refusal
     assert refusal is not None
@@ -346,7 +346,7 @@ def test_a_truncated_partition_is_emitted_once_the_new_one_is_written() -> None:
         assert store.current(done.table_id).info() == done.table_info  # type: ignore[union-attr]
 
 
-def test_a_dropped_partition_is_told_when_its_range_is_written_elsewhere() -> None:
+def test_a_dropped_partition_is_emitted_when_its_range_moves_elsewhere() -> None:
     seen = 0
     for store, jobs in steps_of(DROP_PARTITION):
         emitted = [applied.events for job in jobs if (applied := store.apply(job)).emitted]
@@ -405,7 +405,7 @@ def _partitioning(info: dict[str, Any]) -> tuple[Any, ...] | None:
     return part and tuple(part[name] for name in ("type", "expr", "columns", "enable", "definitions", "num"))
 
 
-def test_a_feed_that_begins_at_any_step_of_a_reorganisation_is_told_once() -> None:
+def test_a_feed_that_begins_at_any_step_of_a_reorganisation_emits_it_once() -> None:
     """It follows the partitions that the definition in the store has then, and never both."""
     seen = 0
     for case in ("partitions", "rand2"):
@@ -433,7 +433,7 @@ def test_a_feed_that_begins_at_any_step_of_a_reorganisation_is_told_once() -> No
     assert seen > 50
 
 
-def test_a_feed_that_begins_between_step_and_end_is_told_nothing() -> None:
+def test_a_feed_that_begins_between_step_and_end_emits_nothing() -> None:
     for store, jobs in steps_of(TRUNCATE_PARTITION):
         for job in jobs[:-1]:
             store.apply(job)
@@ -482,7 +482,7 @@ def shape(info: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("case", ["columns", "multi_schema_change"])
-def test_a_converted_column_is_told_when_sessions_begin_to_write_it_alone(case: str) -> None:
+def test_a_converted_column_is_emitted_when_sessions_write_it_alone(case: str) -> None:
     store, early = SchemaStore(), 0
     jobs = written(case)
     for job in jobs:
@@ -572,13 +572,13 @@ def test_statements_are_split_outside_quotes_and_comments() -> None:
 # --- admission ------------------------------------------------------------------------------------------
 
 
-def told_of(case: str, text: str) -> EmittedDdl:
+def emitted_by(case: str, text: str) -> EmittedDdl:
     store, job = job_of(case, text)
     return store.apply(job).emitted[0]
 
 
 def test_a_table_renamed_into_the_filter_stops_the_feed() -> None:
-    emitted = told_of("basic", "rename table t1 to t1r")
+    emitted = emitted_by("basic", "rename table t1 to t1r")
     with pytest.raises(InvalidInput, match="renamed into the filter"):
         admit(emitted, TableFilter(["*.t1r"]))
     assert admit(emitted, TableFilter(["*.t1"]))
@@ -586,18 +586,18 @@ def test_a_table_renamed_into_the_filter_stops_the_feed() -> None:
 
 
 def test_a_table_that_loses_its_handle_key_stops_the_feed() -> None:
-    emitted = told_of("rand1", "alter table x_rand1_a.t2 drop primary key")
+    emitted = emitted_by("rand1", "alter table x_rand1_a.t2 drop primary key")
     with pytest.raises(InvalidInput, match="lost its handle key"):
         admit(emitted, TableFilter())
     assert not admit(emitted, TableFilter(["other.*"]))
     assert admit(emitted, TableFilter(), force_replicate=True)
 
 
-def test_tables_without_a_key_are_told_only_when_forced_or_dropped() -> None:
-    emitted = told_of("basic", "create table t2 (a int, b int)")
+def test_tables_without_a_key_are_sent_only_when_forced_or_dropped() -> None:
+    emitted = emitted_by("basic", "create table t2 (a int, b int)")
     assert not admit(emitted, TableFilter())
     assert admit(emitted, TableFilter(), force_replicate=True)
-    assert admit(told_of("basic", "drop table t2, t4a"), TableFilter())
+    assert admit(emitted_by("basic", "drop table t2, t4a"), TableFilter())
 
 
 # --- reading jobs ---------------------------------------------------------------------------------------
@@ -622,8 +622,8 @@ def test_jobs_in_finds_the_jobs_of_a_change_log(log: str) -> None:
 
 
 @pytest.mark.parametrize("case", OURS)
-def test_new_tables_that_stand_only_in_the_history_are_found_there(case: str) -> None:
-    """TiDB 8.2 with fast table creation; every job also stands there, and then it changes nothing."""
+def test_new_tables_that_are_only_in_the_history_are_found_there(case: str) -> None:
+    """TiDB 8.2 with fast table creation; every job is also recorded there, and then it changes nothing."""
     columns = SchemaStore().job_meta_columns()
     both, late, last = SchemaStore(), SchemaStore(), 0
     for record in lines(f"ddl/{case}", ours=True):
@@ -680,5 +680,5 @@ def test_a_job_in_progress_of_any_other_kind_changes_nothing() -> None:
 def test_damaged_jobs_are_refused_or_taken_whatever_follows_them() -> None:
     """`make fuzz` tries 200,000."""
     found = job_fuzz.fuzz(seed=20261123, number=1500)
-    assert min(found["taken"], found["refused"], found["stops who it concerns"], found["cannot be told"]) > 0
+    assert min(found["taken"], found["refused"], found["stops who it concerns"], found["cannot be sent"]) > 0
     assert found.total() > 2500

@@ -88,7 +88,7 @@ def made() -> Made:
     return Made()
 
 
-def told_names(emitted: tuple[EmittedDdl, ...]) -> list[tuple[str, str]]:
+def emitted_names(emitted: tuple[EmittedDdl, ...]) -> list[tuple[str, str]]:
     assert [one.event.seq for one in emitted] == list(range(len(emitted)))
     for one in emitted:
         event = one.event
@@ -113,7 +113,7 @@ NAMES = ("new_table_name", "old_table_name", "old_schema_name")
 @pytest.mark.parametrize("leave_out", [(), ("old_table_name",), NAMES], ids=["all", "no old names", "none"])
 def test_each_step_of_a_chain_has_its_own_names(made: Made, version: int, leave_out: tuple[str, ...]) -> None:
     applied = made.store.apply(made.rename(SWAP, leave_out, version))
-    assert [(old, new.lower()) for old, new in told_names(applied.emitted)] == [
+    assert [(old, new.lower()) for old, new in emitted_names(applied.emitted)] == [
         ("d1.a", "d1.t"),
         ("d1.b", "d1.a"),
         ("d1.t" if applied.emitted[0].event.table == "t" else "d1.T", "d1.b"),
@@ -125,7 +125,7 @@ def test_each_step_of_a_chain_has_its_own_names(made: Made, version: int, leave_
 
 def test_a_rotation_goes_through_another_schema(made: Made) -> None:
     applied = made.store.apply(made.rename(ROTATION))
-    assert told_names(applied.emitted) == [
+    assert emitted_names(applied.emitted) == [
         ("d1.a", "d2.t"),
         ("d1.b", "d1.a"),
         ("d1.c", "d1.b"),
@@ -140,7 +140,7 @@ def test_a_rotation_goes_through_another_schema(made: Made) -> None:
 def test_names_without_arguments_and_query_follow_the_chain_or_fail(made: Made) -> None:
     """A job whose names cannot be followed is undecodable."""
     job = replace(made.rename(SWAP, ("new_table_name",)), query="")
-    assert [n.lower() for _, n in told_names(made.store.apply(job).emitted)] == ["d1.t", "d1.a", "d1.b"]
+    assert [n.lower() for _, n in emitted_names(made.store.apply(job).emitted)] == ["d1.t", "d1.a", "d1.b"]
     job = replace(made.rename(SWAP, NAMES), query="", finished_ts=job.finished_ts + 1, id=77)
     refusal = made.store.apply(job).refusal
     assert refusal is not None

@@ -41,7 +41,7 @@ def in_block_order(blocks: list[RowBlock], zone: ZoneInfo = UTC) -> list[RowChan
 
 
 def fields(row: RowChange) -> tuple[object, ...]:
-    """What identifies a row change; repr because NaN is not itself."""
+    """Return the fields that identify a row change; repr because NaN is not equal to itself."""
     return (
         row.commit_ts,
         row.start_ts,
@@ -183,7 +183,7 @@ def test_rows_of_a_table_that_does_not_exist_at_their_time_are_quarantined() -> 
     assert [row.position for row in unknown] == [0, 1, 2]
 
 
-def test_a_damaged_row_is_quarantined_and_the_others_go_on() -> None:
+def test_a_damaged_row_is_quarantined_and_the_others_are_delivered() -> None:
     table = table_of(2)
     entries = [put(table, 150 + i, i, i) for i in range(5)]
     entries[1] = entries[1]._replace(value=entries[1].value[:-1])

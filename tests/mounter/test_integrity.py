@@ -36,7 +36,7 @@ def verified(rows: list[GoldenRow]) -> tuple[list[Mismatch], Tally, pa.RecordBat
 
 
 def plainly(rows: list[GoldenRow], groups: list[RowBlock]) -> list[tuple[int, str, checksum.Check]]:
-    """What the plain twin says of each image of the rows that were mounted."""
+    """Return the plain twin's check of each image of the mounted rows."""
     found = []
     for at in sorted(int(at) for group in groups for at in group.position):
         entry, table = rows[at].entry, rows[at].table
@@ -85,7 +85,7 @@ def test_golden_blocks_match_and_give_ticdcs_sums(case: str) -> None:
 
 
 def emitted(rows: list[GoldenRow]) -> Iterator[tuple[GoldenRow, tuple[int, ...] | None]]:
-    """What the messages of these rows tell of their checksums."""
+    """Yield the rows with the checksums that their messages carry."""
     block = block_of([row.entry for row in rows])
     checks = Checks.of(block)
     groups, _ = mount(block, store_of(rows), ALL, checks)
@@ -104,7 +104,7 @@ def emitted(rows: list[GoldenRow]) -> Iterator[tuple[GoldenRow, tuple[int, ...] 
 def test_rows_tell_the_checksums_that_ticdc_tells(case: str) -> None:
     for golden, found in emitted(golden_rows(case)):
         theirs = golden.mounted.get("checksum")
-        # Of dates without month or day classic mounts no row while it checks, and so tells nothing.
+        # While classic checks, it mounts no row that has a date without month or day, so it has no checksum.
         if theirs is not None:
             members = ("current", "previous", "version", "corrupted")
             assert found == tuple(theirs[name] for name in members), golden.entry

@@ -43,12 +43,12 @@ def by_sql(column: Column, value: Value) -> bytes | None:
 
 @dataclass
 class Tables:
-    """What a case has written so far."""
+    """The tables that a case has written so far."""
 
     schema: str = ""
     infos: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
     unique: list[tuple[int, bytes]] = field(default_factory=list)
-    """What entries of unique indexes point at, by transaction."""
+    """The values of unique index entries, by transaction."""
     rows: dict[bytes, bytes] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     seq: int = -1

@@ -35,7 +35,7 @@ def test_every_row_written_during_a_reorganisation_is_delivered_once(table: str)
     """Some sessions write to old and new partitions, then to the new ones alone before the job is done.
 
     The changes between two SELECTs, each taken from the rows that the first showed, make what the second
-    shows. A row told of both its partitions, or of none, breaks the chain.
+    shows. A row that is sent for both its partitions, or for none, breaks the chain.
     """
     snapshots = [line for line in read_log(LOG) if isinstance(line, SnapshotLine)]
     first, last = snapshots[21], snapshots[22]

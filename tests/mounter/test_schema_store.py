@@ -278,7 +278,7 @@ def test_a_cluster_without_meta_keys_has_the_ddl_job_table_of_every_tidb() -> No
     assert SchemaStore.load(store.dump()).job_meta_columns() == store.job_meta_columns()
 
 
-def test_the_catalogue_lies_in_a_small_part_of_the_meta_keys() -> None:
+def test_the_catalogue_is_in_a_small_part_of_the_meta_keys() -> None:
     base = next(line for line in lines("changelog/bank_schema", ours=True) if line["type"] == "base")
     pairs = [(bytes.fromhex(m["key"]), bytes.fromhex(m["value"])) for m in base["mutations"]]
     span = keys.catalogue_span()
@@ -288,7 +288,7 @@ def test_the_catalogue_lies_in_a_small_part_of_the_meta_keys() -> None:
     assert SchemaStore.from_meta(within, ts).dump() == SchemaStore.from_meta(pairs, ts).dump()
 
 
-def test_what_is_followed_is_told_apart_by_version_and_by_id() -> None:
+def test_what_is_followed_is_identified_by_version_and_by_id() -> None:
     store = full_store("columns")
     tables = [table for table in store.entries(store.resolved_ts) if table.table == "t"]
     table = tables[0]

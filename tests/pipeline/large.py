@@ -33,7 +33,7 @@ INFO |= {"pk_is_handle": False, "is_common_handle": False, "index_info": [PRIMAR
 TABLE = table_schema("giant", INFO, 1)
 
 Change = tuple[int, str, int, str]
-"""What goes out: commit ts, operation, id, text (of a delete, the old one)."""
+"""An emitted change: commit ts, operation, id, text (the old one if it is a delete)."""
 
 
 class LargeFeed(RecordedFeed):
@@ -99,7 +99,7 @@ def transaction(ts: int, rows: int, text_bytes: int) -> Iterator[Entry]:
 
 
 def changes_of(entry: Entry) -> Iterator[Change]:
-    """What goes out of one entry, halves one after the other."""
+    """Yield the changes of one entry, halves one after the other."""
     kind = op_class(entry.op, entry.old_value)
     key = keys.parse_record(entry.key)
     new = record.decode(TABLE, key, entry.value) if entry.value else None

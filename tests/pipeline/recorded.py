@@ -33,7 +33,7 @@ class RecordedFeed:
 
     append_rows = MAX_BLOCK_ROWS
     store_bytes = 512 << 20
-    """What the store is filled with at once, and what it may hold in memory before it writes a run."""
+    """The size of one fill of the store, and of the memory that it may use before it writes a run."""
 
     def __init__(self, folder: Path, log: Path, sink_uri: str, upto: int | None = None) -> None:
         self.folder, self.sink_uri = folder, sink_uri
@@ -150,5 +150,5 @@ class RecordedFeed:
 
 
 def begin(spec: FeedSpec) -> Found:
-    """What a worker and the capture do together when an incarnation begins."""
+    """Begin an incarnation, as a worker and the capture do together."""
     return resume(spec, spec.sink.fence(spec.writers, spec.prove))

@@ -173,7 +173,7 @@ class CutFeed:
 
 
 def everything(feed: CutFeed, rules: Sequence[str] = ("*.*",)) -> list[Sent]:
-    """What goes out when nothing is ever changed."""
+    """Return the messages of a feed whose rules never change."""
     topic, kept = Topic(Random(0), 1 << 30), feed.topic
     feed.topic = topic
     feed.run([], rules, Random(0), to_the_end=True)
@@ -201,14 +201,14 @@ def test_no_row_is_sent_twice_or_lost_under_any_cuts_and_rules(tmp_path: Path, s
     found = Counter(topic.messages)
     assert found <= anything, "rows went out twice, or rows of others went out"
     assert always <= found, "rows that every rule follows are lost"
-    # What only the last rules follow is owed from the checkpoint on; the rest may be out from before.
+    # Rows that only the last rules follow are owed from the checkpoint on; the rest may be out from before.
     owed = Counter(sent for sent in whole[last] if commit_ts(sent) > checkpoint)
     assert owed <= found
     assert found - before <= whole[last]
 
 
 def commit_ts(sent: Sent) -> int:
-    """Of an open-protocol message of one row."""
+    """Return the commit ts of an open-protocol message of one row."""
     found: int = json.loads(sent[0][16:])["ts"]
     return found
 
@@ -233,7 +233,7 @@ def test_nor_is_a_change_of_a_transaction_that_was_cut_in_its_midst(tmp_path: Pa
     whole = Counter(everything(feed))
     assert set(whole.values()) == {1}
     for _ in range(25):
-        # What was large may be small in the next incarnation.
+        # A range that was large may be small in the next incarnation.
         topic.room = chance.choice([300, 2000, 1 << 30])
         feed.run(feed.some_cuts(chance)[: chance.randrange(4)], ("*.*",), chance)
     feed.run(feed.some_cuts(chance), ("*.*",), chance, to_the_end=True)

@@ -1,4 +1,4 @@
-"""What waits of a feed, and the glance that says when to look: nothing that is told goes unseen."""
+"""The backlog of a feed, and the glance that says when to look: no report is missed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Waiting:
         return bool(self.glance.stirred([self.one], now))
 
     def rests(self) -> None:
-        """It was looked at, and nothing was told since."""
+        """It was looked at, and nothing was reported since."""
         while self.is_stirred():
             assert self.take() == []
 
@@ -97,19 +97,19 @@ def test_rows_of_spans_that_others_follow_stir_nobody_else(waiting: Waiting) -> 
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_what_is_told_while_it_looks_is_seen_next(
+def test_what_is_reported_while_it_looks_is_seen_next(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     look: Callable[[int], tuple[list[Range], dict[str, int], int]] = waiting.backlog.look
     left = [calls]
 
-    def told_meanwhile(at_most: int) -> tuple[list[Range], dict[str, int], int]:
+    def reported_meanwhile(at_most: int) -> tuple[list[Range], dict[str, int], int]:
         found = look(at_most)
         left[0] -= 1
         waiting.bound(None if left[0] == 0 else 1)
         return found
 
-    monkeypatch.setattr(waiting.backlog, "look", told_meanwhile)
+    monkeypatch.setattr(waiting.backlog, "look", reported_meanwhile)
     waiting.bound(1)
     for _ in range(calls):
         assert waiting.is_stirred()
@@ -118,8 +118,8 @@ def test_what_is_told_while_it_looks_is_seen_next(
     assert waiting.take()
 
 
-def test_it_is_looked_at_now_and_then_although_nothing_was_told(waiting: Waiting) -> None:
-    """Were something told that the marks do not show, it is seen then."""
+def test_it_is_looked_at_now_and_then_although_nothing_was_reported(waiting: Waiting) -> None:
+    """If something was reported that the marks do not show, it is seen then."""
     waiting.one.looks_at = 100.0
     assert not waiting.is_stirred(99.0)
     assert waiting.is_stirred(100.0)

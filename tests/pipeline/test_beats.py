@@ -32,7 +32,7 @@ def test_a_forked_process_counts_in_a_file_of_its_own(tmp_path):
     assert read_beats(tmp_path) == {str(os.getpid()): 1, str(child): 1}
 
 
-def test_work_goes_on_when_the_folder_has_been_taken_away(tmp_path):
+def test_work_continues_when_the_folder_has_been_taken_away(tmp_path):
     folder = tmp_path / "beats"
     ours = Beats(folder)
     folder.rmdir()

@@ -1,4 +1,4 @@
-"""What a worker writes of a table whose rows swap unique values: marks where readers must wait."""
+"""A worker marks where readers must wait if rows of a table swap unique values."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def batches(topic: dict[int, list[Message]]) -> dict[int, Batch]:
 
 
 def modelled(topic: dict[int, list[Message]], spec: FeedSpec) -> Topic:
-    """What a reader finds: row changes and marks, in the order of each partition."""
+    """Return what a reader finds: row changes and marks, in the order of each partition."""
     return changes_and_marks(batches(topic), options_of(spec.config))
 
 
@@ -242,8 +242,8 @@ def test_without_its_marks_the_same_topic_breaks_readers(tmp_path: Path) -> None
     assert broken > 10
 
 
-def test_a_worker_that_goes_on_marks_conflicts_alone(tmp_path: Path) -> None:
-    """What it knows outlives a range; only the first row of all needs a mark for its own sake."""
+def test_a_worker_that_continues_marks_conflicts_alone(tmp_path: Path) -> None:
+    """Its knowledge outlives a range; only the first row of all needs a mark for its own sake."""
     log = [[ModelChange(ts, INSERT, ts, ts)] for ts in range(1, 41)]
     log += [[ModelChange(ts, DELETE, ts - 40, ts - 40)] for ts in range(41, 51)]
     log += [[ModelChange(ts, INSERT, ts - 50, ts)] for ts in range(51, 61)]

@@ -1,4 +1,4 @@
-"""What a worker elsewhere has of its capture is what one beside it has; and it gets no more than that."""
+"""A worker elsewhere gets the same from its capture as a local one, and no more."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def received(line: StreamLine) -> Piece | None:
     return None if message is None else parse(message, TO_WORKER)
 
 
-# --- the same as beside it ----------------------------------------------------------------------------------
+# --- the same as on the capture's machine -------------------------------------------------------------------
 
 
 def test_what_is_asked_by_the_network_is_what_the_files_say(here: Here) -> None:
@@ -173,7 +173,7 @@ def test_what_is_set_aside_is_in_the_quarantine_with_its_bytes(
 # --- and no more --------------------------------------------------------------------------------------------
 
 
-def test_only_the_word_of_an_incarnation_that_goes_on_opens_anything(here: Here) -> None:
+def test_only_the_word_of_a_running_incarnation_opens_anything(here: Here) -> None:
     access = here.access()
     for secret in ("", "0" * 64, here.one.secret[:-1]):
         with pytest.raises(Fenced, match="is over"):
@@ -318,7 +318,7 @@ class Fences:
     """Whom, and whether the incarnation had ended by then."""
     fails: bool = False
     asks: Callable[[], object] = lambda: None
-    """What a worker that was given up might do meanwhile."""
+    """The acts of a worker that was given up meanwhile."""
     refused: bool = False
 
     def describe(self) -> Description:
@@ -447,7 +447,7 @@ class Room(threading.Semaphore):
         return found
 
 
-def test_no_more_strangers_are_heard_than_there_is_room_for(
+def test_no_more_unknown_senders_are_read_than_there_is_room_for(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = Room(1)

@@ -50,7 +50,7 @@ DeliverTask = Callable[[str, list[Range], Tell], list[Report]]
 
 
 class Killed(BaseException):
-    """What a worker that is killed raises here: it says nothing more."""
+    """Raised here by a worker that is killed: it reports nothing more."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Played:
 
 
 class InThreads:
-    """Stands where Spark's context does: each job of one task is run where it was submitted."""
+    """Replaces Spark's context: each job of one task is run where it was submitted."""
 
     def __init__(self) -> None:
         self.processes: dict[int, Played] = {}
@@ -109,7 +109,7 @@ class InThreads:
 
 
 class Feed:
-    """One incarnation over the recorded log, and what the control process hears of it."""
+    """One incarnation over the recorded log, and what the control process gets of it."""
 
     def __init__(self, folder: Path, name: str, **settings: float) -> None:
         # Deeper than the 107 bytes that the path of a socket may have.
@@ -150,7 +150,7 @@ class Feed:
             assert self.received.wait_for(begun, WAIT_S), self.messages
 
     def wait_end(self, within_s: float = WAIT_S) -> TidegateError | None:
-        assert self.over.wait(within_s), f"it goes on: {self.messages}"
+        assert self.over.wait(within_s), f"it runs: {self.messages}"
         return self.one.error
 
     def is_delivered(self, reported: list[Durable]) -> bool:
@@ -211,7 +211,7 @@ class Hosted:
 
     def ended_by(self) -> TidegateError | None:
         self._thread.join(WAIT_S)
-        assert not self._thread.is_alive(), "it goes on"
+        assert not self._thread.is_alive(), "it runs"
         return self.error
 
     def connected(self) -> socket.socket:
@@ -249,18 +249,18 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
     both: list[str] = []
     slow: list[str] = []
     finished: list[Range] = []
-    lock, let_go, met = threading.Lock(), threading.Event(), threading.Barrier(2)
+    lock, released, met = threading.Lock(), threading.Event(), threading.Barrier(2)
 
     def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
         spans = {one.span for one in ranges}
         with lock:
             both.extend(spans & busy)
             busy.update(spans)
-        first = not let_go.is_set() and not finished
+        first = not released.is_set() and not finished
         if first and met.wait(WAIT_S) == 0:
             slow.extend(spans)
             tell({one.span: one.after + 1 for one in ranges})
-            assert let_go.wait(WAIT_S)
+            assert released.wait(WAIT_S)
         with lock:
             finished.extend(ranges)
             busy.difference_update(spans)
@@ -282,7 +282,7 @@ def test_a_slow_worker_delays_only_those_that_want_its_spans(hosted: Hosted) -> 
     assert slow
     assert all(not one.stats for one in feed.reported if one.spans.keys() & set(slow))
     feed.wait(lambda reported: any(not one.stats for one in reported))
-    let_go.set()
+    released.set()
     feed.wait(lambda reported: any(one.stats and one.spans.keys() & set(slow) for one in reported))
     feed.wait(lambda reported: min(max(one.spans.get(s, 0) for one in reported) for s in slow) > MIDDLE)
     assert both == []
@@ -324,7 +324,7 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
     assert str(raised).splitlines()[0] in (one.spec.feed_dir / "log").read_text()
     hosted.host.begin(two.one)
     two.wait(two.is_delivered)
-    assert len(hosted.spark.processes) == 2, "its worker goes on"
+    assert len(hosted.spark.processes) == 2, "its worker runs"
 
 
 def test_a_changefeeds_log_shows_no_secret(hosted: Hosted) -> None:
@@ -341,12 +341,12 @@ def test_a_changefeeds_log_shows_no_secret(hosted: Hosted) -> None:
     assert "q7Zsecret" not in log
 
 
-def test_it_is_told_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> None:
+def test_it_reports_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> None:
     one, two = hosted.feed("one"), hosted.feed("two")
-    let_go = threading.Event()
+    released = threading.Event()
 
     def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
-        hosted.spark.sleep(WAIT_S, until=let_go)
+        hosted.spark.sleep(WAIT_S, until=released)
         return all_of(ranges)
 
     def until(what: Callable[[Working], bool]) -> Working:
@@ -368,7 +368,7 @@ def test_it_is_told_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> 
     assert (busy.changefeed, busy.what[:8]) == (one.spec.changefeed, "deliver ")
     assert busy.pid in hosted.spark.processes
     assert reported.waiting == (two.spec.changefeed,)
-    let_go.set()
+    released.set()
     until(lambda working: working == Working(1, (), ()))
 
 
@@ -390,7 +390,7 @@ def test_a_beginning_that_fails_ends_its_incarnation(hosted: Hosted) -> None:
     assert not any(isinstance(each, Started) for each in one.messages)
 
 
-def test_one_worker_that_hangs_is_killed_and_named_although_others_go_on(hosted: Hosted) -> None:
+def test_one_worker_that_hangs_is_killed_and_named_although_others_run(hosted: Hosted) -> None:
     one, two = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0), hosted.feed("two")
     hung: list[int] = []
 
@@ -576,7 +576,7 @@ def test_a_spare_worker_that_does_not_come_never_ends_the_application(
 def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: bool) -> None:
     """A worker may end its piece, in a moment; else it is killed, and waited for. Neither counts."""
     one, two = hosted.feed("one"), hosted.feed("two")
-    at_work, let_go = threading.Event(), threading.Event()
+    at_work, released = threading.Event(), threading.Event()
     working: list[int] = []
     pieces: list[int] = []
 
@@ -586,7 +586,7 @@ def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: b
             working.append(os.getpid())
             at_work.set()
             try:
-                hosted.spark.sleep(WAIT_S, until=None if late else let_go)
+                hosted.spark.sleep(WAIT_S, until=None if late else released)
                 return all_of(ranges)
             finally:
                 working.remove(os.getpid())
@@ -595,7 +595,7 @@ def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: b
     hosted.start(work)
     hosted.host.begin(one.one)
     assert at_work.wait(WAIT_S)
-    let_go.set()
+    released.set()
     hosted.host.end(one.one.key)
     hosted.host.end(one.one.key)
     assert one.wait_end() is None
@@ -739,11 +739,11 @@ def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_nothing(hosted: Hos
     while len(hosted.host._workforce):
         time.sleep(0.001)
     hosted.host.begin(feed.one)
-    with pytest.raises(AssertionError, match="it goes on"):
+    with pytest.raises(AssertionError, match="it runs"):
         feed.wait_end(0.2)
 
 
-def test_with_others_beside_it_a_changefeed_has_short_pieces(hosted: Hosted) -> None:
+def test_a_changefeed_among_others_has_short_pieces(hosted: Hosted) -> None:
     """So that nobody waits long for a worker. Alone it has pieces as large as the settings say."""
     one, two = hosted.feed("one"), hosted.feed("two")
     hosted.host.begin(one.one)

@@ -114,7 +114,7 @@ def total(reports: list[Report], name: str) -> int:
     return sum(getattr(report, name) for report in reports)
 
 
-def test_a_warned_feed_goes_on_counts_and_keeps_the_raw_rows(tmp_path: Path) -> None:
+def test_a_warned_feed_continues_counts_and_keeps_the_raw_rows(tmp_path: Path) -> None:
     feed = SealedFeed(tmp_path)
     worker, keeper = feed.worker(checked("warn"))
     reports = worker.deliver(feed.ranges())

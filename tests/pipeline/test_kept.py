@@ -1,4 +1,4 @@
-"""What a worker process keeps of changefeeds between pieces of work, and when it lets go of it."""
+"""The state of changefeeds that a worker process keeps between pieces of work, and when it drops it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
 
 
 class Kept:
-    """Stands for a worker and its slot: both are only opened and closed here."""
+    """Replaces a worker and its slot: both are only opened and closed here."""
 
     lease: Lease
 

@@ -116,7 +116,7 @@ def on_topic(uri: str) -> list[tuple[int, KeyChange]]:
     return changes
 
 
-def test_a_load_of_keys_goes_on_with_the_ranges_that_are_not_done(
+def test_a_load_of_keys_resumes_with_the_ranges_that_are_not_done(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str], pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_task, "TASK_S", 600)  # rows end it, not a slow machine

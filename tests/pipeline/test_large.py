@@ -1,4 +1,4 @@
-"""What is large for the broker goes out in pieces: a throttled broker, a transaction of many of Kafka's."""
+"""Large ranges go out in pieces: a throttled broker, a transaction of many of Kafka's."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 KEYS = {"giant.large": ("id",)}
 WORKER_BYTES = 240 << 20
-"""What a worker may take above its base; some 140 MB are usual."""
+"""The memory that a worker may use above its base; some 140 MB are usual."""
 
 
 def changes(uri: str) -> dict[int, list[Change]]:
-    """What a committed reader finds in each partition."""
+    """Return the changes that a committed reader finds in each partition."""
     return {
         partition: [
             (item["commit_ts"], item["kind"], image["id"], image["v"])

@@ -1,4 +1,4 @@
-"""What the options of a protocol ask of rows, beside their values, goes the whole way into messages."""
+"""Fields of rows that a protocol's options need, apart from values, reach the messages."""
 
 from __future__ import annotations
 

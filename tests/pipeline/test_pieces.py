@@ -1,4 +1,4 @@
-"""Wherever a delivery is cut and goes on, what goes out is what goes out uncut, in the same order."""
+"""A delivery that is cut anywhere and continued emits the messages of an uncut one, in the same order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.model.progress import SpanProgress
 from tidegate.pipeline.pieces import Cutter, Piece
 
 Out = tuple[int, int, str, bytes]
-"""What goes out of an entry: commit ts, start ts, operation, key."""
+"""A message of an entry: commit ts, start ts, operation, key."""
 
 
 def changes_key(entry: Entry) -> bool:
@@ -77,7 +77,7 @@ def deliver(cutter: Cutter, past: Position | None, pieces: int) -> tuple[list[Ou
         entries = entries_of(piece.block)
         cutter.met += sum(map(changes_key, entries))
         found += encode(piece)
-        # What progress records keep.
+        # The fields that progress records keep.
         record = SpanProgress("i", (1, 1), 1, piece.end.commit_ts - 1, piece.end)
         past = SpanProgress.from_bytes(record.to_bytes()).position
         assert past == piece.end
@@ -140,7 +140,7 @@ def test_a_feed_that_changes_splitting_in_a_transaction_loses_no_change(
     last = {(o[0], o[1], o[3]): o[2] for o in first + rest}
     for entry in entries:
         gone = last[entry.commit_ts, entry.start_ts, entry.key] == "delete"
-        # Of two changes of a key in one transaction, which TiKV never has, either may come last.
+        # If a key changes twice in one transaction, which TiKV never has, either change may come last.
         same = [e for e in entries if (*e[:2], e.key) == (*entry[:2], entry.key)]
         assert len(same) > 1 or gone == (entry.op == 2)
 
@@ -153,7 +153,7 @@ def test_a_piece_holds_whole_transactions_while_they_fit() -> None:
 
 
 @pytest.mark.parametrize("row", range(6))
-def test_what_lies_beyond_a_place_is_found_in_any_block(row: int) -> None:
+def test_entries_beyond_a_place_are_found_in_any_block(row: int) -> None:
     entries = [Entry(9, 8, 1, bytes([65 + i]), b"v", b"") for i in range(6)]
     blocks = [block_of(entries[:2]), block_of(entries[2:3]), block_of(entries[3:])]
     place = place_of(block_of(entries), row)

@@ -83,7 +83,7 @@ def test_a_writer_is_used_again_under_the_same_lease_only(spec: FeedSpec) -> Non
 
 
 def test_what_is_not_confirmed_is_not_committed(spec: FeedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that nobody counts on any more may have been stopped since it last heard anything."""
+    """A worker that was given up may have been stopped since it last got a message."""
     access = Counted(spec)
     lost: list[Lease] = []
 

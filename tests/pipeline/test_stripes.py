@@ -39,7 +39,7 @@ WIDTH = 64
 
 
 class StripedFeed(RecordedFeed):
-    """The log with its tables in one stripe, beside a table that no catalogue knows."""
+    """The log with its tables in one stripe, next to a table that no catalogue knows."""
 
     unknown = 64
     behind = 0
@@ -76,7 +76,7 @@ class StripedFeed(RecordedFeed):
         return self.reported([table for table in self.rows if table < 1 << 40])
 
     def reported(self, tables: Sequence[int]) -> dict[str, Any]:
-        """What `bounds.json` says of the stripe when these tables are wanted."""
+        """Return the entry of the stripe in `bounds.json` when these tables are wanted."""
         return spans_json(Stripes(WIDTH).begin(table_task(table, self.start_ts) for table in tables))
 
 
@@ -200,7 +200,7 @@ def test_a_stripe_restarts_under_other_rules_and_sends_only_new_rows(
 
 
 def test_a_feed_passes_a_lagging_table_that_it_does_not_want(tmp_path: Path) -> None:
-    """Also to a DDL, or target ts, that is little above where that table stands."""
+    """Also to a DDL, or target ts, that is little above that table's position."""
     plain, (whole,), spec = delivered(
         StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", "!bank.accounts", width=WIDTH
     )

@@ -47,7 +47,7 @@ def test_deliveries_have_workers_of_their_own_under_any_begins_and_loads() -> No
     assert started(table) == ["c"]
     table.ask_begin(loads[0], "kafka://one", 0)
     back(table, loads[0], Kind.LOAD, well=True)
-    assert table.next_load() not in (None, *loads), "whoever has none out comes first"
+    assert table.next_load() not in (None, *loads), "a feed that has none out comes first"
 
 
 def test_begins_at_a_silent_address_run_one_at_a_time_and_last() -> None:

@@ -66,7 +66,7 @@ def stop_while_delivering(spec: Path, driver: int, whole: bool) -> list[int]:
 
 
 def test_a_task_that_starts_after_its_incarnation_was_replaced_is_fenced(tmp_path: Path) -> None:
-    """A driver that wakes up goes on with tasks, which learn who they are when they begin."""
+    """A driver that wakes up continues with tasks, which learn who they are when they begin."""
     feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/none?protocol=canal-json", UPTO)
     first = feed.write(incarnation=1)
     assert FeedSpec.load(first).incarnation == 1
@@ -93,7 +93,7 @@ def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole:
         assert found(feed.sink_uri) == wanted
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        # The zombie goes on until it meets the fence, and ends.
+        # The zombie continues until it meets the fence, and ends.
         assert zombie.wait(PATIENCE_S) != 0
         assert found(feed.sink_uri) == wanted
     finally:

@@ -134,7 +134,7 @@ def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world:
     assert store.used_bytes < 400_000, "of 750 kB: the stream is held"
     found: list[Entry] = []
     after = start
-    while after < world.last_ts:  # a reader that lets go of what it has read
+    while after < world.last_ts:  # a reader that releases what it has read
         upto = store_view.read_frontier(world.folder)[span_id(SPAN)]
         for block in reader.read(world.folder, span_id(SPAN), after, upto):
             found += [e._replace(start_ts=0) for e in entries_of(block)]
@@ -150,7 +150,7 @@ def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world:
 def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their resolved ts stand because nobody takes what comes; registering anew would cost scans in vain."""
+    """Their resolved ts do not advance because nothing is read; registering again would only cost scans."""
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=60_000)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -171,7 +171,7 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
 
 
 @pytest.mark.integration
-def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
+def test_rows_beyond_a_stuck_resolved_ts_are_shed_and_pulled_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can free room here: all that is kept waits for a lock's end, which comes on the held stream."""
@@ -213,7 +213,7 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
 def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits for nothing, and what it takes until its readers let go makes the store grow, too."""
+    """It waits for nothing, and its rows make the store grow, too, until its readers release them."""
     monkeypatch.setattr("tidegate.puller.backpressure.SHED_AFTER_S", 1e9)
     monkeypatch.setattr("tidegate.puller.backpressure.STEP_S", 0.0)
     looks: list[int] = []
@@ -256,7 +256,7 @@ def test_a_read_span_continues_while_an_unread_one_fills_the_quota(
 def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is spilled counts; only the transaction's end frees it, and that comes on the held stream."""
+    """Spilled rows count; only the transaction's end frees them, and that comes on the held stream."""
     monkeypatch.setattr(EventStore, "crowded", "")  # it is the wait that is looked at here
     quota, rows_of_a_step = 200_000, 50
     start = world.pd.tso()
@@ -274,7 +274,7 @@ def test_an_open_transaction_above_the_quota_is_shed_and_comes_at_its_end(
     assert second is not None
 
     def reported(ts: int) -> bool:
-        """Whether the one stream has told all up to here, or is held."""
+        """Whether the one stream has reported all up to here, or is held."""
         return puller.trouble != "" or all(mark > ts for _, mark in puller._spans.ranges(second))
 
     changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
@@ -352,7 +352,7 @@ class Control:
 
 @pytest.mark.integration
 def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path: Path) -> None:
-    """In turn no file may be written at all, then none but small ones, while commits go on."""
+    """In turn no file may be written at all, then none but small ones, while commits continue."""
     start = world.pd.tso()
     world.folder = store_dir(tmp_path / "data", world.pd.cluster_id)
     control = Control(tmp_path / "data", world.upstream.pd_addr)

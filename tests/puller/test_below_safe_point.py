@@ -53,7 +53,7 @@ def test_a_span_that_is_asked_for_from_below_is_left_as_it_is(world: World, belo
     running.puller.watch(SPAN, early)
     assert running.refused == [(SPAN, early, safe_point)]
     world.run(10)
-    world.check(SPAN, start)  # it has all it had, and goes on
+    world.check(SPAN, start)  # it has all it had, and continues
     assert below == []
     running.close()
 

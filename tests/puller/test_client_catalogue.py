@@ -31,7 +31,7 @@ def span(start: str, end: str) -> Span:
 
 
 def least_in(lock: RangeLock, start: str, end: str) -> int:
-    """What a registration of a free range would begin from; the lock stays as it is."""
+    """Return the ts that a registration of a free range would begin from. The lock does not change."""
     answer = copy.deepcopy(lock).lock(span(start, end), 99, 99)
     assert isinstance(answer, Locked)
     return answer.resolved
@@ -87,7 +87,7 @@ class Subscription:
         self._frontier.release(mark)
 
     def forward(self, mark: int, ts: int) -> int:
-        """The span's least ts, once a store has told this one."""
+        """The span's least ts, once a store has reported this one."""
         self._frontier.advance(np.array([mark]), np.array([ts], dtype=np.uint64))
         return self.least
 

@@ -8,7 +8,7 @@ from tidegate.puller.inbox import Inbox
 
 
 class Clock:
-    """Stands unless it is moved."""
+    """A clock that advances only when it is moved."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Why a stream was lost is told once, and again after the store was back."""
+"""The reason for a lost stream is logged once, and again after the store was back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 pytestmark = pytest.mark.integration
 
 
-def test_a_lost_stream_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_stream_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     upstream = EmbeddedUpstream(tmp_path / "upstream")
     pd = PdClient(upstream.start().pd)
     world = World(upstream, pd, tmp_path / "events", random.Random(1))

@@ -89,7 +89,7 @@ class World:
         self.last_ts = commit_ts
 
     def stored(self, span: Span, after: int) -> list[Entry]:
-        """What the store shows, start_ts left out."""
+        """Return the store's entries, start_ts left out."""
         upto = store_view.read_frontier(self.folder)[span_id(span)]
         blocks = reader.read(self.folder, span_id(span), after, upto)
         return [entry._replace(start_ts=0) for block in blocks for entry in entries_of(block)]
@@ -192,7 +192,7 @@ def test_overlapping_spans_on_one_stream_each_get_their_own(world: World) -> Non
     store.close()
 
 
-def test_a_restarted_puller_goes_on_from_what_is_sealed(world: World) -> None:
+def test_a_restarted_puller_resumes_from_what_is_sealed(world: World) -> None:
     start = world.pd.tso()
     for _ in range(4):
         store = EventStore(world.folder)

@@ -52,12 +52,12 @@ class Channels:
 
 
 class Owner:
-    """What a stream gives its owner, in order: rows, and marks with the call that brought them."""
+    """Records a stream's output in order: rows, and marks with the call that brought them."""
 
     def __init__(self) -> None:
         self.may_wait = False
-        self.go_on = threading.Event()
-        self.go_on.set()
+        self.proceed = threading.Event()
+        self.proceed.set()
         self.found: list[tuple[str, list[int], int]] = []
         self.lost_why = ""
 
@@ -65,7 +65,7 @@ class Owner:
         self._note("risen", marks, resolved)
 
     def matched(self, stream: Stream, matched: Matched) -> None:
-        assert self.go_on.wait(60)
+        assert self.proceed.wait(60)
         if matched.changes:
             self.found.append(("rows", [], matched.changes))
         if len(matched.marks):
@@ -95,7 +95,7 @@ def stream(owner: Owner) -> Iterator[Stream]:
     made.received([rows_message(region, REQUEST, [INITIALIZED]) for region in (1, 2)])
     eventually(lambda: made._queue.is_awaited, "the worker to wait")
     yield made
-    owner.go_on.set()
+    owner.proceed.set()
     made.ended(grpc.StatusCode.OK, "")
     made.join(60)
     assert owner.lost_why
@@ -125,12 +125,12 @@ def test_a_mark_never_overtakes_rows(stream: Stream, owner: Owner) -> None:
 
 
 def test_marks_queue_behind_a_worker_that_is_held_up(stream: Stream, owner: Owner) -> None:
-    owner.go_on.clear()
+    owner.proceed.clear()
     stream.received([rows_message(1, REQUEST, committed(20))])
     for ts in (20, 30):
         stream.received([resolved_message([1], REQUEST, ts)])
     assert owner.found == []
-    owner.go_on.set()
+    owner.proceed.set()
     eventually(lambda: len(owner.found) > 1 and owner.found[-1][2] == 30, "both marks")
     assert owner.found[0] == ("rows", [], 1)
     assert {what for what, *_ in owner.found[1:]} == {"matched"}
@@ -164,14 +164,14 @@ def test_a_malformed_mark_ends_the_stream(stream: Stream, owner: Owner) -> None:
 def test_a_full_queue_stops_the_call_and_an_empty_one_resumes_it(owner: Owner) -> None:
     channels = Channels()
     made = Stream(1, channels, "nowhere:1", 1, owner, memory=StreamMemory(1 << 20, 100))  # type: ignore[arg-type]
-    owner.go_on.clear()
+    owner.proceed.clear()
     made.register(RegionInfo(1, b"", b"", 1, 1, 1, 1), REQUEST, 0, 101, SPAN, 10)
     assert made.received([rows_message(1, REQUEST, [INITIALIZED])])
     eventually(lambda: not made._queue._messages, "the worker to be held up")
     assert not made.received([rows_message(1, REQUEST, committed(20)) * 20])
     assert "resume" not in channels.call.asked
-    owner.go_on.set()
-    eventually(lambda: "resume" in channels.call.asked, "the call to go on")
+    owner.proceed.set()
+    eventually(lambda: "resume" in channels.call.asked, "the call to resume")
     made.ended(grpc.StatusCode.UNAVAILABLE, "it went away")
     made.join(60)
     assert owner.lost_why == "it went away"

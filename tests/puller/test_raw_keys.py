@@ -53,7 +53,7 @@ def clock() -> StillClock:
 
 @pytest.fixture
 def upstream(tmp_path: Path, clock: StillClock) -> Iterator[EmbeddedUpstream]:
-    """Two stores of API V2 whose time stands still until it is moved."""
+    """Two stores of API V2 whose time advances only when it is moved."""
     with EmbeddedUpstream(tmp_path / "upstream", clock=clock, api_version=2, stores=2) as running:
         yield running
 

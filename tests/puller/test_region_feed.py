@@ -1,4 +1,4 @@
-"""What each kind of failure asks for: scenarios as scripts."""
+"""The reaction to each kind of failure: scenarios as scripts."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SPAN = Span(b"t", b"u")
 
 
 class Listener(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Of a server without services: notes what it is asked."""
+    """Notes the requests to a server without services."""
 
     def __init__(self, receive: Callable[[str], None]) -> None:
         self._receive = receive
@@ -45,7 +45,7 @@ class Listener(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 class AwakeClock(SystemClock):
-    """Time in which this process had its turn: while the machine stands still, nobody is silent."""
+    """Time in which this process had its turn: while the machine is stopped, no store counts as silent."""
 
     def __init__(self) -> None:
         self._mutex, self._seen, self._awake_s = threading.Lock(), time.monotonic(), 0.0
@@ -103,7 +103,7 @@ def test_every_error_of_the_change_feed_is_survived(world: World, puller: Puller
 
 
 def test_a_region_without_leader_is_awaited_and_no_other_store_is_asked(world: World, puller: Puller) -> None:
-    """Its first peer is TiFlash's, which knows nothing of change feeds; the other regions go on."""
+    """Its first peer is TiFlash's, which knows nothing of change feeds; the other regions continue."""
     start = world.last_ts
     world.run(5)
     world.check(SPAN, start)
@@ -139,7 +139,7 @@ def test_regions_at_a_store_that_was_removed_are_found_where_they_are(world: Wor
     world.check(SPAN, start)
 
 
-def test_registrations_that_arrive_twice_are_made_anew(world: World, puller: Puller) -> None:
+def test_registrations_that_arrive_twice_are_made_again(world: World, puller: Puller) -> None:
     """The store keeps the first and refuses the second: both are given up (tiflow#2989)."""
     start = world.last_ts
     world.run(5)
@@ -184,7 +184,7 @@ def test_stores_that_stop_and_come_back_are_followed(world: World, puller: Pulle
     assert errors(puller)["stream_lost"] > 0
 
 
-def test_time_that_stands_still_and_a_pd_that_is_late_only_delay(world: World, puller: Puller) -> None:
+def test_a_time_that_does_not_advance_and_a_late_pd_only_delay(world: World, puller: Puller) -> None:
     start = world.last_ts
     world.run(5)
     world.check(SPAN, start)
@@ -205,7 +205,7 @@ def test_time_that_stands_still_and_a_pd_that_is_late_only_delay(world: World, p
     world.check(SPAN, start)
 
 
-def test_a_region_that_falls_silent_is_registered_anew(
+def test_a_region_that_falls_silent_is_registered_again(
     world: World, puller: Puller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = world.last_ts
@@ -214,13 +214,13 @@ def test_a_region_that_falls_silent_is_registered_anew(
     world.upstream.faults.resolved_frozen = True
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.5)
     world.run(5)
-    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered anew")
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered again")
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     world.upstream.faults.resolved_frozen = False
     world.check(SPAN, start)
 
 
-def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
+def test_a_region_that_a_live_lock_holds_back_is_not_registered_again(
     world: World, puller: Puller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bulk transaction of hours would have its regions scanned every five minutes."""
@@ -240,11 +240,11 @@ def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
     eventually(lambda: time.monotonic() - since > 4.0, "twice the patience to pass")
     assert locked() == [held], "it is the registration it was"
     assert errors(puller).get("silent", 0) == 0
-    # What the store forgets is found once the lock is gone.
+    # A registration that the store forgot is found once the lock is gone.
     world.upstream.faults.resolved_frozen = True
     commit_ts = world.pd.tso()
     long.commit([b"t\xf0-long"], commit_ts, Backoff(5000))
-    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered anew")
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered again")
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     world.upstream.faults.resolved_frozen = False
 
@@ -267,7 +267,7 @@ def test_a_scan_without_events_is_requested_again_and_a_slow_one_is_not(
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 1.0)
     faults.scan_delay_s = 3.0
     world.upstream.cut_streams()
-    eventually(lambda: errors(puller).get("silent", 0) >= 5, "scans to be asked for anew")
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "scans to be requested again")
     faults.scan_delay_s = 0.0
     world.run(5)
     world.check(SPAN, start)

@@ -85,7 +85,7 @@ def test_a_span_with_a_torn_manifest_or_lost_segment_is_pulled_again(world: Worl
     stop(store, puller)
 
 
-def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: World) -> None:
+def test_a_range_that_is_ahead_of_a_stuck_one_resumes_from_its_own_ts(world: World) -> None:
     """An open transaction pins one region of four; what the others delivered is not scanned again."""
     start = world.pd.tso()
     store, puller = started(world, start)
@@ -129,11 +129,11 @@ def test_of_several_tables_that_are_pulled_as_one_only_records_are_kept(world: W
     stripe = keys.stripe_span(70, 64)
     records = [keys.int_record(table, handle) for table in (64, 70, 127) for handle in range(5)]
     others = [keys.index_prefix(table, 1, b"%d" % n) for table in (64, 70, 127) for n in range(5)]
-    beside = [keys.int_record(table, 1) for table in (63, 128)]
+    outside = [keys.int_record(table, 1) for table in (63, 128)]
 
     def write() -> None:
         transaction = Transaction(world.pd)
-        for key in (*records, *others, *beside):
+        for key in (*records, *others, *outside):
             transaction.put(key, b"value")
         transaction.commit()
 

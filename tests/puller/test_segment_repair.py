@@ -144,7 +144,7 @@ def test_what_gc_has_passed_is_fatal_and_says_what_to_do(world: World) -> None:
     capture.close()
 
 
-def test_a_merge_that_meets_damage_reports_it_and_the_span_goes_on(world: World) -> None:
+def test_a_merge_that_meets_damage_reports_it_and_the_span_continues(world: World) -> None:
     capture, start = filled(world)
     spoil(world, capture, 0, "value")
     for _ in range(25):

@@ -72,7 +72,7 @@ class Recorded:
         before: Tables = {}
         ours = {job["schema_id"] for job in done}
         kept: dict[int, Tables] = {}
-        """What each schema held: TiCDC forgets a schema that is recovered."""
+        """The tables of each schema: TiCDC forgets a schema that is recovered."""
         for job in done:
             ts = job["finished_ts"]
             snapshot = [t for t in job["snapshot"]["tables"] or [] if t["schema_id"] in ours]
@@ -132,7 +132,7 @@ class Recorded:
 
 
 def fresh_cluster(ts: int) -> Txn:
-    """What a fresh cluster has, and the schema `test`."""
+    """Return the transaction that creates a fresh cluster's tables and the schema `test`."""
     found = [LogMutation("put", m.key, m.value) for m in bootstrap()]
     test = orjson.dumps(db_info(TEST_SCHEMA_ID, "test"))
     found.append(LogMutation("put", keys.meta_hash(b"DBs", b"DB:%d" % TEST_SCHEMA_ID), test))

@@ -65,7 +65,7 @@ class Journal:
 
 
 class FileSink:
-    """The owner's sink on the file; `broken` beside it makes every call fail, as a broker that is down."""
+    """The owner's sink on the file; `broken` next to it makes every call fail, as a broker that is down."""
 
     def __init__(self, path: Path, instance: str) -> None:
         self._path, self._instance = path, instance

@@ -1,4 +1,4 @@
-"""The control process and its application: started when wanted, told what to do, replaced when it is gone."""
+"""The control process and its application: started when wanted, sent its work, replaced when it is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ while (folder / "late").exists():
 control = ControlClient(Path(sys.argv[1]), ApplicationHello(os.getpid()))
 control.send(Working(1, (AtWork(7, "default/one", "deliver", 3),), ("default/two",)))
 while (message := control.receive(TO_APPLICATION)) is not None:
-    (folder / "heard").open("a").write(f"{type(message).__name__} {message.changefeed}\\n")
+    (folder / "received").open("a").write(f"{type(message).__name__} {message.changefeed}\\n")
     if message.changefeed == "fails":
         control.send(Failed.of(Retryable("No JVM.", why="none is installed")))
         sys.exit(1)
@@ -44,7 +44,7 @@ while (message := control.receive(TO_APPLICATION)) is not None:
 
 
 class Played:
-    """A control process's end, and what its applications have heard."""
+    """A control process's end, and the messages that its applications have received."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Played:
 
     @property
     def received(self) -> list[str]:
-        file = self.folder / "heard"
+        file = self.folder / "received"
         return file.read_text().splitlines() if file.exists() else []
 
     @property
@@ -114,7 +114,7 @@ def test_it_is_started_with_the_first_changefeed_and_ends_each_by_itself(tmp_pat
     played(tmp_path, body)
 
 
-def test_what_ends_before_the_application_has_heard_of_it_is_never_run(tmp_path: Path) -> None:
+def test_a_feed_that_ends_before_the_application_gets_it_is_never_run(tmp_path: Path) -> None:
     async def body(it: Played) -> None:
         (tmp_path / "late").touch()
         one, two = it.run("one"), it.run("two")
@@ -187,7 +187,7 @@ def test_why_it_failed_is_said_to_all_that_it_was_to_run(tmp_path: Path) -> None
     played(tmp_path, body)
 
 
-def test_its_log_is_begun_anew_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_log_is_rotated_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "LOG_MAX", 100)
     log = tmp_path / "application.log"
     application.cut(log)

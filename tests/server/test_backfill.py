@@ -1,4 +1,4 @@
-"""What a changefeed needs from before the event store's part of a span: it comes while the part goes on."""
+"""Changes from before the event store's part of a span are pulled while that part advances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 
 
 class Process:
-    """What runs in the puller's process."""
+    """The parts that run in the puller's process."""
 
     def __init__(self, world: World) -> None:
         self.notices: list[Retryable] = []
@@ -40,7 +40,7 @@ class Process:
 
 
 class Let:
-    """A span of which a part was let go, while the upstream takes no new registration."""
+    """A span of which a part was released, while the upstream takes no new registration."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -79,7 +79,7 @@ def let(world: World) -> Iterator[Let]:
     made.process.close()
 
 
-def test_the_part_that_others_read_goes_on_while_what_is_missing_comes(let: Let) -> None:
+def test_the_part_that_others_read_advances_while_the_missing_part_comes(let: Let) -> None:
     world, live = let.world, let.live
     before = live.resolved
     let.process.puller.watch(SPAN, let.start)
@@ -110,7 +110,7 @@ def test_a_span_that_lacks_nothing_costs_no_puller(let: Let, monkeypatch: pytest
     assert pulled == []
 
 
-def test_what_fails_is_told_and_tried_again(let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_reported_and_tried_again(let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
     pull, tries = Backfill._pull, []
 
     def fails_once(self: Backfill) -> None:

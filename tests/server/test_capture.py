@@ -152,7 +152,7 @@ class Running:
             raise AssertionError(self.described(name)) from error
 
     def described(self, name: str) -> str:
-        """What a person would want to see of a feed that hangs."""
+        """Return the state of a feed, for the report of a test whose feed hangs."""
         feed = self.feed(name)
         text = f"{feed['state']} {feed['checkpoint_ts']} {feed['error']} {feed['tidegate']}"
         return f"{text}\n{json.dumps(self.capture.spans.status)}"
@@ -186,7 +186,7 @@ def capture(upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Running]:
 
 
 def check_order(lines: list[dict[str, Any]]) -> tuple[int, int]:
-    """What a topic promises: Resolved and DDL stand in order among the rows, each row and DDL once."""
+    """Check a topic's promise: Resolved and DDL are in order among the rows, each row and DDL once."""
     resolved, rows, ddls, passed = 0, set(), [], 0
     for line in lines:
         if "resolved" in line:
@@ -275,7 +275,7 @@ def test_a_sink_that_will_never_work_fails_the_feed_and_resume_tries_again(
     capture.wait_checkpoint("one", pd.tso())
 
 
-def test_pause_holds_the_checkpoint_and_resume_goes_on(
+def test_pause_holds_the_checkpoint_and_resume_continues(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     capture.create("one")
@@ -312,7 +312,7 @@ def test_feeds_share_the_events_of_their_tables_and_each_keeps_its_place(
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
     work(bank, 300)
     capture.wait_checkpoint("two", pd.tso())
-    # What one has not yet seen must outlive two's progress and three's end.
+    # Changes that one has not yet seen must outlive two's progress and three's end.
     assert capture.call("DELETE", "/changefeeds/three")["http"] == 200
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     work(bank, 100)
@@ -437,7 +437,7 @@ def test_rules_are_checked_against_the_tables_and_left_out_tables_named(
     assert len(capture.feed("two")["tidegate"]["spans"]) == 2
 
 
-def test_a_paused_feed_takes_other_settings_and_goes_on_with_them(
+def test_a_paused_feed_takes_other_settings_and_resumes_with_them(
     bank: BankWorkload, capture: Running, pd: PdClient, tmp_path: Path
 ) -> None:
     def tidegate(*words: str) -> tuple[int, str]:

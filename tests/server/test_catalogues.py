@@ -151,7 +151,7 @@ class History:
 
 
 def catch_up(tracker: SchemaTracker, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
-    """What it says once it has found another catalogue, where it needs one."""
+    """Return its answer once it has found another catalogue, if it needs one."""
     answer = tracker.catch_up(resolved, waiting)
     if tracker._moving is not None:
         assert answer == ([], tracker.resolved_ts)
@@ -210,7 +210,7 @@ def test_many_feeds_over_one_catalogue_get_what_each_would_get_alone(data: st.Da
             elif deed == "again":
                 read = history.read
                 feeds[at] = begun(history, catalogues, feed_filter, checkpoint_of(tracker), data)
-                assert spoilt or history.read == read, "a base serves whoever begins again"
+                assert spoilt or history.read == read, "a base serves each feed that begins again"
             else:
                 resolved, room = data.draw(some_ts), data.draw(st.integers(1, 20))
                 found, known = catch_up(tracker, resolved, 512 - room)
@@ -500,7 +500,7 @@ def test_a_lagging_feed_uses_a_catalogue_of_its_own_and_then_returns(
 
 
 def test_a_feed_does_not_go_over_to_a_catalogue_that_has_not_come_as_far(plain: History) -> None:
-    """What it has handed out already would come again."""
+    """Otherwise batches that it has handed out already would come again."""
     catalogues, place = plain.catalogues(steps_max=8), plain.stamps[3]
     slow, quick = (SchemaTracker.open(catalogues, rules_of(), 1) for _ in range(2))
     slow.begin(1, place)
@@ -533,7 +533,7 @@ def test_what_comes_next_may_be_forgotten_in_the_moment_it_is_asked_for(
     assert catch_up(slow, plain.end, 0) == plain.alone(rules_of(), 1).catch_up(plain.end, 512)
 
 
-def test_a_catalogue_that_is_broken_is_opened_anew_by_all(
+def test_a_catalogue_that_is_broken_is_opened_again_by_all(
     plain: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     catalogues = plain.catalogues()
@@ -586,7 +586,7 @@ def test_what_cannot_be_saved_is_saved_later_and_what_is_needed_stays(plain: His
     catalogues.folder.rename(catalogues.folder.with_name("away"))
     catalogues.folder.write_text("in the way")
     catalogues.keep([last])
-    assert catalogues.base_ts(last) == 1, "history is held from where the base before stands"
+    assert catalogues.base_ts(last) == 1, "history is held from the ts of the base before"
     catalogues.folder.unlink()
     catalogues.folder.with_name("away").rename(catalogues.folder)
     catalogues._write_at = catalogues._rename_at = 0.0

@@ -72,7 +72,7 @@ REPLICA_CONFIG: dict[str, Any] = {
     "changefeed_error_stuck_duration": 1800000000000,
     "synced_status": {"synced_check_interval": 300, "checkpoint_interval": 15},
 }  # fmt: skip
-"""What the client sends with every `create` when it is given no file."""
+"""The configuration that the client sends with every `create` without a file."""
 
 TS, STATE, TEXT, COUNT, FLAG = int, str, str, int, bool
 TIME = "checkpoint time"

@@ -47,7 +47,7 @@ def test_a_process_that_is_started_sees_the_clock_as_it_is_set(wall_clock: WallC
 
 @pytest.fixture
 def world(tmp_path: Path, wall_clock: WallClock) -> Iterator[World]:
-    """TiKV's own clock is the one that jumps, too: its TSO then jumps, or stands."""
+    """TiKV's own clock is the one that jumps, too: its TSO then jumps, or does not advance."""
     upstream = EmbeddedUpstream(tmp_path / "upstream", regions=5, clock=wall_clock)
     pd = PdClient(upstream.start().pd)
     yield World(upstream, pd, store_dir(tmp_path / "data", pd.cluster_id), random.Random(29))
@@ -83,7 +83,7 @@ def lead(words: str) -> int:
     return round(int(seconds[1]) / 3600)
 
 
-def test_a_capture_goes_on_and_says_which_clock_is_wrong(
+def test_a_capture_continues_and_says_which_clock_is_wrong(
     tmp_path: Path, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tidegate.server.clock_watch.ASK_S", 0.1)
@@ -101,7 +101,7 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
         before = bank.stats.rows
 
         def clock_that_says(word: str) -> str:
-            """What the capture says of clocks, as soon as the word is in it."""
+            """Wait until the capture's status of clocks has the word, and return the status."""
             said = [""]
 
             def has_word() -> bool:
@@ -124,8 +124,8 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
             assert lead(clock_when(wall_clock, 6, "ahead of PD's time")) == 6
             assert lead(clock_when(wall_clock, -12, "behind PD's time")) == 6
             assert lead(clock_when(pds, 6, "43")) == 12
-            stands = "PD's time does not advance, because its clock was set back; "
-            assert clock_when(pds, -6, "does not advance").startswith(stands)
+            stopped = "PD's time does not advance, because its clock was set back; "
+            assert clock_when(pds, -6, "does not advance").startswith(stopped)
             pds.jump(6)
             wait_for(
                 lambda: "does not advance" not in running.call("GET", "/status")["clock"], "the end of it"
@@ -141,6 +141,6 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
     said = [record.message for record in caplog.records if record.name.endswith("clock_watch")]
     assert said.count("this machine's clock differs from pd") >= 2
     # A machine that stops for seconds may look like a jump or a stand of its own.
-    stood = len(said) - said[::-1].index("pd time does not advance")
-    assert said.index("pd time jumped ahead") < stood
-    assert "this machine's clock agrees with pd again" in said[stood:]
+    stopped_at = len(said) - said[::-1].index("pd time does not advance")
+    assert said.index("pd time jumped ahead") < stopped_at
+    assert "this machine's clock agrees with pd again" in said[stopped_at:]

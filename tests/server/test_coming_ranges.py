@@ -1,4 +1,4 @@
-"""What a capture prepares for ranges that it is to take, while DDL adds and drops their tables."""
+"""A capture prepares for ranges that it will take, while DDL adds and drops their tables."""
 
 from __future__ import annotations
 

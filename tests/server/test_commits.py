@@ -81,7 +81,7 @@ def test_who_was_cancelled_while_waiting_writes_nothing(metadata: Counting) -> N
     assert [kv.key for kv in metadata.under("/")] == ["/a", "/c", "/first"]
 
 
-def test_a_commit_that_fails_stores_nothing_of_any_and_the_next_goes_on(metadata: Counting) -> None:
+def test_a_commit_that_fails_stores_nothing_of_any_and_the_next_succeeds(metadata: Counting) -> None:
     broken: Any = object()
     found = answers(metadata, put("/a"), put("/b", broken))
     assert all(isinstance(one, TidegateError) for one in found)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 class Forgetful(FeedDdl):
-    """Loses what it is told, for as long as `loses` holds."""
+    """Loses its messages as long as `loses` holds."""
 
     loses = True
 
@@ -33,7 +33,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Forgetful]]:
     Forgetful.loses = True
 
 
-def test_the_checkpoint_stands_until_owner_and_processor_know_the_same_ddl(
+def test_the_checkpoint_waits_until_owner_and_processor_know_the_same_ddl(
     bank: BankWorkload,
     capture: Running,
     pd: PdClient,

@@ -44,7 +44,7 @@ class Script:
     def job(
         self, action: int, query: str = "", *, emitted: str = "", history: bool = False, **more: Any
     ) -> int:
-        """Write a job; `emitted`: the statement that targets are told. The ts."""
+        """Write a job; `emitted`: the statement that targets get. Returns the ts."""
         self.ts, self._jobs = self.ts + 10, self._jobs + 1
         model = self._schema if action in (1, 2, 26) else self._table
         binlog = model["binlog"] | {"SchemaVersion": self._jobs} | more.pop("binlog", {})
@@ -85,7 +85,7 @@ def capture(manual_upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Runni
 
 
 def script() -> tuple[Script, int]:
-    """Every kind that is ignored, those told that are not recorded, and in the end a refusal; its ts."""
+    """Write every kind that is ignored, those sent that are not recorded, and a refusal. Returns its ts."""
     made = Script()
     made.job(1, "create database d1", emitted="create database d1")
     made.job(3, "create table t1", emitted="create table t1")

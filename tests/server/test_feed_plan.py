@@ -21,7 +21,7 @@ FEED = FeedId("default", "one")
 
 
 def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path) -> None:
-    """Someone deletes the data folder and starts anew: tokens and incarnations are the same again."""
+    """The data folder is deleted and the capture starts again: tokens and incarnations are the same."""
     uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
     plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "old", Paths(tmp_path, tmp_path / "events"), "c")
     plan.folder.mkdir(parents=True)
@@ -58,7 +58,7 @@ def test_who_was_taken_over_has_no_proof_any_more(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_an_incarnation_is_told_goes_when_the_next_is_told(tmp_path: Path) -> None:
+def test_messages_to_an_incarnation_are_removed_when_the_next_one_gets_any(tmp_path: Path) -> None:
     uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
     paths = Paths(tmp_path, tmp_path / "events")
     plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "abc", paths, "c")
@@ -100,7 +100,7 @@ def test_an_announced_span_keeps_its_start_and_lists_its_wanted_tables(
     assert raised == Bounds(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
 
 
-def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -> None:
+def test_a_bound_is_sent_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -> None:
     path = tmp_path / "bounds.json"
     bounds = BoundsFile(path, (1, 1))
     one, two = (table_task(table, 100) for table in (70, 71))
@@ -118,7 +118,7 @@ def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -
     assert status(500, one, replace(two, start_ts=450), idle=True, raise_starts=True) == (500, 2)
 
 
-def test_what_could_not_be_told_on_a_full_disk_is_told_later(
+def test_what_could_not_be_written_on_a_full_disk_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bounds.json"

@@ -22,7 +22,7 @@ SESSION = os.getpid()
 
 
 class ByHand:
-    """A clock that goes on when it is told."""
+    """A clock that advances when a test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -45,7 +45,7 @@ class Watched:
         self.work = "rows"
 
     def wait(self, seconds: int, each: Callable[[], None] = lambda: None) -> Retryable | None:
-        """What is found first within so many seconds, with a look, and `each`, every second."""
+        """Look, and call `each`, every second for `seconds`; return the first finding."""
         for _ in range(seconds):
             self.clock.seconds += 1
             each()

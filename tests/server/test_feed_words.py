@@ -1,4 +1,4 @@
-"""What users are shown of a checkpoint that stands."""
+"""The texts that users get about a checkpoint that does not advance."""
 
 from __future__ import annotations
 

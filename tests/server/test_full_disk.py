@@ -1,4 +1,4 @@
-"""A small disk that others fill while a changefeed runs: a warning, and all goes on by itself."""
+"""A small disk that others fill while a changefeed runs: a warning, and everything continues by itself."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = ["bank", "capture"]
 
 @pytest.fixture(autouse=True)
 def catalogues_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What PD holds follows them."""
+    """PD's holds follow the saved catalogues."""
     monkeypatch.setattr("tidegate.server.reader_floor.FLOOR_S", 0.1)
     for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
         monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
@@ -176,7 +176,7 @@ def test_a_start_after_the_hold_expired_registers_nothing_and_gives_advice(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A feed that goes on from where its history is gone would miss deletes, and nobody would know."""
+    """A feed that continued where its history is gone would miss deletes unnoticed."""
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
     try:
         running.create("one")
@@ -238,7 +238,7 @@ def test_a_feed_whose_history_is_gone_does_not_cost_the_others_theirs(
 def test_a_capture_whose_housekeeping_fails_ends_with_the_reason(
     upstream: EmbeddedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would go on and hold no history, and nobody would know."""
+    """It would continue and hold no history, unnoticed."""
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
     try:
 

@@ -1,4 +1,4 @@
-"""What stands still with work to do is named, killed and started again: real processes that are stopped.
+"""A process that hangs with work to do is named, killed and started again: real processes are stopped.
 
 The pipeline and the owner's sink are stand-ins; tests/integration/test_hangs.py stops the real ones.
 """
@@ -71,7 +71,7 @@ def capture(upstream: EmbeddedUpstream, tmp_path: Path, released: threading.Even
 def wait_error(capture: Running, code: str, words: str) -> Any:
     """The error of a feed that shows `code` and these words, and is a warning then.
 
-    A slow machine may let another process look as if it stood still before: that is not the one.
+    A slow machine may let another process look as if it hung before: that is not the one.
     """
 
     def shown() -> Any:
@@ -121,7 +121,7 @@ def test_each_hung_part_is_named_and_the_feed_recovers_by_itself(
     for flag in blocked:
         flag.touch()
     wait_error(capture, "CDC:ErrSinkHung", "Resolved")
-    # The next one stands still while it is opened.
+    # The next one hangs while it is opened.
     wait_error(capture, "CDC:ErrSinkHung", "its opening")
     for flag in blocked:
         flag.unlink()

@@ -1,4 +1,4 @@
-"""What a feed reads again after a pause, upstream's GC has spared; what it has not, is never read."""
+"""History that a feed reads again after a pause is held at upstream; collected history is never read."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_history_of_a_feed_stopped_beyond_gc_ttl_is_released_and_reported(
     pd: PdClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Resumed in time it goes on, as long as nothing has been collected; later it says what is gone."""
+    """If it is resumed before anything is collected it continues; later it reports what is gone."""
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
     monkeypatch.setattr("tidegate.server.housekeeping.HOUSEKEEPING_S", 0.1)
     node, ours = capture.capture.node, service_id(capture)

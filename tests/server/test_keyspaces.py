@@ -46,7 +46,7 @@ def keys_of(keyspace: str | int) -> dict[str, Any]:
 
 
 def held(upstream: EmbeddedUpstream) -> tuple[dict[str, int], dict[str, int]]:
-    """What is held in the cluster's scope, and in that of the keyspace with a GC of its own."""
+    """Return the holds in the cluster's scope, and in that of the keyspace with a GC of its own."""
     now = upstream.tso.present()
     scopes = (upstream._safe_points, *upstream.keyspace_points.values())
     cluster, own = ({s.service_id: s.safe_point for s in scope.services(now)} for scope in scopes)

@@ -59,7 +59,7 @@ def metadata(tmp_path: Path) -> Iterator[SqliteMetadata]:
 
 @pytest.fixture
 def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., Node]]:
-    """Makes a node that has just become the owner; `lost` is told when it is no longer."""
+    """Makes a node that has just become the owner; `lost` is called when it no longer is."""
     with ThreadPoolExecutor(1) as disk:
 
         def make(
@@ -143,7 +143,7 @@ def test_a_waiting_write_is_stored_under_an_ownership_taken_meanwhile(
 
 
 def test_a_data_folder_of_another_version_is_refused(metadata: SqliteMetadata, tmp_path: Path) -> None:
-    """Its grants lie under other keys: an incarnation would begin beside one that still writes."""
+    """Its grants lie under other keys: an incarnation would begin while another one still writes."""
     check_format(metadata, CLUSTER, tmp_path)
     check_format(metadata, CLUSTER, tmp_path)
     take_ownership(metadata, CLUSTER, "capture")
@@ -227,7 +227,7 @@ class HeldHistory:
 
 @pytest.mark.parametrize("when", ["before", "meanwhile", "never"])
 def test_an_owner_whose_session_ends_leaves_no_hold_behind(owner: Callable[..., Node], when: str) -> None:
-    """The next owner has let go of it already. Nobody would do it again, and GC would wait for a day."""
+    """The next owner has released it already. It would not be released again, and GC would wait for a day."""
     over: list[TidegateError] = []
     node = owner(shared="etcd:127.0.0.1:1", over=lambda: over[0] if over else None)
     pd: Any = HeldHistory()
@@ -261,7 +261,7 @@ def test_an_earlier_dispatch_brings_no_earlier_safepoint_back(owner: Callable[..
 
 
 def test_a_former_owner_shows_no_checkpoint_of_its_changefeeds() -> None:
-    """It would stand still for ever, beside the one of the capture that has them."""
+    """It would hang for ever, next to the one of the capture that has them."""
     metrics.checkpoint_ts.labels("somewhere", "one").set(1)
     metrics.forget_feed("somewhere", "one")
     metrics.forget_feed("somewhere", "one")  # of which nothing is shown

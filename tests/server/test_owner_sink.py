@@ -1,4 +1,4 @@
-"""What the owner asks of its sink, and in which order."""
+"""The owner's calls of its sink, and their order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Listener:
         self.asked.append("close")
 
 
-def test_topics_are_in_use_before_anything_is_told_that_needs_them(tmp_path: Path) -> None:
+def test_topics_are_in_use_before_anything_is_sent_that_needs_them(tmp_path: Path) -> None:
     """Else rows, which may follow a DDL at once, or a Resolved that covers them, would come before."""
     rules = [{"matcher": ["s.*"], "topic": "{schema}_{table}"}]
     config = merge_config({"sink": {"dispatchers": rules}}, URI)
@@ -90,7 +90,7 @@ def test_topics_are_in_use_before_anything_is_told_that_needs_them(tmp_path: Pat
     ]
 
 
-def test_a_fence_of_many_writers_does_not_seem_to_stand_still(
+def test_a_fence_of_many_writers_does_not_seem_to_hang(
     owner: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each id takes its time at the broker, and thousands of them more than `start-timeout`."""

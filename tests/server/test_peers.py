@@ -1,4 +1,4 @@
-"""What an owner believes of the processors of other captures."""
+"""An owner's view of the processors of other captures."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def test_who_fails_again_and_again_is_left_out_for_longer_but_not_for_ever(failu
     assert peer.failures == 1
 
 
-def test_history_is_held_for_who_runs_or_prepares_and_is_heard() -> None:
+def test_history_is_held_for_who_runs_or_prepares_and_reports() -> None:
     peers = Peers()
     assert peers.needs(0.0) == MAX
     runs, prepares, rests = peers["a"], peers["b"], peers["c"]
     for peer, wish, needs in ((runs, Wish.RUN, 50), (prepares, Wish.PREPARE, 40), (rests, Wish.REST, 30)):
         peer.asked, peer.needs, peer.received_at = dispatched(wish, 1), needs, 0.0
-    assert peers.needs(0.0) == 30, "it may not have heard yet that it is to rest"
+    assert peers.needs(0.0) == 30, "it may not have received yet that it is to rest"
     rests.given_up.set()
     assert peers.needs(0.0) == 40
-    assert peers.needs(1.0 + 2 * SILENT_S) == 50, "whoever is silent for so long has to open anew"
+    assert peers.needs(1.0 + 2 * SILENT_S) == 50, "a capture that was silent for this time has to open again"
 
 
 def wanted(wish: Wish, sequence: int, checkpoint: int, needed: int, *, incarnation: int = 3) -> Dispatch:

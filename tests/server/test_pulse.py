@@ -233,7 +233,7 @@ class Crowd:
         self.beats.look()
 
     def wakes_a_second(self, seconds: float, *, rows: bool = False) -> float:
-        """Of all of them, while floors rise with the time, or while rows of all come."""
+        """Return wakes a second of all feeds, while floors rise with the time, or while rows of all come."""
         self.woken.clear()
         for floor in range(round(seconds / LOOK_S)):
             self.clock.now += LOOK_S

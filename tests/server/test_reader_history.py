@@ -61,7 +61,7 @@ def test_several_ddl_stop_a_query_one_by_one() -> None:
     assert found.after(20).names == ["_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq", "id", "n", "t"]
 
 
-def test_a_query_goes_on_only_with_the_columns_that_rows_have_then() -> None:
+def test_a_query_continues_only_with_the_columns_that_rows_have_then() -> None:
     found = history(line(20, ADD_COLUMN, WIDE))
     narrow, wide = found.after(10), found.after(20)
     check_columns(found, asks(narrow), 19)

@@ -1,4 +1,4 @@
-"""Every recorded DDL job through a whole capture: what is told, what is followed, whose rows are whose."""
+"""Every recorded DDL job through a whole capture: what is sent, what is followed, whose rows are whose."""
 
 from __future__ import annotations
 

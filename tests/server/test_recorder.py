@@ -57,7 +57,7 @@ def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path) -> None:
     assert all(replayed(tmp_path)[-2:])
 
 
-def test_numbers_go_on_after_a_restart_and_names_are_those_of_files(tmp_path: Path) -> None:
+def test_numbers_continue_after_a_restart_and_names_are_those_of_files(tmp_path: Path) -> None:
     for _ in range(2):
         owner_in(Recorder(tmp_path / "made"), "default/../one")
     names = [path.name for path in segments(tmp_path / "made")]

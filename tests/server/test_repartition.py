@@ -1,6 +1,6 @@
 """A changefeed is asked for another number of partitions: what is carried out, kept, refused, taken back.
 
-The topic is real; what is written goes to a file beside, whose rows say by which number they were placed.
+The topic is real; what is written goes to a file as well, whose rows say by which number they were placed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_a_request_is_taken_back_by_the_number_there_is(
     wait_partitions(capture, name, 3)
     feed = capture.capture.reactor.feeds[FeedId("default", name)]
     capture.wait_checkpoint(name, pd.tso())
-    # While a processor is not heard nothing can be switched, as soon as more is known than is durable.
+    # While a processor does not report nothing can be switched, as soon as more is known than is durable.
     owner = feed.owner
     assert owner is not None
     owner.report = lambda *_: False  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ask(capture: Running, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
-    """What each raises or returns; each begins as soon as the one before has to wait."""
+    """Return each request's result or error; each begins as soon as the one before has to wait."""
 
     async def together() -> list[Any]:
         return await asyncio.gather(*requests, return_exceptions=True)
@@ -101,7 +101,7 @@ def test_a_pause_does_not_save_the_pipeline_process_of_a_failed_run(
     assert capture.feed("one")["state"] == "stopped"
 
 
-def test_a_feed_that_fails_at_every_look_lets_go_of_all_it_holds(
+def test_a_feed_that_fails_at_every_look_releases_all_it_holds(
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reactor = running(capture, pd)
@@ -112,7 +112,7 @@ def test_a_feed_that_fails_at_every_look_lets_go_of_all_it_holds(
     with monkeypatch.context() as failing:
         failing.setattr(capture.capture.crew.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
-        wait_for(lambda: not capture.capture.spans.held, "its spans to be let go")
+        wait_for(lambda: not capture.capture.spans.held, "its spans to be released")
     assert not reactor.feeds[ONE]._replication.left_behind
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", pd.tso())

@@ -1,4 +1,4 @@
-"""What a feed makes of the DDL span: batches in order, bounded, and where it must stop."""
+"""A feed's DDL from the DDL span: batches in order, bounded, and where it must stop."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def from_upstream(ts: int) -> SchemaStore:
 
 
 def write_base(store: Path, tables: SchemaStore, ts: int) -> None:
-    """A base file beside an event store."""
+    """A base file next to an event store."""
     folder = bases.folder_of(store)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / Base(ts, ts).name).write_bytes(tables.dump(ts))
@@ -91,7 +91,7 @@ def catalogues_of(span: DdlSpan, **more: Any) -> Catalogues:
 
 
 def tracker(span: DdlSpan, feed_filter: FeedFilter, checkpoint: int = 1, **more: Any) -> SchemaTracker:
-    """Of a feed that is alone."""
+    """Open the tracker of a feed that is alone."""
     return SchemaTracker.open(catalogues_of(span), feed_filter, checkpoint, **more)
 
 
@@ -118,7 +118,7 @@ def test_ddl_is_read_ahead_to_a_bound_and_the_rest_later(span: DdlSpan) -> None:
     assert few.catch_up(end) == ([], end)
 
 
-def test_what_lies_at_or_below_the_checkpoint_is_history(span: DdlSpan) -> None:
+def test_ddl_at_or_below_the_checkpoint_is_history(span: DdlSpan) -> None:
     jobs = [job for job in written("basic") if job.is_done]
     end, cut = jobs[-1].finished_ts, jobs[9].finished_ts
     span.add(*(of(job) for job in jobs), upto=end)
@@ -154,7 +154,7 @@ def test_topics_of_new_and_renamed_tables_come_with_their_ddl(span: DdlSpan) -> 
         known |= batch.topics
         later = tracker(span, feeds[0])
         later.begin(batch.finished_ts, end)
-        assert later.topics <= known, "the topics at any checkpoint have been told until there"
+        assert later.topics <= known, "the topics at any checkpoint have been reported until there"
     assert {"d1_t1", "d1_t1r", "d1_back"} <= known
     assert not any(topic.startswith("d2") for topic in known), "these go to the URI's own"
     batches, _ = tracker(span, rules_of()).begin(1, end)
@@ -253,7 +253,7 @@ def test_a_table_without_a_key_is_named_until_it_is_dropped(span: DdlSpan) -> No
     assert followed.left_out == ()
 
 
-def test_a_saved_catalogue_is_that_of_the_checkpoint_though_ddl_lies_ahead(span: DdlSpan) -> None:
+def test_a_saved_catalogue_is_that_of_the_checkpoint_though_ddl_is_ahead(span: DdlSpan) -> None:
     jobs = [job for job in written("basic") if job.is_done]
     end, cut = jobs[-1].finished_ts, jobs[6].finished_ts
     span.add(*(of(job) for job in jobs), upto=end)

@@ -76,7 +76,7 @@ def begin_two(capture: Running, bank: BankWorkload, pd: PdClient) -> int:
 def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
-    """A puller that dies goes on where it was. A feed that is resumed needs what went with one that ran on, a
+    """A puller that dies resumes where it was. A resumed feed needs rows that one that ran on has released, a
     new one begins before all that is kept; meanwhile the others lose nothing.
     """
     start_ts = begin_two(capture, bank, pd)
@@ -97,7 +97,7 @@ def test_delivered_events_are_pulled_again_whole_once_a_feed_needs_them(
     assert capture.create("three", start_ts=start_ts)["http"] == 200
     work(bank, 40)
     end = pd.tso()
-    # What the others read went on meanwhile.
+    # The others' spans advanced meanwhile.
     assert "span begins earlier now" in (capture.data_dir / "puller.log").read_text()
     for name in ("one", "two", "three"):
         capture.wait_checkpoint(name, end)
@@ -116,7 +116,7 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
     caplog: pytest.LogCaptureFixture,
     trouble: str,
 ) -> None:
-    """What it has not delivered would fill the event store, and its tables are theirs, too."""
+    """Its undelivered rows would fill the event store, and its tables are theirs, too."""
     monkeypatch.setattr("tidegate.server.spans.STANDS_S", 4.0)
     capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=1_600_000)
     try:
@@ -139,10 +139,10 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
         passed = pd.tso()
         wait_for(lambda: "changefeed stopped to free event store space" in caplog.text, "it to make way")
         one = FeedId("default", "one")
-        # DDL it keeps: nobody's rows wait for that, and its catalogue goes on from there.
+        # It keeps DDL: no rows wait for that, and its catalogue continues from there.
         wait_for(
             lambda: [name for name, holders in spans._holders.items() if one in holders] == [DDL_SPAN_ID],
-            "it to let go of its tables, and of no more",
+            "it to release its tables, and no more",
         )
         wait_for(lambda: dropped(capture, passed), "the segments to go")
         if broken.exists():
@@ -243,7 +243,7 @@ def test_a_lock_delays_only_feeds_that_want_a_table_of_its_region(
     shop.ddl(lambda c: c.add_column("orders", "alter table orders add w int", number("w")))
     capture.wait_checkpoint("one", shop.put("orders", {3: (3, 3, 3)}))
     assert capture.feed("two")["checkpoint_ts"] < locked
-    # The region may be registered again from where it stands.
+    # The region may be registered again from its resolved ts.
     assert capture.capture.reactor.history.needs(-1)[FeedId("default", "one")] < locked
     assert f"span {keys_of_stripe(users.id)}" in capture.feed("two")["tidegate"]["waiting_for"]
 

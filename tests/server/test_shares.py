@@ -67,7 +67,7 @@ def test_nothing_moves_before_the_taker_runs_spark_and_has_what_it_takes() -> No
     why, prepare = world.better()
     assert (why, prepare) == ("", [taker])
     assert taker.coming
-    assert world.better() == ("", []), "it was told"
+    assert world.better() == ("", []), "it was sent"
     taker.received = NOW
     assert world.better() == ("", []), "its Spark does not run"
     taker.ready, taker.received = True, 0
@@ -87,7 +87,7 @@ def test_who_delivers_prepares_for_what_is_to_come_alone() -> None:
     assert world.peers["a"].coming == (ALL,)
     world.node.drained.clear()
     assert world.better() == ("", [])
-    assert world.sharing.not_wanted() == [world.peers["a"]], "it may let go of that again"
+    assert world.sharing.not_wanted() == [world.peers["a"]], "it may release that again"
 
 
 def test_loads_that_change_during_preparation_do_not_change_its_plan() -> None:
@@ -252,7 +252,7 @@ def test_a_key_space_is_not_moved_into_pieces_without_end() -> None:
         world.sharing.handed(set(range(2, 100, 2)), "b")
 
 
-def test_after_a_failure_who_delivered_goes_on_and_takers_go_on_preparing() -> None:
+def test_after_a_failure_givers_keep_delivering_and_takers_keep_preparing() -> None:
     """Moved at once, its ranges would wait for all that upstream has to scan."""
     world = World("b")
     world.run(a=ALL)
@@ -286,7 +286,7 @@ def test_a_move_waits_for_its_own_takers_after_others_were_waited_for() -> None:
     assert "not all takers are ready" in world.better()[0]
 
 
-def test_a_capture_that_hears_nothing_is_lost_though_it_speaks() -> None:
+def test_a_capture_that_receives_nothing_is_lost_though_it_sends() -> None:
     world = World("b")
     cut = TABLES[2].span.start
     world.run(a=Span(b"", cut), b=Span(cut, b""))

@@ -30,7 +30,7 @@ __all__ = ["bank"]
 
 ONE = FeedId("default", "one")
 Start = Callable[..., Running]
-"""Of a folder's name, and certificates if the API speaks TLS."""
+"""Starts a capture in the named folder, with certificates if the API speaks TLS."""
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def shares(running: Running) -> dict[str, int]:
 
 
 def delivers(running: Running, bank: BankWorkload) -> None:
-    """What is committed from now on arrives."""
+    """Check that rows committed from now on arrive."""
     work(bank, 60)
     last = running.capture.pd.tso()
     wait_for(lambda: reached(running) >= last, "all is delivered")
@@ -167,11 +167,11 @@ def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(
     delivers(first, bank)
     assert name in {one for round_ in fenced for one in round_} or second.capture.node.capture == name
     monkeypatch.setattr(Courier, "send", sent)
-    wait_for(lambda: len(shares(first)) == 2, "it is heard again, and delivers")
+    wait_for(lambda: len(shares(first)) == 2, "it reports again, and delivers")
     delivers(first, bank)
 
 
-def test_a_feed_that_pauses_is_let_go_of_everywhere_and_resumes(
+def test_a_feed_that_pauses_is_released_everywhere_and_resumes(
     start: Start, bank: BankWorkload, fenced: list[set[str]]
 ) -> None:
     first, second = start("a"), start("b")

@@ -1,4 +1,4 @@
-"""What the puller is told about spans, whatever feeds come and go."""
+"""The messages about spans that the puller gets while feeds come and go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPAN = keys.record_span(100)
 NAME = span_id(SPAN)
 
 
-class Heard:
+class Messages:
     """The puller's end of the socket."""
 
     def __init__(self) -> None:
@@ -56,20 +56,20 @@ class Heard:
         return [(m["type"], m.get("start_ts", m.get("ts"))) for m in reported]
 
 
-def connected() -> tuple[SpanRegistry, Heard]:
-    registry, puller = SpanRegistry(), Heard()
+def connected() -> tuple[SpanRegistry, Messages]:
+    registry, puller = SpanRegistry(), Messages()
     registry.keep_above(20)
     registry.connect(puller)  # type: ignore[arg-type]
     assert puller.take() == [("safe_point", 20)]
     return registry, puller
 
 
-def test_each_puller_is_told_what_is_held_of_each_keyspace() -> None:
+def test_each_puller_gets_what_is_held_of_each_keyspace() -> None:
     registry, puller = connected()
     registry.keep_above(70, 5)
     registry.keep_above(70, 5)
     assert [(m.ts, m.keyspace) for m in puller.messages] == [(70, 5)]
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert [(m.ts, m.keyspace) for m in again.messages] == [(20, -1), (70, 5)]
 
@@ -80,7 +80,7 @@ def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None
     registry.hold(TWO, SPAN, 30)
     registry.hold(TWO, SPAN, 60)
     assert puller.take() == [("watch", 50), ("watch", 30)]
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.take() == [("safe_point", 20), ("watch", 30)]
     registry.drop(TWO, NAME)
@@ -98,7 +98,7 @@ def test_a_table_dropped_and_recreated_while_the_feed_lags_stays_followed() -> N
     assert puller.take() == [("watch", 50)]
     registry.drop(ONE, NAME, again_from=90)
     assert puller.take() == []
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.take() == [("safe_point", 20), ("watch", 90)]
     registry.drop(ONE, NAME)
@@ -128,14 +128,14 @@ def test_rows_go_only_below_what_every_holder_is_done_with() -> None:
 
 
 def test_delivered_events_are_requested_again_only_if_a_feed_needs_them() -> None:
-    """A puller that starts again goes on; a feed that goes on after a pause gets what went meanwhile."""
+    """A restarted puller continues; a feed that resumes after a pause gets what was released meanwhile."""
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
     registry.release(TWO)
     registry.needed(ONE, 70, 60)
     registry.needed(TWO, 55, 55)
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.take() == [("safe_point", 20), ("watch", 70)]
     registry.hold(TWO, SPAN, 60)
@@ -163,13 +163,13 @@ def test_the_files_of_the_ddl_span_go_with_the_last_feed_only() -> None:
     assert registry.sweep(stored, MAX) == [DDL_SPAN_ID]
 
 
-def test_a_puller_knows_what_pd_holds_before_it_is_told_of_any_span() -> None:
+def test_a_puller_knows_what_pd_holds_before_it_gets_any_span() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)
     registry.needed(ONE, 70, 60)
     registry.keep_above(69)
     assert puller.take() == [("watch", 50), ("safe_point", 69)]
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.take() == [("safe_point", 69), ("watch", 70)], "nothing is asked for below what is held"
 
@@ -199,7 +199,7 @@ def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None
     registry.hold(ONE, SPAN, 10, guarded=False)
     assert [message.guarded for message in puller.messages] == [False]
     assert puller.take() == [("watch", 10)]
-    again = Heard()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert again.messages == [SafePoint(20, -1), Watch(SPAN, 10, False)]
     registry.release(ONE)
@@ -278,9 +278,9 @@ def test_a_stalled_feed_is_in_the_way_of_active_feeds_that_share_its_spans() -> 
     assert registry.in_the_way_of(ONE, late) == [], "there is room"
     full(registry)
     assert registry.in_the_way_of(ONE, late) == [TWO]
-    assert registry.in_the_way_of(ONE, late - 1) == [], "it may go on yet"
+    assert registry.in_the_way_of(ONE, late - 1) == [], "it may still advance"
     assert registry.in_the_way_of(TWO, late) == []
-    assert registry.in_the_way_of(ONE, late + STANDS_S) == [], "the other stands still as well"
+    assert registry.in_the_way_of(ONE, late + STANDS_S) == [], "the other does not advance either"
 
 
 def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
@@ -307,7 +307,7 @@ def test_a_feed_that_makes_way_keeps_the_spans_that_are_named() -> None:
 
 
 class Standing:
-    """What of a `FeedProcessor` looks whether it is in the way of others: it stands still, and is."""
+    """The part of a `FeedProcessor` that looks whether it is in the way of others: it hangs, and is."""
 
     _look_around = FeedProcessor._look_around
     _begins = FeedProcessor._begins
@@ -319,7 +319,7 @@ class Standing:
             spans.hold(feed, SPAN, 50)
         full(spans)
         self._way = MakingWay(ONE)
-        assert self._way.look(0, spans, 7, {}, loads=False) is None, "it goes on"
+        assert self._way.look(0, spans, 7, {}, loads=False) is None, "it advances"
         spans.went_on(TWO, STANDS_S)
         self._opening = SimpleNamespace(spans=spans)
         self.pipeline = SimpleNamespace(is_starting=waits == PIPELINE_STARTS, load_plan=None, beats={})
@@ -338,7 +338,7 @@ class Standing:
 def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
     waits: str, ready: bool, makes_way: bool
 ) -> None:
-    """A start takes longer than a feed that runs may stand still: it would never be over."""
+    """A start takes longer than a running feed may go without progress: it would never be over."""
     feed = Standing(waits, ready=ready)
     feed._look_around()  # type: ignore[arg-type]
     assert feed._way.is_due is makes_way
@@ -346,7 +346,7 @@ def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
 
 
 def test_a_refused_span_is_followed_from_where_feeds_need_it_later() -> None:
-    """The puller stands still at what it has refused, and asking from later on alone changes nothing."""
+    """The puller waits at a span that it has refused, and a later start alone changes nothing."""
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)
     registry.receive_refused(Refused(SPAN, 10, 20))
@@ -387,7 +387,7 @@ def test_an_owner_and_its_processor_hold_the_ddl_span_apart() -> None:
     registry.hold(ONE, DDL_SPAN, 50)
     registry.needed(OwnerOf(ONE), 90, 60)
     registry.needed(ONE, 55, 55)
-    again = Heard()
+    again = Running()
     registry.connect(again)  # type: ignore[arg-type]
     assert [one.start_ts for one in again.messages if isinstance(one, Watch)] == [55]
     registry.drop_below({ONE: (80, 70), OwnerOf(ONE): (0, 60)})

@@ -137,7 +137,7 @@ def test_the_span_of_a_table_is_no_stripe() -> None:
     assert not keys.stripe_ids(keys.meta_span())
 
 
-def test_a_wide_stripe_is_told_as_a_number_in_hex() -> None:
+def test_a_wide_stripe_is_shown_as_a_number_in_hex() -> None:
     (task,) = Stripes(4096).begin([table_task(0, 5), table_task(4095, 5)])
     assert spans_json([task])[task.id]["wanted"] == f"{1 | 1 << 4095:x}"
 

@@ -148,7 +148,7 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     wait_until(lambda: not runs(child), "the child is gone")
 
 
-def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
+def test_messages_go_both_ways_and_the_end_is_reported(tmp_path: Path) -> None:
     received: list[Report] = []
 
     async def scenario() -> Report | None:
@@ -326,7 +326,7 @@ def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
         assert kept[0].closed.is_set()
         assert kept[0].writer.transport.get_write_buffer_size() < 2 << 20
         while len(kept) < 2:
-            await asyncio.sleep(0.01)  # its end is told
+            await asyncio.sleep(0.01)  # its end is reported
         peer.close()
         await server.close()
 

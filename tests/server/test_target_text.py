@@ -1,4 +1,4 @@
-"""What becomes of a DDL's statement on its way to targets."""
+"""A DDL's statement on its way to targets."""
 
 from __future__ import annotations
 

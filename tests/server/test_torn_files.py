@@ -1,4 +1,4 @@
-"""Files of a capture that a loss of power has cut: read again, made anew, and nothing is lost or doubled."""
+"""Files of a capture that a loss of power has cut: read again, rewritten, and nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cut(path: Path, share: float) -> None:
     path.write_bytes(data[: int(len(data) * share)])
 
 
-def test_a_feed_goes_on_after_its_files_were_cut(
+def test_a_feed_continues_after_its_files_were_cut(
     upstream: EmbeddedUpstream, bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     start_ts, early_ddls = pd.tso(), bank.stats.ddls
@@ -82,7 +82,7 @@ def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
         FeedSpec.load(spec)
 
 
-def test_a_pause_that_cannot_be_stored_is_refused_and_the_feed_goes_on(
+def test_a_pause_that_cannot_be_stored_is_refused_and_the_feed_runs(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     capture.create("one")

@@ -50,7 +50,7 @@ def test_what_cannot_be_known_of_it_is_held_to_be_the_worst(
     assert "tidegate.warp" in str(one.refused())
 
 
-def test_its_history_is_let_go_as_that_of_one_that_can_be_read() -> None:
+def test_its_history_is_released_as_that_of_one_that_can_be_read() -> None:
     stopped = {"start_ts": 50, "state": "stopped", "ended_ms": 1000}
     assert found(stopped).is_held(61_000, 60)
     assert not found(stopped).is_held(61_001, 60)
@@ -101,9 +101,9 @@ def test_one_that_cannot_be_read_ends_no_capture_and_keeps_its_history(
         held = service_id(running)
         moved = pd.tso()
         running.wait_checkpoint("two", moved)
-        assert watched.held()[held] < checkpoint, "nothing that it needs is let go"
+        assert watched.held()[held] < checkpoint, "nothing that it needs is released"
         assert running.call("DELETE", "/changefeeds/one")["http"] == 200
-        wait_for(lambda: watched.held()[held] >= moved, "its history is let go")
+        wait_for(lambda: watched.held()[held] >= moved, "its history to be released")
         assert running.create("one")["http"] == 200
     finally:
         running.stop()

@@ -1,4 +1,4 @@
-"""What an update of a changefeed refuses, and what a name that is taken is protected from."""
+"""Updates of a changefeed that are refused, and the protection of a name that is taken."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture
         assert f"]{word} cannot be changed." in refused["error_msg"]
         assert "create another changefeed" in refused["error_msg"]
     assert capture.call("PUT", "/changefeeds/keys", {"replica_config": made["keys"]["config"]})["http"] == 200
-    # What was chosen at create stays when a later configuration does not say it.
+    # A setting chosen at create stays if a later configuration leaves it out.
     assert made["tables"]["config"]["tidegate"]["ids_per_stripe"] == 1
     assert capture.call("PUT", "/changefeeds/tables", {"replica_config": {}})["http"] == 200
     assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == 1
@@ -226,7 +226,7 @@ def stored(running: Running, name: str) -> FeedStatus:
     return FeedStatus.from_bytes(value.value)
 
 
-def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_told(
+def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_sent(
     upstream: EmbeddedUpstream, bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     """Also if the checkpoint that is stored is from long before, as it may be after a crash."""
@@ -276,12 +276,12 @@ def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
     made = capture.create("one", replica_config={"filter": {"event_filters": [quiet]}})
     assert made["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
-    metadata, go_on = capture.capture.node.metadata, threading.Event()
+    metadata, proceed = capture.capture.node.metadata, threading.Event()
     transact_all = metadata.transact_all
 
     def held(asked: Sequence[Transaction]) -> list[Outcome]:
         if any("/changefeed/status/" in write.key for one in asked for write in one.writes):
-            assert go_on.wait(120)
+            assert proceed.wait(120)
         return transact_all(asked)
 
     monkeypatch.setattr(metadata, "transact_all", held)
@@ -295,7 +295,7 @@ def test_rows_of_a_table_without_ddl_wait_until_its_arrival_is_stored(
         assert feed.owner.barrier.next is not None, "rows above the DDL may be sent"
         assert not [line for line in capture.lines("one") if line.get("table") == "shop.late"]
     finally:
-        go_on.set()
+        proceed.set()
     wait_for(lambda: [line for line in capture.lines("one") if line.get("table") == "shop.late"], "the row")
     assert not [line for line in capture.lines("one") if "ddl" in line]
     assert stored(capture, "one").checkpoint_ts >= ts - 1
@@ -315,7 +315,8 @@ def test_a_feed_stopped_as_it_reached_its_target_continues_to_a_later_one(
     work(bank, 20)
     last = capture.capture.pd.tso()
     wait_for(
-        lambda: capture.feed("one")["checkpoint_ts"] >= last or _state(capture) == "finished", "it goes on"
+        lambda: capture.feed("one")["checkpoint_ts"] >= last or _state(capture) == "finished",
+        "it to continue",
     )
     assert _state(capture) == "normal"
 

@@ -54,7 +54,7 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
     asyncio.run(scenario())
 
 
-def test_a_loop_that_is_not_woken_goes_on() -> None:
+def test_a_loop_that_is_not_woken_continues() -> None:
     feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 0.02)
     asyncio.run(Replication._pause(feed))
     assert not feed._wake.is_set()
@@ -65,7 +65,7 @@ STORE = Path("store")
 
 
 class Still:
-    """A clock that stands."""
+    """A clock that does not advance."""
 
     def __init__(self, now: float) -> None:
         self.now = now
@@ -158,7 +158,7 @@ def test_an_owner_ticks_after_a_stored_checkpoint_only_if_something_waits(
 
 
 def opened(*, undelivered: list[str]) -> Any:
-    """What a processor has open, with spans that have rows to deliver."""
+    """Return a processor's opening, with spans that have rows to deliver."""
     plan = SimpleNamespace(paths=SimpleNamespace(store=STORE))
     arrivals = SimpleNamespace(undelivered=undelivered)
     return SimpleNamespace(plan=plan, is_behind=False, arrivals=arrivals)
@@ -286,7 +286,7 @@ def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
     pd: PdClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stripe's floor stands still; of the others' rows only its manifest tells."""
+    """The stripe's floor does not rise; only its manifest shows the others' rows."""
     monkeypatch.setattr("tidegate.server.pulse.RESTS", 3600.0)
     start_ts = pd.tso()
     ids = {table.name: table.id for table in load_catalogue(pd, start_ts).entries(start_ts)}

@@ -29,7 +29,7 @@ def run(time: VirtualTime, until: float) -> None:
 # --- virtual time ---------------------------------------------------------------------------------
 
 
-def test_a_stopped_process_does_what_was_due_when_it_goes_on(time: VirtualTime) -> None:
+def test_a_stopped_process_does_what_was_due_when_it_resumes(time: VirtualTime) -> None:
     process, seen = Process("a"), list[float]()
 
     def steps() -> Steps[None]:

@@ -97,10 +97,10 @@ def any_agreement_counts(self: Owner, capture: str, said: KnownDdl) -> None:
     """As `Owner.receive_ddl` was: also a message from before they differed ends a disagreement."""
     if not self._log.has_forgotten(said) and not self._log.is_behind(said) and self._log.agrees(said):
         self._others.pop(capture, None)
-    HEAR_DDL(self, capture, said)
+    RECEIVE_DDL(self, capture, said)
 
 
-HEAR_DDL = Owner.receive_ddl
+RECEIVE_DDL = Owner.receive_ddl
 LOST_DDL = Scenario("", ("DDL lost", "bad network"), ddl_every_s=8.0, every_s=3.0, last_s=60.0)
 
 

@@ -39,7 +39,7 @@ ENDED = frozenset({0, 4, 5})
 
 
 class Sinks:
-    """A slot's writer and the owner's sink on one topic, opened anew as an incarnation that follows does."""
+    """A slot's writer and the owner's sink on one topic, reopened as the next incarnation does."""
 
     def __init__(self, kafka: str, topic: str) -> None:
         self.kafka, self.topic, self.progress = kafka, topic, f"{topic}.progress"

@@ -149,7 +149,7 @@ def delete(kafka: str, *topics: str) -> None:
 def test_topics_and_their_partition_counts_outlive_an_owner(
     open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
 ) -> None:
-    """Else rows of one key would be on two partitions, and readers of a topic without tables stand still."""
+    """Otherwise rows of one key would be on two partitions, and readers of an unused topic would wait."""
     first, other = open_sink(), new_topic(2)
     own = first._uri.topic
     first.use([other])
@@ -249,7 +249,7 @@ def test_what_is_recorded_behind_an_open_transaction_is_not_missed(
 def test_an_owner_replaced_before_it_opened_only_opens_and_sends_nothing(
     open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
-    """It wakes up late and fences its successor, which opens anew; what it was about to send is not sent."""
+    """It wakes up late and fences its successor, which opens again; its pending message is not sent."""
     new = open_sink()
     seen: list[str] = []
 
@@ -304,7 +304,7 @@ def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
 # --- another number of partitions ------------------------------------------------------------------------
 
 
-def told_of(sink: Any) -> dict[int, list[tuple[int, tuple[tuple[str, bytes], ...]]]]:
+def sent_to(sink: Any) -> dict[int, list[tuple[int, tuple[tuple[str, bytes], ...]]]]:
     """Per partition of the own topic the ts of its Resolved, each with its headers."""
     found = read_committed(sink._uri.bootstrap, sink._uri.topic)
     reported = {p: {m.offset(): tuple(m.headers() or ()) for m in messages} for p, messages in found.items()}
@@ -333,7 +333,7 @@ def test_a_repartition_is_one_step_with_its_resolved_and_survives_restarts(
     grown, shrunk = Layout(1, 100, 3, 5, 5).headers, Layout(2, 120, 5, 2, 5).headers
     since = [(100, grown), (110, grown), (120, shrunk), (140, shrunk)]
     old, new = [(90, ()), *since], since
-    assert told_of(third) == dict.fromkeys(range(3), old) | dict.fromkeys((3, 4), new)
+    assert sent_to(third) == dict.fromkeys(range(3), old) | dict.fromkeys((3, 4), new)
     assert [ddls for _, ddls in marks_of(third).values()] == [[130]] * 5
 
 
@@ -365,7 +365,7 @@ def test_no_number_changes_below_what_is_written(open_sink: Callable[..., KafkaO
     assert "rows up to 105 are out" in refused.value.why
     assert sink.partitions == 3
     sink.repartition(105, 5)
-    assert told_of(sink)[4] == [(105, Layout(1, 105, 3, 5, 5).headers)]
+    assert sent_to(sink)[4] == [(105, Layout(1, 105, 3, 5, 5).headers)]
 
 
 def test_a_change_by_an_owner_that_was_replaced_does_not_happen(

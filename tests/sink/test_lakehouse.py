@@ -58,7 +58,7 @@ def test_the_longest_names_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_an_old_release_folder_is_not_shared_on_a_case_insensitive_disk(tmp_path: Path) -> None:
-    """A link stands for such a disk: two spellings, one folder."""
+    """A link simulates such a disk: two spellings, one folder."""
     lake = Lakehouse(tmp_path)
     lake.create("shop/Orders", SCHEMA)
     lake.append("shop/Orders", rows((1, 1, None)))
@@ -295,7 +295,7 @@ def test_foreign_changes_to_the_snapshot_table_do_not_stop_the_consumer(tmp_path
     assert lake.snapshots() == [5, 7, 9]
 
 
-def test_a_table_that_is_kept_open_is_seen_as_it_lies_on_the_disk(tmp_path: Path) -> None:
+def test_a_table_that_is_kept_open_is_seen_as_it_is_on_the_disk(tmp_path: Path) -> None:
     ours = Lakehouse(tmp_path / "ours")
     ours.create(PATH, SCHEMA)
     ours.append(PATH, rows((1, 1, None)))

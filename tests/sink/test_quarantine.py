@@ -48,7 +48,7 @@ def test_a_torn_last_line_does_not_stop_a_start(tmp_path: Path) -> None:
     assert read(kept.path) == [ENTRY]
 
 
-def test_writes_that_are_cut_short_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_are_cut_short_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:7]))
     kept = Quarantine(tmp_path / "q")

@@ -1,4 +1,4 @@
-"""What a reader's file keeps, how it is cut, and what goes: against rows one at a time."""
+"""A reader's file: what it keeps, how it is cut, what it drops. The oracle takes one row at a time."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_large_transaction_is_cut_into_pieces_and_a_large_row_goes_alone(
         assert one.schema.metadata == {b"tidegate.schema": b"s", b"tidegate.table": b"t"}
 
 
-def test_a_batch_is_what_lies_between_however_pieces_and_batches_are_cut(tmp_path: Path) -> None:
+def test_a_batch_is_what_is_between_however_pieces_and_batches_are_cut(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.write(11, 12, 15)
     place.write(13, 14)
@@ -201,7 +201,7 @@ def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
     assert place.read(12, 20) == [13, 14]
 
 
-def test_while_resolved_ts_stands_a_reader_keeps_more_but_not_without_end(tmp_path: Path) -> None:
+def test_a_reader_keeps_more_while_resolved_ts_waits_but_not_without_end(tmp_path: Path) -> None:
     place = Place(tmp_path, max_kept=20_000)
     ts = 11
     while place.changes.standing().kept <= 40_000:
@@ -224,13 +224,13 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     place.owner.send_resolved(13)
     silent_ms = round((time.time() - 200) * 1000)
     place.changes.receive(silent_ms)
-    assert not place.changes.let_go("it was heard meanwhile", silent_ms - 1)
+    assert not place.changes.let_go("it sent a request meanwhile", silent_ms - 1)
     with pytest.raises(Fatal, match="ErrReaderSilent"):
         place.owner.send_resolved(14)
     standing = place.changes.standing()
     assert (standing.kept, "its query sent no request" in standing.let_go) == (0, True)
     place.changes.receive(round(time.time() * 1000))
-    with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would go on with a gap
+    with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would continue with a gap
         place.sink.open_owner(None, lambda: None)
 
 
@@ -250,7 +250,7 @@ def test_a_machine_that_slept_does_not_take_its_own_silence_for_its_querys(
         place.owner.send_resolved(13)
 
 
-def test_ddl_is_kept_and_what_lies_below_it_can_be_read(tmp_path: Path) -> None:
+def test_ddl_is_kept_and_what_is_below_it_can_be_read(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.owner.send_resolved(12)
     place.owner.send_ddl(replace(event(20), after={"id": 7}))

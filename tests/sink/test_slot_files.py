@@ -191,7 +191,7 @@ def test_named_versions_stay_readable_across_the_gaps_of_a_trimmed_log(aged: Lak
 
 
 class Killed(BaseException):
-    """Stands for kill -9."""
+    """Simulates kill -9."""
 
 
 def test_death_at_any_deletion_leaves_all_that_is_needed(

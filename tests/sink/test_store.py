@@ -1,4 +1,4 @@
-"""What both stores promise, a disk and a real S3 server; and what only an object store can meet."""
+"""The contract of both stores, a disk and a real S3 server, and the faults of object stores only."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Old(BaseHTTPRequestHandler):
         self._answer(b"", self.put_status)
 
     def do_POST(self) -> None:
-        """Of several keys to delete."""
+        """Answer a request to delete several keys."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self._answer(b"<DeleteResult><Deleted><Key>k</Key></Deleted></DeleteResult>")
 

@@ -1,4 +1,4 @@
-"""What the workers' daemon promises of the processes it forks."""
+"""The promises of the workers' daemon about the processes that it forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark must not do in a process that is driver and executor at once."""
+"""Settings that Spark needs in a process that is driver and executor at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark 4.3 asks of a stream's reader, and in which order: `tidegate.tables.stream` is built on it.
+"""Spark 4.3's calls of a stream's reader, in order: `tidegate.tables.stream` is built on them.
 
 A kill is what it leaves behind: a batch in the offset log of the checkpoint that is not in its commit log.
 """

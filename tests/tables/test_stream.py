@@ -292,7 +292,7 @@ def test_rows_outside_of_the_batch_are_dropped() -> None:
     assert between(changes(), 3, 10).num_rows == 0
 
 
-def test_small_pieces_are_merged_and_large_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_pieces_are_merged_and_large_ones_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "MERGED_BYTES", 3 * changes(1).nbytes)
     small = [changes(n) for n in range(4)] + [changes(*range(10, 20)), changes(30)]
     assert [batch.num_rows for batch in merged(iter(small))] == [3, 11, 1]

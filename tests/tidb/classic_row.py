@@ -1,4 +1,4 @@
-"""What classic TiCDC makes of a row before it compares checksums: its known defects, modelled.
+"""Classic TiCDC's changes of a row before it compares checksums: its known defects, modelled.
 
 It sums the columns' values encoded again, not the bytes that were stored: FLOAT through 32 bits, BIT through
 as many bytes as the column is wide, JSON through its text, which has no dates and no unsigned integers. So it

@@ -3,7 +3,7 @@
     python -m tests.tidb.definition_fuzz [--inputs 1000000] [--seed 1]
 
 A recorded definition with a few numbers, names or lists of its JSON changed is read as any other, and a
-recorded row is decoded by what it says, at the end of readable memory. What is refused must be Undecodable.
+recorded row is decoded by what it says, at the end of readable memory. Each refusal must be Undecodable.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m tests.tidb.row_fuzz [--inputs 1000000] [--seed 1] [--compare 10]
 
-Each input lies at the end of readable memory, so that a read beyond it is a crash, and the child may not
+Each input is at the end of readable memory, so that a read beyond it is a crash, and the child may not
 grow beyond MEMORY. Every input is decoded and its checksum compared by the kernels; every `--compare`th goes
 through the plain decoder too, which must agree or refuse, and say table, column and offset. Exit code 0: no
 crash, no disagreement.
@@ -162,7 +162,7 @@ def invented(row: GoldenRow, rng: random.Random) -> GoldenRow:
 
 @dataclass
 class Findings:
-    """What a run saw."""
+    """The findings of a run."""
 
     inputs: int = 0
     compared: int = 0
@@ -240,7 +240,7 @@ def _child(work: Callable[..., None], numbers: tuple[int, ...], answer: Connecti
 
 
 def in_child(work: Callable[..., None], *numbers: int) -> Any:
-    """What `work(*numbers, answer)` sends from a child process, which must end well."""
+    """Return what `work(*numbers, answer)` sends from a child process, which must exit with 0."""
     row_kernels.warm()
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()

@@ -43,7 +43,7 @@ def kind_of(item: dict[str, Any]) -> Kind:
 
 
 def key_datum(item: dict[str, Any]) -> Datum:
-    """What a key holds for it."""
+    """Return the datum in a key for this value."""
     if item["t"] == "null":
         return NULL
     stored = stored_of(item, in_key=True)

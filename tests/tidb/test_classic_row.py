@@ -94,7 +94,7 @@ def _named(verdict: tuple[bool, int, int] | None) -> dict[str, Any] | None:
 
 
 def below_single(value: float) -> float:
-    """A double that the same 32-bit float stands for."""
+    """A double that has the same 32-bit float."""
     return value * (1 + 2**-40)
 
 

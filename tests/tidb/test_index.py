@@ -68,7 +68,7 @@ def _is_virtual(table: TableSchema, one: Index) -> bool:
 
 
 def expected(table: TableSchema, entry: Entry, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the row says that the entry's columns hold."""
+    """Return the values of the entry's columns according to the row."""
     cells = {
         column.offset: (column, values_of.parse(column, item))
         for column, item in zip(table.columns, values, strict=True)
@@ -102,7 +102,7 @@ def test_golden_index_entries_name_their_rows_and_are_written_as_tidb_does(case:
         assert entry.values == expected(table, entry, values), (case, key.hex(), value.hex())
         made = index.encode(table, entry.index, values, entry.record)
         assert (made[0].hex(), made[1].hex()) == (key.hex(), value.hex()), (case, entry)
-        count("rows", "index entries, written anew")
+        count("rows", "index entries, written again")
 
 
 # --- any values -------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
 
 
 def kind_of(after: str) -> str:
-    """What a value of a type is called in a sample."""
+    """Return the name of a type's values in a sample."""
     kinds = {"DECIMAL": "dec", "FLOAT": "real", "DOUBLE": "real", "TIMESTAMP": "datetime"}
     kinds |= dict.fromkeys(INTEGERS, "int") | dict.fromkeys(TEXTS, "text")
     return kinds.get(after, after.lower())

@@ -39,7 +39,7 @@ def test_golden_rows_have_ticdcs_values_in_every_zone(name: str) -> None:
 
 
 def stored_again(table: TableSchema, data: bytes) -> bytes:
-    """A row value decoded to its stored cells and encoded anew; columns of no public kind as they are."""
+    """A row value decoded to its stored cells and encoded again; columns of no public kind as they are."""
     kinds = {column.id: column.kind for column in table.columns}
     fields = row.split(data)
     if data[0] != V2:
@@ -50,7 +50,7 @@ def stored_again(table: TableSchema, data: bytes) -> bytes:
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", case_names())
-def test_golden_row_values_are_encoded_anew_byte_by_byte(name: str) -> None:
+def test_golden_row_values_are_encoded_again_byte_by_byte(name: str) -> None:
     for change in changes(name):
         for data in filter(None, (change.value, change.old_value)):
             bare = data
@@ -62,7 +62,7 @@ def test_golden_row_values_are_encoded_anew_byte_by_byte(name: str) -> None:
                 assert sealed == data
             if data[0] == V2 or set(row.split(data).cells) <= {c.id for c in change.table.columns}:
                 assert stored_again(change.table, bare) == bare
-                count("rows", f"row values encoded anew, {'v2' if data[0] == V2 else 'v1'}")
+                count("rows", f"row values encoded again, {'v2' if data[0] == V2 else 'v1'}")
 
 
 def by_a_session(change: Change, values: tuple[Value, ...]) -> bool:

@@ -126,30 +126,30 @@ class Cluster:
         self.engine.close()
 
     def hold_scans(self, beginning_with: int) -> threading.Event:
-        """Incremental scans stand still before that event of all, and go on when what is returned is set.
+        """Incremental scans pause before that event of all, and continue when the returned event is set.
 
         However long the test takes meanwhile, the scans are still under way.
         """
-        go_on, number = threading.Event(), itertools.count()
+        proceed, number = threading.Event(), itertools.count()
 
         def before_scan_event() -> None:
             if next(number) >= beginning_with:
-                while not go_on.wait(0.01) and not self.faults.stopping.is_set():
+                while not proceed.wait(0.01) and not self.faults.stopping.is_set():
                     pass
 
         self.faults.before_scan_event = before_scan_event  # type: ignore[method-assign]
-        return go_on
+        return proceed
 
     def hold_applies(self) -> threading.Event:
         """Nothing is applied until what is returned is set."""
-        go_on = threading.Event()
+        proceed = threading.Event()
 
         def before_apply() -> None:
-            while not go_on.wait(0.01) and not self.faults.stopping.is_set():
+            while not proceed.wait(0.01) and not self.faults.stopping.is_set():
                 pass
 
         self.faults.before_apply = before_apply  # type: ignore[method-assign]
-        return go_on
+        return proceed
 
     def call(self, request: Any, raw: bytes) -> Any:
         """One request to the region of `raw`, answered."""
@@ -191,7 +191,7 @@ class Cluster:
 
 @dataclass
 class Feed:
-    """What one subscription received, checked as it comes: a client of the promises, slow and plain."""
+    """The events of one subscription, checked on arrival: a client of the promises, slow and plain."""
 
     checkpoint_ts: int
     live_committed: bool = False
@@ -294,7 +294,7 @@ class Client:
             raise self.failure
 
     def standing(self) -> str:
-        """What is known of the feeds and of the endpoint, for a wait that was in vain."""
+        """Return the state of the feeds and of the endpoint, for the message of a wait that failed."""
         feeds = [
             f"{key}: error {feed.error}, initialized {feed.initialized}, resolved {feed.resolved_ts}"
             for key, feed in self.feeds.items()

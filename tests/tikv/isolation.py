@@ -130,7 +130,7 @@ def run(cluster: Cluster, seed: int, clients: int = 8, transactions: int = 20) -
 
 
 def violations(history: list[Txn]) -> list[str]:
-    """What in a history is not snapshot isolation; empty when all is."""
+    """Return the violations of snapshot isolation in a history."""
     found = []
     committed = sorted((txn for txn in history if txn.commit_ts), key=lambda txn: txn.commit_ts)
     for txn in history:

@@ -1,4 +1,4 @@
-"""What tests of the embedded upstream share: an ordered view in memory, and short ways to make requests."""
+"""Shared by tests of the embedded upstream: an ordered view in memory, and short ways to make requests."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ def pessimistic_lock(
 
 
 def taken(channel: Channel) -> list[cdc.ChangeDataEvent] | None:
-    """What a client gets of a channel now."""
+    """Return what a client gets from a channel now."""
     messages = channel.take()
     return None if messages is None else [cdc.ChangeDataEvent.FromString(each) for each in messages]

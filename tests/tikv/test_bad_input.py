@@ -1,4 +1,4 @@
-"""What no client should send: an error as TiKV gives it, bounded memory, and everybody else is served on."""
+"""Bad requests get the error that TiKV gives and use bounded memory, and other clients are served."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_of_a_client_that_reads_no_refusals_no_more_registrations_are_read(
     assert not waiting.is_alive()
     mine.close()
     assert not mine.begin_request()
-    mine.fail(Subscription(), b"nobody hears it")
+    mine.fail(Subscription(), b"nobody receives it")
 
 
 NUMBERS = (0, 1, 2, 255, (1 << 31) - 1, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)

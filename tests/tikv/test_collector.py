@@ -1,4 +1,4 @@
-"""What garbage collection removes, and what it must leave."""
+"""Garbage collection removes what it may, and leaves what it must."""
 
 from __future__ import annotations
 

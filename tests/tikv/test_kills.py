@@ -33,7 +33,7 @@ threading.Event().wait()
 
 
 class Log:
-    """What clients were told."""
+    """The answers that clients got."""
 
     def __init__(self) -> None:
         self.written: dict[bytes, tuple[str, int, int, bytes]] = {}

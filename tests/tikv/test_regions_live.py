@@ -118,7 +118,7 @@ def test_writes_during_region_changes_are_rejected_or_applied_whole(
     """The changes are a split, a leader transfer and a merge."""
     cluster = make(b"m", stores=3)
     low = cluster.regions.of_key(b"")
-    proposed, go_on = noted_proposals(cluster), cluster.hold_applies()
+    proposed, proceed = noted_proposals(cluster), cluster.hold_applies()
     splitting = threading.Thread(target=cluster.operators.split, args=(low.id, [keys.encode(b"f")]))
     before = cluster.at(low, prewrite(10, put(b"a"), put(b"g")))
     wait_until(lambda: len(proposed) == 1)
@@ -126,7 +126,7 @@ def test_writes_during_region_changes_are_rejected_or_applied_whole(
     wait_until(lambda: any(command.admin for command in proposed))
     behind = cluster.at(low, prewrite(20, put(b"b"), put(b"h")))
     wait_until(lambda: len(proposed) == 3)
-    go_on.set()
+    proceed.set()
     splitting.join()
     assert not before.response().errors
     assert error(behind).HasField("epoch_not_match")
@@ -179,13 +179,13 @@ def test_a_new_leader_chooses_timestamps_above_the_reads_of_the_old_one(
 def test_in_memory_locks_do_not_outlive_the_leader(make: Callable[..., Cluster]) -> None:
     cluster = make(stores=3)
     (region,) = cluster.regions.all
-    proposed, go_on = noted_proposals(cluster), cluster.hold_applies()
+    proposed, proceed = noted_proposals(cluster), cluster.hold_applies()
     moving = threading.Thread(target=cluster.operators.transfer, args=(region.id, 2))
     moving.start()
     wait_until(lambda: any(command.admin for command in proposed))
     behind = cluster.at(region, prewrite(cluster.tso.get(), put(b"k"), use_async_commit=True))
     wait_until(lambda: len(proposed) == 2)
-    go_on.set()
+    proceed.set()
     moving.join()
     found = error(behind)
     assert found.HasField("stale_command") or found.HasField("not_leader")
@@ -194,7 +194,9 @@ def test_in_memory_locks_do_not_outlive_the_leader(make: Callable[..., Cluster])
     assert cluster.at(now, get(b"k", cluster.tso.get())).response().not_found
 
 
-def test_who_waits_for_a_lock_is_told_when_the_region_moves(make: Callable[..., Cluster]) -> None:
+def test_a_request_that_waits_for_a_lock_is_answered_when_the_region_moves(
+    make: Callable[..., Cluster],
+) -> None:
     cluster = make(stores=3)
     (region,) = cluster.regions.all
     first, second = cluster.tso.get(), cluster.tso.get()
@@ -349,7 +351,7 @@ def test_a_store_that_stops_while_regions_merge_leads_none_afterwards(make: Call
     for region in cluster.regions.all:
         cluster.operators.transfer(region.id, 1)
     source, target, _ = cluster.regions.all
-    merged, go_on = threading.Event(), threading.Event()
+    merged, proceed = threading.Event(), threading.Event()
 
     class Holder:
         """A member that holds the merge's end back."""
@@ -357,7 +359,7 @@ def test_a_store_that_stops_while_regions_merge_leads_none_afterwards(make: Call
         def will_change(self, change: RegionChange) -> None:
             if change.gone:
                 merged.set()
-                assert go_on.wait(WAIT_S)
+                assert proceed.wait(WAIT_S)
 
         def has_changed(self, change: RegionChange) -> None:
             """Nothing to do."""
@@ -370,7 +372,7 @@ def test_a_store_that_stops_while_regions_merge_leads_none_afterwards(make: Call
     stopping = threading.Thread(target=cluster.stop_store, args=(1,))
     stopping.start()
     wait_until(lambda: bool(elections))  # that of the region that goes
-    go_on.set()
+    proceed.set()
     merging.join()
     stopping.join()
     assert source.id not in cluster.regions.by_id

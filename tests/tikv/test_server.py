@@ -130,7 +130,7 @@ def test_a_public_client_commits_and_reads_in_both_transaction_modes(tmp_path: P
 
 
 @pytest.mark.parametrize("round_", range(3))
-def test_a_kill_loses_nothing_that_was_acknowledged_and_time_goes_on(tmp_path: Path, round_: int) -> None:
+def test_a_kill_loses_nothing_that_was_acknowledged_and_time_advances(tmp_path: Path, round_: int) -> None:
     acknowledged: dict[bytes, int] = {}
     child, address = _serve(tmp_path, "system")
     writers = [threading.Thread(target=_write_until_dead, args=(address, i, acknowledged)) for i in range(3)]
@@ -180,7 +180,7 @@ def _write_until_dead(address: str, number: int, acknowledged: dict[bytes, int])
         return  # the upstream was killed
 
 
-def test_a_manual_tso_stands_still_moves_when_told_and_survives_a_kill(tmp_path: Path) -> None:
+def test_a_manual_tso_moves_only_on_request_and_survives_a_kill(tmp_path: Path) -> None:
     child, address = _serve(tmp_path, "manual")
     wire = Wire(address)
     assert wire.upstream.AdvanceTso(tidegate_pb2.AdvanceTsoRequest(ts=1 << 40)).ts == 1 << 40

@@ -1,4 +1,4 @@
-"""Differences by key, and the statements that mend them."""
+"""Differences by key, and the statements that repair them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def contents(pd: PdClient) -> dict[str, list[object]]:
     return {t.name: sorted(map(repr, read_rows(snapshot, t))) for t in read_tables(snapshot)}
 
 
-def test_the_sum_holds_at_every_ts_over_ddls_and_a_second_run_goes_on(
+def test_the_sum_holds_at_every_ts_over_ddls_and_a_second_run_continues(
     upstream: EmbeddedUpstream, pd: PdClient
 ) -> None:
     seen: list[int] = []
@@ -73,7 +73,7 @@ def test_a_set_event_ends_it_and_the_rate_holds(upstream: EmbeddedUpstream) -> N
     assert 0 < stats.rows <= 500 * (stats.seconds + 0.2) + 60
 
 
-def test_a_tso_that_stands_still_is_refused(manual_upstream: EmbeddedUpstream) -> None:
+def test_a_tso_that_does_not_advance_is_refused(manual_upstream: EmbeddedUpstream) -> None:
     bank = BankWorkload(manual_upstream.pd_addr, 1)
     with pytest.raises(InvalidInput, match="--tso system"):
         bank.setup()

@@ -60,7 +60,7 @@ def test_a_prefix_is_loaded_once_and_skipped_the_second_time(manual_pd: PdClient
     assert manual_pd.tso() == UNTIL
 
 
-def test_a_load_goes_on_where_an_earlier_one_was_cut_off(manual_pd: PdClient) -> None:
+def test_a_load_resumes_where_an_earlier_one_was_cut_off(manual_pd: PdClient) -> None:
     lines: list[Line] = list(read_log(LOG, until=UNTIL))
     half = len(lines) // 2
     Loader(manual_pd).load(lines[:half])

@@ -180,7 +180,7 @@ class MariaDb:
             self._reader.rollback()  # otherwise a DDL of the consumer would wait for it
         except (pymysql.err.MySQLError, TidegateError):
             # There is no table yet, or a DDL ran between the begin of the transaction and its read.
-            self._let_go()
+            self._release()
             return None
         return Seen(ts, at_ms, str(total))
 
@@ -210,7 +210,7 @@ class MariaDb:
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         return connection
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._reader is not None:
             with contextlib.suppress(pymysql.err.MySQLError):
                 self._reader.close()

@@ -73,7 +73,7 @@ ROOT_ROUTES: Final = [
 
 
 class ForOwner:
-    """Forwards requests to the owner while the capture stands by."""
+    """Forwards requests to the owner while the capture is a standby."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

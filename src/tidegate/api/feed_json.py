@@ -158,7 +158,7 @@ def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
 
 
 def own(feed: Feed, request: Request) -> dict[str, Any]:
-    """What TiCDC has no field for: what the feed waits for, totals, spans."""
+    """Members that TiCDC does not have: what the feed waits for, totals, spans."""
     totals = feed.totals
     processor = capture_of(request).crew.processors.get(feed.id)
     spans = processor.machine.spans.tasks.values() if processor is not None else ()

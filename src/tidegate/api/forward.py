@@ -1,4 +1,4 @@
-"""A capture that stands by answers requests about itself, and forwards those about changefeeds to the owner.
+"""A standby answers requests about itself, and forwards those about changefeeds to the owner.
 
 As in TiCDC, a client may ask any capture. A forwarded request is not forwarded again: otherwise two captures
 that take each other for the owner would send it back and forth for ever.

@@ -1,6 +1,6 @@
 """Messages between the captures of a cluster (`server.courier` sends them): POST /api/v2/messages.
 
-A capture accepts them also while it stands by, because it works for changefeeds of another owner.
+A capture accepts them also while it is a standby, because it works for changefeeds of another owner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What requests about changefeeds have in common: their body, and the changefeed that they name."""
+"""The common parts of requests about changefeeds: their body, and the changefeed that they name."""
 
 from __future__ import annotations
 

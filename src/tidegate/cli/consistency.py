@@ -1,4 +1,4 @@
-"""What the consistency levels guarantee: a table for people, a line for logs, JSON for programs."""
+"""The guarantees of the consistency levels: a table for people, a line for logs, JSON for programs."""
 
 from __future__ import annotations
 

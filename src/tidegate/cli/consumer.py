@@ -137,8 +137,8 @@ def run(
     schema_changes: Annotated[
         str,
         typer.Option(
-            help="What happens when columns change upstream: evolve, they change at the target, too; ignore, "
-            "the target's tables keep their columns; stop, the consumer ends before the DDL "
+            help="The reaction to columns that change upstream: evolve, they change at the target, too; "
+            "ignore, the target's tables keep their columns; stop, the consumer ends before the DDL "
             "(docs/schema-changes.md)."
         ),
     ] = "evolve",

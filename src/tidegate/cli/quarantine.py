@@ -94,7 +94,7 @@ def show_all(
     limit: LimitOption = 50,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_LINES)] = False,
 ) -> None:
-    """List what was set aside: where it stood, when, how large it is and why."""
+    """List what was set aside: its position, when, how large it is and why."""
     from tidegate.sink import quarantine
 
     with _reported():
@@ -138,7 +138,7 @@ def show(
     ] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one entry: where it stood, why it is here, its bytes or its row.
+    """Show one entry: its position, why it is here, its bytes or its row.
 
     --json has all of its bytes, in Base64.
     """

@@ -121,13 +121,13 @@ def _short(value: Any, most: int) -> str:
 
 
 def as_json_line(kept: Kept, outcome: Outcome) -> str:
-    """What an entry is when decoded again, as one line of JSON."""
+    """Return the entry, decoded again, as one line of JSON."""
     body = {**brief(kept), "good": outcome.good, "what": redact(outcome.what), "rows": outcome.rows}
     return json.dumps(body, default=plain)
 
 
 def in_words(kept: Kept, outcome: Outcome) -> str:
-    """What an entry is when decoded again, for people: a line, and one for each row."""
+    """Return the entry, decoded again, for people: a line, and one for each row."""
     where = kept.entry["where"] if kept.entry is not None else {}
     head = f"entry {kept.number}  {escaped(place_words(where))}"
     what = escaped(" ".join(redact(outcome.what).split()))

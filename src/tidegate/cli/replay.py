@@ -61,7 +61,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _replayed(file: Path) -> Replayed:
-    """What comes of one record. Raises InvalidInput."""
+    """Replay one record. Raises InvalidInput."""
     from tidegate.control.trace import replay as replayed
 
     with _readable(file), file.open("rb") as lines:

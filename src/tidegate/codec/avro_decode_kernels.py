@@ -92,7 +92,7 @@ SUM: Final = 25
 CORRUPTED: Final = 26
 
 GROUP: Final = Layout(
-    "avro group", "GROUP_", "What the messages of a group have in common.",
+    "avro group", "GROUP_", "The common parts of a group's messages.",
     key=signed("the id of the key's schema; -1: no key"),
     value=signed("the id of the value's schema; -1: a delete"),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from tidegate.tidb.kernels.text import I64, U64
 NULL: Final = -1
 
 RESULT: Final = Layout(
-    "avro result", "R_", "What a message is.",
+    "avro result", "R_", "The result of reading a message.",
     op=signed("its operation; 0: it is left to the plain decoder"),
     ts=word("its commit_ts", "ts"),
     current=signed("the sum of the new image; -1: none"),

@@ -105,7 +105,7 @@ NULLABLE: Final = 1
 MICROSECONDS: Final = 2
 """Bits of the parameter of `put_days` and `put_epoch`: NULL replaces a date in no calendar; the unit."""
 
-# What the numbers are that `moment_texts` reads.
+# The kinds of numbers that `moment_texts` reads.
 DATES: Final = 0
 EPOCH_MS: Final = 3
 EPOCH_US: Final = 6
@@ -256,7 +256,7 @@ def days_of(packed: int) -> int:
 
 @inline
 def put_no_moment(out: int, param: int) -> int:
-    """What replaces a date that is in no calendar."""
+    """Write the replacement of a date that is in no calendar."""
     if param & NULLABLE:
         store_u32(out, NULL_TEXT)
         return out + 4

@@ -1,4 +1,4 @@
-"""What an encode kernel works on: rows, plan and output, and its state between two calls.
+"""The input of an encode kernel: rows, plan and output, and its state between two calls.
 
 `codec.blocks` fills a job and reads the results; `codec.kernels` and `codec.avro_kernels` work on it.
 """
@@ -10,7 +10,7 @@ from typing import Final
 from tidegate.kernel_layout import Layout, pointer, signed
 
 JOB: Final = Layout(
-    "encode job", "J_", "What an encode kernel works on; from J_AT on its state between calls.",
+    "encode job", "J_", "The input of an encode kernel; from J_AT on its state between calls.",
     rows=signed("rows"),
     order=pointer("i64[rows], the order of rows; 0: as they are"),
     op=pointer("u8[rows], operations"),

@@ -238,7 +238,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
                 return 0
             entry = entries + ENTRY_BYTES * number
             size = load_i64(entry + PIECE_LENGTH)
-        # Of two members with one name the plain decoders take the last; such a message is left to them.
+        # The plain decoders take the last of two members with one name; such a message is left to them.
         if load_i64(stamps + 8 * number) == generation:
             return 0
         store_u64(stamps + 8 * number, generation)

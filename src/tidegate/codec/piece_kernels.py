@@ -1,6 +1,6 @@
 """The pieces of which an encode plan (`codec.plan`) consists: their forms, their layout, their largest size.
 
-A piece copies a constant and then writes one value in one of the forms. What stands for NULL, and quotes, are
+A piece copies a constant and then writes one value in one of the forms. The text for NULL, and quotes, are
 parts of the piece, so no kernel knows a protocol.
 """
 

@@ -274,7 +274,7 @@ class Writer:
         The first byte of that text separates such values; before the first one `opening` replaces that byte.
         """
         assert self.pieces[-1][piece_kernels.P_NULL // 8] != piece_kernels.LONG_NULL, (
-            "it stands where the opening does"
+            "it is where the opening is"
         )
         at = len(self.constants)
         self.constants += opening

@@ -207,7 +207,7 @@ def put_short(out: int, text: int) -> int:
 
 @inline
 def put_null(out: int, piece: int) -> int:
-    """Write what stands for NULL in a piece, over the end of its constant if the piece says so."""
+    """Write the text for NULL in a piece, over the end of its constant if the piece says so."""
     # The constant may end with the beginning of the value's text, for example a quotation mark, which NULL
     # does not have.
     out -= load_i64(piece + P_NULL_BACK)

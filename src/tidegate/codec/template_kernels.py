@@ -45,7 +45,7 @@ SET: Final = Layout(
     stamps=pointer("i64: the generation in which an entry was last met"),
     entries=pointer("a PIECE for each member"),
     generation=signed("counts objects"),
-    tail=pointer("what stands behind each value"),
+    tail=pointer("the text after each value"),
     tail_length=signed("of that", "bytes"),
 )  # fmt: skip
 SET_WORDS: Final = len(SET.fields)
@@ -55,7 +55,7 @@ SET_WORDS: Final = len(SET.fields)
 ENTRY_BYTES: Final = PIECE.size
 
 RESULT: Final = Layout(
-    "match result", "RESULT_", "What an item is.",
+    "match result", "RESULT_", "The result of matching an item.",
     op=signed("its operation"),
     ts=word("its commit_ts", "ts"),
     template=signed("the template it matched; -1: none"),

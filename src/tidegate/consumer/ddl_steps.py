@@ -145,7 +145,7 @@ Known = dict[tuple[str, str], Definition]
 
 
 def in_words(step: Step) -> str:
-    """What a step does, for people."""
+    """Describe a step, for people."""
     match step:
         case Create(made):
             return f"create {made.name}"

@@ -1,4 +1,4 @@
-"""What is read from the SQL text of a DDL by regular expressions: comments, and old and new names. Pure.
+"""Reads the SQL text of a DDL by regular expressions: comments, and old and new names. Pure.
 
 `sql_replay` reads whole statements; these functions also work on statements that it does not know.
 """

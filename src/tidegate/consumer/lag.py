@@ -24,7 +24,7 @@ from tidegate.model.timestamp import physical_ms
 SLOW_S: Final = 10.0
 """Seconds after which a watermark counts as old and its partition as holding the consumer back."""
 UNKNOWN: Final = -1
-"""Stands for the end of a partition whose broker does not answer."""
+"""The end of a partition whose broker does not answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Offsets:
         """The partitions to read: all; or, of the topic that is named first, the first `partition-num`, or as
         many as its producer has announced if these are more.
 
-        The changefeed chooses the numbers of the other topics. Of several topics only those that exist count,
+        The changefeed chooses the numbers of the other topics. Only those that exist count,
         because others may be created later, with their tables. Raises InvalidInput when none exists, or the
         first has fewer partitions; Retryable when no broker answers.
         """

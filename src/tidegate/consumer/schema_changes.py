@@ -190,8 +190,8 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
     upstream = {entry["id"]: entry for entry in event.after.get("cols") or []}
     key = [column.id for column in _key_of(event.after, event)]
     pairs = _paired(base, event)
-    goes_on = {now.id: was for was, now in pairs if now is not None}
-    if lost := [upstream[number]["name"]["O"] for number in key if number not in goes_on]:
+    continued = {now.id: was for was, now in pairs if now is not None}
+    if lost := [upstream[number]["name"]["O"] for number in key if number not in continued]:
         raise _refused(message, f"column {lost[0]} is in the key, and is not at the target")
     was_key = {column.id for column in _key_of(base, event)}
     _, gone = ignored_names(base)
@@ -214,7 +214,7 @@ def _kept_info(base: dict[str, Any], event: DdlEvent, message: DdlMessage, *, ty
         columns.append(held[was.id] | {"id": next(free)})
     left_out = []
     for column in every_column(event.after, event.finished_ts):
-        if column.id not in goes_on:
+        if column.id not in continued:
             left_out += [column.name] if column.visible else []
             places[column.id] = len(columns)
             columns.append(upstream[column.id] | ({"state": _ABSENT} if column.visible else {}))

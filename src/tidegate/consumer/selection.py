@@ -164,7 +164,7 @@ class Selection:
         return self._of_text(message, held)
 
     def followed(self, part: Fetched) -> Fetched:
-        """What was fetched, without the DDLs of tables that are not followed."""
+        """Return the part without the DDLs of tables that are not followed."""
         ddls = tuple(message for message in part.ddls if self._concerns(message))
         return part if len(ddls) == len(part.ddls) else replace(part, ddls=ddls)
 

@@ -31,7 +31,7 @@ def moved_in(old: Name, new: Name, message: DdlMessage) -> Fatal:
 
 
 def half_exchange(old: Name, new: Name, message: DdlMessage) -> Fatal:
-    """Of the two tables of an EXCHANGE PARTITION only one is followed."""
+    """The error if only one of the two tables of an EXCHANGE PARTITION is followed."""
     return Fatal(
         "rows move between a table that is followed and one that is not",
         where=f"{dotted(old)} and {dotted(new)} at ts {message.ts}: {message.query[:200]}",

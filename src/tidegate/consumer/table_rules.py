@@ -1,4 +1,4 @@
-"""What the user's rules say about each table, and from which table each one at the target came. Pure.
+"""The user's rules about each table, and the source of each table at the target. Pure.
 
 Is a table followed, under which name, without which columns, and with which column for deleted rows? Two
 tables of the source must not meet in one at the target, and DROP DATABASE must remove those that came from

@@ -98,7 +98,7 @@ TRANSITIONS: Final = Transitions(
         "the error cannot pass, or more than `stuck_s` since the first failure without progress",
         "the pipeline ends; the changefeed waits for the user",
     ),
-    Row(RUNNING, On.WARNING, State.WARNING, effect="the error is shown; the pipeline goes on"),
+    Row(RUNNING, On.WARNING, State.WARNING, effect="the error is shown; the pipeline continues"),
     Row((State.PENDING,), On.BACKOFF_OVER, State.WARNING, "the back-off is over", "the pipeline starts"),
     Row(
         RUNNING,

@@ -76,7 +76,7 @@ class Holding:
         at = bisect_right(self.firsts, first) - 1
         since, giver = self.firsts[at], self.holders[at]
         to = self.firsts[at + 1] if at + 1 < len(self.firsts) else len(self.weights)
-        assert since <= first < end <= to, "a part lies in one run"
+        assert since <= first < end <= to, "a part is within one run"
         assert giver != taker
         runs = [(since, first, giver), (first, end, taker), (end, to, giver)]
         left = [(low, holder) for low, high, holder in runs if low < high]

@@ -81,7 +81,7 @@ Effect = SendDdl | SendResolved | SendRepartition | Persist | Finish
 
 @dataclass(slots=True)
 class _Range:
-    """What is known about a granted range."""
+    """The owner's knowledge of a granted range."""
 
     capture: str
     granted: GrantedRange
@@ -146,7 +146,7 @@ class Owner:
     def grant(self, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
         """Grant a capture exactly these ranges for a new incarnation; its older reports no longer count.
 
-        The sink is closed until it is opened again. What was durable of a range stays durable.
+        The sink is closed until it is opened again. The durable part of a range stays durable.
         """
         before = self._ranges
         known = {one.id: before[one.id].checkpoint for one in ranges if one.id in before}

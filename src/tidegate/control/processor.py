@@ -75,7 +75,7 @@ class Processor:
         self.instance = header.instance
         """The instance of the feed in the last message of its owner."""
         self.dispatch: Dispatch | None = None
-        """What the owner wants; None: no Dispatch has come yet."""
+        """The owner's latest Dispatch; None: none has come yet."""
         self.status = ProcessorStatus()
         """The status for people in the next Checkpoint."""
         self.needs = MAX

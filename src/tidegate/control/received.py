@@ -32,7 +32,7 @@ class Word(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What a processor does with a message."""
+    """A processor's reaction to a message."""
 
     DROP = "drop it"
     SYNC = "send Sync"

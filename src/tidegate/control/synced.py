@@ -20,8 +20,8 @@ def synced(
         return True, "synced: the checkpoint follows upstream's time and no row is on its way"
     if _between_s(checkpoint, resolved) < checkpoint_s:
         return False, (
-            "everything received is delivered, but upstream's resolved ts stands still: check that PD and "
-            "all regions of TiKV are available; if they are not, all that could be read is downstream"
+            "everything received is delivered, but upstream's resolved ts does not advance: check that PD "
+            "and all regions of TiKV are available; if they are not, all that could be read is downstream"
         )
     return False, "the checkpoint is behind what was received: not synced yet"
 

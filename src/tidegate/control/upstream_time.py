@@ -1,7 +1,7 @@
 """Compares PD's physical time with the monotonic clock and with this machine's wall clock.
 
-PD's timestamps never decrease. If the clock of its machine is set back, PD's physical time *stands* until
-that clock has caught up. Everything that depends on it stands as well: the lifetime of a dead client's locks,
+PD's timestamps never decrease. If the clock of its machine is set back, PD's physical time *stops* until
+that clock has caught up. Everything that depends on it stops as well: the lifetime of a dead client's locks,
 and the time for which a GC safepoint is held. If the clock is set forward, PD's time *jumps*, and those
 lifetimes end at once. Neither case loses a change. Pure: the caller passes PD's answers in.
 """

@@ -193,7 +193,7 @@ def _in_row_mode(setting: Setting) -> str:
 def _slow_partition(setting: Setting) -> Promise:
     own = "delays its own rows, and DDL"
     if setting.order is Order.ALIGNED:
-        own = "delays its own rows, DDL, and what lies behind an alignment mark"
+        own = "delays its own rows, DDL, and messages behind an alignment mark"
     row = f"{own}; every snapshot waits for it" if setting.seen is Seen.SNAPSHOTS else own
     return Promise("a partition that lags", row, "delays everything")
 

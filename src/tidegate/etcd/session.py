@@ -86,7 +86,7 @@ class Session:
         while not self._ended.wait(pause):
             sent = now_s()
             if sent - self._beat > BEATS * self.ttl_s:
-                self.why_lost = "the control process stands still"
+                self.why_lost = "the control process hangs"
                 return
             try:
                 self._lease.renewed(sent, self._client.keep_alive(self.lease, self.ttl_s / RENEWALS))

@@ -1,7 +1,7 @@
-"""What the files of a span prove after a restart. What they do not prove is pulled again.
+"""Recovers the changes that the files of a span prove after a restart. The rest is pulled again.
 
 A power loss may leave a manifest that is torn, missing, or older than what readers know, and segments that
-are cut off. If the span went on from such files, readers would miss rows and not notice. So the manifest is
+are cut off. If the span continued from such files, readers would miss rows and not notice. So the manifest is
 cut back to the ts up to which all segments are there in their full length.
 """
 
@@ -20,7 +20,7 @@ from tidegate.model.timestamp import Timestamp
 
 
 class Publisher(Protocol):
-    """What readers of a store know: a part of `store.EventStore`."""
+    """The view of a store that its readers have: a part of `store.EventStore`."""
 
     def published(self, span_id: str) -> tuple[Timestamp, int]:
         """The resolved ts that readers know, and the version of the manifest that it belongs to."""

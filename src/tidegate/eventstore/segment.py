@@ -305,8 +305,8 @@ class Segment:
 
     def let_go(self) -> None:
         """Release the mapped pages; batches stay valid, and their bytes come from the page cache again."""
-        # Of the whole file, not only of the last batch: readers still touch a batch after they have requested
-        # the next one.
+        # All pages of the file, not only those of the last batch, because readers still touch a batch
+        # after they have requested the next one.
         self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def indexes(self, after: int, upto: int) -> Iterator[int]:

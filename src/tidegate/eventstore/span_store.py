@@ -32,7 +32,7 @@ from tidegate.model.timestamp import Timestamp
 
 
 class Whole(Disk, Protocol):
-    """What a span needs of its store: `store.EventStore`."""
+    """The parts of `store.EventStore` that a span needs."""
 
     def relieve(self) -> None:
         """Write runs until memory is within its budget."""

@@ -39,7 +39,7 @@ STORES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class UpstreamInfo:
-    """What the embedded upstream says about itself."""
+    """The embedded upstream's description of itself."""
 
     cluster_id: int
     manual_tso: bool
@@ -285,7 +285,7 @@ class PdClient:
         )
 
     def upstream_info(self) -> UpstreamInfo:
-        """What the embedded upstream says about itself. Raises InvalidInput at a real cluster."""
+        """Return the embedded upstream's description of itself. Raises InvalidInput at a real cluster."""
         request = tidegate_pb2.InfoRequest()
         info = self._calls.call("Info", lambda a: self._upstream(a).Info(request, timeout=CALL_TIMEOUT_S))
         return UpstreamInfo(

@@ -1,6 +1,6 @@
 """Calls to PD: which member serves, retries with back-off, and PD's errors translated.
 
-`PdClient` is composed of it. Of PD's members only the leader serves: it is looked up at the first call and
+`PdClient` is composed of it. Only the leader among PD's members serves: it is looked up at the first call and
 again after every failure, among the given addresses and those that PD has named.
 """
 

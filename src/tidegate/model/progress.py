@@ -42,7 +42,7 @@ class SpanProgress:
     ts: int
     """All rows with a commit ts up to this are in the sink."""
     position: Position | None = None
-    """Of the next commit ts, the changes up to this position are in the sink, too; None: none of them."""
+    """The changes of the next commit ts up to this position are in the sink, too; None: none of them."""
     rules: str = ""
     """The digest of the rules that chose the span's tables: the record covers only their rows. Empty: all."""
     bounds: Span | None = None
@@ -132,7 +132,7 @@ class Delivered:
     ts: int
     """Rows with a commit ts up to this are covered."""
     position: Position | None
-    """Of the next commit ts, the rows up to this position are covered, too."""
+    """The rows of the next commit ts up to this position are covered, too."""
 
     @property
     def last_ts(self) -> int:

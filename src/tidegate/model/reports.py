@@ -225,7 +225,7 @@ class Durable:
     token: tuple[int, int]
     spans: Mapping[str, Timestamp]
     stats: Mapping[str, int] = field(default_factory=dict)
-    """Figures of a finished piece of work; empty while the work goes on."""
+    """Figures of a finished piece of work; empty while the work runs."""
 
 
 @dataclass(frozen=True, slots=True)

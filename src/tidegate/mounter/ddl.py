@@ -44,12 +44,12 @@ RENAME_TABLE: Final = 14
 CREATE_VIEW: Final = 21
 
 _NOT_AS_WRITTEN: Final = (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError)
-"""What reading a job raises if its parts are not as TiDB writes them."""
+"""Exceptions of reading a job whose parts are not as TiDB writes them."""
 _NO_ROWS: Final = "views and sequences hold no rows"
 
 
 def transition(job: DdlJob, catalog: Catalog) -> Transition:
-    """What a job that takes effect does to the catalogue. Raises Undecodable if it cannot be read."""
+    """Return the effect of a job on the catalogue. Raises Undecodable if it cannot be read."""
     rule = RULES.get(job.action)
     if rule is None:
         fix = "use a Tidegate that knows this TiDB version"

@@ -1,4 +1,4 @@
-"""What a DDL job does, as data: changes of the catalogue, events for targets, or a refusal.
+"""The effect of a DDL job, as data: changes of the catalogue, events for targets, or a refusal.
 
 Made by `ddl.transition`, applied by `schema_store`, filtered for each changefeed by `ddl_admission`.
 """
@@ -79,7 +79,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What a job does: the schemas and tables that change, and the events for targets.
+    """The effect of a job: the schemas and tables that change, and the events for targets.
 
     `tables` must be applied in their order. `ignored` says why there is no event.
     """

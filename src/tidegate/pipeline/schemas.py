@@ -32,7 +32,7 @@ class SchemaReader:
         if ts <= self._read_to:
             return self._store
         if self._access.span(self._ddl_span).dropped_to > self._read_to:
-            # This worker was idle for so long that the entries it has not read are gone.
+            # This worker was idle until the entries that it had not read were deleted.
             self._store = self._load()
             self._read_to = self._store.resolved_ts
         if ts > self._read_to:

@@ -1,4 +1,4 @@
-"""Finds registrations that have been silent for so long that their store may have forgotten them.
+"""Finds registrations that their store may have forgotten, because they are silent for too long.
 
 A live registration is silent if its resolved ts does not rise; a scanning one if nothing arrives for it. A
 live lock explains the silence: a bulk transaction of hours must not make the puller scan its regions every

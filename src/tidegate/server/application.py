@@ -82,7 +82,7 @@ class Application:
 
     @property
     def log(self) -> Path:
-        """What the application and Spark print."""
+        """The output of the application and Spark."""
         return self._folder.with_suffix(".log")
 
     @property

@@ -1,4 +1,4 @@
-"""What the capture's event store has received for the spans that a changefeed delivers on this capture.
+"""The rows that the event store has received for the spans that a changefeed delivers on this capture.
 
     floors and manifests --> begins too late | rows to deliver | nothing up to the bound: idle
 

@@ -51,7 +51,7 @@ class Candidacy:
         self.member = member
         self.captures: tuple[CaptureInfo, ...] = ()
         self.owner: CaptureInfo | None = None
-        """The owner of the feeds while this capture stands by."""
+        """The owner of the feeds while this capture is a standby."""
         self._client, self._where, self._lifetime, self._standing_by = client, where, lifetime, standing_by
         self._watches: list[asyncio.Task[None]] = []
 

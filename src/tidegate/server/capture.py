@@ -336,7 +336,7 @@ class Capture:
 
     @property
     def waiting_for(self) -> str:
-        """What the start waits for, in words; empty when the start is over."""
+        """Describes what the start waits for; empty when the start is over."""
         return self._lifetime.waiting_for
 
     @property
@@ -351,7 +351,7 @@ class Capture:
 
     @property
     def owner(self) -> CaptureInfo | None:
-        """The owner of the feeds while this capture stands by."""
+        """The owner of the feeds while this capture is a standby."""
         return None if self._candidacy is None else self._candidacy.owner
 
     @property
@@ -373,7 +373,7 @@ class Capture:
 
     async def resign(self) -> None:
         """Give up ownership. A capture that is alone takes it again at once: its feeds end and restart under
-        new tokens. If captures share an etcd, another one becomes the owner and this one stands by.
+        new tokens. If captures share an etcd, another one becomes the owner and this one a standby.
         """
         if self._candidacy is not None:
             self._lifetime.lose(Resigned("The capture was asked to resign.", where=self.options.address))

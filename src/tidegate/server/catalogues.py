@@ -163,7 +163,7 @@ class Catalogues:
     def newest(
         self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = (), *, read_to: int = 0
     ) -> Shared | None:
-        """Of the open catalogues that reach `ts`, the most recent one, if it has been read to `read_to`."""
+        """The most recent open catalogue that reaches `ts`, if it has been read to `read_to`."""
         found = [shared for shared in self._opened() if shared.reaches(ts, feed_filter, missing)]
         best = max(found, key=lambda shared: shared.catalogue.resolved_ts, default=None)
         return best if best is not None and best.catalogue.resolved_ts >= read_to else None

@@ -209,7 +209,7 @@ class Feed:
 
     @property
     def peers(self) -> Peers:
-        """What the owner knows of the processors of all captures."""
+        """The owner's knowledge of the processors of all captures."""
         return self._replication.peers
 
     @property
@@ -234,11 +234,11 @@ class Feed:
 
     @property
     def waiting_for(self) -> str:
-        """What must happen before anything can be delivered, in words; empty: nothing."""
+        """Describes what must happen before anything can be delivered; empty: nothing."""
         return self._replication.waiting_for
 
     def waits_for(self) -> str:
-        """What the checkpoint waits for, in words; empty when nothing is known."""
+        """Describes what the checkpoint waits for; empty when nothing is known."""
         if self.life.state in (State.STOPPED, State.FAILED):
             return self._words_of_history()
         waiting_for = self.waiting_for

@@ -2,7 +2,7 @@
 
     start: grant, bounds, spec --> the application runs it --> reports --> it has ended, or hangs: `fail`
 
-`server.processor` says when. What the pipeline reports goes to the machine (`control.processor`) and to the
+`server.processor` says when. The pipeline's reports go to the machine (`control.processor`) and to the
 totals. Reports of an earlier incarnation change nothing.
 """
 
@@ -48,7 +48,7 @@ from tidegate.server.totals import Totals
 LOG: Final = logging.getLogger(__name__)
 
 PIPELINE_STARTS: Final = "pipeline"
-"""What a feed waits for until its pipeline reports that it has started."""
+"""The text of `waits` until the pipeline reports that it has started."""
 LAST_WORDS_S: Final = 5.0
 """How long we wait for the reason when a pipeline has ended."""
 
@@ -73,7 +73,7 @@ class FeedPipeline:
         self.has_news = False
         """Whether rows were reported since the owner was sent the totals."""
         self.waits = ""
-        """What a start waits for, in words."""
+        """Describes what a start waits for."""
         self.load = LoadState()
         self.loaded = False
         self.load_plan: LoadPlan | None = None

@@ -120,7 +120,7 @@ class BoundsFile:
 
 @dataclass(frozen=True, slots=True)
 class FeedPlan:
-    """What does not change between the incarnations of a feed."""
+    """The settings that do not change between the incarnations of a feed."""
 
     cluster: int
     feed: FeedId

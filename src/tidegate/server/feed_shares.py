@@ -125,7 +125,7 @@ class FeedShares:
         for name in grants:
             self._peers[name].grant = settled[name]
 
-    # --- it goes on ----------------------------------------------------------------------------------
+    # --- it continues --------------------------------------------------------------------------------
 
     def look_around(self, owner: Owner | None, *, is_starting: bool) -> None:
         """Notice captures that come and go, and loads that differ; if needed, set `reason` to divide again.

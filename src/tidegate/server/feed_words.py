@@ -1,4 +1,4 @@
-"""What a changefeed's checkpoint waits for, in words for users.
+"""Describes for users what a changefeed's checkpoint waits for.
 
 The outermost reason is shown: the changefeed does not run, its processors start, its initial load is under
 way, its owner waits for a DDL or a layout, or the slowest capture waits.
@@ -26,7 +26,7 @@ def words_of_load(load: LoadState) -> str:
 
 
 def words_of_owner(owner: Owner, peers: Peers, wanted_partitions: int, partitions: int) -> str:
-    """What an owner waits for while its incarnation runs."""
+    """Describe what an owner waits for while its incarnation runs."""
     if words := words_of_disagreement(owner.disagreement):
         return words
     if owner.repartition_ts:

@@ -1,4 +1,4 @@
-"""What a feed without tables follows: one fixed range of keys. It takes the place of a `SchemaTracker`.
+"""The span of a feed without tables: one fixed range of keys. It takes the place of a `SchemaTracker`.
 
 There is no DDL, so the resolved ts of the range itself is used where otherwise that of the DDL span is.
 """

@@ -22,7 +22,7 @@ class Lifetime:
         self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
         """Resolves with the reason when the capture cannot continue."""
         self.waiting_for = ""
-        """What the start waits for, in words; empty when the start is over."""
+        """Describes what the start waits for; empty when the start is over."""
 
     def lose(self, error: TidegateError) -> None:
         """End the capture for this reason, unless there is an earlier one."""

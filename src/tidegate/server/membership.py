@@ -29,7 +29,7 @@ LOOK_S: Final = 0.25
 CHECK_S: Final = 0.1
 """How often a capture checks whether its session is still valid."""
 AGAIN_S: Final = 1.0
-"""The pause before a capture that has lost its session stands again."""
+"""The pause before a capture that has lost its session campaigns again."""
 
 
 class SessionLost(Fenced):

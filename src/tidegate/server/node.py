@@ -1,4 +1,4 @@
-"""What all feeds of a capture share: PD, metadata store, pullers' stores, clock, and the right to write."""
+"""Shared by all feeds of a capture: PD, metadata store, pullers' stores, clock, and the right to write."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Owned:
 
 @dataclass(slots=True)
 class Node:
-    """What all feeds of a capture share."""
+    """The parts that all feeds of a capture share."""
 
     cluster: int
     identity: str
@@ -298,7 +298,7 @@ class Node:
         return None if found is None else found.value
 
     async def read_grant(self, feed: FeedId) -> Grant | None:
-        """What this capture may write of a feed now."""
+        """Return the grant under which this capture may write for a feed now."""
         found = await self.read(grant_key(self.cluster, feed, self.capture))
         return None if found is None else Grant.from_bytes(found)
 

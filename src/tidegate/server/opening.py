@@ -3,9 +3,9 @@
     history is held --> catalogue --> spans are held --> look: floors, DDL and rows that have come --> close
 
 An opening is for one state of the changefeed and for certain ranges. Other ranges need a new opening, which
-takes over the spans that are still held. What an opening needs of upstream's history goes to the owner with
-each Sync, also if the owner is on this capture. It is reported before anything is read, and rises only when
-none of its spans can still be registered below.
+takes over the spans that are still held. The history that an opening needs from upstream goes to the owner
+with each Sync, also if the owner is on this capture. It is reported before anything is read, and rises only
+when none of its spans can still be registered below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a capture reads and writes in the metadata store before it owns the changefeeds.
+"""A capture's reads and writes in the metadata store before it owns the changefeeds.
 
     check_format    the store is of this version, or empty
     identity_of     the store's random id, which no other store has

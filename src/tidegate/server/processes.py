@@ -1,6 +1,6 @@
 """The processes of a session, as Linux shows them: lists them, finds stopped ones, and kills all.
 
-A child is started as the leader of a session of its own (`supervisor.spawn`). What it starts stays in that
+A child is started as the leader of a session of its own (`supervisor.spawn`). Its own children stay in that
 session, whatever process groups it makes. Signals to the child's group are not enough: Spark's worker daemon
 makes a group of its own, so they do not reach the Python workers. And a stopped process does not notice that
 its parent is gone; only SIGKILL ends it.

@@ -1,4 +1,4 @@
-"""What a capture does for one feed: has its spans pulled, runs its pipeline, reports progress to the owner.
+"""Works for one feed on a capture: has its spans pulled, runs its pipeline, reports progress to the owner.
 
     Dispatch --> rest | prepare: spans are pulled | run: and an incarnation of the pipeline delivers them
 
@@ -60,7 +60,7 @@ class FeedProcessor:
         header = Header(node.cluster, str(feed), "", 0, node.capture, node.epoch, sequence)
         self.machine = Processor(header, __version__, os.cpu_count() or 1)
         self._waits = ""
-        """What the work under way waits for, in words, but for the pipeline."""
+        """Describes what the work under way waits for, except for the pipeline."""
         self._wake = asyncio.Event()
         self.box = Box(self._wake.set)
         self._task: asyncio.Task[None] | None = None
@@ -294,7 +294,7 @@ class FeedProcessor:
 
     @property
     def _begins(self) -> bool:
-        """Whether the pipeline is being started: that takes longer than a running one may stand still."""
+        """Whether the pipeline is being started: that takes longer than a running one may be silent."""
         wanted = self._goal is not None and self._goal.wish is Wish.RUN and self._failure is None
         return wanted and (not self._ready or self.pipeline.is_starting)
 
@@ -392,11 +392,11 @@ class FeedProcessor:
 
     @property
     def waits(self) -> str:
-        """What the work under way waits for, in words; empty: nothing."""
+        """Describes what the work under way waits for; empty: nothing."""
         return self._waits or self.pipeline.waits
 
     def _words(self) -> str:
-        """What the least checkpoint waits for, in words."""
+        """Describe what the least checkpoint waits for."""
         if self.waits or not self.machine.spans.is_open:
             return self.waits
         if self.pipeline.load_plan is not None:

@@ -1,4 +1,4 @@
-"""What a changefeed's processors report, and what its owner concludes from it.
+"""The reports of a changefeed's processors, and the owner's conclusions from them.
 
     message --> is it late? --> is it of a new process? --> peer, owner's machine, totals --> findings
 

@@ -1,4 +1,4 @@
-"""What a processor waits for, in words for users and for its watchdog."""
+"""Describes for users, and for its watchdog, what a processor waits for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES_TRIED: Final = 8
 
 
 def words_of_slowest(machine: Processor, opening: Opening) -> str:
-    """What the lowest checkpoint waits for."""
+    """Describe what the lowest checkpoint waits for."""
     slowest = machine.spans.slowest()
     if slowest is None or machine.spans.durable(slowest.id) >= machine.bound:
         return "resolved ts of the DDL span"
@@ -25,7 +25,7 @@ def words_of_slowest(machine: Processor, opening: Opening) -> str:
 
 
 def words_of_undelivered(machine: Processor, opening: Opening) -> str:
-    """What a running pipeline has to deliver; empty: nothing."""
+    """Describe what a running pipeline has to deliver; empty: nothing."""
     spans = opening.arrivals.undelivered
     if not spans or not machine.spans.is_open:
         return ""

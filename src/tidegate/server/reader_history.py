@@ -21,7 +21,7 @@ from tidegate.tidb import table_info
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What a query sends about itself with each request."""
+    """The description of itself that a query sends with each request."""
 
     instance: str
     columns: pa.Schema | None

@@ -432,7 +432,7 @@ def _check_state(found: Feed) -> None:
 
 
 def _waits(found: Feed) -> str:
-    """What stops or limits the changes, in words; empty: nothing that a user must act on."""
+    """Describe what stops or limits the changes; empty: nothing that a user must act on."""
     if found.life.state is State.STOPPED:
         return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` resumes it"
     error = found.life.error

@@ -57,7 +57,7 @@ LOG: Final = logging.getLogger(__name__)
 TICK_S: Final = 0.02
 """The pause between ticks while new DDL waits for the catalogue, which another thread may be using."""
 PIPELINE_STARTS: Final = "pipeline"
-"""What a feed waits for until its processors deliver, as shown to users."""
+"""The text of `waiting_for` until processors deliver, as shown to users."""
 
 
 class Replication:
@@ -70,7 +70,7 @@ class Replication:
         self.owner: Owner | None = None
         """The owner machine; None while the catalogue is not open."""
         self.waiting_for = ""
-        """What must happen before anything can be delivered, in words."""
+        """Describes what must happen before anything can be delivered."""
         self.left_behind = False
         """Whether our processor has not confirmed its end, so that it may still write the feed's files."""
         self._wake = asyncio.Event()

@@ -252,7 +252,7 @@ class SchemaTracker:
             yield from catalogue.steps(ts - 1, ts)
 
     def _batch(self, step: Step) -> DdlBatch | None:
-        """What the jobs of one ts mean for the feed; None: nothing."""
+        """Return the feed's DDL in the jobs of one ts; None: it has none."""
         ts, applied = step
         sent: list[DdlEvent] = []
         error: TidegateError | None = None

@@ -42,7 +42,7 @@ from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
 
 STANDS_S: Final = 10.0
-"""A feed that holds spans and has made no progress for this long stands still."""
+"""A feed that holds spans and has made no progress for this long hangs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class Faults:
         self._later(0.5, 5.0, capture.start_again)
         old = list(capture.workers)
         lasts = self._later(0.0, 20.0, lambda: self._end_all(old))
-        return f"{capture.name}'s control process is killed, and its workers go on {lasts}"
+        return f"{capture.name}'s control process is killed, and its workers continue {lasts}"
 
     def _end_all(self, workers: list[Worker]) -> None:
         for worker in workers:

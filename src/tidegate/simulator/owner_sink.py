@@ -32,7 +32,7 @@ class OwnerSink:
         self._epoch = 0
         """The epoch of our writer at the sink."""
         self.journal = Journal(0, 0)
-        """What the sink had committed when it was opened."""
+        """The records that the sink had committed when it was opened."""
         self.is_open = False
 
     def fence_all(self, grants: dict[str, Grant], lead: Grant, name: str) -> Steps[None]:

@@ -47,7 +47,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         last_s=60.0,
     ),
     "zombie": Scenario(
-        "processes stand still, and wake up when others have their ranges",
+        "processes are stopped, and wake up when others have their ranges",
         ("capture stopped", "control process stopped", "worker stopped", "control process killed"),
         every_s=8.0,
         last_s=70.0,
@@ -73,7 +73,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         last_s=60.0,
     ),
     "slow-sink": Scenario(
-        "the sink is slow or down, and regions stand still, while workers die",
+        "the sink is slow or down, and regions do not advance, while workers die",
         ("slow sink", "sink down", "cut off from the sink", "region stalled", "worker killed"),
     ),
     "storm": Scenario(

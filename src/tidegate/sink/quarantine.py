@@ -89,7 +89,7 @@ class Kept:
     number: int
     """Counted from 1, torn lines included. The file only grows at its end, so a line keeps its number."""
     size: int
-    """Of the line, in bytes."""
+    """The size of the line in bytes."""
     entry: dict[str, Any] | None
     """The entry that was appended, with its bytes restored; None: the line is torn."""
     why: str = ""

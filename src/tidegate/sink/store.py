@@ -277,7 +277,7 @@ class DiskStore:
 
 
 def said(error: BaseException) -> str:
-    """A library's error as one line, without colors. Of a server's answer only its code and message are kept.
+    """A library's error as one line, without colors. Only the code and message of a server's answer are kept.
 
     The full answer may hold secrets that must not be shown, for example a session's token.
     """

@@ -198,7 +198,7 @@ class Catalog:
 
 
 def bootstrap() -> list[Mutation]:
-    """What a fresh cluster has before the first user DDL: schema mysql, its two DDL tables, counters."""
+    """Keys of a fresh cluster before the first user DDL: schema mysql, its two DDL tables, counters."""
     job_columns = [
         ColumnSpec("job_id", 8, 20, flag=NOT_NULL | PRIMARY | NO_DEFAULT),
         ColumnSpec("reorg", 3, 11),

@@ -13,7 +13,7 @@ from tidegate.consumer.mysql.session import Connection, MySqlServer
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing below the raising call goes on, and every connection ends."""
+    """Simulates kill -9: nothing below the raising call continues, and every connection ends."""
 
 
 class MortalServer(MySqlServer):

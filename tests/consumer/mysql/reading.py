@@ -1,4 +1,4 @@
-"""What a MariaDB holds, as TiDB's text protocol would show it."""
+"""The rows of a MariaDB, as TiDB's text protocol would show them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def differences(
 
 
 def _without_virtual(expected: SnapshotTable, columns: Sequence[str]) -> SnapshotTable:
-    """What SQL saw, without the virtual columns, which no message carries."""
+    """Return the rows that SQL saw, without the virtual columns, which no message carries."""
     kept = [at for at, name in enumerate(expected.columns) if name in columns]
     if len(kept) == len(expected.columns) or expected.rows is None:
         return expected

@@ -50,7 +50,7 @@ def ts_of(event: Event) -> int:
 
 
 def since(start: int, until: int) -> MemoryTopic:
-    """What a changefeed sends that was begun at `start`, of the tables that can be adopted."""
+    """Return the topic of a changefeed from `start` on, for the tables that can be adopted."""
     options = codec_options({"protocol": "open-protocol"})
     events = [
         event for event in events_of(LOGS / "keys.jsonl.gz", until=until, force=True) if ts_of(event) > start
@@ -80,7 +80,7 @@ def test_a_copy_later_than_the_start_ts_becomes_equal_despite_crashes(
     forget(mariadb, "later")
     consume(mariadb, "keys", bare(topic_of("keys", copied.ts)), tmp_path / "copy", copied.ts)
     assert differences(mariadb, copied) == {}
-    forget(mariadb, "keys")  # whoever loaded the tables is gone
+    forget(mariadb, "keys")  # the loader of the tables is gone
     connection = mariadb.connect()
     for table in UNADOPTABLE:
         connection.cursor().execute(f"DROP TABLE k.{table}")
@@ -233,7 +233,7 @@ def test_triggers_strangers_and_missing_tables_are_refused(
 def test_a_key_that_is_not_the_targets_first_is_the_topics(
     mariadb: MySqlServer, cursor: Any, tmp_path: Path
 ) -> None:
-    """Of two unique indexes alike TiDB takes the older one, which need not stand first here."""
+    """TiDB takes the older one of two equal unique indexes, which need not be the first here."""
     columns = replace(ID, name="b"), replace(U, name="a")
     with Consumer(mariadb, tmp_path, adopting=False) as consumer:
         consumer.applier.ddl(

@@ -80,7 +80,7 @@ def test_death_at_any_write_ends_with_each_row_once(
     assert items(mariadb) == STORY
 
 
-def test_a_unique_index_beside_the_key_is_refused_before_a_row_is_written(
+def test_a_second_unique_index_is_refused_before_a_row_is_written(
     mariadb: MySqlServer, tmp_path: Path
 ) -> None:
     twice = "CREATE TABLE `items` (`id` INT PRIMARY KEY, `n` INT, UNIQUE KEY `of_n` (`n`))"

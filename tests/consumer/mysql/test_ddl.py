@@ -66,7 +66,7 @@ class Life:
     """A consumer that has taken the server over. Dies at the n-th durable step of a DDL: see `dies_at`."""
 
     class Over(BaseException):
-        """Stands for kill -9."""
+        """Simulates kill -9."""
 
     def __init__(self, server: MySqlServer, name: str, folder: Path, dies_at: int | None = None) -> None:
         """`dies_at`: 2n before step n takes effect, 2n + 1 right after; None: never."""
@@ -159,7 +159,7 @@ def expected(made: Definition) -> list[tuple[str, str]]:
 
 
 def parts(description: str | None) -> tuple[list[str], list[str]]:
-    """Columns in order, and everything else in none: an index that was added later stands at the end."""
+    """Columns in order, and everything else in none: an index that was added later is at the end."""
     lines = (description or "").split("\n")
     return [line for line in lines if line.startswith("`")], sorted(lines)
 
@@ -233,7 +233,7 @@ def check_old_rows(cursor: Any, made: Definition, filled: Iterable[Column], quer
 
 
 def compared(column: Column, name: str = "") -> str:
-    """What tells two values of a column apart: floats exactly, bits and text by their bytes."""
+    """Return the SQL that compares values of a column: floats exactly, bits and text by their bytes."""
     held = f"`{name or column.name}`"
     if column.kind in (Kind.FLOAT, Kind.DOUBLE):
         return f"CAST({held} AS DOUBLE)"
@@ -241,7 +241,7 @@ def compared(column: Column, name: str = "") -> str:
 
 
 def stored(cursor: Any, value: Value, column: Column) -> Any:
-    """What the server holds when a value is written into such a column."""
+    """Return the value that the server stores when `value` is written into such a column."""
     cursor.execute(f"CREATE OR REPLACE TABLE {FRESH}.w (c {column_text(replace(column, default=None))})")
     cursor.execute(f"INSERT INTO {FRESH}.w VALUES ({literal(value, column)})")
     cursor.execute(f"SELECT {compared(column, 'c')} FROM {FRESH}.w")
@@ -535,7 +535,7 @@ PAIRS = [
 def test_a_conversion_gives_the_values_that_tidb_gives_or_stops(
     server_once: Connection, before: Column, values: list[Value], after: Column
 ) -> None:
-    """What does not fit is an error of the strict server: nothing becomes another value unseen."""
+    """A value that does not fit is an error of the strict server: no value changes silently."""
     cursor = server_once.cursor()
     differ = [value for value in values if not converts_alike(cursor, value, before, after)]
     assert differ == []

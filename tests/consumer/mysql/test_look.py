@@ -1,4 +1,4 @@
-"""What is seen of a consumer of a real MariaDB from outside, and that looking takes nothing over."""
+"""A consumer of a real MariaDB as seen from outside; looking at it takes nothing over."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_readers_see_parts_only_where_a_transaction_may_not_be_so_large(
 
 
 def test_all_rows_are_converted_before_anything_is_begun(server: MySqlServer, tmp_path: Path) -> None:
-    """What is wrong with them shows then, and an unknown table asks the server while nobody writes."""
+    """Errors in them are found then, and an unknown table is looked up while nobody writes."""
     cut: list[bool] = []
 
     def watch(target: MySqlTarget) -> None:

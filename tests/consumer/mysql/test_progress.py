@@ -125,7 +125,7 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
     old, _ = taken(mariadb, name)
     old.begin("p1", {0: "a"})
     taken(mariadb, name)
-    fresh = mariadb.connect()  # it may open connections anew, which nobody can end before
+    fresh = mariadb.connect()  # it may reopen connections, which nobody can end before
     fresh.begin()
     with pytest.raises(Fenced):
         old.lane(0, fresh)
@@ -169,7 +169,7 @@ def test_a_statement_without_a_transaction_has_ended_when_the_lock_is_free(
     while not running(rows, "SLEEP"):
         pass
     new, _ = taken(mariadb, name)
-    assert not running(rows, "SLEEP"), "the taker has the lock, and the statement goes on"
+    assert not running(rows, "SLEEP"), "the taker has the lock, and the statement runs"
     thread.join()
     assert errors
     new.hold.check_lock()

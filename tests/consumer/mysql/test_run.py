@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.consumer.logs import snapshots
 from tests.consumer.mysql.reading import differences, forget
-from tests.consumer.test_job import LINE, Heard, bank_messages
+from tests.consumer.test_job import LINE, Running, bank_messages
 from tests.consumer.topics import publish
 from tidegate.consumer.job import Settings
 from tidegate.consumer.mysql.session import MySqlServer
@@ -28,9 +28,9 @@ def test_a_second_consumer_takes_the_first_ones_place_and_the_first_ends(
     source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
     target = f"mysql://root@127.0.0.1:{mariadb.port}/"
 
-    def consumer(folder: str, until: int | None) -> Heard:
+    def consumer(folder: str, until: int | None) -> Running:
         database = DatabaseSettings("run", tmp_path / folder, lanes=2)
-        return Heard(spark, Settings(source, target, until=until, commit_s=0.1, database=database))
+        return Running(spark, Settings(source, target, until=until, commit_s=0.1, database=database))
 
     first = consumer("first", None)
     publish(kafka, topic, messages[: len(messages) // 2])

@@ -1,4 +1,4 @@
-"""What the MySQL target relies on and no manual promises: each fact is read from a real MariaDB."""
+"""The MySQL target relies on facts that no manual promises. Each is read from a real MariaDB."""
 
 from __future__ import annotations
 

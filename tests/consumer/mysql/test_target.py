@@ -80,7 +80,7 @@ def test_death_in_batches_of_changing_size_loses_and_doubles_nothing(
     for dies_at in count(31):
         try:
             mortal = MortalServer.at(mariadb, dies_at + 7 * (dies_at % 13))
-            # What a life reads at once is chance: what the one before it began must be told, not met again.
+            # Batches of a life are random, so each must report the write that the one before it began.
             rows, split = 200 + 170 * (dies_at % 4), 1 if dies_at % 3 else None
             consume(mortal, log, topic, tmp_path, lines[-1].ts, rows, sizes, transaction=split)
             break
@@ -90,7 +90,7 @@ def test_death_in_batches_of_changing_size_loses_and_doubles_nothing(
     assert differences(mariadb, lines[-1]) == {}
 
 
-def test_connections_that_break_are_taken_over_and_the_rest_goes_on(
+def test_connections_that_break_are_taken_over_and_the_rest_continues(
     mariadb: MySqlServer, tmp_path: Path
 ) -> None:
     """Somebody ends all our connections again and again, between writes and in the midst of them."""

@@ -295,7 +295,7 @@ def _whole(declared: str, kind: int, bits: int) -> dict[str, Stored]:
 
 
 def _random_floats(form: str, count: int) -> Iterator[float]:
-    """Of all exponents, the denormal ones too; the same in every run."""
+    """Yield floats of all exponents, denormal ones included; the same in every run."""
     chance = random.Random(7)
     while count:
         value: float = struct.unpack(form, chance.randbytes(struct.calcsize(form)))[0]
@@ -564,7 +564,7 @@ def test_equal_rows_go_as_often_as_they_are_named(server: Connection) -> None:
     found = [
         (written(server, text), wanted) for text, wanted in bag_deletes(BAG, bag_of(gone), "t", Digest())
     ]
-    assert found == [(2, 2), (2, 2), (0, 1)], "a row that is not there is told by the count"
+    assert found == [(2, 2), (2, 2), (0, 1)], "the count shows that a row is missing"
     left = ask(server, "SELECT a, b FROM t")
     assert Counter(left) == Counter({("a", 1): 3, (None, None): 1, ("b", None): 1})
 

@@ -39,7 +39,7 @@ _OPERATIONS = {"put": OP_PUT, "delete": OP_DELETE, "lock": 0}
 
 @dataclass
 class Pushed:
-    """What came of the rows of a message."""
+    """The result of pushing the rows of a message."""
 
     changes: list[Change] = field(default_factory=list)
     initialized: bool = False

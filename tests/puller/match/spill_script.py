@@ -13,7 +13,7 @@
 
 All but `limit`, `damage` and `close` are of region 1 unless `region=2` says another. Every command shows the
 changes that come out, by commit ts and key, what registrations have to say, and after a change what is on
-disk. What is open in memory is within the limit after each of them.
+disk. The open rows in memory are within the limit after each of them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SpillScript:
         return _error(region) if one.name == "error" else rows_message(region, _REQUEST, [row_of(one)])
 
     def _fed(self, *messages: bytes) -> str:
-        """What comes of messages that are read at once, as a stream's worker takes them."""
+        """Return the result of messages that are read at once, as a stream's worker takes them."""
         matched = self._matcher.feed(messages)
         self._matcher.relieve()
         assert self._matcher.open_bytes <= self._limit

@@ -69,7 +69,7 @@ def changes_of(matched: Matched) -> list[list[Change]]:
 
 @dataclass
 class Twins:
-    """Plain matchers beside the compiled one."""
+    """Plain matchers next to the compiled one."""
 
     trust_empty: bool = False
     compiled: BlockMatcher = field(init=False)

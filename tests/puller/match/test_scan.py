@@ -80,7 +80,7 @@ def scan(data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
 
 
 def plain(message: cdcpb.ChangeDataEvent) -> list[object]:
-    """What the scan should find, by protobuf."""
+    """Return the expected result of the scan, by protobuf."""
     found: list[object] = []
     for event in message.events:
         kind = event.WhichOneof("event")
@@ -105,7 +105,7 @@ def plain_row(row: cdcpb.Event.Row) -> tuple[object, ...]:
 
 
 def compiled(event_table: np.ndarray, row_table: np.ndarray) -> list[object]:
-    """What the scan found."""
+    """Return the result of the scan."""
     found: list[object] = []
     for kind, region, request, first, end, ts, size, _ in event_table.tolist():
         if kind == k.ROWS:

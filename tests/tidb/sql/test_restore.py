@@ -18,7 +18,7 @@ CORPUS = [*RECORDED, *STATEMENTS]
 PIECES = [re.findall(r"\s+|\w+|`[^`]*`|'[^']*'|.", text, re.DOTALL) for text in CORPUS]
 ODD = ["\u0660", "é", "\\", '"', "'", "`", "\0", "1e999", "9" * 400, "@@", "/*", "*/", "/*T!", "--", "x'"]
 NOT_AGAIN = re.compile(r"TTL_ENABLE|CHAR_FUNC|PLACEMENT|RESOURCE GROUP", re.IGNORECASE)
-"""What TiDB writes otherwise, or leaves out, when it reads its own text again."""
+"""Parts that TiDB writes differently, or leaves out, when it reads its own text again."""
 
 
 @pytest.mark.golden
@@ -124,7 +124,7 @@ def test_a_statement_has_a_bounded_length_and_depth() -> None:
     assert restore(f"create view v as select {wide}").endswith(wide)
 
 
-def test_statements_of_one_query_are_told_apart() -> None:
+def test_statements_of_one_query_are_separated() -> None:
     assert split("drop table a; drop table `b;c`;") == ["DROP TABLE `a`", "DROP TABLE `b;c`"]
 
 

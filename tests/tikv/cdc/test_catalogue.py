@@ -27,16 +27,16 @@ def kinds(feed: Feed) -> list[str]:
     return [cdc.Event.LogType.Name(row.type) for row in feed.rows]
 
 
-def test_tso_failure_resolved_ts_stands_and_then_goes_on_and_never_falls(make: Make) -> None:
+def test_tso_failure_resolved_ts_waits_then_advances_and_never_falls(make: Make) -> None:
     cluster = make()
     client = Client(cluster)
     feed = client.register(1, cluster.regions.all[0])
     client.until(lambda: feed.resolved_ts > 0)
     for _ in range(3):
         cluster.tso.freeze()
-        stood = max(feed.resolved_ts, cluster.tso.present())
+        frozen_at = max(feed.resolved_ts, cluster.tso.present())
         cluster.tso.thaw()
-        caught_up(client, feed, stood + 1)
+        caught_up(client, feed, frozen_at + 1)
     client.close()
 
 
@@ -81,13 +81,13 @@ def test_stream_multiplexing_a_request_resolves_while_another_is_scanned(make: M
     first = client.register(1, region)
     client.until(lambda: first.initialized)
     cluster.txn(*(put(b"k%03d" % i, bytes(1000)) for i in range(200)))
-    go_on = cluster.hold_scans(beginning_with=1)
+    proceed = cluster.hold_scans(beginning_with=1)
     second = client.register(2, region)
     client.until(lambda: bool(second.rows))
     now = cluster.tso.get()
     caught_up(client, first, now)
     assert not second.initialized
-    go_on.set()
+    proceed.set()
     caught_up(client, second, now)
     client.close()
 
@@ -214,12 +214,12 @@ def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"k%03d" % i, bytes(1000)) for i in range(100)))
     client = Client(cluster)
-    go_on = cluster.hold_scans(beginning_with=0)
+    proceed = cluster.hold_scans(beginning_with=0)
     feeds = [client.register(number, region) for number in range(3)]
     client.until(lambda: feeds[2].error is not None)
     assert feeds[2].error is not None
     assert feeds[2].error.server_is_busy.reason == "too many pending incremental scans"
-    go_on.set()
+    proceed.set()
     client.until(lambda: feeds[0].initialized and feeds[1].initialized)
     caught_up(client, feeds[0], cluster.tso.get())
     again = client.register(9, region)
@@ -256,7 +256,7 @@ def test_unresolved_region_count_a_hundred_regions_all_resolve(make: Make) -> No
         client.close()
 
 
-def test_memory_quota_of_a_scan_that_nobody_reads_lets_other_streams_go_on(make: Make) -> None:
+def test_memory_quota_of_a_scan_that_nobody_reads_stops_no_other_stream(make: Make) -> None:
     cluster = make()
     (region,) = cluster.regions.all
     for batch in range(4):

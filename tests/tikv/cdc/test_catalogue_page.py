@@ -16,7 +16,7 @@ def names(path: Path) -> set[str]:
 
 
 def folder_of(file: str) -> Path:
-    """What a name on the page is relative to."""
+    """Return the folder that a name on the page is relative to."""
     ours = file.startswith(("puller/", "kvclient/"))
     return ROOT / "tests" if ours else ROOT / "tests/tikv"
 

@@ -150,7 +150,7 @@ def test_register_after_connection_deregistered_is_passed_over(make: Make) -> No
 
 
 @pytest.mark.parametrize(("version", "is_checked"), [("5.2.9", False), ("5.3.0", True)])
-def test_cluster_id_mismatch_is_told_to_clients_of_5_3_0_and_later(
+def test_cluster_id_mismatch_is_reported_to_clients_of_5_3_0_and_later(
     make: Make, version: str, is_checked: bool
 ) -> None:
     cluster = make()
@@ -384,7 +384,7 @@ def test_rollback_prewrites_with_txn_source_a_filtered_lock_holds_the_ts(make: M
 
 
 @pytest.mark.parametrize("is_pessimistic", [False, True])
-def test_overlapped_write_bug_the_next_lock_on_the_key_is_told(make: Make, is_pessimistic: bool) -> None:
+def test_overlapped_write_bug_the_next_lock_on_the_key_is_sent(make: Make, is_pessimistic: bool) -> None:
     """tikv#18498 and #19083: T2 began at T1's commit_ts and rolls back a secondary there; T3 comes."""
     cluster = make()
     older = cluster.tso.get()

@@ -63,7 +63,7 @@ def test_after_the_error_of_a_subscription_nothing_of_it_follows() -> None:
     ]
 
 
-def test_a_scan_waits_for_room_and_goes_on() -> None:
+def test_a_scan_waits_for_room_and_continues() -> None:
     channel, one = Channel(), Subscription()
     assert channel.put_scanned(one, event(1, SCAN_BYTES_MAX))
     done = threading.Event()
@@ -124,7 +124,7 @@ def test_clients_that_do_not_read_share_one_budget_and_then_are_stuck() -> None:
     other.sent()
     now[0] = 602.0
     assert not other.is_stuck(300.0), "nothing waits for its client"
-    assert other.put_scanned(two, event(3, 500)), "one event at a time goes on"
+    assert other.put_scanned(two, event(3, 500)), "one event at a time is accepted"
     thread = threading.Thread(target=lambda: other.put_scanned(two, event(4, 500)))
     thread.start()
     assert len(taken(other) or []) == 1

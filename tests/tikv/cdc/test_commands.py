@@ -194,7 +194,7 @@ def test_an_overlapped_rollback_is_emitted_under_the_ts_of_the_commit(make: Make
     client.close()
 
 
-def test_a_silent_rollback_of_a_secondary_lets_the_resolved_ts_go_on(make: Make) -> None:
+def test_a_silent_rollback_of_a_secondary_lets_the_resolved_ts_advance(make: Make) -> None:
     """The stale lock of tikv#18498: nothing is written for it, but the lock is gone."""
     cluster = make()
     commit_ts = cluster.txn(put(b"s"))

@@ -129,7 +129,7 @@ def test_a_rollback_is_sent_and_frees_the_resolved_ts(rig: Rig) -> None:
     ]
 
 
-def test_a_rollback_at_anothers_commit_ts_is_told_under_its_own_start(rig: Rig) -> None:
+def test_a_rollback_at_anothers_commit_ts_is_sent_under_its_own_start(rig: Rig) -> None:
     rig.prewrite(10, put(b"k"))
     rig.commit(10, 20, b"k")
     one = rig.downstream()

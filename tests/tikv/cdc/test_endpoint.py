@@ -120,7 +120,7 @@ def test_every_subscription_keeps_its_promises_whenever_it_comes(
 
 
 class _Written:
-    """What the writers committed: (key, commit_ts) -> value, None for a delete."""
+    """The writers' commits: (key, commit_ts) -> value, None for a delete."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -209,7 +209,7 @@ def test_requests_that_cannot_be_served_say_why(make: Callable[..., Cluster]) ->
 
 
 class _Refused(Feed):
-    """Of a registration under the ids of another, whose marks go on coming."""
+    """A registration under the ids of another one, whose marks keep coming."""
 
     def take_resolved(self, ts: int) -> None:
         return
@@ -401,7 +401,7 @@ def test_idle_stores_tick_less_often_until_any_of_them_is_written(
 def test_a_defect_in_a_tick_ends_the_streams_and_the_next_tick_comes(
     make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a defect has left half done belongs to streams: without them the store is as new."""
+    """Work that a defect has left half done belongs to streams: without them the store is as new."""
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)

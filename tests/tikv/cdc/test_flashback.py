@@ -66,7 +66,7 @@ def test_flashback_freezes_the_resolved_ts_and_then_emits_its_changes(make: Make
     cluster.call(prewrite(open_ts, put(b"c", b"never"), put(b"g", b"never")), b"c")
     start_ts = cluster.tso.get()
     assert not cluster.call(prepare(start_ts, version), b"a").error
-    stood = cluster.tso.get()
+    now = cluster.tso.get()
     late = client.register(3, region)
     client.until(lambda: late.error is not None)
     assert late.error is not None
@@ -75,7 +75,7 @@ def test_flashback_freezes_the_resolved_ts_and_then_emits_its_changes(make: Make
     client.until(lambda: len(client.messages) > beats)
     assert feed.resolved_ts <= start_ts
     assert narrow.resolved_ts <= start_ts, "also where the lock is not"
-    held = refused(cluster, pb.GetRequest(key=b"a", version=stood)).flashback_in_progress
+    held = refused(cluster, pb.GetRequest(key=b"a", version=now)).flashback_in_progress
     assert (held.region_id, held.flashback_start_ts) == (region.id, start_ts)
     commit_ts = cluster.tso.get()
     assert not cluster.call(flash_back(start_ts, version, commit_ts), b"a").error
@@ -95,7 +95,7 @@ def test_flashback_freezes_the_resolved_ts_and_then_emits_its_changes(make: Make
     client.close()
 
 
-def test_a_flashback_that_was_cut_off_goes_on_from_what_is_stored(
+def test_a_flashback_that_was_cut_off_resumes_from_what_is_stored(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decisions, "BATCH_KEYS", 3)

@@ -36,7 +36,7 @@ def test_what_scans_have_not_used_lasts_for_a_tenth_of_a_second() -> None:
     limiter = Limiter(1000.0, lambda: now)
     assert limiter.charge(100) == 0.0
     assert limiter.charge(500) == pytest.approx(0.5)
-    assert limiter.charge(500) == pytest.approx(1.0), "whoever sends next waits for what was sent"
+    assert limiter.charge(500) == pytest.approx(1.0), "the next sender waits for what was sent"
     now += 1.0
     assert limiter.charge(0) == pytest.approx(0.0)
     now += 60.0

@@ -43,7 +43,7 @@ Item = tuple[str, Any]
 
 @dataclass
 class Trace:
-    """What one registration was sent, in order: ("rows", of one event), ("resolved", ts), ("error", why)."""
+    """Events of one registration, in order: ("rows", of one event), ("resolved", ts), ("error", why)."""
 
     region: Region
     checkpoint_ts: int
@@ -169,7 +169,7 @@ class Run:
             )
 
     def finish(self) -> None:
-        """Wait until every registration has ended or all is told, and sort what was sent."""
+        """Wait until every registration has ended or all is sent, and sort what was sent."""
         self.cluster.faults.scan_delay_s = 0.0
         last = self.cluster.tso.get()
         self.client.until(
@@ -191,7 +191,7 @@ class Run:
                 self.traces[mark.request_id, region_id].items.append(("resolved", mark.ts))
 
     def see_the_rest(self) -> None:
-        """What could still be sent, by scans of ended registrations or by a tick, has been taken."""
+        """Take everything that scans of ended registrations, or a tick, may still send."""
         deadline = time.monotonic() + WAIT_S
         while self.cluster.endpoint._scans.count and time.monotonic() < deadline:
             time.sleep(0.0005)
@@ -220,7 +220,7 @@ EXAMPLES = settings(
 
 @pytest.fixture
 def cluster(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A store that tells a resolved ts at every tick, also one that stands still."""
+    """A store that sends a resolved ts at every tick, also one that has not advanced."""
     monkeypatch.setattr(ticker, "REPEAT_S", 0.0)
     return make()
 

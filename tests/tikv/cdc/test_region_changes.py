@@ -1,4 +1,4 @@
-"""What registrations hear when their region changes, and that nothing is lost or told too early over it.
+"""Registrations are informed when their region changes, and nothing is lost or sent too early.
 
 After TiKV's tests of the same scenarios: cdc_basic, not_leader, region_split, merge, notify_pending_regions,
 term_change, stale_epoch_after_region_ready.
@@ -151,14 +151,14 @@ def test_a_split_during_a_scan_ends_the_registration_and_nothing_follows(
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"key%04d" % i, bytes(200)) for i in range(2000)))
     client = Client(cluster)
-    go_on = cluster.hold_scans(beginning_with=1)
+    proceed = cluster.hold_scans(beginning_with=1)
     feeds = [client.register(number, region) for number in range(6)]
     client.until(lambda: any(feed.rows for feed in feeds))
     cluster.operators.split(region.id, [keys.encode(b"key1")])
     for feed in feeds:
         ended(client, feed)
     rows = [len(feed.rows) for feed in feeds]
-    go_on.set()
+    proceed.set()
     fresh = client.register(9, cluster.regions.all[0])
     client.until(lambda: fresh.initialized)
     assert rows == [len(feed.rows) for feed in feeds], "promise 4: nothing after the error"
@@ -169,18 +169,18 @@ def test_a_split_during_a_scan_ends_the_registration_and_nothing_follows(
 def test_a_registration_between_a_split_and_its_region_table_is_ended(
     make: Callable[..., Cluster],
 ) -> None:
-    """It came too late to be told by the observer, and too early to be refused: its capture finds out."""
+    """It came too late to be informed by the observer, and too early to be refused: its capture finds out."""
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
-    observed, go_on = threading.Event(), threading.Event()
+    observed, proceed = threading.Event(), threading.Event()
 
     class Holder:
         """A member that keeps the table of regions as it was for a while."""
 
         def will_change(self, change: RegionChange) -> None:
             observed.set()
-            assert go_on.wait(WAIT_S)
+            assert proceed.wait(WAIT_S)
 
         def has_changed(self, change: RegionChange) -> None:
             """Nothing to do."""
@@ -193,7 +193,7 @@ def test_a_registration_between_a_split_and_its_region_table_is_ended(
     later = client.register(2, replace(region, id=999))
     client.until(lambda: later.error is not None)  # the endpoint takes them in order
     assert feed.error is None
-    go_on.set()
+    proceed.set()
     splitting.join()
     parts = ended(client, feed).epoch_not_match.current_regions
     assert {part.id for part in parts} == {each.id for each in cluster.regions.all}
@@ -217,7 +217,7 @@ def test_a_new_leaders_resolved_ts_waits_for_locks_of_the_old_ones_time(make: Ca
     client.close()
 
 
-def test_a_store_that_stops_ends_its_streams_and_the_next_leader_goes_on(
+def test_a_store_that_stops_ends_its_streams_and_the_next_leader_continues(
     make: Callable[..., Cluster],
 ) -> None:
     cluster = make(stores=3)

@@ -1,4 +1,4 @@
-"""What a connection can do follows from how it was opened."""
+"""The way a connection was opened decides what it can do."""
 
 from __future__ import annotations
 

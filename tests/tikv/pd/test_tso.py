@@ -15,7 +15,7 @@ from tidegate.tikv.pd.tso import Tso, TsoMode
 
 
 class SetClock:
-    """A clock that stands where it is put."""
+    """A clock that keeps the time it was set to."""
 
     def __init__(self, now_ms: int) -> None:
         self.ms = now_ms
@@ -52,7 +52,7 @@ def test_they_ascend_across_restarts_and_clock_jumps(
         ts = tso.get(count)
         assert ts - (count - 1) > last, "the first of the batch is above the last of the one before"
         assert timestamp.physical_ms(ts) == timestamp.physical_ms(ts - count + 1), (
-            "a batch lies in one millisecond"
+            "a batch is within one millisecond"
         )
         last = ts
     engine.close()
@@ -69,7 +69,7 @@ def test_they_follow_the_clock(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_manual_one_moves_only_forward_and_only_when_told(tmp_path: Path) -> None:
+def test_a_manual_one_moves_only_forward_and_only_on_request(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     tso = Tso(engine, SetClock(10_000), TsoMode.MANUAL)
     assert [tso.get(), tso.advance(7), tso.get(100), tso.advance(3), tso.present()] == [0, 7, 7, 7, 7]

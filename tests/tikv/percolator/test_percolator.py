@@ -65,7 +65,7 @@ class Kv:
         assert not self.commit(start_ts, commit_ts, raw).HasField("error")
 
 
-class Told:
+class Announced:
     """A resolved ts was announced for all keys."""
 
     def __init__(self, ts: int) -> None:
@@ -83,7 +83,7 @@ def kv() -> Kv:
 # --- prewrite and commit ---
 
 
-def test_a_short_value_lies_in_the_lock_then_in_the_write_record(kv: Kv) -> None:
+def test_a_short_value_is_in_the_lock_then_in_the_write_record(kv: Kv) -> None:
     assert not kv.prewrite(10, put(b"k", b"short")).errors
     assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000, b"short")
     assert not kv.commit(10, 20, b"k").HasField("error")
@@ -92,7 +92,7 @@ def test_a_short_value_lies_in_the_lock_then_in_the_write_record(kv: Kv) -> None
     assert not kv.view.families[mvcc.DEFAULT]
 
 
-def test_a_long_value_lies_in_the_default_family_at_its_start(kv: Kv) -> None:
+def test_a_long_value_is_in_the_default_family_at_its_start(kv: Kv) -> None:
     kv.prewrite(10, put(b"k", LONG))
     assert kv.view.lock(b"k") == Lock(mvcc.KIND_PUT, b"k", 10, 3000)
     assert kv.view.get(mvcc.DEFAULT, keys.versioned(keys.encode(b"k"), 10)) == LONG
@@ -162,10 +162,10 @@ def test_a_commit_below_the_locks_min_commit_ts_is_refused(kv: Kv) -> None:
 def test_a_data_commit_up_to_the_announced_resolved_ts_is_rejected(kv: Kv) -> None:
     """A commit of a lock-only key is accepted."""
     kv.prewrite(10, put(b"k"), pb.Mutation(op=pb.Lock, key=b"l"))
-    refused = kv.do(percolator.commit, commit(10, 20, b"k"), Told(20))
+    refused = kv.do(percolator.commit, commit(10, 20, b"k"), Announced(20))
     assert refused.error.commit_ts_expired.min_commit_ts == 21
-    assert not kv.do(percolator.commit, commit(10, 20, b"l"), Told(20)).HasField("error")
-    assert not kv.do(percolator.commit, commit(10, 20, b"k"), Told(19)).HasField("error")
+    assert not kv.do(percolator.commit, commit(10, 20, b"l"), Announced(20)).HasField("error")
+    assert not kv.do(percolator.commit, commit(10, 20, b"k"), Announced(19)).HasField("error")
 
 
 def test_a_commit_without_its_lock_fails(kv: Kv) -> None:
@@ -344,7 +344,7 @@ def test_the_status_of_a_finished_or_unknown_transaction(kv: Kv) -> None:
     assert kv.prewrite(15, put(b"k")).errors, "it is rolled back now"
 
 
-def test_a_lock_that_names_another_primary_is_told(kv: Kv) -> None:
+def test_a_lock_that_names_another_primary_is_reported(kv: Kv) -> None:
     kv.prewrite(10, put(b"s"), primary=b"p")
     error = kv.check(b"s", 10, verify_is_primary=True).error
     assert error.primary_mismatch.lock_info.primary_lock == b"p"
@@ -391,7 +391,7 @@ KEYS = [b"a", b"b", b"c"]
 
 
 class Model:
-    """What transactions must amount to: committed versions, locks and rollbacks, key by key."""
+    """The expected result of transactions: committed versions, locks and rollbacks, key by key."""
 
     def __init__(self) -> None:
         self.versions: dict[bytes, dict[int, bytes | None]] = {key: {} for key in KEYS}

@@ -134,8 +134,8 @@ def test_resolved_ts_with_learners(make: Callable[..., Cluster]) -> None:
 
 
 def test_joint_confchange(make: Callable[..., Cluster]) -> None:
-    """TiKV's: the resolved ts goes on without a minority and through a demotion, and stops when a quorum of
-    the voters before or after is lost, although the leader is alive; then it goes on where it was.
+    """TiKV's: the resolved ts advances without a minority and through a demotion, and stops when a quorum of
+    the voters before or after is lost, although the leader is alive; then it resumes where it was.
     """
     cluster = make(stores=3)
     (region,) = cluster.regions.all
@@ -143,23 +143,23 @@ def test_joint_confchange(make: Callable[..., Cluster]) -> None:
     client = Client(cluster)
     feed = client.register(1, region)
 
-    def goes_on() -> None:
+    def advances() -> None:
         ts = cluster.txn(put(b"k1"))
         client.until(lambda: feed.resolved_ts >= ts)
 
-    goes_on()
+    advances()
     cluster.stop_store(2)
-    goes_on()
+    advances()
     with pytest.raises(InvalidInput, match="would have no quorum"):
         cluster.operators.change_peers(region.id, [PeerChange(LEARNER, 3)])
     cluster.start_store(2)
     cluster.operators.change_peers(region.id, [PeerChange(LEARNER, 3)])
-    goes_on()
+    advances()
     swap = [PeerChange(LEARNER, 2), PeerChange(VOTER, 3)]
     joint = cluster.operators.change_peers(region.id, swap, stay=True)
     assert described(joint) == "1, 2 (demoting voter), 3 (incoming voter)"
     assert joint.conf_ver == region.conf_ver + 3
-    goes_on()
+    advances()
     stored = region_meta.load(cluster.engine, [], 3).by_id[region.id]
     assert (stored, stored.message) == (joint, joint.message), "as it is after a restart"
 
@@ -180,7 +180,7 @@ def test_joint_confchange(make: Callable[..., Cluster]) -> None:
     client.close()
     client = Client(cluster, store_id=again.leader)
     feed = client.register(2, again, feed.resolved_ts)
-    goes_on()
+    advances()
     if again.leader == 2:
         cluster.operators.transfer(region.id, 1)
     now = cluster.operators.leave_joint(region.id)

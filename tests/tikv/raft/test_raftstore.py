@@ -40,7 +40,7 @@ def test_observers_see_a_command_before_its_client_and_match_captures(tmp_path: 
     def propose(name: str) -> None:
         def applied(error: Exception | None) -> None:
             assert error is None
-            log.append(f"told {name}")
+            log.append(f"answered {name}")
 
         store.propose(Command(2, [(mvcc.LOCK, name.encode(), b"")], on_applied=applied))
 
@@ -59,7 +59,7 @@ def test_observers_see_a_command_before_its_client_and_match_captures(tmp_path: 
     assert done.wait(WAIT_S)
     store.stop()
     for name in "abcde":
-        assert log.index(f"seen {name}") < log.index(f"told {name}")
+        assert log.index(f"seen {name}") < log.index(f"answered {name}")
     assert [line for line in log if line.startswith("seen")] == [f"seen {name}" for name in "abcde"]
     store.engine.close()
 
@@ -70,7 +70,7 @@ def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_pa
     seen: list[tuple[str, int, int]] = []
 
     class Watcher:
-        """Both an observer and a member: what it is told, and how many regions there are by then."""
+        """Both an observer and a member: notes its calls, and how many regions there are by then."""
 
         def _note(self, what: str) -> None:
             durable = len(load(store.engine, [], 1).all)

@@ -23,14 +23,14 @@ class Echo:
     """A stream that answers each message, and a call that waits."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
 
     def stream(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield from requests
 
     def call(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         if request == b"wait":
-            self.go_on.wait(WAIT_S)
+            self.proceed.wait(WAIT_S)
         return request
 
 
@@ -76,7 +76,7 @@ def test_a_stream_above_the_limit_is_rejected_until_another_one_ends() -> None:
             waiting = [call.future(b"wait") for _ in range(2)]
             with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
                 _until_refused(call)
-            echo.go_on.set()
+            echo.proceed.set()
             assert [each.result() for each in waiting] == [b"wait"] * 2
             streams[0].end()
             while (again := Open(channel)) and not _serves(again):
@@ -100,7 +100,7 @@ def _serves(stream: Open) -> bool:
 
 
 def test_three_hundred_streams_are_open_and_a_call_is_answered(tmp_path: Path) -> None:
-    """Of 256 threads for everything the 257th stream would wait for ever, and every call behind it."""
+    """With 256 threads for everything the 257th stream would wait for ever, and every call behind it."""
     with (
         EmbeddedUpstream(tmp_path) as upstream,
         grpc.insecure_channel(upstream.pd_addr) as channel,

@@ -32,7 +32,7 @@ def waiting(cluster: Cluster) -> int:
     return len(cluster.waiting.detector.entries())
 
 
-def test_a_request_waits_for_a_lock_and_gets_it_when_it_is_let_go(make: Callable[..., Cluster]) -> None:
+def test_a_request_waits_for_a_lock_and_gets_it_when_it_is_released(make: Callable[..., Cluster]) -> None:
     cluster = make()
     assert not cluster.call(lock(10, b"k"), b"k").errors
     second = cluster.begin(lock(20, b"k"), b"k")

@@ -25,7 +25,7 @@ def read(store: MemoryView, ts: int, **context: object) -> pb.GetResponse:
     return snapshot.get(store, pb.GetRequest(key=b"k", version=ts, context=pb.Context(**context)))
 
 
-def test_a_lock_at_or_below_the_ts_stands_in_the_way_one_above_does_not() -> None:
+def test_a_lock_at_or_below_the_ts_blocks_a_read_and_one_above_does_not() -> None:
     store = view()
     store.put_lock(b"k", LOCK)
     assert read(store, 9).value == b"old"

@@ -1,4 +1,4 @@
-"""What large transactions have promised."""
+"""The cache of promises of large transactions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidegate.tikv.txn import status_cache as txn_status
 from tidegate.tikv.txn.status_cache import TxnStatusCache
 
 
-def test_a_promise_only_rises_and_the_oldest_told_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promise_only_rises_and_the_oldest_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(txn_status, "TXNS_MAX", 2)
     cache = TxnStatusCache()
     assert cache.min_commit_ts(5) == 5

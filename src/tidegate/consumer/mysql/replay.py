@@ -1,6 +1,6 @@
 """Turns SQL of the topic into statements at the target, and handles tables that existed before the consumer.
 
-A statement runs with the names that it has upstream. What a table looks like afterwards is read from the
+A statement runs with the names that it has upstream. The columns of a table afterwards are read from the
 server (`found`), not computed. An existing table that is not the consumer's is adopted or refused.
 """
 

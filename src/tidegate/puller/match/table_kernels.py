@@ -155,7 +155,7 @@ OUT_WORDS: Final = len(CHANGE.fields)
 O_COMMIT, O_START, O_OP, O_KEY, O_VALUE, O_OLD, O_KEY_SIZE, O_VALUE_SIZE, O_OLD_SIZE, O_SPAN = CHANGE.words()
 
 NOTE: Final = Layout(
-    "note", "N_", "What the owner of a registration must act on.",
+    "note", "N_", "A note for the owner of a registration, which must act on it.",
     kind=word("NOTE_INITIALIZED, NOTE_ERROR or NOTE_VIOLATED"),
     registration=word("the registration"),
     a=word("of an error the address of its Event, of a violation which one it is"),
@@ -203,7 +203,7 @@ COUNT_WORDS: Final = len(COUNTS.fields)
 ) = COUNTS.words()
 
 SCANNED: Final = Layout(
-    "scanned", "SCANNED_", "What `scan` found.",
+    "scanned", "SCANNED_", "The result of `scan`.",
     events=signed("events"),
     rows=signed("rows"),
     message=signed("the message it stopped at"),

@@ -50,7 +50,7 @@ OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ
 SPARE_PAGES: Final = 4096
 """This many free pages of 4 KiB stay in the file, to be written again."""
 GIVEN_PAGES: Final = 1024
-"""Of the other free pages, this many are returned to the disk at a time."""
+"""This many of the other free pages are returned to the disk at a time."""
 AT_ONCE: Final = 32
 """Pieces that are deleted in one transaction."""
 DROP_S: Final = 5.0

@@ -45,7 +45,7 @@ ROOM_MIN: Final = 64 << 10
 PARTS_MAX: Final = 1 << 16
 """The highest number of parts into which the tables of a reader can be divided."""
 GRACE_S: Final = 600.0
-"""An owner does not check for a silent query until so long after it was opened: the capture may have been
+"""An owner does not check for a silent query in this time after it was opened: the capture may have been
 down while the query waited for it."""
 GAP_S: Final = 60.0
 """If the wall clock advances by more than this between two checks, the machine slept, and the query with it,

@@ -63,7 +63,7 @@ OLD: Final = 1
 
 _DELETE: Final = OP_DELETE
 NO_IMAGE, INSERTED, UPDATED, DELETED = 0, INSERT, UPDATE, DELETE
-"""What `decode_rows` reports for a row."""
+"""The result of `decode_rows` for a row."""
 
 
 @kernel

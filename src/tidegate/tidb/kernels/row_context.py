@@ -1,4 +1,4 @@
-"""What decoding one row needs besides its value: the context, the plan, faults, columns the row lacks.
+"""The input of decoding one row besides its value: the context, the plan, faults, columns the row lacks.
 
 A column that a row's value does not have comes from the row's key (if it belongs to the handle) or is the
 default of the table. A common handle is decoded at most once for each row.
@@ -82,7 +82,7 @@ def find_line(plan: int, columns: int, wanted: int) -> int:
 CONTEXT: Final = Layout(
     "row context",
     "CONTEXT_",
-    "What `decode_rows` knows of a row; cells of its handle, a list and a stack follow.",
+    "The state of `decode_rows` for a row; cells of its handle, a list and a stack follow.",
     key=pointer("the handle in the row's key"),
     key_size=signed("size of the handle", "bytes"),
     datums=signed("values of a common handle; 0: the handle is an integer"),

@@ -165,8 +165,8 @@ class _Scanner:
             rest = _SPACE.match(self._text, end)
             following = self._text[rest.end() : rest.end() + 1] if rest else following
         self._dotted = self._text[end : end + 1] == "."
-        beside = self._dotted or (at > 0 and self._after_dot(at))
-        key = "" if beside or not text.isascii() else text.upper()
+        is_name = self._dotted or (at > 0 and self._after_dot(at))
+        key = "" if is_name or not text.isascii() else text.upper()
         self._add(Kind.WORD, text, ALIASES.get(key, key), end, called=following == "(")
 
     def _after_dot(self, at: int) -> bool:

@@ -114,7 +114,7 @@ class Endpoint:
         self._scans.shut_down()
 
     def announced(self, region_id: int) -> Announced:
-        """What was sent to the region's present downstreams, by key."""
+        """The events sent to the region's present downstreams, by key."""
         return self._registrations.announced(region_id)
 
     # --- what the stream's threads call ---

@@ -1,4 +1,4 @@
-"""What all gRPC services of the upstream share: their handlers, health, and the status of errors.
+"""Shared by all gRPC services of the upstream: their handlers, health, and the status of errors.
 
 The services themselves: `pd_services` for PD, `tikv_service` for a store, `change_data_service` for its CDC
 endpoint, and `upstream_service` for what only this upstream offers.

@@ -1,7 +1,7 @@
 """The gRPC services that speak for PD: `PdService`, `KeyspaceService`, `EtcdService`, `MetaStorageService`.
 
-They are thin: each call goes to the placement driver, which answers it. What only this upstream offers is in
-`upstream_service`.
+They are thin: each call goes to the placement driver, which answers it. `upstream_service` has the calls that
+only this upstream offers.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class SnapshotReader:
 
     def _meets(self, raw: bytes, held: Lock) -> bool:
         """Whether an in-memory lock blocks the read."""
-        stands = not self._ignore_locks and held.start_ts <= self._ts and held.is_data()
-        return stands and not self._passes(raw, held)
+        blocks = not self._ignore_locks and held.start_ts <= self._ts and held.is_data()
+        return blocks and not self._passes(raw, held)
 
     def _passes(self, raw: bytes, lock: Lock) -> bool:
         """Whether the read may ignore the lock: it commits above ts, or the client knows its state."""

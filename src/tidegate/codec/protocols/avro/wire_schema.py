@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What decoding needs of a schema."""
+    """The parts of a schema that decoding needs."""
 
     schema: str
     table: str
