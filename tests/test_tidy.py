@@ -35,7 +35,7 @@ WORDS = re.compile(
     r"\b(told|hears?|heard|lies|anew|mend(?:s|ed|ing)?|beside|whoever|so long|want of)\b", re.IGNORECASE
 )
 """Words refused where a person reads; plainer ones are: sent, reported, again, repair, next to."""
-OPENINGS = re.compile(r"(?:^|[.!?] )(?:Of|What) (?![^.!?]*\?)")
+OPENINGS = re.compile(r"(?:^|[.!?] )(?:[Oo]f|[Ww]hat) (?![^.!?]*\?)")
 """An error that opens so hides its subject; a question may."""
 ALLOWED_WORDS = (
     "told apart",  # to tell apart is to distinguish

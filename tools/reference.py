@@ -337,7 +337,15 @@ def errors_page() -> str:
 
 {NOTE.format("src/tidegate/errors.py and the classes in src/tidegate")}
 
-A message says what happened, and as far as it is known where, why, and what to do.
+A message says what happened in its first line, and as far as it is known where, why, and what to do in the next ones. Each part
+begins in lower case, except with a name, and has no full stop at its end:
+
+```
+the owner does not answer
+  where: capture b at 10.0.0.2:8300
+  why:   UNAVAILABLE: connection refused
+  to do: check that its process runs
+```
 
 ## Codes
 

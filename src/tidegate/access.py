@@ -42,11 +42,11 @@ class Token:
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise InvalidInput(
-                "The token cannot be read.", where=str(path), why=str(why), fix="check --token-file"
+                "the token cannot be read", where=str(path), why=str(why), fix="check --token-file"
             ) from None
         if len(secret) not in CHARACTERS or not secret.isprintable() or " " in secret:
             raise InvalidInput(
-                "The token will not do.",
+                "the token cannot be used",
                 where=str(path),
                 why=f"its first line has {len(secret)} characters",
                 fix=f"write {CHARACTERS.start} to {CHARACTERS.stop - 1} letters and digits, such as those of "

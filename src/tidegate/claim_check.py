@@ -67,7 +67,7 @@ class ClaimStorage:
                 sink.write(content)
         except (OSError, pa.ArrowException) as error:
             raise Retryable(
-                "The storage of claim-check does not take a message.",
+                "the storage of claim-check does not take a message",
                 where=self.prefix,
                 why=_reason(error),
                 fix="check that it can be reached and written; the changefeed then continues by itself",
@@ -94,7 +94,7 @@ class ClaimStorage:
 
     def _unread(self, name: str, why: str) -> Retryable:
         return Retryable(
-            "A row in the claim-check storage cannot be read.",
+            "a row in the claim-check storage cannot be read",
             where=f"{name[:200]} in {self.prefix}",
             why=why,
             fix="check that claim-check-storage-uri is the changefeed's, and that nothing deletes objects "
@@ -133,7 +133,7 @@ def _files(uri: str) -> Any:
     except (ValueError, OSError, NotImplementedError, pa.ArrowException):
         # The original text may quote the URI, which contains credentials.
         raise InvalidInput(
-            f"The storage of claim-check cannot be used: '{parts.scheme}' with these options.",
+            f"the storage of claim-check cannot be used: '{parts.scheme}' with these options",
             where="claim-check-storage-uri",
             fix=URI_FORM,
         ) from None

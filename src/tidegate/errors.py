@@ -1,7 +1,17 @@
 """The one tree of exceptions, by what the caller should do about them.
 
-Every message says what happened, where, why, and what to do. Text for these classes must never contain a
-secret: pass URIs through `tidegate.log.redact` or `shown` first.
+Every message has up to four parts, and each has one form:
+
+    the owner does not answer                           what: one sentence, with a subject and a verb
+      where: capture b at 10.0.0.2:8300                 a name: a file, table, position or address
+      why:   UNAVAILABLE: connection refused            the cause, as far as it is known
+      to do: check that its process runs                an order; "nothing: ..." if it ends by itself
+
+Each part begins in lower case, except with a proper name (Kafka, TiKV), and none ends in a full stop. A part
+that needs two clauses joins them with ";" or ":". `what` may begin with the code of TiCDC in brackets. Only
+an error that the program itself handles, by a retry or in the quarantine, may lack `to do`.
+
+Text for these classes must never contain a secret: pass URIs through `tidegate.log.redact` or `shown` first.
 """
 
 from __future__ import annotations
@@ -14,6 +24,8 @@ from typing import Final
 
 PART_MAX = 2_000
 """The length at which a text is cut, so that a value of megabytes is neither sent back nor logged."""
+DEFECT: Final = "restart the capture, and report this with its log"
+"""The remedy of an error that a defect of Tidegate caused."""
 _QUERY = re.compile("[?#]")
 
 
@@ -26,8 +38,8 @@ def cut(text: str) -> str:
 class TidegateError(Exception):
     """Base of all errors raised on purpose.
 
-    `what` is one sentence; `where` names a file, table, position or address; `why` is the cause as far
-    as it is known; `fix` says what the user can do.
+    `what`, `where` and `why` are the parts of those names, and `fix` is the part `to do`: the module's
+    docstring has their forms.
     """
 
     exit_code = 1

@@ -129,9 +129,7 @@ class ControlClient:
             connected.connect(str(path))
         except OSError as error:
             connected.close()
-            raise Retryable(
-                "The control process does not answer.", where=str(path), why=str(error)
-            ) from error
+            raise Retryable("the control process does not answer", where=str(path), why=str(error)) from error
         self._line = FramedSocket(connected)
         self.send(hello)
 
@@ -140,7 +138,7 @@ class ControlClient:
         try:
             self._line.send(frame(report))
         except OSError as error:
-            raise Retryable("The control process is gone.", why=str(error)) from error
+            raise Retryable("the control process is gone", why=str(error)) from error
 
     def receive(self, kinds: Sequence[type[Kind]]) -> Kind | None:
         """The next message, one of `kinds`, or None if the control process has closed the socket. Blocks.
@@ -151,7 +149,9 @@ class ControlClient:
             message = self._line.receive()
             return None if message is None else parse(message, kinds)
         except ValueError as error:
-            raise Retryable("The control process sent what is no message.", why=str(error)) from error
+            raise Retryable(
+                "the control process sent a text that is not a message", why=str(error)
+            ) from error
 
     def close(self) -> None:
         """Close the connection; a blocked `receive` returns None."""

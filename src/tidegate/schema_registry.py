@@ -105,7 +105,7 @@ class HttpRegistry:
                 return found if isinstance(found, dict) else {}
             raise self._unexpected("it answered something other than a JSON object")
         raise Retryable(
-            "The schema registry does not answer.",
+            "the schema registry does not answer",
             where=self.where,
             why=f"{why} ({ATTEMPTS} attempts)",
             fix="check that it runs and can be reached from here; the work continues when it answers",
@@ -128,7 +128,7 @@ class HttpRegistry:
 
     def _unexpected(self, why: str) -> TidegateError:
         return InvalidInput(
-            "The schema registry does not answer as one.",
+            "the schema registry does not answer as one",
             where=self.where,
             why=why,
             fix="check that schema-registry names the base of a registry's REST API",
@@ -146,7 +146,7 @@ class HttpRegistry:
         elif status == 422:
             fix = "the registry takes the schema for an invalid one: use another protocol, or other names"
         return InvalidInput(
-            "The schema registry refuses a schema." if method == "POST" else "The schema registry refuses.",
+            "the schema registry refuses a schema" if method == "POST" else "the schema registry refuses",
             where=f"{self.where}{path}",
             why=f"it answered {status}{_said(found)}",
             fix=fix,

@@ -212,7 +212,7 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
         with listener:
             check_door(listener, Rules(token=Token(SECRET)))
             if reached:
-                with pytest.raises(InvalidInput, match="Other machines reach this address"):
+                with pytest.raises(InvalidInput, match="other machines reach this address"):
                     check_door(listener, Rules())
             else:
                 check_door(listener, Rules())

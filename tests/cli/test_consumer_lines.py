@@ -17,8 +17,9 @@ from tidegate.codec.registry import settled
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer import job
-from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition, applied_lag_s
+from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
 from tidegate.consumer.status import Status
 from tidegate.consumer.targets import DatabaseSettings, address_of
@@ -97,9 +98,9 @@ def test_what_happens_when_columns_change_is_one_of_three(tmp_path: Path) -> Non
 def test_how_long_snapshots_stay_is_what_the_options_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[job.Settings] = []
+    given: list[Settings] = []
 
-    def run(settings: job.Settings, *_: object) -> job.Progress:
+    def run(settings: Settings, *_: object) -> Progress:
         given.append(settings)
         raise Fatal("enough")
 
@@ -153,7 +154,7 @@ def test_on_a_terminal_a_start_shows_the_levels_side_by_side(
 
 
 def test_a_run_says_its_level_when_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: job.Settings, stop: object, listener: job.Listener) -> job.Progress:
+    def run(settings: Settings, stop: object, listener: Listener) -> Progress:
         listener.ready(QUIET)
         return QUIET
 

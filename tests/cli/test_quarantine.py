@@ -124,7 +124,7 @@ def test_whose_quarantine_is_meant_must_be_said(tmp_path: Path) -> None:
     both: list[str | Path] = ["--folder", tmp_path, "--data-dir", tmp_path]
     for words in ([], both):
         code, text = used("quarantine", "list", *words)
-        assert (code, "it is not said whose quarantine is meant" in text) == (2, True)
+        assert (code, "no quarantine is named" in text) == (2, True)
     assert "give --changefeed-id" in used("quarantine", "list", "--data-dir", tmp_path)[1]
     code, text = used("quarantine", "list", "--data-dir", tmp_path, "-c", "no")
     assert (code, "there is no such changefeed" in text) == (2, True)

@@ -131,7 +131,7 @@ def test_the_workload_continues_when_the_upstream_is_killed_and_restarted(tmp_pa
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["tso", "--pd", "nowhere"], "an address is host:port"),
+        (["tso", "--pd", "nowhere"], "the address is not HOST:PORT"),
         (["load", "--pd", "127.0.0.1:1", "absent.jsonl.gz"], "a change log cannot be read"),
     ],
 )

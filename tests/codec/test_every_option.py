@@ -151,7 +151,7 @@ def test_an_option_is_read_from_uri_and_file_and_of_effect(given: Given, flavour
     if given.in_uri:
         assert settings_of(given, flavour, in_uri=True) == by_file
     else:
-        with pytest.raises(InvalidInput, match="Unknown option"):
+        with pytest.raises(InvalidInput, match="there is no option"):
             settings_of(given, flavour, in_uri=True)
 
 

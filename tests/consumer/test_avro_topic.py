@@ -25,7 +25,7 @@ def topic(options: str, registry: str = "http%3A%2F%2Fu%3Apw%40127.0.0.1%3A1") -
 
 @pytest.mark.parametrize("options", ["", "&enable-tidb-extension=true", "&avro-enable-watermark=true"])
 def test_a_topic_whose_changes_do_not_say_when_is_not_consumed(options: str) -> None:
-    with pytest.raises(InvalidInput, match="does not tell its commit ts") as caught:
+    with pytest.raises(InvalidInput, match="does not have its commit ts") as caught:
         check_timed(topic(options))
     assert "avro-enable-watermark=true" in caught.value.fix
     assert "pw" not in caught.value.render()

@@ -23,8 +23,10 @@ from tidegate.codec.registry import codec_of, codec_options, encoder
 from tidegate.codec.schema_book import SchemaBook, register_missing
 from tidegate.consumer.checks import check_no_ddls, check_one_topic
 from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.job import Listener, Progress, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.source import Topic
 from tidegate.consumer.sql_text import sql_rows

@@ -30,8 +30,10 @@ from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.checks import check_complete, check_retained
 from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.job import Listener, Progress, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.progress import Listener, Progress
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.model.message import Message
@@ -347,7 +349,7 @@ def test_topics_and_sources_that_cannot_be_read_are_named(kafka: str, new_topic:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("bank", "The URI has no scheme"),
+        ("bank", "the URI has no scheme"),
         ("kafk://a/b?protocol=open-protocol", "did you mean 'kafka'?"),
         ("mysql://a/b", "not supported yet"),
         ("kafka://a/b", "add protocol=... to the source URI"),

@@ -29,9 +29,11 @@ from tidegate.consumer.checks import (
 )
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Flow, Rows
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.mark_headers import layouts
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, Retryable, TidegateError

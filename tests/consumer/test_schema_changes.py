@@ -21,14 +21,16 @@ from tidegate.cli.consumer_status import summary
 from tidegate.codec.registry import reader_of
 from tidegate.consumer import definition, schema_changes
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.tables import create_table
 from tidegate.consumer.position import Position
+from tidegate.consumer.progress import Listener
 from tidegate.consumer.row_clock import clock_of
 from tidegate.consumer.rules import Rules
 from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.selection import Selection, check_same_rules
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import check_comparable, open_snapshot
 from tidegate.consumer.source import Topic
 from tidegate.consumer.status import look, received

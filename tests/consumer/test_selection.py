@@ -36,12 +36,13 @@ from tidegate.consumer.ddl_steps import Create
 from tidegate.consumer.definition import guess
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.fetched import Fetched
-from tidegate.consumer.job import Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import Rules
 from tidegate.consumer.selection import Selection, check_same_rules
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.errors import Fatal, InvalidInput

@@ -22,11 +22,12 @@ from tests.consumer.test_job import LINE, PATIENCE_S, Running, bank_messages, ev
 from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
 from tidegate.consumer.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
-from tidegate.consumer.job import Listener, Settings
 from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
 from tidegate.consumer.status import STATUS, received
 from tidegate.consumer.targets import DatabaseSettings, address_of

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
@@ -39,7 +41,7 @@ def test_a_database_wants_a_name_and_whole_transactions(tmp_path: Path) -> None:
         Mode.ROW,
         database=DatabaseSettings("shop", tmp_path / "own"),
     )
-    with pytest.raises(InvalidInput, match="--mode row cannot be had"):
+    with pytest.raises(InvalidInput, match="this target has no --mode row"):
         run(settings, lambda: False, Listener())
     assert not (tmp_path / "own").exists()
 

@@ -26,7 +26,9 @@ from tidegate.consumer.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks,
 from tidegate.consumer.fetch_workers import _Raised, workers
 from tidegate.consumer.fetched import Fetched, Range
 from tidegate.consumer.fetcher import workers_of
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.source import Topic
 from tidegate.consumer.staging import read_staged, stage
 from tidegate.errors import InvalidInput, Retryable, TidegateError
@@ -65,7 +67,7 @@ def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, t
     settings = Settings(source, target, until=line.ts, commit_s=0.05, commit_rows=200, master="workers[2]")
     end = run(settings, lambda: False, Listener(warn=warnings.append))
     killer.join()
-    assert [warning.what for warning in warnings] == ["a process that fetches from Kafka has died"]
+    assert [warning.what for warning in warnings] == ["a process that fetches from Kafka has ended"]
     assert end.ts == line.ts
     assert differences(target, line) == {}
     assert set(bank_sums(target)) == {TOTAL}
@@ -86,7 +88,7 @@ def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str
                 one.cancel()
             else:
                 os.kill(worker, signal.SIGKILL)
-            with pytest.raises(Retryable, match="has died") as raised:
+            with pytest.raises(Retryable, match="has ended") as raised:
                 asked.result(PATIENCE_S)
             assert raised.value.why == "signal 9"
             assert one.fetch(topic, wanted, tmp_path)[0].messages == whole
@@ -127,7 +129,7 @@ def test_the_library_does_not_import_spark() -> None:
 @pytest.mark.parametrize("master", ["workers[0]", "workers[x]", "workers[100]", "workers(2)"])
 def test_a_master_that_is_almost_workers_is_refused_at_once(master: str, tmp_path: Path) -> None:
     settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target", master=master)
-    with pytest.raises(InvalidInput, match="how many processes fetch"):
+    with pytest.raises(InvalidInput, match="the number of processes that fetch"):
         run(settings)
     assert not (tmp_path / "target").exists(), "nothing was taken over"
 

@@ -118,7 +118,7 @@ class MapSink:
         """Raise Fenced unless this feed's grant holds; `later`: or is to hold."""
         holds = self.versions.grants.get((self.name, whose))
         if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
-            raise Fenced("Another incarnation writes here.", why=f"{holds} holds")
+            raise Fenced("another incarnation writes here", why=f"{holds} holds")
 
 
 class MapWriter:
@@ -158,7 +158,7 @@ class MapWriter:
                 downstream.written += 1
             self._held = []
             if self.loses_answers:
-                raise Undecided("The connection ended between rows and progress.", where=self._sink.name)
+                raise Undecided("the connection ended between rows and progress", where=self._sink.name)
             downstream.progress.setdefault(self._sink.name, {}).update(progress)
 
     def abort(self) -> None:
@@ -174,7 +174,7 @@ class MapWriter:
                 self._held = []
                 self._prove()
                 self._hold()
-                raise SlotTaken("The slot was taken, and has been taken back.")
+                raise SlotTaken("the slot was taken, and has been taken back")
 
     def _hold(self) -> None:
         with self._sink.versions.lock:

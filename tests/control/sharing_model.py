@@ -577,7 +577,7 @@ class Model:
 
     def _begin(self, machine: Processor, dispatch: Dispatch, grant: bytes) -> Worker | None:
         if not grant or grant_of(grant).incarnation != dispatch.incarnation:
-            machine.failed(Failed("The grant is not the dispatched one.", "", "", "", retry=True))
+            machine.failed(Failed("the grant is not the dispatched one", "", "", "", retry=True))
             return None
         own = {machine._outbox.header.capture} if "own_fence" not in self.off else set()
         left = tuple(sorted(own | set(grant_of(grant).givers)))

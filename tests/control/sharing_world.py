@@ -290,7 +290,7 @@ def durable(sink: Sink) -> int:
 
 
 CALLS: Final = {"ddl": "sends the DDL of", "resolved": "sends Resolved", "persist": "stores the checkpoint"}
-FENCED: Final = Failed("Another incarnation of this changefeed writes now.", "", "", "", retry=True)
+FENCED: Final = Failed("another incarnation of this changefeed writes now", "", "", "", retry=True)
 INDEX: Final = {table: i for i, table in enumerate(UPSTREAM)}
 
 

@@ -45,7 +45,7 @@ def test_protocols_with_resolved_take_it(options: str) -> None:
 @pytest.mark.parametrize("options", ["protocol=canal-json", "protocol=debezium"])
 def test_protocols_without_resolved_are_refused(options: str) -> None:
     config(options, RULE | {"partition": "table"})
-    with pytest.raises(InvalidInput, match="no alignment mark can tell readers where to wait") as refused:
+    with pytest.raises(InvalidInput, match="no alignment mark can show readers where to wait") as refused:
         config(options)
     assert "enable-tidb-extension=true" in refused.value.fix
 

@@ -109,7 +109,7 @@ def test_a_name_belongs_to_one_session(client: EtcdClient, cluster: int) -> None
     key = capture_prefix(cluster) + "a"
     put_leased(client, key, b"1", one.lease)
     put_leased(client, key, b"1", one.lease)
-    with pytest.raises(Retryable, match="Another capture has this name"):
+    with pytest.raises(Retryable, match="another capture has this name"):
         put_leased(client, key, b"2", two.lease)
     one.close()
     put_leased(client, key, b"2", two.lease)

@@ -19,7 +19,7 @@ from tests.integration.small_tidb import PARTED, PLAIN, Effect, SmallTidb
 from tests.integration.validators import read_topic, validate
 from tidegate.codec.base import describe
 from tidegate.kvclient.pd import PdClient
-from tidegate.tidb import sql
+from tidegate.tidb.sql.restore import outgoing
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ def test_no_row_is_lost_or_given_to_the_wrong_table_while_partitions_move(cluste
     assert validate(cluster.uri, KEYS).faults == []
     reported = [(item["ts"], item["query"]) for item in messages if item["kind"] == "ddl"]
     assert Counter(reported) == Counter(
-        {(effect.ts, sql.outgoing(effect.query).text): 3 for effect in tidb.reported}
+        {(effect.ts, outgoing(effect.query).text): 3 for effect in tidb.reported}
     )
     assert replay(rows, tidb.reported) == contents
     assert len(rows) > 200

@@ -111,5 +111,5 @@ def test_a_keyspace_is_known_by_its_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=r"(?s)There is no keyspace 'nobody'.*--keyspace-id"):
             pd.keyspaces.named("nobody")
         running._keyspaces.all()[1].state = keyspacepb.DISABLED
-        with pytest.raises(InvalidInput, match="Keyspace 'tenant' is disabled"):
+        with pytest.raises(InvalidInput, match="keyspace 'tenant' is disabled"):
             pd.keyspaces.named("tenant")

@@ -34,8 +34,10 @@ from tidegate.consumer.contract.check import TopicCheck
 from tidegate.consumer.contract.verdict import Rule
 from tidegate.consumer.fetch import fetch
 from tidegate.consumer.fetched import Range as Fetch
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
 from tidegate.consumer.mark_headers import mark_headers, split_resolved
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.source import Topic as Source
 from tidegate.consumer.topic_check import check_topic

@@ -163,10 +163,10 @@ def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(
 def test_a_job_that_is_no_longer_granted_says_so_and_ends(feed: RecordedFeed, control: ControlEnd) -> None:
     spec = feed.write(incarnation=1)
     feed.grant(incarnation=2)
-    with pytest.raises(Fenced, match="Another incarnation"):
+    with pytest.raises(Fenced, match="another incarnation"):
         begin(FeedSpec.load(spec))
     job = start(spec)
     assert job.wait(PATIENCE_S) != 0
     error = control.wait_failure()
-    assert "Another incarnation" in error.what
+    assert "another incarnation" in error.what
     assert found(feed.sink_uri) == Counter()

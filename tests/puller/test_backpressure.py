@@ -372,7 +372,7 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
         for number in range(10):
             fat(world, number)
         eventually(lambda before=before: len(control.errors) > before, "the puller to say so")  # type: ignore[misc]
-        assert control.errors[-1]["what"] == "The puller waits: the event store is full."
+        assert control.errors[-1]["what"] == "the puller waits: the event store is full"
         assert "File too large" in control.errors[-1]["why"]
         eventually(lambda: "full" in control.spans[0].waiting_for, "the status")
         control.limit_files(resource.RLIM_INFINITY)

@@ -375,7 +375,7 @@ def test_requests_that_make_no_sense_are_answered_with_what_would(
     for more, words in (
         ({"sink_uri": "kafk://a/b"}, "did you mean 'kafka'"),
         ({"replica_config": {"filter": {"rules": ["nodot"]}}}, "write schema.table"),
-        ({"start_ts": now + (1 << 40)}, "lies in the future"),
+        ({"start_ts": now + (1 << 40)}, "is in the future"),
         ({"start_ts": now, "target_ts": now - 1}, "is not above start-ts"),
         ({"changefeed_id": "a b"}, "is not a changefeed id"),
         ({"start_ts": "soon"}, "'start_ts' is not a number of 64 bits"),

@@ -139,8 +139,8 @@ def test_a_capture_continues_and_says_which_clock_is_wrong(
             running.stop()
             bank.close()
     said = [record.message for record in caplog.records if record.name.endswith("clock_watch")]
-    assert said.count("this machine's clock differs from pd") >= 2
+    assert said.count("this machine's clock differs from PD") >= 2
     # A machine that stops for seconds may look like a jump or a stand of its own.
-    stopped_at = len(said) - said[::-1].index("pd time does not advance")
-    assert said.index("pd time jumped ahead") < stopped_at
-    assert "this machine's clock agrees with pd again" in said[stopped_at:]
+    stopped_at = len(said) - said[::-1].index("PD time does not advance")
+    assert said.index("PD time jumped ahead") < stopped_at
+    assert "this machine's clock agrees with PD again" in said[stopped_at:]

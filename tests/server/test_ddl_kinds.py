@@ -15,7 +15,8 @@ from tests.server.test_capture import Running, check_order
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.schema import Kind
 from tidegate.mounter.ddl_rules import RULES, Outcome
-from tidegate.tidb import keys, row, sql
+from tidegate.tidb import keys, row
+from tidegate.tidb.sql.restore import outgoing
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.changelog import LogMutation, Txn
 from tidegate.workload.load import Loader
@@ -129,6 +130,6 @@ def test_kinds_that_no_recording_holds(capture: Running, manual_pd: PdClient) ->
     assert shown["checkpoint_ts"] == refused_at - 1
     delivered = capture.lines("one")
     check_order(delivered)
-    emitted = [(ts, sql.outgoing(query).text) for ts, query in made.emitted]
+    emitted = [(ts, outgoing(query).text) for ts, query in made.emitted]
     assert [(line["ddl"], line["query"]) for line in delivered if "ddl" in line] == emitted
     assert {line["key"]: line["table"] for line in delivered if "row" in line} == made.rows

@@ -31,7 +31,7 @@ def test_a_feed_recreated_in_a_new_metadata_store_is_another_feed(tmp_path: Path
     store.transact([], [Put(key, Grant("old", (1, 1), 1, 4, ranges).to_bytes())])
     spec.prove()
     store.transact([], [Put(key, Grant("new", (1, 1), 1, 4, ranges).to_bytes())])
-    with pytest.raises(Fenced, match="Another incarnation") as caught:
+    with pytest.raises(Fenced, match="another incarnation") as caught:
         spec.prove()
     assert "'new'" in caught.value.why
     assert "'old'" in caught.value.why
@@ -53,7 +53,7 @@ def test_who_was_taken_over_has_no_proof_any_more(tmp_path: Path) -> None:
     spec.prove()
     taken = raised(stored, "b", "i", (2, 1), [Span(b"", b"")], 4)
     store.transact([], [Put(grant_key(7, FEED, name), one.to_bytes()) for name, one in taken.items()])
-    with pytest.raises(Fenced, match="Another incarnation"):
+    with pytest.raises(Fenced, match="another incarnation"):
         spec.prove()
     store.close()
 

@@ -248,7 +248,7 @@ def test_a_capture_whose_housekeeping_fails_ends_with_the_reason(
         monkeypatch.setattr(Housekeeping, "_measure", defect)
         wait_for(lambda: not running._thread.is_alive(), "the end of the capture")
         error = running.capture.lost.result()
-        assert error.what == "The capture's housekeeping has failed."
+        assert error.what == "the capture's housekeeping has failed"
         assert error.why == "ZeroDivisionError: a defect"
     finally:
         running.stop()

@@ -58,5 +58,5 @@ def test_each_metadata_store_has_a_word_of_its_own_and_keeps_it(tmp_path: Path) 
 
 def test_a_data_folder_belongs_to_one_capture(tmp_path: Path) -> None:
     lock_folder(tmp_path)
-    with pytest.raises(InvalidInput, match="Another capture"):
+    with pytest.raises(InvalidInput, match="another capture"):
         lock_folder(tmp_path)

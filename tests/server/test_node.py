@@ -114,7 +114,7 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
 ) -> None:
     status: list[TidegateError] = []
     replaced, ours = owner(status.append), owner()
-    with pytest.raises(Fenced, match="Another control process owns"):
+    with pytest.raises(Fenced, match="another control process owns"):
         asyncio.run(replaced.write(Put("/key", b"")))
     with pytest.raises(Fenced):
         raise_grant(replaced, ONE, 4)
@@ -164,7 +164,7 @@ class Unanswered(SqliteMetadata):
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
         outcomes = super().transact_all(asked)
         if self.silent:
-            raise Retryable("etcd does not answer.")
+            raise Retryable("etcd does not answer")
         return outcomes
 
 

@@ -15,7 +15,7 @@ from tidegate.eventstore import store_view
 from tidegate.kvclient.pd import PdClient
 from tidegate.server import catalogues, reader_floor, upkeep
 from tidegate.server.catalogues import DDL_SPAN_ID
-from tidegate.tidb import sql
+from tidegate.tidb.sql.restore import outgoing
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.load import Loader
 
@@ -70,7 +70,7 @@ def test_events_spans_and_rows_of_every_recorded_job(
             emitted = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
             beyond = [query for ts, query in emitted if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
             assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
-            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.emitted]
+            expected = [(ts, unescaped(outgoing(query).text)) for ts, query in log.emitted]
             assert [item for item in emitted if item[1] not in beyond] == expected
         check_spans(again)
         # The progress of spans that have ended goes; of a stripe it is needed when a table comes to it.

@@ -25,8 +25,9 @@ from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID, Catalogues
 from tidegate.server.schema_tracker import SchemaTracker, table_task
-from tidegate.tidb import keys, row, sql
+from tidegate.tidb import keys, row
 from tidegate.tidb.ddl_job import DdlJob
+from tidegate.tidb.sql.restore import restore
 
 URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
 
@@ -187,7 +188,7 @@ def test_a_refused_job_stops_the_feed_behind_all_before_it_and_nobody_else(span:
     mine = tracker(span, rules_of())
     batches, known = mine.begin(1, end)
     assert known == between
-    assert queries(batches) == [sql.restore(jobs[0].query), sql.restore(creates[0].query)]
+    assert queries(batches) == [restore(jobs[0].query), restore(creates[0].query)]
     error = batches[-1].error
     assert isinstance(error, Fatal)
     assert "repair table" in str(error)
@@ -207,7 +208,7 @@ def test_a_job_that_cannot_be_read_stops_the_feed_in_its_turn(span: DdlSpan) -> 
     span.add(of(first), (first.finished_ts + 1, {"id": 5, "type": "x"}), of(second), upto=second.finished_ts)
     batches, known = tracker(span, rules_of("d1.*")).begin(1, second.finished_ts)
     assert known == first.finished_ts + 1
-    assert queries(batches) == [sql.restore(first.query)]
+    assert queries(batches) == [restore(first.query)]
     assert "not as TiDB writes it" in str(batches[-1].error)
 
 

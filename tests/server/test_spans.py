@@ -387,7 +387,7 @@ def test_an_owner_and_its_processor_hold_the_ddl_span_apart() -> None:
     registry.hold(ONE, DDL_SPAN, 50)
     registry.needed(OwnerOf(ONE), 90, 60)
     registry.needed(ONE, 55, 55)
-    again = Running()
+    again = Messages()
     registry.connect(again)  # type: ignore[arg-type]
     assert [one.start_ts for one in again.messages if isinstance(one, Watch)] == [55]
     registry.drop_below({ONE: (80, 70), OwnerOf(ONE): (0, 60)})

@@ -340,7 +340,7 @@ def test_a_child_that_is_sent_no_message_says_so(tmp_path: Path) -> None:
         client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", 1))
         peer, _ = listener.accept()
         peer.sendall(b"\0\0\0\4\xff\xff\0{")
-        with pytest.raises(Retryable, match="no message"):
+        with pytest.raises(Retryable, match="not a message"):
             client.receive(TO_PULLER)
         client.close()
         peer.close()

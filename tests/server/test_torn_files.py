@@ -74,7 +74,7 @@ def test_a_pipeline_retries_after_a_torn_file_but_not_after_a_missing_spec(
     spec.write_text(json.dumps({"cluster_id": 1})[:-3])
     bounds.write_text('{"bound": 5, "spa')
     for load in (lambda: FeedSpec.load(spec), lambda: Bounds.load(bounds)):
-        with pytest.raises(Retryable, match="The pipeline's orders file is damaged") as caught:
+        with pytest.raises(Retryable, match="the pipeline's orders file is damaged") as caught:
             load()
         assert str(tmp_path) in caught.value.where
     spec.unlink()

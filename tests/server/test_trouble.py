@@ -87,7 +87,7 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
         assert (status["is_owner"], status["cluster_id"]) == (False, "")
         refused = CliRunner().invoke(command_line, ["changefeed", "list", "--server", api])
         assert refused.exit_code == 1
-        assert "The capture is not ready yet." in refused.output
+        assert "the capture is not ready yet" in refused.output
         assert f"it waits for PD at {pd} to answer" in refused.output
         with EmbeddedUpstream(tmp_path / "upstream", pd, regions=1):
             assert logged(process, "PD answers")["pd"] == pd
@@ -155,17 +155,17 @@ def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(
         running.wait_checkpoint(name, pd.tso())
         kafka_broker.kill()
         message = running.wait_state(name, "warning")["error"]["message"]
-        assert message.startswith("Kafka does not answer.")
+        assert message.startswith("Kafka does not answer")
         assert f"where: {kafka_broker.bootstrap}" in message
         assert "why: " in message
         assert "check that the broker runs" in message
         assert "continues by itself" in message
         running.stop(STOP_S)
         running = OnKafka(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", kafka_broker.bootstrap)
-        assert "Kafka does not answer." in running.wait_state(name, "warning")["error"]["message"]
+        assert "Kafka does not answer" in running.wait_state(name, "warning")["error"]["message"]
         listed = CliRunner().invoke(command_line, ["changefeed", "list", "--server", running.address])
         assert "warning" in listed.output
-        assert "Kafka does not answer." in listed.output
+        assert "Kafka does not answer" in listed.output
     finally:
         kafka_broker.start()
         work(bank, 100)
@@ -177,11 +177,11 @@ def test_a_lost_broker_is_a_passing_warning_and_never_blocks_a_shutdown(
 @pytest.mark.parametrize(
     ("options", "partitions", "what", "fix"),
     [
-        ("&auto-create-topic=false", 0, "does not exist.", "create it, or set auto-create-topic=true"),
+        ("&auto-create-topic=false", 0, "does not exist", "create it, or set auto-create-topic=true"),
         (
             "&partition-num=5",
             2,
-            "has 2 partitions, fewer than partition-num=5.",
+            "has 2 partitions, fewer than partition-num=5",
             "set partition-num to at most 2",
         ),
         ("&max-message-bytes=20000000", 1, "exceeds what topic", "set max-message-bytes="),

@@ -14,7 +14,7 @@ from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.kafka.client import ensure_progress_topic, ensure_topic, transactional_id
+from tidegate.sink.kafka.client import client_settings, ensure_progress_topic, ensure_topic, transactional_id
 from tidegate.sink.kafka.slot import SlotWriter
 
 pytestmark = pytest.mark.integration
@@ -108,6 +108,15 @@ def test_a_missing_topic_is_created_unless_the_settings_forbid_it(
 
 def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
-    uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s")
+    uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s&read-timeout=1s")
     with pytest.raises(Retryable, match=r"127\.0\.0\.1:1"):
         ensure_topic(uri, config.sink.kafka_config)
+
+
+@pytest.mark.parametrize(
+    ("options", "limit_ms"),
+    [("", 10_000), ("&read-timeout=25s", 25_000), ("&write-timeout=1s&read-timeout=2s", 2_000)],
+)
+def test_a_request_may_take_as_long_as_the_longer_timeout(options: str, limit_ms: int) -> None:
+    uri, config = sink("127.0.0.1:1", "t", options)
+    assert client_settings(uri, config.sink.kafka_config)["socket.timeout.ms"] == limit_ms

@@ -257,9 +257,9 @@ def test_an_owner_replaced_before_it_opened_only_opens_and_sends_nothing(
         with pytest.raises(Fenced):
             new.send_resolved(50)  # so the proof comes after the initialisation
         seen.append("proved")
-        raise Fenced("Another incarnation of this changefeed writes now.")
+        raise Fenced("another incarnation of this changefeed writes now")
 
-    with pytest.raises(Fenced, match="Another incarnation"):
+    with pytest.raises(Fenced, match="another incarnation"):
         open_sink(prove=refuse)
     assert seen == ["proved"]
     again = open_sink()

@@ -190,11 +190,11 @@ def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
     for ts in (11, 12, 13):  # nothing is readable: who waited would wait for ever
         place.write(ts, size=4000)
     place.owner.send_resolved(12)
-    with pytest.raises(Retryable, match="as many as may be kept"):
+    with pytest.raises(Retryable, match="have reached their limit"):
         place.write(14)
     assert place.read(10, 20) == [11, 12, 13], "nothing of it is there"
     place.changes.receive(1, 11)
-    with pytest.raises(Retryable, match="as many as may be kept"):
+    with pytest.raises(Retryable, match="have reached their limit"):
         place.write(14)
     place.changes.receive(1, 12)
     place.write(14)
@@ -207,7 +207,7 @@ def test_a_reader_keeps_more_while_resolved_ts_waits_but_not_without_end(tmp_pat
     while place.changes.standing().kept <= 40_000:
         place.write(ts, size=4000)
         ts += 1
-    with pytest.raises(Retryable, match="as many as may be kept"):
+    with pytest.raises(Retryable, match="have reached their limit"):
         place.write(ts, size=4000)
 
 

@@ -66,7 +66,7 @@ def test_a_table_is_read_as_it_was_and_under_any_key(
     [
         ({"table": "shop.none"}, "the source has no table shop.none"),
         ({"table": "shop.acc", "as_off": "5"}, "did you mean 'as_of'"),
-        ({"table": "shop.acc", "as_of": "yesterday"}, "as_of takes a ts or 'latest'"),
+        ({"table": "shop.acc", "as_of": "yesterday"}, "give as_of a ts or 'latest'"),
         ({"table": ""}, "needs the option 'table'"),
     ],
 )

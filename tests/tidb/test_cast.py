@@ -238,7 +238,7 @@ def test_a_time_that_gets_the_day_of_the_conversion_is_refused(after: Column) ->
 def test_what_no_rule_gives_is_undecodable() -> None:
     with pytest.raises(Undecodable, match="current time"):
         cast(None, DATETIME, STAMP_NN)
-    with pytest.raises(Undecodable, match="no JSON"):
+    with pytest.raises(Undecodable, match="not JSON"):
         cast(b"x", VARCHAR, JSON)
-    with pytest.raises(Undecodable, match="no JSON text"):
+    with pytest.raises(Undecodable, match="not JSON text"):
         cast(0xFF, BIT_40, JSON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.tidy.words import PARTS, ROOT, refused_openings, refused_words, texts
 
 

@@ -91,7 +91,7 @@ def test_a_rollback_line_is_rolled_back_and_may_lie_below_the_last_commit(manual
 
 def test_a_transaction_behind_the_tso_that_is_not_there_is_refused(manual_pd: PdClient) -> None:
     manual_pd.advance_tso(100)
-    with pytest.raises(InvalidInput, match="stands beyond a transaction"):
+    with pytest.raises(InvalidInput, match="is beyond a transaction"):
         Loader(manual_pd).load([txn(10, 20, ("put", b"a"))])
 
 

@@ -43,8 +43,8 @@ def check_bounds(body: dict[str, Any]) -> None:
 
 def _too_large(name: str, found: str, most: str) -> InvalidInput:
     return InvalidInput(
-        f"'{name[-200:]}' is too large.",
+        f"'{name[-200:]}' is too large",
         where="request body",
         why=f"it has {found}; the most is {most}",
-        fix="say it in fewer words: wildcards and regular expressions stand for many names",
+        fix="shorten it: a wildcard or a regular expression matches many names",
     )

@@ -66,9 +66,9 @@ async def _drained(request: Request, *, again: bool) -> Response:
     if capture.membership is None:
         raise Refused(
             "CDC:ErrCaptureNotExist",
-            "There is no other capture.",
+            "there is no other capture",
             why="the server runs without --etcd",
-            fix="docs/captures.md says how several captures share the work",
+            fix="start the captures with --etcd: see docs/captures.md",
         )
     left = await capture.reactor.placement.drain(name, again=again)
     return JSONResponse({"current_table_count": left}, 202)
@@ -117,7 +117,7 @@ async def processor(request: Request) -> Response:
         raise Refused(
             "CDC:ErrCaptureNotExist",
             f"[CDC:ErrCaptureNotExist]capture not exists, {request.path_params['capture'][:64]}",
-            fix="GET /captures lists the captures there are",
+            fix="choose one that GET /captures lists",
         )
     peer = feed.peers.get(name)
     return JSONResponse({"table_ids": feed.tables_of(peer) if peer is not None else []})

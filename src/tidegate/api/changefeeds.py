@@ -55,7 +55,7 @@ async def create(request: Request) -> Response:
     feed = FeedId.checked(namespace_of(given), str(body.get("changefeed_id") or uuid.uuid4()))
     if parse_sink_uri(str(body.get("sink_uri") or "")).is_reader:
         raise InvalidInput(
-            "A reader is made by its query.", where="sink_uri", fix='spark.readStream.format("tidegate")'
+            "a reader is made by its query", where="sink_uri", fix='use spark.readStream.format("tidegate")'
         )
     # In a thread, because thousands of rules take long, and other requests must be answered meanwhile.
     new = await asyncio.to_thread(
@@ -80,7 +80,7 @@ async def show_all(request: Request) -> Response:
     query = dict(request.query_params)
     wanted = query.get("state", "")
     if wanted not in ("", "all", *State):
-        raise InvalidInput(f"'{wanted}' is not a state.", fix="use all, " + ", ".join(DESCRIBED_STATES))
+        raise InvalidInput(f"'{wanted}' is not a state", fix="use all, " + ", ".join(DESCRIBED_STATES))
     namespace = query.get("namespace") or query.get("keyspace")
     feeds = [f for f in capture_of(request).reactor.feeds.values() if namespace in (None, "", f.id.namespace)]
     if wanted in ("", "all"):
@@ -188,12 +188,12 @@ async def update(request: Request) -> Response:
     if number(body, "start_ts") not in (0, feed.info.start_ts):
         raise Refused(
             "CDC:ErrAPIInvalidParam",
-            "A changefeed's start-ts cannot be changed.",
+            "a changefeed's start-ts cannot be changed",
             fix="remove the changefeed and create it with the wanted start-ts",
         )
     config = body.get("replica_config")
     if config is not None and not isinstance(config, dict):
-        raise InvalidInput("'replica_config' is not a JSON object.")
+        raise InvalidInput("'replica_config' is not a JSON object", fix="send an object of settings")
     sink_uri, target_ts = str(body.get("sink_uri") or ""), number(body, "target_ts")
     changed = await capture_of(request).reactor.update(feed.id, sink_uri, config, target_ts)
     return JSONResponse(full(changed, request))
@@ -266,7 +266,7 @@ async def move(request: Request) -> Response:
     body, capture = await body_of(request), capture_of(request)
     tables = body.get("tables")
     if not isinstance(tables, list) or not tables:
-        raise InvalidInput("The request names no tables.", fix='give "tables", a list of names or ids')
+        raise InvalidInput("the request names no tables", fix='give "tables", a list of names or ids')
     name = capture.named(str(body.get("capture") or ""))
     plan = await capture.reactor.placement.move(feed_id(request), [str(table) for table in tables], name)
     return JSONResponse(plan_json(plan))

@@ -156,11 +156,13 @@ def _bounded(receive: Receive) -> Receive:
             async with asyncio.timeout_at(until):
                 message = await receive()
         except TimeoutError:
-            raise InvalidInput(f"The request body did not arrive within {BODY_S:.0f} s.") from None
+            raise InvalidInput(
+                f"the request body did not arrive within {BODY_S:.0f} s", fix="send the request again"
+            ) from None
         read += len(message.get("body", b""))
         whole = not message.get("more_body", False)
         if read > MAX_BODY:
-            raise InvalidInput(f"The request body has more than {MAX_BODY} bytes.")
+            raise InvalidInput(f"the request body has more than {MAX_BODY} bytes", fix="send a smaller body")
         return message
 
     return bounded

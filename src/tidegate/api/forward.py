@@ -37,7 +37,7 @@ async def to_owner(request: Request) -> Response:
     assert owner is not None
     if PASSED_ON in request.headers:
         raise Retryable(
-            "The captures do not agree on the owner yet.",
+            "the captures do not agree on the owner yet",
             where=capture.options.address,
             fix="try again later",
         )
@@ -53,7 +53,7 @@ async def to_owner(request: Request) -> Response:
             )
     except httpx.HTTPError as error:
         raise Retryable(
-            "The owner does not answer.",
+            "the owner does not answer",
             where=f"capture {owner.name} at {owner.address}",
             why=f"{type(error).__name__}: {error}",
             fix="try again: if it is gone, another capture is elected when its session ends",

@@ -17,7 +17,7 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
     host = host.strip("[]")
     if not colon or not host or not port.isdigit():
         raise InvalidInput(
-            f"'{address}' is not an address.", fix="write HOST:PORT, for example 127.0.0.1:8300"
+            f"'{address}' is not an address", fix="write HOST:PORT, for example 127.0.0.1:8300"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -28,7 +28,7 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise InvalidInput(
-            "Cannot listen on the address.",
+            "the server cannot listen on the address",
             where=address,
             why=str(error),
             fix=f"choose another {option}; port 0 takes a free one",

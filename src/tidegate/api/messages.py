@@ -17,6 +17,7 @@ from tidegate.server.courier import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
 """The most messages in one request."""
+_FORM: Final = f"send a JSON list of at most {MESSAGES_MAX} messages"
 
 
 async def take(request: Request) -> Response:
@@ -28,16 +29,17 @@ async def take(request: Request) -> Response:
     capture = starting_capture_of(request)
     if capture.membership is None or not capture.takes_messages:
         raise Retryable(
-            "The capture takes no messages.",
+            "the capture takes no messages",
             where=capture.options.address,
             why="it runs alone, or it starts or ends",
             fix="nothing: messages are sent again",
         )
     if request.headers.get(CLUSTER) != str(capture.cluster):
         raise InvalidInput(
-            "The messages are for a capture of another cluster.",
+            "the messages are for a capture of another cluster",
             where=capture.options.address,
             why=f"it is {capture.cluster} here, and {request.headers.get(CLUSTER, '')[:32]} there",
+            fix="give captures of different clusters different addresses, or an etcd each",
         )
     sender = request.headers.get(SENDER, "")[:64]
     unread = ""
@@ -48,7 +50,7 @@ async def take(request: Request) -> Response:
             unread = unread or str(error)[:200]  # one bad message must not stop the others
     if unread:
         fix = "run the same version of Tidegate on all captures, or upgrade those that are left"
-        raise InvalidInput("This is not a message of a capture.", where=f"from {sender}", why=unread, fix=fix)
+        raise InvalidInput("this is not a message of a capture", where=f"from {sender}", why=unread, fix=fix)
     return JSONResponse({})
 
 
@@ -56,7 +58,7 @@ def _messages(body: bytes) -> list[Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput("The body is not JSON.", why=str(error)[:200]) from error
+        raise InvalidInput("the body is not JSON", why=str(error)[:200], fix=_FORM) from error
     if not isinstance(found, list) or len(found) > MESSAGES_MAX:
-        raise InvalidInput(f"The body is not a list of at most {MESSAGES_MAX} messages.")
+        raise InvalidInput("the body is not a list of messages", fix=_FORM)
     return found

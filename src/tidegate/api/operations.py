@@ -55,7 +55,7 @@ async def set_log_level(request: Request) -> Response:
     """
     level = str((await body_of(request)).get("log_level", "")).lower()
     if level not in LEVELS:
-        raise InvalidInput(f"'{level[:40]}' is not a log level.", fix="use one of " + ", ".join(LEVELS))
+        raise InvalidInput(f"'{level[:40]}' is not a log level", fix="use one of " + ", ".join(LEVELS))
     logging.getLogger().setLevel(LEVELS[level])
     event(LOG, logging.INFO, "log level set", to=level)
     return JSONResponse({})
@@ -104,7 +104,7 @@ async def resolve_lock(request: Request) -> Response:
     body = await body_of(request)
     region, ts = number(body, "region_id"), number(body, "ts")
     if not region:
-        raise InvalidInput("'region_id' is missing.", fix="name a region, as PD numbers them")
+        raise InvalidInput("'region_id' is missing", fix="name a region, as PD numbers them")
     await asyncio.to_thread(_resolve, capture_of(request).pd, region, ts)
     return JSONResponse({})
 

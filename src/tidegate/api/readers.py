@@ -33,6 +33,7 @@ STREAMS_MAX: Final = 64
 STILL_S: Final = 60.0
 """A client that takes no data for this long is disconnected. It asks again for the pieces that it lacks."""
 FRAME: Final = struct.Struct(">QQ")
+_QUERY: Final = "send what docs/reference/http-api.md describes"
 _streams = asyncio.Semaphore(STREAMS_MAX)
 
 
@@ -47,7 +48,7 @@ def _feed_id(request: Request, body: dict[str, Any]) -> FeedId:
 def _tables(body: dict[str, Any]) -> list[str]:
     found = body.get("tables")
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise InvalidInput("'tables' is not a list of names.")
+        raise InvalidInput("'tables' is not a list of names", fix=_QUERY)
     return found
 
 
@@ -57,7 +58,9 @@ def _asked(body: dict[str, Any]) -> Query:
         try:
             columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(text), validate=True)))
         except (ValueError, pa.ArrowException, OSError) as error:
-            raise InvalidInput("'columns' is not an Arrow schema in base64.", why=str(error)[:200]) from None
+            raise InvalidInput(
+                "'columns' is not an Arrow schema in base64", why=str(error)[:200], fix=_QUERY
+            ) from None
     return Query(str(body.get("instance") or ""), columns, number(body, "after_ddl"))
 
 
@@ -147,12 +150,12 @@ async def changes(request: Request) -> Response:
     """
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind != "Ticket":
-        raise InvalidInput("There is no ticket.", fix="send Authorization: Ticket ...")
+        raise InvalidInput("there is no ticket", fix="send Authorization: Ticket ...")
     past = request.query_params.get("past", "0")
     if not past.isdigit() or int(past) >= 1 << 63:
-        raise InvalidInput("'past' is not the number of a piece.")
+        raise InvalidInput("'past' is not the number of a piece", fix=_QUERY)
     if _streams.locked():
-        raise Retryable(f"{STREAMS_MAX} tickets are being read.", fix="ask again in a moment")
+        raise Retryable(f"{STREAMS_MAX} tickets are being read", fix="ask again in a moment")
     readers = _readers(request)
     found, kept, ddl = await readers.open(text)
     numbers = await readers.do(numbers_of, found, kept, int(past), ddl=ddl)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.requests import Request
@@ -13,6 +13,8 @@ from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput
 from tidegate.server.feed import Feed
 
+_FORM: Final = "send a JSON object, or no body"
+
 
 async def body_of(request: Request) -> dict[str, Any]:
     """The JSON object in the body of a request; an empty body is an empty object. Raises InvalidInput."""
@@ -20,9 +22,9 @@ async def body_of(request: Request) -> dict[str, Any]:
     try:
         body = orjson.loads(raw) if raw else {}  # strict: no NaN, no half characters, no endless depth
     except orjson.JSONDecodeError as error:
-        raise InvalidInput("The request body is not JSON.", why=str(error)[:200]) from error
+        raise InvalidInput("the request body is not JSON", why=str(error)[:200], fix=_FORM) from error
     if not isinstance(body, dict):
-        raise InvalidInput("The request body is not a JSON object.")
+        raise InvalidInput("the request body is not a JSON object", fix=_FORM)
     check_bounds(body)
     return body
 
@@ -46,5 +48,7 @@ def number(body: dict[str, Any], name: str) -> int:
     """A number of the body; 0 if it is missing. Raises InvalidInput unless it is one of 64 bits."""
     value = body.get(name) or 0
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise InvalidInput(f"'{name}' is not a number of 64 bits.", why=f"{value!r}"[:100])
+        raise InvalidInput(
+            f"'{name}' is not a number of 64 bits", why=f"{value!r}"[:100], fix="send a number"
+        )
     return value

@@ -60,7 +60,7 @@ def check_door(listener: socket.socket, rules: Rules, *, is_secure: bool = False
     host = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
     if not host.is_loopback and rules.token is None and not is_secure:
         raise InvalidInput(
-            "Other machines reach this address, and anybody there could create changefeeds.",
+            "other machines reach this address, and anybody there could create changefeeds",
             where=address_of(listener),
             fix="give a token, `tidegate --token-file FILE server ...`, or certificates and --api-tls, or "
             "listen on 127.0.0.1",
@@ -71,10 +71,10 @@ def check_reachable(listener: socket.socket) -> None:
     """Raises InvalidInput for an address by which other captures would reach themselves."""
     if ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified:
         raise InvalidInput(
-            "Other captures cannot reach this address.",
+            "other captures cannot reach this address",
             where=address_of(listener),
-            why="with --etcd a capture that stands by forwards requests to the owner's --addr",
-            fix="give --addr an address of this machine that the others reach",
+            why="with --etcd a capture that is not the owner forwards requests to the owner's --addr",
+            fix="give --addr an address of this machine that the other captures can reach",
         )
 
 

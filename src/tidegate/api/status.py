@@ -24,7 +24,7 @@ def capture_of(request: Request) -> Capture:
     capture = starting_capture_of(request)
     if not capture.ready:
         raise Retryable(
-            "The capture is not ready yet.",
+            "the capture is not ready yet",
             where=capture.options.address,
             why=f"it waits for {capture.waiting_for or 'its own start or end'}",
             fix="try again later; GET /status says what it waits for",

@@ -76,10 +76,10 @@ def drain(
             if left and time.monotonic() >= deadline:
                 if wait:
                     raise Retryable(
-                        "The capture still delivers tables.",
+                        "the capture still delivers tables",
                         where=f"capture {capture}",
                         why=f"{left} tables after {wait} s; is there another capture that could take them?",
-                        fix="`tidegate capture list` shows the captures; run this again to keep waiting",
+                        fix="run this again to keep waiting; `tidegate capture list` shows the captures",
                     )
                 return
             if left:
@@ -97,9 +97,10 @@ def _left_on(server: str, capture: str) -> int:
         return 0  # it is gone, and others take its tables
     if not found[0]["drained"]:
         raise InvalidInput(
-            "The capture is not drained any more.",
+            "the capture is not drained any more",
             where=f"capture {capture}",
-            why="its process has started again, or somebody has said --back",
+            why="its process was restarted, or `capture drain --back` was run",
+            fix="drain it again",
         )
     return int(found[0]["left"])
 

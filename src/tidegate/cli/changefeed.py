@@ -172,7 +172,7 @@ def update(
         changes += [f"sink-uri: {old['sink_uri']} -> {redact(sink_uri)}"] if sink_uri else []
         changes += [f"target-ts: {old['target_ts'] or 'none'} -> {target_ts}"] if target_ts else []
         if not changes:
-            raise InvalidInput("Nothing would change.", fix="give --config, --sink-uri or --target-ts")
+            raise InvalidInput("nothing would change", fix="give --config, --sink-uri or --target-ts")
         print("\n".join(changes), file=sys.stderr)
         if not no_confirm and sys.stdin.isatty() and not typer.confirm("Update it so?", err=True):
             raise typer.Exit(1)
@@ -230,7 +230,7 @@ def _overwrite_ts(server: str, text: str) -> int:
         now = call(server, "POST", "/tso", {})
         return int(now["timestamp"]) << 18 | int(now["logic_time"])
     if not text.isdecimal():
-        raise InvalidInput(f"'{text}' is not a ts.", fix="give --overwrite-checkpoint-ts a number, or now")
+        raise InvalidInput(f"'{text}' is not a ts", fix="give --overwrite-checkpoint-ts a number, or now")
     return int(text)
 
 

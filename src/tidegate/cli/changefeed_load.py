@@ -23,15 +23,15 @@ def load_of(feed: Feed) -> dict[str, Any]:
     name, load = f"{feed['namespace']}/{feed['id']}", feed["tidegate"]["initial_load"]
     if load is None:
         raise InvalidInput(
-            f"Changefeed {name} has no initial load.",
-            fix="a changefeed begins with one when it is created with --initial-load",
+            f"changefeed {name} has no initial load",
+            fix="create a changefeed with --initial-load",
         )
     if load["state"] != "done" and feed["state"] in ENDED:
         error = feed["error"] or {}
         raise Fatal(
-            f"The initial load of {name} cannot continue: the changefeed is {feed['state']}.",
+            f"the initial load of {name} cannot continue: the changefeed is {feed['state']}",
             why=str(error.get("message", "")),
-            fix=f"`tidegate changefeed resume -c {feed['id']}`; the rows that are loaded are kept",
+            fix=f"run `tidegate changefeed resume -c {feed['id']}`; the rows that are loaded are kept",
         )
     found: dict[str, Any] = load
     return found

@@ -50,7 +50,7 @@ def call(
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Retryable(
-            "No capture answers.",
+            "no capture answers",
             where=base,
             why=str(error),
             fix="give the certificates that it asks for: tidegate --ca CA --cert CERT --key KEY ..."
@@ -65,7 +65,7 @@ def call(
     if answer.is_success:
         return found
     kind = Retryable if answer.status_code == 503 else InvalidInput
-    raise kind(str(found.get("error_msg", "The request was refused.")))
+    raise kind(str(found.get("error_msg", "the request was refused")))
 
 
 def show(found: Any, text: str, as_json: bool) -> None:

@@ -222,9 +222,11 @@ def run(
     line a second. Warnings and errors go to standard error.
     """
     from tidegate.consumer.fetch_spark import ClusterSettings
-    from tidegate.consumer.job import Listener, Settings, run, topic_of
+    from tidegate.consumer.job import run
+    from tidegate.consumer.progress import Listener
     from tidegate.consumer.rules import Rules
     from tidegate.consumer.schema_changes import SchemaChanges
+    from tidegate.consumer.settings import Settings, topic_of
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.upkeep import Upkeep
     from tidegate.consumer.watermark import Mode

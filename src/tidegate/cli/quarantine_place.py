@@ -33,7 +33,7 @@ def place_of(
     """The quarantine that the options name. Raises InvalidInput if they name none, or two."""
     if (data_dir is not None) == bool(target or folder):
         raise InvalidInput(
-            "it is not said whose quarantine is meant",
+            "no quarantine is named",
             fix="give --data-dir and --changefeed-id of a changefeed, or --target (with --name, if it is a "
             "database) or --folder of a consumer",
         )
@@ -41,7 +41,7 @@ def place_of(
         from tidegate.pipeline.replay import quarantine_of
 
         if not changefeed:
-            raise InvalidInput("it is not said which changefeed is meant", fix="give --changefeed-id")
+            raise InvalidInput("no changefeed is named", fix="give --changefeed-id")
         return Place(quarantine_of(data_dir, namespace, changefeed), None, data_dir)
     if not target:
         assert folder is not None

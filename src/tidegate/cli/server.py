@@ -277,7 +277,7 @@ def _say_standing_by(capture: Capture, as_json: bool) -> None:
     at = owner.address if owner is not None else ""
     said = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
     scheme = _scheme(capture)
-    text = f"capture stands by: {scheme}://{address}; the owner is at {scheme}://{at}"
+    text = f"capture on standby: {scheme}://{address}; the owner is at {scheme}://{at}"
     print(json.dumps(said) if as_json else text, flush=True)
 
 

@@ -80,7 +80,7 @@ def run(
     tso: Annotated[
         str,
         typer.Option(
-            help="system: timestamps follow the clock; manual: they stand until `load` or `tso` moves them."
+            help="system: timestamps follow the clock; manual: they stay until `load` or `tso` moves them."
         ),
     ] = "system",
     api_version: Annotated[

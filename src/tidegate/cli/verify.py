@@ -163,7 +163,12 @@ def _write(text: str, where: str) -> None:
         with Path(where).open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise InvalidInput("the statements cannot be written", where=where, why=str(error)) from None
+        raise InvalidInput(
+            "the statements cannot be written",
+            where=where,
+            why=str(error),
+            fix="name a file that can be written",
+        ) from None
 
 
 def _shown(difference: Difference) -> dict[str, Any]:

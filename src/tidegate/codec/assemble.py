@@ -60,8 +60,8 @@ class UnknownVersionError(DecodeError):
 
     def __init__(self, schema: str, table: str, version: int) -> None:
         super().__init__(
-            f"the columns of {schema}.{table} in version {version} are not known: no message that tells them "
-            "was read; read the topic from further back"
+            f"the columns of {schema}.{table} in version {version} are not known: no message that defines "
+            "them was read; read the topic from further back"
         )
         self.version = schema, table, version
 

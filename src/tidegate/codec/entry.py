@@ -35,7 +35,7 @@ class Loss(StrEnum):
     """A part of a row change that a protocol does not carry; the text says what readers get instead."""
 
     BAD_TEXT = "a text that is not UTF-8 has U+FFFD in it, or its message is refused"
-    PARTITION = "a partitioned table's rows do not tell their partition"
+    PARTITION = "a partitioned table's rows do not name their partition"
     LOGICAL_TS = "the commit ts has milliseconds only"
     SECONDS = "the commit ts has seconds only"
     OLD_IMAGE = "an update is an insert of its new values"
@@ -55,8 +55,8 @@ class Loss(StrEnum):
     )
     DEFAULT = "NULL in a column with a default is the default"
     ELEMENT = "the number 0 of an enum, and sets of an element with an empty name, are taken for one another"
-    COMMIT_TS = "a row does not tell its commit ts"
-    DELETED_TS = "a delete does not tell its commit ts"
+    COMMIT_TS = "a row does not have its commit ts"
+    DELETED_TS = "a delete does not have its commit ts"
     VIRTUAL = "a virtual generated column is there, and NULL"
     NAMES = "a name has `_` for each character that Avro's names do not allow"
 

@@ -111,7 +111,10 @@ class ReadBack:
         """`options`: those with which messages are encoded. Raises InvalidInput if they are `unverified`."""
         if why := unverified(codec_of(options), options):
             raise InvalidInput(
-                f"messages of {options.protocol} cannot be read back", where="sink URI", why=why
+                f"messages of {options.protocol} cannot be read back",
+                where="sink URI",
+                why=why,
+                fix="choose another protocol, or leave verify-encoded out",
             )
         self._options, self._codec = options, codec_of(options)
         self._decoder, self._losses = decoder(options), self._codec.losses(options)

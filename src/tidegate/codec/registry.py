@@ -193,7 +193,7 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
     if not config.has_tables:
         own = " or ".join(key_protocols())
         return InvalidInput(
-            f"A changefeed of keys cannot be written as '{name}'.",
+            f"a changefeed of keys cannot be written as '{name}'",
             where="sink configuration",
             why="there is one form for keys without tables, TiKV-CDC's",
             fix=f"leave protocol out, or write {own} or, as TiKV-CDC names it, open-protocol",
@@ -201,20 +201,20 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
     if name in key_protocols():
         rows = " or ".join(row_protocols())
         return InvalidInput(
-            f"Protocol '{name}' is for keys without tables.",
+            f"protocol '{name}' is for keys without tables",
             where="sink configuration",
             fix=f"use {rows}, or create the changefeed with --kv-mode txnkv or rawkv",
         )
     only_read = _named(name, ReadCodec)
     why = only_read.unwritten if isinstance(only_read, ReadCodec) else _REFUSED.get(name, "")
     if not name:
-        what = "A topic needs a protocol."
+        what = "a topic needs a protocol"
     elif only_read is not None:
-        what = f"Protocol '{name}' is read, but not written."
+        what = f"protocol '{name}' is read, but not written"
     elif why:
-        what = f"Protocol '{name}' is not supported."
+        what = f"protocol '{name}' is not supported"
     else:
-        what = f"Unknown protocol '{name}'."
+        what = f"there is no protocol '{name}'"
     fix = "add protocol=... to the sink URI; " + nearest(name, row_protocols(), label="supported")
     return InvalidInput(what, where="sink configuration", why=why, fix=fix)
 
@@ -240,14 +240,14 @@ def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig)
         lacking = "delete-only-output-handle-key-columns = true"
     if config.force_replicate and lacking:
         raise InvalidInput(
-            f"force-replicate = true does not go with {lacking}.",
+            f"force-replicate = true does not go with {lacking}",
             where="changefeed configuration",
             why="a row of a table without a key is found downstream by its whole old content",
             fix="leave one of the two out",
         )
     if found.splits_updates(options) and not config.splits_updates:
         raise InvalidInput(
-            f"output-raw-change-event = true does not go with protocol {found.name}.",
+            f"output-raw-change-event = true does not go with protocol {found.name}",
             where="changefeed configuration",
             why="its updates have no old values: the row under the old key would stay downstream for ever",
             fix="leave output-raw-change-event out",
@@ -258,14 +258,14 @@ def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig
     """Check that a protocol with a schema registry has one, and that its checksums are possible."""
     if found.schemas is not None and not config.sink.schema_registry:
         raise InvalidInput(
-            f"Protocol {found.name} needs a schema registry.",
+            f"protocol {found.name} needs a schema registry",
             where="sink configuration",
             why="its messages name their schemas by the numbers that a registry gives",
             fix="add schema-registry=http://HOST:PORT to the sink URI, percent-encoded",
         )
     if config.integrity.checks and found.no_checksums(options):
         raise InvalidInput(
-            f"integrity-check-level = 'correctness' does not go with protocol {found.name}.",
+            f"integrity-check-level = 'correctness' does not go with protocol {found.name}",
             where="changefeed configuration",
             why=found.no_checksums(options),
             fix="add what is missing to the sink URI, or leave integrity-check-level out",
@@ -276,7 +276,7 @@ def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConf
     """Messages can be compared with their rows only if they contain types."""
     if config.integrity.verify_encoded and (why := unverified(found, options)):
         raise InvalidInput(
-            f"verify-encoded = true does not go with protocol {found.name}.",
+            f"verify-encoded = true does not go with protocol {found.name}",
             where="changefeed configuration",
             why=why,
             fix="add what is missing to the sink URI, choose another protocol, or leave verify-encoded out",
@@ -290,9 +290,9 @@ def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
     unmarked = codec(options.protocol).unmarked
     option = unmarked.option if unmarked is not None else ""
     raise InvalidInput(
-        f"partition = 'conflict' does not go with protocol {options.protocol} as it is set.",
+        f"partition = 'conflict' does not go with protocol {options.protocol} as it is set",
         where="dispatch rules",
-        why="its messages have no Resolved, so that no alignment mark can tell readers where to wait",
+        why="its messages have no Resolved, so that no alignment mark can show readers where to wait",
         fix=(f"add {option} to the sink URI, or " if option else "") + "choose another protocol or partition",
     )
 
@@ -300,10 +300,10 @@ def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
 def unverified(found: ReadCodec, options: CodecOptions) -> str:
     """Why messages written with these options cannot be compared with their rows; empty: they can."""
     if setting := found.unread(options):
-        return f"with {setting} its messages do not tell the types of their columns"
+        return f"with {setting} its messages do not have the types of their columns"
     if Loss.TYPES in found.losses(options):
         option = f" without {found.unmarked.option}" if found.unmarked is not None else ""
-        return f"its messages do not tell the types of their columns{option}"
+        return f"its messages do not have the types of their columns{option}"
     return ""
 
 

@@ -60,7 +60,7 @@ def check(
     )
     raise DecodeError(
         f"the row of {table} with {key or 'no key'} at commit ts {ts} is not what its checksum says: the "
-        f"message tells {stated}, its columns give {found[0]}"
+        f"message has {stated}, its columns give {found[0]}"
     )
 
 

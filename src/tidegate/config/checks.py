@@ -73,7 +73,7 @@ def check(config: ReplicaConfig) -> None:
         check_registry_url(revealed(config.sink.schema_registry))
     if config.sink.column_selectors and config.integrity.integrity_check_level != "none":
         raise InvalidInput(
-            "Column selectors and integrity checks exclude each other.",
+            "column selectors and integrity checks exclude each other",
             where="changefeed configuration",
             why="a row's checksum covers columns that would not travel",
             fix="remove [[sink.column-selectors]], or set integrity-check-level = 'none'",
@@ -82,7 +82,7 @@ def check(config: ReplicaConfig) -> None:
     _check_conflict(config)
     if kafka.required_acks != -1:
         raise InvalidInput(
-            f"required-acks = {kafka.required_acks} would lose rows.",
+            f"required-acks = {kafka.required_acks} would lose rows",
             where="sink configuration",
             why="rows travel in Kafka transactions, which always wait for all in-sync replicas",
             fix="leave required-acks out or set it to -1",
@@ -97,7 +97,7 @@ def check(config: ReplicaConfig) -> None:
     _at_least("tidegate.ids-per-stripe", own.ids_per_stripe, 0)
     if own.ids_per_stripe > IDS_PER_STRIPE_MAX or (own.has_stripes and not config.has_tables):
         raise InvalidInput(
-            f"ids-per-stripe = {own.ids_per_stripe} cannot be used.",
+            f"ids-per-stripe = {own.ids_per_stripe} cannot be used",
             where="[tidegate]",
             why=f"a stripe has {IDS_PER_STRIPE_MAX} table ids at most"
             if config.has_tables
@@ -117,14 +117,14 @@ def _check_pieces(config: ReplicaConfig) -> None:
     _at_least("scheduler.region-count-per-span", scheduler.region_count_per_span, 1)
     if (given or scheduler.enable_table_across_nodes) and not config.has_tables:
         raise InvalidInput(
-            "There are no tables to be cut into pieces.",
+            "there are no tables to be cut into pieces",
             where="changefeed configuration",
             why=f"a changefeed with kv-mode = '{config.tidegate.kv_mode}' follows no tables",
             fix="leave enable-table-across-nodes and table-cuts out",
         )
     if len(given) > TABLE_CUTS_MAX:
         raise InvalidInput(
-            f"{len(given)} table-cuts are too many.",
+            f"{len(given)} table-cuts are too many",
             where="[tidegate]",
             why=f"{TABLE_CUTS_MAX} are allowed: each piece of a table costs something while it is quiet",
             fix="cut fewer tables, or into larger pieces",
@@ -137,7 +137,7 @@ def _check_pieces(config: ReplicaConfig) -> None:
             key = b""
         if not _RECORD.match(key) or key <= previous:
             raise InvalidInput(
-                f"'{text}' in table-cuts cannot be used.",
+                f"'{text}' in table-cuts cannot be used",
                 where="[tidegate]",
                 why="each is the hex of a key inside a table's records (t, table id, _r, handle), "
                 "above the one before it",
@@ -154,7 +154,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
     where = f"dispatch rule for {', '.join(rules[0].matcher)}"
     if config.scheduler.enable_table_across_nodes or config.tidegate.table_cuts:
         raise InvalidInput(
-            "partition = 'conflict' does not go with tables in pieces.",
+            "partition = 'conflict' does not go with tables in pieces",
             where=where,
             why="each piece of a table has a writer of its own: two rows that exchange a unique value may be "
             "in two pieces, and neither writer sees the conflict",
@@ -162,7 +162,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
         )
     if not config.splits_updates:
         raise InvalidInput(
-            "partition = 'conflict' does not go with output-raw-change-event = true.",
+            "partition = 'conflict' does not go with output-raw-change-event = true",
             where=where,
             why="an update frees a unique value and takes another one: readers must be able to stop between"
             " the two",
@@ -171,7 +171,7 @@ def _check_conflict(config: ReplicaConfig) -> None:
     for rule in rules:
         if rule.index or rule.columns:
             raise InvalidInput(
-                "partition = 'conflict' takes no index and no columns.",
+                "partition = 'conflict' takes no index and no columns",
                 where=f"dispatch rule for {', '.join(rule.matcher)}",
                 why="rows go where their handle key says, and all unique keys are tracked",
                 fix="leave them out",
@@ -191,7 +191,7 @@ def _check_large(config: ReplicaConfig) -> None:
     )
     if large.large_message_handle_option == "claim-check" and not large.claim_check_storage_uri:
         raise InvalidInput(
-            "large-message-handle-option = 'claim-check' needs a storage.",
+            "large-message-handle-option = 'claim-check' needs a storage",
             where="changefeed configuration",
             why="rows that do not fit a message are put there",
             fix="set claim-check-storage-uri, for example to file:///DIRECTORY or s3://BUCKET/PREFIX",
@@ -200,7 +200,7 @@ def _check_large(config: ReplicaConfig) -> None:
         claim_uri(revealed(large.claim_check_storage_uri))
     if large.large_message_handle_option == "handle-key-only" and config.force_replicate:
         raise InvalidInput(
-            "force-replicate = true does not go with large-message-handle-option = 'handle-key-only'.",
+            "force-replicate = true does not go with large-message-handle-option = 'handle-key-only'",
             where="changefeed configuration",
             why="nothing of a row would be sent if its table has no key",
             fix="use claim-check, or leave one of the two out",
@@ -217,7 +217,7 @@ def claim_uri(uri: str) -> SplitResult:
         usable = False
     if not usable:
         raise InvalidInput(
-            "The storage of claim-check cannot be used.",
+            "the storage of claim-check cannot be used",
             where="claim-check-storage-uri",
             why="it is neither an absolute path nor a URI with a bucket",
             fix="write file:///DIRECTORY or s3://BUCKET/PREFIX",
@@ -234,7 +234,7 @@ def check_registry_url(url: str) -> None:
         usable = False
     if not usable or parts.query or parts.fragment:
         raise InvalidInput(
-            "The address of the schema registry cannot be used.",
+            "the address of the schema registry cannot be used",
             where="schema-registry",
             why="it is not a URL with scheme http or https and a host"
             if not usable
@@ -254,20 +254,22 @@ def _check_keys(config: ReplicaConfig) -> None:
     ):
         if not _is_hex(text):
             raise InvalidInput(
-                f"Option 'tidegate.{option}' is not hex: '{text[:40]}'",
+                f"option 'tidegate.{option}' is not hex: '{text[:40]}'",
                 where="changefeed configuration",
                 fix="write two hex digits a byte, without 0x",
             )
     ranged = own.start_key or own.end_key
     if (ranged and own.key_prefix) or (own.end_key and own.end_key.lower() <= own.start_key.lower()):
         raise InvalidInput(
-            "The keys of the changefeed are no range.",
+            "the keys of the changefeed are not a range",
             where="changefeed configuration",
             fix="give start-key below end-key, or key-prefix alone",
         )
     if not -1 <= own.keyspace_id < 1 << 24:
         raise InvalidInput(
-            f"There is no keyspace {own.keyspace_id}.", where="changefeed configuration", fix="0 to 16777215"
+            f"there is no keyspace {own.keyspace_id}",
+            where="changefeed configuration",
+            fix="give a keyspace-id of 0 to 16777215",
         )
     if config.has_tables:
         foreign = [
@@ -288,17 +290,17 @@ def _check_keys(config: ReplicaConfig) -> None:
         why, fix = "they speak of tables, and a changefeed of keys has none", "leave them out"
     if foreign:
         raise InvalidInput(
-            f"kv-mode = '{own.kv_mode}' does not go with {', '.join(foreign)}.",
+            f"kv-mode = '{own.kv_mode}' does not go with {', '.join(foreign)}",
             where="changefeed configuration",
             why=why,
             fix=fix,
         )
     if own.kv_mode == RAW_MODE and own.initial_load:
         raise InvalidInput(
-            "kv-mode = 'rawkv' does not go with initial-load.",
+            "kv-mode = 'rawkv' does not go with initial-load",
             where="changefeed configuration",
             why="raw keys have no snapshot: whatever ts is asked for, TiKV answers a key's newest value, and "
-            "a scan tells neither its ts nor when it expires",
+            "a scan returns neither its ts nor when it expires",
             fix="leave it out; with --start-ts 1 and check-gc-safe-point = false the stream itself begins "
             "with every key's newest version",
         )
@@ -327,7 +329,7 @@ def _is_hex(text: str) -> bool:
 def _one_of(option: str, value: str, valid: Iterable[str]) -> None:
     if value not in valid:
         raise InvalidInput(
-            f"'{value}' is not a value of option '{option}'.",
+            f"'{value}' is not a value of option '{option}'",
             where="changefeed configuration",
             fix=nearest(value, valid),
         )
@@ -336,6 +338,7 @@ def _one_of(option: str, value: str, valid: Iterable[str]) -> None:
 def _at_least(option: str, value: float, least: int) -> None:
     if value < least:
         raise InvalidInput(
-            f"Option '{option}' must be at least {least}, not {value}.",
+            f"option '{option}' must be at least {least}, not {value}",
             where="changefeed configuration",
+            fix=f"set it to {least} or more",
         )

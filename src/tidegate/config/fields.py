@@ -16,6 +16,7 @@ from tidegate.errors import InvalidInput
 DURATION_UNITS: Final = MappingProxyType(
     {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 )
+AS_TABLE: Final = "write it as a table of TOML, or an object of JSON"
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
@@ -35,7 +36,7 @@ def setting(
 def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
     """Read one section into its dataclass, recursively; `where` is the dotted path for messages."""
     if not isinstance(data, Mapping):
-        raise InvalidInput(f"'{where}' must be a table.", where="changefeed configuration")
+        raise InvalidInput(f"'{where}' must be a table", where="changefeed configuration", fix=AS_TABLE)
     fields = {_key(f): f for f in dataclasses.fields(owner)}
     older = {f.metadata["older"]: _key(f) for f in fields.values() if f.metadata.get("older")}
     hints = get_type_hints(owner)
@@ -69,12 +70,12 @@ def _check_foreign(path: str, name: str, value: Any, valid: Iterable[str]) -> No
             return
         path = f"{path}.{asked[0]}" if asked else path
         raise InvalidInput(
-            f"Option '{kebab(path)}' is TiCDC's and not supported here yet.",
+            f"option '{kebab(path)}' is TiCDC's and not supported here yet",
             where="changefeed configuration",
             fix="leave it out",
         )
     raise InvalidInput(
-        f"Unknown option '{kebab(path)}'.",
+        f"there is no option '{kebab(path)}'",
         where="changefeed configuration",
         fix=nearest(kebab(name), (kebab(v) for v in valid), label="options"),
     )
@@ -102,8 +103,9 @@ def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
 
 def _refuse_type(path: str, value: Any, wanted: str) -> Any:
     raise InvalidInput(
-        f"Option '{kebab(path)}' must be {wanted}, not {type(value).__name__}.",
+        f"option '{kebab(path)}' must be {wanted}, not {type(value).__name__}",
         where="changefeed configuration",
+        fix="correct the type of its value",
     )
 
 
@@ -121,9 +123,10 @@ def from_text(hint: Any, f: dataclasses.Field[Any], text: str, name: str) -> Any
         return readers[hint](text)
     except ValueError as error:
         raise InvalidInput(
-            f"Option '{name}' must be {hint.__name__}.",
+            f"option '{name}' must be {hint.__name__}",
             where="sink URI",
             why=str(error),
+            fix="correct its value",
         ) from None
 
 
@@ -142,7 +145,7 @@ def _duration(value: Any, path: str) -> float:
         if "".join(n + u for n, u in parts) == value:
             return float(sum(float(n) * DURATION_UNITS[u] for n, u in parts))
     raise InvalidInput(
-        f"Option '{kebab(path)}' is not a duration.",
+        f"option '{kebab(path)}' is not a duration",
         where="changefeed configuration",
         fix='write "10m" or "1.5s"',
     )

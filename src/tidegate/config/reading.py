@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tidegate.config.checks import canonical, check
-from tidegate.config.fields import field_of, from_text, kebab, load, snake
+from tidegate.config.fields import AS_TABLE, field_of, from_text, kebab, load, snake
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import URI_OPTIONS, SinkUri
 from tidegate.config.ticdc import URI_TUNING
@@ -36,13 +36,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(
-            "Cannot read the changefeed configuration.",
+            "the changefeed configuration cannot be read",
             where=str(path),
             why=os.strerror(error.errno or 0),
+            fix="name a file that can be read",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(
-            "The changefeed configuration is not TOML.",
+            "the changefeed configuration is not TOML",
             where=str(path),
             why=str(error),
             fix="correct the file",
@@ -61,7 +62,9 @@ def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
             owner = get_type_hints(owner)[section]
             child = node.setdefault(section, {})
             if not isinstance(child, dict):
-                raise InvalidInput(f"'{kebab(section)}' must be a table.", where="changefeed configuration")
+                raise InvalidInput(
+                    f"'{kebab(section)}' must be a table", where="changefeed configuration", fix=AS_TABLE
+                )
             node = child
         node[leaf] = from_text(get_type_hints(owner)[leaf], field_of(owner, leaf), text, name)
     if sink_uri.scheme == "kafka+ssl":

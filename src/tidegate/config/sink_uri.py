@@ -148,19 +148,19 @@ def _parse_reader(uri: str) -> SinkUri:
     names = tuple(name for name, _ in given)
     if names != READER_OPTIONS:
         raise InvalidInput(
-            "A reader's URI is made by the server alone.",
+            "a reader's URI is made by the server alone",
             where="sink URI",
-            fix='spark.readStream.format("tidegate") makes a reader; for a topic, ' + URI_FORM,
+            fix='use spark.readStream.format("tidegate"), which makes a reader; for a topic, ' + URI_FORM,
         )
     rows, *numbers = (value for _, value in given)
     if rows not in ROWS:
-        raise InvalidInput(f"'{rows[:40]}' is no kind of rows.", where="rows", fix=nearest(rows, ROWS))
+        raise InvalidInput(f"'{rows[:40]}' is not a kind of rows", where="rows", fix=nearest(rows, ROWS))
     for name, text in zip(READER_OPTIONS[1:], numbers, strict=True):
         if not text.isdigit() or not 0 < int(text) < 1 << 62:
             raise InvalidInput(
-                f"'{text[:40]}' is not a positive number.",
+                f"'{text[:40]}' is not a positive number",
                 where=name,
-                fix="hold is in seconds, max-kept in bytes",
+                fix="give hold in seconds, max-kept in bytes",
             )
     return SinkUri(READER, (), "", tuple(given))
 
@@ -175,7 +175,7 @@ def parse_source_uri(uri: str) -> tuple[SinkUri, tuple[str, ...]]:
     _check_topics(topics)
     if len(set(topics)) < len(topics):
         raise InvalidInput(
-            "A topic is named twice.", where="sink URI", why=found.topic[:300], fix="name each topic once"
+            "a topic is named twice", where="sink URI", why=found.topic[:300], fix="name each topic once"
         )
     return dataclasses.replace(found, topic=topics[0]), tuple(sorted(topics))
 
@@ -184,7 +184,7 @@ def _check_topics(topics: Iterable[str]) -> None:
     for topic in topics:
         if not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
             raise InvalidInput(
-                f"'{topic[:300]}' is not a Kafka topic name.",
+                f"'{topic[:300]}' is not a Kafka topic name",
                 where="sink URI",
                 fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
             )
@@ -195,20 +195,20 @@ def _parse(uri: str) -> SinkUri:
     try:
         parts = urlsplit(uri.strip())
     except ValueError as error:  # invalid brackets; the text of the error does not quote the URI
-        raise InvalidInput("The sink URI cannot be read.", why=str(error), fix=URI_FORM) from None
+        raise InvalidInput("the sink URI cannot be read", why=str(error), fix=URI_FORM) from None
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         _refuse_scheme(scheme)
     if "@" in parts.netloc:
         raise InvalidInput(
-            "A Kafka URI holds no user before the host.",
+            "a Kafka URI holds no user before the host",
             where="sink URI",
             fix="give sasl-user, sasl-password and sasl-mechanism as parameters",
         )
     hosts = tuple(_host(h) for h in parts.netloc.split(",")) if parts.netloc else ()
     topic = unquote(parts.path).strip("/")
     if not hosts:
-        raise InvalidInput("The URI names no broker.", where="sink URI", fix=URI_FORM)
+        raise InvalidInput("the URI names no broker", where="sink URI", fix=URI_FORM)
     given = parse_qsl(parts.query, keep_blank_values=True)
     options = tuple((k, Secret(v) if k in SECRET_OPTIONS else v) for k, v in given)
     for name, _ in options:
@@ -218,10 +218,10 @@ def _parse(uri: str) -> SinkUri:
 
 def _refuse_scheme(scheme: str) -> None:
     if not scheme:
-        raise InvalidInput("The URI has no scheme.", where="sink URI", fix=URI_FORM)
+        raise InvalidInput("the URI has no scheme", where="sink URI", fix=URI_FORM)
     known = scheme in SCHEMES_TO_COME
     raise InvalidInput(
-        f"Scheme '{scheme}' is not supported yet." if known else f"Unknown scheme '{scheme}'.",
+        f"scheme '{scheme}' is not supported yet" if known else f"there is no scheme '{scheme}'",
         where="sink URI",
         fix=nearest(scheme, SCHEMES, label="supported"),
     )
@@ -233,7 +233,7 @@ def _host(text: str) -> str:
         host, port = text.strip(), "9092"
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise InvalidInput(
-            f"'{text}' is not a broker address.",
+            f"'{text}' is not a broker address",
             where="sink URI",
             fix="write HOST:PORT, port 1 to 65535",
         )
@@ -245,12 +245,12 @@ def _check_uri_option(name: str) -> None:
         return
     if name in URI_TO_COME:
         raise InvalidInput(
-            f"Option '{name}' is TiCDC's and not supported here yet.",
+            f"option '{name}' is TiCDC's and not supported here yet",
             where="sink URI",
             fix="leave it out",
         )
     raise InvalidInput(
-        f"Unknown option '{name}'.",
+        f"there is no option '{name}'",
         where="sink URI",
         fix=nearest(name, URI_OPTIONS, label="options"),
     )

@@ -47,7 +47,8 @@ def check_timed(topic: Topic) -> None:
         "the topic cannot be consumed into tables",
         where=f"topic {topic.name}",
         why="; ".join(sorted(lost)),
-        fix=f"{ROW_MODE}; or write it by a changefeed{option} in its sink URI, and say the same in --source",
+        fix=f"{ROW_MODE}; or write it by a changefeed{option} in its sink URI, and give --source the same "
+        "options",
     )
 
 
@@ -105,7 +106,7 @@ def check_same(
             where=target,
             why=f"its TIMESTAMPs were read as {held.time_zone}, asked for {topic.given_zone}: rows of one "
             "table would differ by hours",
-            fix=f"say --time-zone {held.time_zone}; if that was wrong, begin a new target",
+            fix=f"give --time-zone {held.time_zone}; if that was wrong, begin a new target",
         )
     if until is not None and until < held.ts:
         raise InvalidInput(
@@ -124,8 +125,9 @@ def check_by_offset(topic: Topic, until: int | None) -> None:
         raise InvalidInput(
             "--until needs watermarks",
             where=f"topic {topic.name}",
-            why=f"without them nobody knows when a {codec.name} topic is complete up to a ts",
-            fix=f"add {option} to --source, if the changefeed has it in its sink URI; else leave --until out"
+            why=f"without them it is not known when a {codec.name} topic is complete up to a ts",
+            fix=f"add {option} to --source, if the changefeed has it in its sink URI; otherwise leave "
+            "--until out"
             if option
             else "leave --until out",
         )
@@ -141,7 +143,7 @@ def check_one_topic(topic: Topic) -> None:
         raise InvalidInput(
             "several topics without watermarks cannot be read together",
             where=f"topics {topic.name}",
-            why="where a DDL of one stands between the rows of the others is not known",
+            why="the place of a DDL of one topic between the rows of the others is not known",
             fix="run a consumer with a target of its own for each topic, or write them with watermarks",
         )
 
@@ -155,8 +157,9 @@ def check_no_ddls(topic: Topic, fetched: Iterable[Fetched]) -> None:
             raise Fatal(
                 "a DDL is on one of several topics without watermarks",
                 where=f"{topic.where(part.partition)}, offset {message.offset}: {message.query[:200]}",
-                why="where it stands between the rows of the others is not known",
-                fix="say in --source how the topics are written: with watermarks, --mode row is not needed",
+                why="its place between the rows of the other topics is not known",
+                fix="give --source the options that the topics are written with: with watermarks, --mode row "
+                "is not needed",
             )
 
 
@@ -266,8 +269,8 @@ def check_there(topic: Topic, read: Sequence[int], written: Mapping[str, int]) -
             raise Retryable(
                 f"partition {missing[0]} of topic {name} is not there yet",
                 where=topic.uri.bootstrap,
-                why=f"its changefeed has said that it writes {count} partitions",
-                fix="nothing: brokers tell each other",
+                why=f"its changefeed has reported that it writes {count} partitions",
+                fix="nothing: the broker learns of it from the others",
             )
 
 
@@ -283,13 +286,13 @@ def check_announced(
         name, partition = topic.place(part.partition)
         if part.partition in added and part.messages and partition >= written.get(name, 0):
             raise Fatal(
-                f"partition {partition} was added to the topic, and something else than a re-partition wrote "
-                "to it",
+                f"partition {partition} was added to the topic, and a writer that was not a re-partition "
+                "wrote to it",
                 where=f"topic {name}",
-                why="no Resolved says since when rows go there: changes of one row are on several "
+                why="no Resolved states from which ts rows go there: changes of one row are on several "
                 "partitions, and their order is not known",
-                fix="start a new target directory from a new changefeed; of Tidegate's, change the number of "
-                "partitions with `tidegate changefeed repartition`",
+                fix="start a new target directory from a new changefeed; if it is Tidegate's, change the "
+                "number of partitions with `tidegate changefeed repartition`",
             )
 
 
@@ -322,8 +325,8 @@ def check_followed(
                 raise Retryable(
                     f"topic {moved_to} is not there yet",
                     where=topic.uri.bootstrap,
-                    why=f"the rows of table {ddl.schema}.{ddl.table} go on there from ts {ddl.ts} on",
-                    fix="nothing: the changefeed has made it, and brokers tell each other",
+                    why=f"the rows of table {ddl.schema}.{ddl.table} continue there after ts {ddl.ts}",
+                    fix="nothing: the changefeed has made it, and the broker learns of it from the others",
                 )
             if moved_to and moved_to not in topic.names:
                 raise InvalidInput(
@@ -376,9 +379,9 @@ def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) 
                 where=f"{topic.where(part.partition)}, offset {message.offset}, "
                 f"commit ts {message.reduced_ts}",
                 why=message.why,
-                fix="if it lies in a claim-check storage, add claim-check-storage-uri=URI to the source URI; "
+                fix="add claim-check-storage-uri=URI to the source URI, if it is in a claim-check storage; "
                 "or give --pd, to read it from upstream while its GC keeps it; "
-                "else create a changefeed into a new topic with large-message-handle-option=none and a "
+                "otherwise create a changefeed into a new topic with large-message-handle-option=none and a "
                 "max-message-bytes that takes its rows, or one whose [filter] rules leave the table out, "
                 "and read that one into a new target directory",
             )

@@ -151,7 +151,7 @@ class ClaimReader:
         keys = describe(stated)
         if len(keys) != 1 or stated.bad:
             raise GoneError(
-                "its message does not tell its key as text" if not stated.bad else stated.bad[0].why
+                "its message does not have its key as text" if not stated.bad else stated.bad[0].why
             )
         # These options leave out columns that did not change, so an update's old key may be missing and the
         # message may look like an insert's.
@@ -197,7 +197,7 @@ def _compare(part: Part, stated: list[dict[str, Any]], whole: Decoded) -> None:
 
 def _not_it(reduced: Reduced, why: str) -> Retryable:
     return Retryable(
-        "An object in the storage of claim-check is not the row that its message names.",
+        "an object in the storage of claim-check is not the row that its message names",
         where=f"{location_name(reduced.claim)[:200]}, a row of {reduced.schema}.{reduced.table} at commit ts "
         f"{reduced.commit_ts}",
         why=why[:400],

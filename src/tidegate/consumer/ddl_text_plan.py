@@ -40,9 +40,7 @@ _MODIFY: Final = re.compile(r"\s*alter\s+table\b.*\b(?:modify|change)\b", re.IGN
 DROP_TABLE: Final = 4
 TRUNCATE_TABLE: Final = 11
 MODIFY_COLUMN: Final = 12
-KEPT: Final = (
-    "a column was modified, and no message tells its types: rows from before keep the values they had"
-)
+KEPT: Final = "a column was modified, and no message has its types: rows from before keep the values they had"
 _MOVES_BY_ACTION: Final = {
     DROP_PARTITION: "DROP PARTITION removes rows",
     TRUNCATE_PARTITION: "TRUNCATE PARTITION removes rows",
@@ -77,7 +75,7 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
     moves = _MOVES_BY_ACTION.get(action) if action is not None else None
     moves = moves or next((what for statement, what in _MOVES_ROWS.items() if statement.match(text)), None)
     if moves is not None:
-        return [Refuse(f"{moves} without row events, and the message has no header that tells of the table")]
+        return [Refuse(f"{moves} without row events, and the message has no header that describes the table")]
     if (schema := _DROP_SCHEMA.match(text)) is not None:
         dropped = unquoted(schema.group(1), schema.group(2))
         return [Drop(*held) for held in known if held[0] == dropped] or [
@@ -102,7 +100,7 @@ def plan_replay(message: DdlMessage, time_zone: str) -> list[Step]:
         case sql_replay.Ignored(why):
             return [Nothing(why)]
         case sql_replay.Unknown(why):
-            return [Refuse(f"{why}, and the message has no header that tells of the table")]
+            return [Refuse(f"{why}, and the message has no header that describes the table")]
         case statement:
             return [Replay(statement, message.query, message.ts, time_zone)]
 

@@ -211,7 +211,7 @@ def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> Target
         raise Fatal(
             "a column's type changed, and no type of the target holds the values of both",
             where=f"table {held.name}, column {known.name}: {known.type} before, {seen.type} now",
-            why="the topic has no headers that tell of the change",
+            why="the topic has no headers that describe the change",
             fix="read the topic of a changefeed of Tidegate, whose DDL messages have the header; or drop the "
             "table's rows at the target's start: a new target from a new changefeed",
         )

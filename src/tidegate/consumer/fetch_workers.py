@@ -128,10 +128,11 @@ class _Worker:
         except (BrokenPipeError, EOFError):
             code = process.wait()
             raise Retryable(
-                "a process that fetches from Kafka has died",
+                "a process that fetches from Kafka has ended",
                 where=f"{topic.where(wanted.partition)}; its log is {self._log}",
                 why=f"signal {-code}" if code < 0 else f"exit code {code}",
-                fix="it is restarted; if it dies again and again, check the log and the machine's memory",
+                fix="nothing: it is restarted; if it ends again and again, check the log and the machine's "
+                "memory",
             ) from None
         if isinstance(answer, Fetched):
             return answer

@@ -42,7 +42,7 @@ def workers_of(master: str) -> int | None:
     count = int(found[1] or 2) if found is not None else 0
     if not count:
         raise InvalidInput(
-            "--master does not say how many processes fetch",
+            "--master does not give the number of processes that fetch",
             where=f"--master {master[:100]}",
             why="it must be workers, or workers[N] with N from 1 to 99",
             fix="write --master workers[2], or the address of a Spark master",

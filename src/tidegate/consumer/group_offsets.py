@@ -123,6 +123,6 @@ class GroupOffsets:
                     where=f"group {self._group} at {self._topic.uri.bootstrap}",
                     why=why,
                     fix="give --group a name that no other consumer uses, and the user the right to it; the "
-                    "consumer goes on, and lag tools show old offsets",
+                    "consumer continues, and lag tools show old offsets",
                 )
             )

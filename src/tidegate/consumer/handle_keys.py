@@ -147,7 +147,7 @@ def _aligned(table: TableSchema, cells: Mapping[str, Any]) -> tuple[Value, ...]:
     """Decoded cells as a row's values; NULL for columns that are not among them."""
     lacking = [table.columns[at].name for at in table.handle_key if cells.get(table.columns[at].name) is None]
     if lacking or not table.handle_key:
-        raise GoneError(f"the message does not tell {', '.join(lacking) or 'a key'} of {table.name}")
+        raise GoneError(f"the message does not have {', '.join(lacking) or 'a key'} of {table.name}")
     return tuple(
         item.encode() if column.kind is Kind.STRING and isinstance(item, str) else item
         for column in table.columns

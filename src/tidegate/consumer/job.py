@@ -73,8 +73,6 @@ from tidegate.errors import InvalidInput, Retryable, TidegateError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Listener", "Progress", "Settings", "run", "topic_of"]
-
 REPORT_S: Final = 1.0
 """Seconds between two calls of `report`, at least."""
 STAGING_PREFIX: Final = "run-"
@@ -103,9 +101,9 @@ def run(
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(
-            "--mode row cannot be had for this target",
+            "this target has no --mode row",
             where=str(address),
-            why="a unique value may be taken by a row of one partition before that of another has let it go",
+            why="a unique value may be taken by a row of one partition before the row of another releases it",
             fix="leave --mode out: whole transactions are applied then",
         )
     with address.opened() as target, _staging(address.folder) as staging:

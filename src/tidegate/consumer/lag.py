@@ -129,7 +129,7 @@ def held_back_briefly(partitions: Sequence[Partition], now_ms: int) -> str:
 
 def _unread(one: Partition) -> str:
     if one.to_read is None:
-        return "and nobody knows how many messages follow"
+        return "and it is not known how many messages follow"
     return f"{one.to_read:,} messages are not read yet" if one.to_read else "and no message follows it"
 
 

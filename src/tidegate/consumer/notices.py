@@ -61,7 +61,7 @@ class Notices:
                     "a message cannot be decoded and is set aside; the others are applied",
                     where=f"{self._topic.where(part.partition)}, offset {bad[0].offset}",
                     why=bad[0].why,
-                    fix=f"its bytes, and those of any further one, are in {self._bad_file}",
+                    fix=f"look at its bytes, and those of any further one, in {self._bad_file}",
                 )
             )
 
@@ -74,7 +74,7 @@ class Notices:
                     "a row holds an enum or set element that its table does not have, and is set aside",
                     where=f"topic {self._topic.name}",
                     why="the target keeps what it held under that key before, if anything",
-                    fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
+                    fix=f"look at the row and its place, and those of any further one, in {self._bad_file}",
                 )
             )
         for text in stats.ignored:

@@ -65,8 +65,8 @@ def marked_otherwise(old: Name, new: Name, where: str) -> Fatal:
     return Fatal(
         "a table would keep its deleted rows in another way",
         where=f"{dotted(old)} to {dotted(new)}: {where}",
-        why="--soft-delete names another column for them, or none, and deleted rows would come to life",
-        fix=f"{_NEW_TARGET}: a --soft-delete that says the same of both tables",
+        why="--soft-delete names another column for them, or none, and deleted rows would appear again",
+        fix=f"{_NEW_TARGET}: a --soft-delete with the same column for both tables",
     )
 
 

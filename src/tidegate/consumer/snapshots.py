@@ -172,7 +172,7 @@ _TARGETS: Final = (
     "Delta tables in a directory or in S3, Iceberg tables in a directory, and MySQL or MariaDB servers are "
     "targets so far"
 )
-_NO_ICEBERG: Final = "Iceberg tables are on a local disk so far: their catalog is a file beside them"
+_NO_ICEBERG: Final = "Iceberg tables are on a local disk so far: their catalog is a file next to them"
 
 _SPARK_TYPES: Mapping[Any, str] = {
     pa.int8(): "tinyint",

@@ -128,7 +128,7 @@ def _check_readable(options: CodecOptions) -> None:
         raise InvalidInput(
             f"messages of {found.name} written with {unread} cannot be read",
             where="sink URI",
-            why="they do not tell the types of their columns",
+            why="they do not have the types of their columns",
             fix="create a changefeed without it, into a new topic, and read that one",
         )
 

@@ -26,8 +26,8 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidegate.tidb.sql import ParseError, outgoing, split
-from tidegate.tidb.sql.lexer import Kind, Token, tokens
+from tidegate.tidb.sql.lexer import Kind, ParseError, Token, tokens
+from tidegate.tidb.sql.restore import outgoing, split
 
 Name = tuple[str, str]
 """Schema and table."""

@@ -236,11 +236,11 @@ class StallDetector:
         behind = [number for number, seen in self._partitions.items() if seen.watermark == self._lowest]
         short = f"; --until is {self.until}" if self.until is not None else ""
         return InvalidInput(
-            f"no new watermark in {STALL_S:.0f} s",
+            f"no new watermark has come for {STALL_S:.0f} s",
             where=f"topic {self.topic}, partition {_listed(behind)} at {self._lowest} "
             f"({readable(self._lowest)}){short}",
             why="the changefeed has stopped, waits for something, or its sink is in trouble",
-            fix="see `tidegate changefeed list`; the consumer goes on as soon as watermarks come",
+            fix="see `tidegate changefeed list`; the consumer continues as soon as watermarks come",
         )
 
     def _lacks_copies(self, now: float) -> InvalidInput | None:

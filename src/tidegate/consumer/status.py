@@ -306,5 +306,5 @@ def _unwritten(path: Path, error: OSError) -> Retryable:
         "the consumer's status cannot be written",
         where=str(path),
         why=error.strerror or str(error),
-        fix="make room in its folder; meanwhile the consumer goes on, and `consumer status` shows less",
+        fix="make room in its folder; meanwhile the consumer continues, and `consumer status` shows less",
     )

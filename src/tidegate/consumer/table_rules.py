@@ -54,7 +54,7 @@ class TableRules:
                 raise Fatal(
                     "two tables of the source would meet in one table at the target",
                     where=f"{dotted(other)} and {dotted(source)}, both to {dotted(name)}",
-                    why="their rows could not be told apart, and a DDL of one would change the other",
+                    why="their rows could not be distinguished, and a DDL of one would change the other",
                     fix="start a new target with a --route that leads one of them elsewhere, or --exclude it",
                 )
             self._sources[folded(name)] = name, source

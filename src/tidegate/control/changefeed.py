@@ -151,8 +151,8 @@ class Life:
         target = TRANSITIONS.after(self.state, on)
         if target is None:
             raise InvalidInput(
-                f"A {self.state} changefeed cannot be asked to {command}.",
-                fix=f"{command} works on feeds that are {', '.join(TRANSITIONS.sources(on))}",
+                f"a {self.state} changefeed cannot be asked to {command}",
+                fix=f"use {command} on changefeeds that are {', '.join(TRANSITIONS.sources(on))}",
             )
         # A feed that runs keeps its error and its failures: resuming it changes nothing.
         return self if on is On.RESUME and target is self.state else Life(target)

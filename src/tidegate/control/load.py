@@ -88,7 +88,7 @@ class LoadQueue:
         """
         if lost := begun.keys() - {one.id for one in plan.ranges}:
             raise Fatal(
-                "The plan of the initial load was lost, and the one made in its place has other ranges.",
+                "the plan of the initial load was lost, and the one made in its place has other ranges",
                 where=f"load at {plan.ts}",
                 why=f"{len(lost)} of {len(begun)} ranges with rows on the topic are not among its "
                 f"{len(plan.ranges)}: regions have split or merged since",

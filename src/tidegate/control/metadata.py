@@ -35,6 +35,7 @@ DEFAULT_NAMESPACE: Final = "default"
 NAME: Final = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 """The form that TiCDC allows for changefeed ids and namespaces, with at most 128 characters."""
 MAX_NAME: Final = 128
+_RESTORE: Final = "restore the metadata store from a copy, or remove the key and create the changefeed again"
 
 SELECT_VALUE: Final = "SELECT value FROM kv WHERE key = ?"
 """The query by which a process with only the SQLite file reads one key: the latest committed value."""
@@ -151,7 +152,7 @@ class FeedId:
         for what, text in (("namespace", namespace), ("changefeed id", name)):
             if len(text) > MAX_NAME or not NAME.fullmatch(text):
                 raise InvalidInput(
-                    f"'{text}' is not a {what}.",
+                    f"'{text}' is not a {what}",
                     fix=f"use letters, digits and single hyphens between them, at most {MAX_NAME} characters",
                 )
         return cls(namespace, name)
@@ -288,7 +289,9 @@ class Grant:
                 bool(body.get("fenced", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InvalidInput("A grant in the metadata store is damaged.", why=repr(error)) from error
+            raise InvalidInput(
+                "a grant in the metadata store is damaged", why=repr(error), fix=_RESTORE
+            ) from error
 
 
 def raised(
@@ -446,7 +449,7 @@ class FeedInfo:
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidInput(
-                "A changefeed in the metadata store is damaged.", why=repr(problem)
+                "a changefeed in the metadata store is damaged", why=repr(problem), fix=_RESTORE
             ) from problem
 
 
@@ -475,7 +478,9 @@ class FeedStatus:
             resolved_ts, loaded = int(body.get("resolved_ts", 0)), bool(body.get("loaded", False))
             return cls(int(body["checkpoint_ts"]), resolved_ts, loaded, str(body.get("settings", "")))
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidInput("A checkpoint in the metadata store is damaged.", why=repr(error)) from error
+            raise InvalidInput(
+                "a checkpoint in the metadata store is damaged", why=repr(error), fix=_RESTORE
+            ) from error
 
 
 def _bytes(body: dict[str, Any]) -> bytes:
@@ -486,7 +491,9 @@ def _object(data: bytes, what: str) -> dict[str, Any]:
     try:
         body = json.loads(data)
     except ValueError as error:
-        raise InvalidInput(f"A {what} in the metadata store is not JSON.", why=str(error)) from error
+        raise InvalidInput(
+            f"a {what} in the metadata store is not JSON", why=str(error), fix=_RESTORE
+        ) from error
     if not isinstance(body, dict):
-        raise InvalidInput(f"A {what} in the metadata store is not a JSON object.")
+        raise InvalidInput(f"a {what} in the metadata store is not a JSON object", fix=_RESTORE)
     return body

@@ -346,7 +346,7 @@ def _begun(text: bytes) -> tuple[Record, Kind]:
     else:
         why = f"it says trace {head.get('trace')!r:.40}, machine {head.get('machine')!r:.40}"
     raise InvalidInput(
-        "this is no record of a machine that this release can replay",
+        "this is not a record of a machine that this release can replay",
         where="line 1",
         why=why,
         fix=f"give files that `tidegate server --record` wrote, of version {VERSION}",
@@ -397,7 +397,7 @@ def _unreadable(line: int, error: Exception) -> InvalidInput:
         "a line of the record cannot be read",
         where=f"line {line}",
         why=f"{type(error).__name__}: {error}"[:500],
-        fix="the file was changed or damaged since it was written: take another one",
+        fix="give another file: this one was changed or damaged since it was written",
     )
 
 

@@ -33,15 +33,15 @@ def weakness(table: TableSchema, rule: DispatchRule) -> str:
     if not hashed <= handle:
         return (
             f"a row moves to another partition when {names} changes: "
-            "readers must not go on with one partition alone, but all together by Resolved"
+            "readers must not continue with one partition alone, but all together by Resolved"
         )
     if hashed != handle:
         return ""  # a part of the handle key: all rows with the same part are on the same partition
     unique = [index.name for index in table.indexes if index.unique and not _is_handle(table, index.columns)]
     if unique:
         return (
-            f"beside its key it has the unique key {', '.join(unique)}: two rows that exchange a value of it "
-            "may be on different partitions, and only Resolved tells which came first"
+            f"in addition to its key it has the unique key {', '.join(unique)}: two rows that "
+            "exchange a value of it may be on different partitions, and only Resolved shows which came first"
         )
     return ""
 
@@ -67,7 +67,7 @@ UNREADABLE: Final = (
 APART: Final = (
     "its rows are in a topic of their own: a transaction that changes other tables as well is in several "
     "topics, a DDL is in its table's topic alone, and after a rename the rows are in another one: "
-    "readers must not go on with one topic alone, but all together by Resolved"
+    "readers must not continue with one topic alone, but all together by Resolved"
 )
 """A limit of a topic per table, whatever rule spreads its rows over partitions."""
 

@@ -70,7 +70,7 @@ class EtcdClient:
         known = tls or Tls.from_environment()
         if secure and known is None:
             raise InvalidInput(
-                "An https endpoint of etcd needs certificates, and none are given.",
+                "an https endpoint of etcd needs certificates, and none are given",
                 where=endpoints,
                 fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
             )
@@ -127,7 +127,7 @@ class EtcdClient:
             lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_s)
         )
         if found.error:
-            raise Retryable("etcd grants no lease.", where=self.where, why=found.error)
+            raise Retryable("etcd grants no lease", where=self.where, why=found.error)
         return int(found.ID), int(found.TTL)
 
     def keep_alive(self, lease: int, timeout_s: float) -> int:
@@ -177,14 +177,14 @@ class EtcdClient:
     def _gave_up(self, error: Unanswered) -> Retryable:
         if isinstance(error, DatabaseFull):
             return Retryable(
-                "etcd's database is full, and etcd refuses every write (alarm NOSPACE).",
+                "etcd's database is full, and etcd refuses every write (alarm NOSPACE)",
                 where=self.where,
                 why=str(error),
-                fix="etcdctl compact REVISION, etcdctl defrag --cluster, then etcdctl alarm disarm; set "
+                fix="run etcdctl compact REVISION, etcdctl defrag --cluster, then etcdctl alarm disarm; set "
                 "--auto-compaction-mode and --auto-compaction-retention, or a greater --quota-backend-bytes",
             )
         return Retryable(
-            "etcd does not answer.",
+            "etcd does not answer",
             where=self.where,
             why=str(error),
             fix="check that most members of etcd run and can be reached; it is asked again",
@@ -208,16 +208,21 @@ class EtcdClient:
         """The exception for a call's error. If the endpoint may be at fault, the next call skips it."""
         code, details = error.code(), str(error.details())
         if code is grpc.StatusCode.NOT_FOUND:
-            return LeaseGone("etcd has ended the lease.", where=address, why=details)
+            return LeaseGone("etcd has ended the lease", where=address, why=details)
         if code in REFUSED:
             return InvalidInput(
-                "etcd refuses access.",
+                "etcd refuses access",
                 where=address,
                 why=details,
                 fix="use client certificates, or an etcd without users: Tidegate sends no password",
             )
         if code not in ELSEWHERE:
-            return InvalidInput("etcd refuses a request.", where=address, why=f"{code.name}: {details}")
+            return InvalidInput(
+                "etcd refuses a request",
+                where=address,
+                why=f"{code.name}: {details}",
+                fix="check the log of etcd",
+            )
         with self._lock:
             # Several calls may fail here at once. Only the first one moves on, as two of them could come
             # back to it.
@@ -273,7 +278,7 @@ def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:
             or "/" in address
         ):
             raise InvalidInput(
-                "This is not an endpoint of etcd.",
+                "this is not an endpoint of etcd",
                 where=one if "@" not in one else "an endpoint with a user name",
                 fix="give http://HOST:PORT, https://HOST:PORT or HOST:PORT, several with commas between them",
             )
@@ -281,10 +286,10 @@ def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:
         schemes.add(scheme)
     if not found or len(schemes) > 1:
         raise InvalidInput(
-            "The endpoints of etcd are missing."
+            "the endpoints of etcd are missing"
             if not found
-            else "The endpoints of etcd differ in http and https.",
+            else "the endpoints of etcd differ in http and https",
             where=text,
-            fix="--etcd http://HOST:PORT[,http://HOST:PORT...]",
+            fix="give --etcd http://HOST:PORT[,http://HOST:PORT...]",
         )
     return tuple(found), {"": None, "http": False, "https": True}[schemes.pop()]

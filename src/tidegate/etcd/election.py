@@ -83,7 +83,7 @@ def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
     (held,) = answer.responses[0].response_range.kvs
     if int(held.lease) != lease:
         raise Retryable(
-            "Another capture has this name.",
+            "another capture has this name",
             where=key,
             why=f"its session is {int(held.lease):x}; perhaps it is our last one, which has not ended yet",
             fix="wait until it ends; if it stays, two captures have copies of one data folder: replace one",

@@ -104,10 +104,10 @@ class EtcdMetadata:
             # An earlier attempt that is still on its way can have no effect any more: its guard fails.
             request, state[0] = self._request(asked.guards, asked.writes), False
         raise Fatal(
-            "Somebody else writes the keys of this cluster's captures.",
+            "another program writes the keys of this cluster's captures",
             where=", ".join(write.key for write in asked.writes),
             why=f"they changed between {ROUNDS} attempts, and no owner's key did",
-            fix="find out who writes below /tidegate in this etcd, and stop it",
+            fix="find the program that writes below /tidegate in this etcd, and stop it",
         )
 
     def _request(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Any:

@@ -72,7 +72,7 @@ def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:
         damage.what,
         where=damage.where,
         why=damage.why,
-        fix="nothing to do: its changes are pulled from TiKV again; then reading continues",
+        fix="nothing: its changes are pulled from TiKV again; then reading continues",
     )
 
 

@@ -356,7 +356,7 @@ def refuse_old_form(store: Path) -> None:
         where=str(store),
         why=f"{found.name} is of a form that is no longer read, at {found}",
         fix="stop the capture, remove this folder and start again: its changes are pulled from TiKV again "
-        "from the checkpoints, as far as the GC safepoint allows; or go on with the version that wrote it",
+        "from the checkpoints, as far as the GC safepoint allows; or use the version that wrote it",
     )
 
 

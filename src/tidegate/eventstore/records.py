@@ -111,7 +111,7 @@ def _torn(path: Path, at: int, why: str) -> Torn:
         f"{path.name} of the event store is corrupt",
         where=f"{path}, byte {at}",
         why=why,
-        fix="nothing to do: the puller writes it again, and pulls again what it lacks",
+        fix="nothing: the puller writes it again, and pulls again what it lacks",
     )
 
 

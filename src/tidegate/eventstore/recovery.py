@@ -76,9 +76,9 @@ def _is_whole(folder: Path, info: SegmentInfo) -> bool:
 def _say_again(store: Publisher, folder: Path, span_id: str, why: str, reach: Timestamp) -> None:
     store.pulled_again(
         Retryable(
-            "Files of the event store do not add up: a span is pulled again.",
+            "files of the event store are inconsistent: a span is pulled again",
             where=f"{folder}, span {span_id}, complete to ts {reach}",
             why=f"{why}; the machine may have lost power",
-            fix="nothing to do: it is pulled from TiKV again from where it is needed",
+            fix="nothing: it is pulled from TiKV again from where it is needed",
         )
     )

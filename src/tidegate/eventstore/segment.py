@@ -39,7 +39,7 @@ _UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, IndexError, KeyErr
 
 _RESTORE: Final = (
     "while a capture runs it pulls the changes again; otherwise restore the file from a copy, or stop the "
-    "capture, remove this span's folder and start again: its changes are then pulled anew from the "
+    "capture, remove this span's folder and start again: its changes are then pulled again from the "
     "checkpoint, as far as TiKV's GC safepoint allows"
 )
 

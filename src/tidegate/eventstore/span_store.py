@@ -144,7 +144,7 @@ class SpanStore:
                 "a change arrived at or below the resolved ts of its span",
                 where=f"span {self.id}, commit_ts {held.min_ts}, resolved {self.resolved}",
                 why="the matcher let a late row through; readers may have passed it",
-                fix="restart the capture; it pulls from the resolved ts again. Please report this",
+                fix="restart the capture; it pulls from the resolved ts again; report this",
             )
         self._waiting.add(held)
         self._store.charge(memory=held.bytes)

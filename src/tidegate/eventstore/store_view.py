@@ -191,14 +191,14 @@ def check(
             "the event store no longer has the changes asked for",
             where=f"{folder}, after ts {after}, kept from {manifest.dropped_to}",
             why="they were dropped, or the span was first watched from a later ts",
-            fix="nothing to do: they are pulled from TiKV again; then reading continues",
+            fix="nothing: they are pulled from TiKV again; then reading continues",
         )
     if upto > reach:
         raise Unresolved(
             "a read reached beyond the resolved ts",
             where=f"{folder}, up to ts {upto}, resolved {reach}",
             why="rows there are still missing: the span is pulled again from an earlier ts",
-            fix="nothing to do: reading continues when they have arrived",
+            fix="nothing: reading continues when they have arrived",
         )
 
 

@@ -186,7 +186,7 @@ def address_of(url: str) -> str:
     text = url.strip().rstrip("/").removeprefix("http://").removeprefix("https://")
     host, colon, port = text.rpartition(":")
     if not colon or not host or "/" in host or not port.isdigit():
-        raise InvalidInput("an address is host:port", where=url, fix="for example 127.0.0.1:2379")
+        raise InvalidInput("the address is not HOST:PORT", where=url, fix="write one such as 127.0.0.1:2379")
     return text
 
 

@@ -43,7 +43,7 @@ class Keyspaces:
             response = stub.LoadKeyspace(request, timeout=CALL_TIMEOUT_S)
             if response.header.error.type == pdpb.ENTRY_NOT_FOUND:
                 raise InvalidInput(
-                    f"There is no keyspace '{name}'.",
+                    f"there is no keyspace '{name}'",
                     where=f"PD at {address}",
                     why=response.header.error.message,
                     fix="check the name, or give --keyspace-id",
@@ -54,7 +54,7 @@ class Keyspaces:
         found = self._calls.call("LoadKeyspace", attempt)
         if found.state != keyspacepb.ENABLED:
             raise InvalidInput(
-                f"Keyspace '{name}' is {keyspacepb.KeyspaceState.Name(found.state).lower()}.",
+                f"keyspace '{name}' is {keyspacepb.KeyspaceState.Name(found.state).lower()}",
                 where=f"PD at {self._calls.address}",
                 fix="enable it, or choose another keyspace",
             )

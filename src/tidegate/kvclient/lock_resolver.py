@@ -302,7 +302,7 @@ def _async_commit_ts(info: Any, locks: list[Any], decided: list[int]) -> int:
         "the keys of an async-commit transaction contradict each other",
         where=f"start_ts {info.lock_version}, primary {info.primary_lock.hex()}",
         why=f"locks of {sorted(found)}, commit ts {sorted(set(decided))}, min_commit_ts {least}",
-        fix="its locks are left as they are; ask who wrote them",
+        fix="find the program that wrote them; its locks are left as they are",
     )
 
 

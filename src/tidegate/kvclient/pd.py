@@ -168,7 +168,7 @@ class PdClient:
         response = self._calls.unary("GetRegionByID", pdpb.GetRegionByIDRequest(region_id=region_id))
         if not response.HasField("region"):
             raise InvalidInput(
-                f"PD knows no region {region_id}.", where=self.address, fix="ask PD for the regions there are"
+                f"PD knows no region {region_id}", where=self.address, fix="ask PD for the regions there are"
             )
         return _region_info(response.region, response.leader)
 

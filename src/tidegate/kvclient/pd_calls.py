@@ -36,13 +36,13 @@ class PdCalls:
         """Raises InvalidInput if `addr` names no address, or asks for TLS and there is no certificate."""
         self._endpoints = [address_of(a) for a in addr.split(",") if a.strip()]
         if not self._endpoints:
-            raise InvalidInput("no PD address given", fix="--pd HOST:PORT")
+            raise InvalidInput("no PD address is given", fix="give --pd HOST:PORT")
         tls = tls or Tls.from_environment()
         if tls is None and "https://" in addr:
             raise InvalidInput(
                 "TLS needs the certificate of the cluster's CA",
                 where=addr,
-                fix="tidegate --ca CA.pem [--cert CERT.pem --key KEY.pem] COMMAND",
+                fix="run tidegate --ca CA.pem [--cert CERT.pem --key KEY.pem] COMMAND",
             )
         self._learned: list[str] = []
         self.channels = ChannelPool(tls)
@@ -186,12 +186,12 @@ def _refused(method: str, address: str, error: grpc.RpcError) -> InvalidInput:
         return InvalidInput(
             f"the upstream does not offer {method}",
             where=address,
-            fix="only `tidegate upstream run` offers it",
+            fix="use an upstream that `tidegate upstream run` started",
         )
     if code == grpc.StatusCode.FAILED_PRECONDITION and method == "AdvanceTso":
         return InvalidInput(
             "this upstream's TSO follows the system's clock",
             where=address,
-            fix="recorded logs need an upstream started with `--tso manual`",
+            fix="start the upstream with `--tso manual`, which recorded logs need",
         )
     return InvalidInput(f"PD refused {method}", where=address, why=f"{code}: {details}")

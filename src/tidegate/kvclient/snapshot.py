@@ -157,10 +157,10 @@ class Snapshot:
 
 def _one_too_large(start: bytes, error: TooLarge) -> Fatal:
     return Fatal(
-        "A single key and its value are larger than a message may be.",
+        "a single key and its value are larger than a message may be",
         where=f"the first key from {start.hex()} on; {error.where}",
         why=error.why,
-        fix="look at the value upstream: TiDB writes none above its txn-entry-size-limit",
+        fix="shorten the value upstream: TiDB writes none above its txn-entry-size-limit",
     )
 
 

@@ -41,7 +41,7 @@ def check_versions(stores: Iterable[Any]) -> None:
     if old:
         shown = ", ".join(f"store {store.id} at {store.address}: {store.version}" for store in old[:3])
         raise InvalidInput(
-            f"The cluster's TiKV is too old: {'.'.join(map(str, OLDEST_TIKV))} is the oldest that will do.",
+            f"the cluster's TiKV is too old: {'.'.join(map(str, OLDEST_TIKV))} is the oldest that works",
             where=shown + (f", and {len(old) - 3} more" if len(old) > 3 else ""),
             why="it has no EventFeedV2, the change stream of many regions at once",
             fix="upgrade TiKV, then create the changefeed",

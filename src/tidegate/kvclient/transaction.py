@@ -87,13 +87,17 @@ class Transaction:
     def put(self, key: bytes, value: bytes) -> None:
         """Set the key to a value; TiKV rejects empty values."""
         if not value:
-            raise InvalidInput("a transactional value is never empty", where=key.hex())
+            raise InvalidInput(
+                "a transactional value is empty", where=key.hex(), fix="write one that is not empty"
+            )
         self._mutations[key] = Mutation(PUT, key, value)
 
     def insert(self, key: bytes, value: bytes) -> None:
         """Like put, but the commit raises AlreadyExists if the key exists."""
         if not value:
-            raise InvalidInput("a transactional value is never empty", where=key.hex())
+            raise InvalidInput(
+                "a transactional value is empty", where=key.hex(), fix="write one that is not empty"
+            )
         self._mutations[key] = Mutation(INSERT, key, value)
 
     def delete(self, key: bytes) -> None:
@@ -259,7 +263,10 @@ class TwoPhase:
                 response = self._requester.send(region, "KvBatchRollback", request, backoff)
                 if response.HasField("error"):
                     raise Fatal(
-                        "a rollback was refused", where=f"start_ts {self.start_ts}", why=str(response.error)
+                        "TiKV refuses a rollback",
+                        where=f"start_ts {self.start_ts}",
+                        why=str(response.error),
+                        fix="read the data to see whether it was committed",
                     )
 
         self._requester.by_region(keys, backoff, send)

@@ -27,11 +27,11 @@ def parse_key(text: str, written: str) -> bytes:
                 return _ESCAPE.sub(_byte, text.encode())
     except ValueError as error:
         raise InvalidInput(
-            f"'{text[:40]}' is not a key written as {written}.",
+            f"'{text[:40]}' is not a key written as {written}",
             why=str(error),
             fix=f"choose another --format ({', '.join(FORMATS)}), or correct the key",
         ) from error
-    raise InvalidInput(f"Keys cannot be written as '{written}'.", fix=f"use --format {', '.join(FORMATS)}")
+    raise InvalidInput(f"keys cannot be written as '{written}'", fix=f"use --format {', '.join(FORMATS)}")
 
 
 def _byte(found: re.Match[bytes]) -> bytes:

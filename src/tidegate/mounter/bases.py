@@ -84,7 +84,7 @@ def load_for(folder: Path, ts: int) -> SchemaStore:
         except FileNotFoundError:
             continue  # it was renamed or removed meanwhile, so there is another one
     raise Retryable(
-        "The catalogue is not there.",
+        "the catalogue is not there",
         where=str(folder),
         why="no base file of it can be opened",
         fix="nothing: the capture reads it from upstream when the changefeed starts again",

@@ -91,7 +91,7 @@ class Application:
         except Exception as error:
             if client is not None:
                 with suppress(TidegateError):
-                    client.send(failure(known(error, "The changefeed cannot begin.", wanted.spec)))
+                    client.send(failure(known(error, "the changefeed cannot begin", wanted.spec)))
                 client.close()
             self._control.send(Ended(wanted.changefeed, wanted.incarnation))
 
@@ -153,7 +153,7 @@ def run(socket: Path, work_dir: Path, master: str = "local[*]", workers: Workers
         application.host.run(_jobs(application.host, work_dir, master, workers))
     except Exception as error:
         with suppress(TidegateError):
-            control.send(failure(known(error, "The application failed.", master)))
+            control.send(failure(known(error, "the application failed", master)))
         traceback.print_exc()
         # An ordinary exit would wait for the threads that serve workers.
         os._exit(1)

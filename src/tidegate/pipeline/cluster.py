@@ -71,7 +71,7 @@ def cluster_session(master: str, work_dir: Path, daemon: str, host: str, python:
     session = open_session("tidegate", master, work_dir, daemon, trial=settings, python=python)
     if session.sparkContext.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         raise InvalidInput(
-            "Dynamic allocation takes workers away while they write.",
+            "dynamic allocation takes workers away while they write",
             where="spark.dynamicAllocation.enabled",
             fix="set it to false for this application, in SPARK_CONF_DIR/spark-defaults.conf",
         )

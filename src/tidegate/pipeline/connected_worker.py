@@ -194,7 +194,7 @@ class ConnectedWorker:
 def hung(who: str, words: str, silent_s: float) -> Retryable:
     """Why a worker that hangs is killed."""
     return Retryable(
-        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s.",
+        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s",
         where=who,
         why=f"it has to deliver {words}",
         fix="nothing: it is killed, the changefeed is started again, and nothing is lost; on a machine that "
@@ -205,8 +205,7 @@ def hung(who: str, words: str, silent_s: float) -> Retryable:
 def too_slow(who: str, words: str, silent_s: float) -> Retryable:
     """Why a slow worker is killed."""
     return Retryable(
-        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited "
-        "for a worker.",
+        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited for a worker",
         where=f"{who}, with {words}",
         fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
     )

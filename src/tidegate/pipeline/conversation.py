@@ -72,10 +72,10 @@ class Conversation:
             with self._changed:
                 worker.kill()
             error = worker.killed_for or Retryable(
-                "A worker of the pipeline has died.", where=f"{worker.who}, with {work.words}", why=str(dead)
+                "a worker of the pipeline has ended", where=f"{worker.who}, with {work.words}", why=str(dead)
             )
         except Exception as raised:
-            error = known(raised, "A piece of work failed.", one.spec.changefeed)
+            error = known(raised, "a piece of work failed", one.spec.changefeed)
         with self._changed:
             killed = worker.killed
             one.given_up |= killed and bool(worker.machine)

@@ -54,8 +54,8 @@ def keep_misencoded(access: Access, span: str, encoded: Encoded) -> None:
             f"changefeed {access.spec.changefeed} stopped: a message does not say what its row is",
             where=f"span {span}; the messages' bytes are in {QUARANTINE}",
             why=encoded.misencoded[0].render() + (f" (and {others} more)" if others else ""),
-            fix="nothing of it was sent. It is a defect of Tidegate, or of this machine's memory: report "
-            "it with that file. To let such messages pass, pause the changefeed and set "
+            fix="report it with that file: it is a defect of Tidegate, or of this machine's memory, and "
+            "nothing of it was sent; to let such messages pass, pause the changefeed and set "
             "corruption-handle-level = 'warn'",
         )
 

@@ -326,7 +326,7 @@ def open_worker(access: Access) -> Worker:
     before = access.durable()
     if before is None:
         # Without this record, rows that earlier incarnations have delivered would be delivered again.
-        raise Fenced("This incarnation of the changefeed has been replaced.", where=access.spec.changefeed)
+        raise Fenced("this incarnation of the changefeed has been replaced", where=access.spec.changefeed)
     sink = access.spec.sink
 
     def partitions(topic: str) -> int:

@@ -156,7 +156,7 @@ class Capture:
             data: bytes = self._unary[method](request, timeout=CALL_S, metadata=((SECRET, secret),))
         except grpc.RpcError as error:
             raise Retryable(
-                "The capture does not answer a worker.",
+                "the capture does not answer a worker",
                 where=f"{self._address}, {method}",
                 why=f"{error.code().name}: {error.details()}",
             ) from error
@@ -206,7 +206,7 @@ class RemoteAccess:
                         yield block
             if more:
                 if last is None:
-                    raise Retryable("The capture says that there is more, and gives nothing.")
+                    raise Retryable("the capture reports more rows, and sends none")
                 past = place_of(last, last.num_rows - 1)
                 # Skip everything below the commit ts of the last row: it need not be read again.
                 before = past[0] - 1
@@ -223,7 +223,7 @@ class RemoteAccess:
     def _catalogue(self, ts: Timestamp) -> SchemaStore:
         base = self._ask(GetBase(ts), BaseFound).base
         if base is None:
-            raise Retryable("The catalogue is not there.", fix="nothing: the capture reads it from upstream")
+            raise Retryable("the catalogue is not there", fix="nothing: the capture reads it from upstream")
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             with (Path(folder) / base.name).open("wb") as file:
                 more = True

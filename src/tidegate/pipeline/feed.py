@@ -102,7 +102,7 @@ class FeedSpec:
             found = json.loads(path.read_text())
         except FileNotFoundError as error:
             raise Fenced(
-                "This incarnation of the changefeed has been replaced.",
+                "this incarnation of the changefeed has been replaced",
                 where=str(path),
                 why="its spec is gone: the next incarnation removes it",
             ) from error
@@ -221,7 +221,7 @@ def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) 
     grant = read_grant(metadata, cluster, feed, capture)
     if grant is None or not mine.is_proven_by(grant):
         raise Fenced(
-            "Another incarnation of this changefeed writes now.",
+            "another incarnation of this changefeed writes now",
             where=f"changefeed {feed}",
             why=f"granted: {grant}; this process: {mine}",
         )
@@ -242,7 +242,7 @@ def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise Retryable("The grant cannot be read.", where=metadata, why=str(error)) from error
+        raise Retryable("the grant cannot be read", where=metadata, why=str(error)) from error
     return Grant.from_bytes(row[0]) if row else None
 
 
@@ -284,7 +284,7 @@ class Bounds:
 
 def _damaged(path: Path, error: ValueError) -> Retryable:
     """A loss of power has truncated a file. The control process writes it again for the next incarnation."""
-    return Retryable("The pipeline's orders file is damaged.", where=str(path), why=str(error))
+    return Retryable("the pipeline's orders file is damaged", where=str(path), why=str(error))
 
 
 def _pair(found: Any) -> tuple[int, int]:

@@ -102,7 +102,7 @@ class Incarnation:
 
     def fenced(self) -> Fenced:
         """The error for work of this incarnation once it is over."""
-        return Fenced("This incarnation of the changefeed is over.", where=self.spec.changefeed)
+        return Fenced("this incarnation of the changefeed is over", where=self.spec.changefeed)
 
     @property
     def key(self) -> Key:

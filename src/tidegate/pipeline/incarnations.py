@@ -147,7 +147,7 @@ class Incarnations:
             for one in self._there.values():
                 if one.secret == secret and not one.over:
                     return one
-        raise Fenced("This incarnation of the changefeed is over.")
+        raise Fenced("this incarnation of the changefeed is over")
 
     def holds(self, one: Incarnation, lease: Lease) -> bool:
         """Whether a worker still has this lease."""
@@ -168,7 +168,7 @@ class Incarnations:
             InitialLoad(one.spec, self._cores, ask, send).run(begun.loaded)
             self._stream(one, begun)
         except Exception as error:
-            self.fail(one, known(error, "The initial load failed.", one.spec.changefeed))
+            self.fail(one, known(error, "the initial load failed", one.spec.changefeed))
 
     def _stream(self, one: Incarnation, begun: Begun) -> None:
         with self._changed:
@@ -221,7 +221,7 @@ class Incarnations:
             try:
                 one.spec.sink.fence({one.spec.capture: one.spec.slots}, lambda: None)
             except Exception as error:
-                why = known(error, "The sink cannot be fenced.", one.spec.changefeed).render()
+                why = known(error, "the sink cannot be fenced", one.spec.changefeed).render()
                 one.log(f"a worker that was given up could not be fenced: {why}")
 
         thread = self._threads.start(f"fence of {one.spec.changefeed}", fence)
@@ -236,13 +236,13 @@ class Incarnations:
         except (TidegateError, ValueError) as error:  # ValueError: too long a message
             if not isinstance(report, Failed):
                 self.fail(
-                    one, known(error, "The outcome of a piece of work is not known.", one.spec.changefeed)
+                    one, known(error, "the outcome of a piece of work is not known", one.spec.changefeed)
                 )
 
 
 def _not_elsewhere(one: Incarnation, sink: Description) -> Fatal:
     return Fatal(
-        "This changefeed cannot be delivered by a Spark cluster.",
+        "this changefeed cannot be delivered by a Spark cluster",
         where=one.spec.changefeed,
         why="it writes to the capture's own disk" if sink.here else "nothing stops a writer of its sink",
         fix="run it on a capture with --spark-master local[*]",

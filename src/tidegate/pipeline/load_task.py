@@ -67,7 +67,7 @@ def _check_granted(share: Sequence[Left], granted: Sequence[Span]) -> None:
     for one in share:
         if not any(held.covers(one.span) for held in granted):
             raise Fenced(
-                "A range of an initial load was given to another capture.",
+                "a range of an initial load was given to another capture",
                 where=f"keys from {one.span.start.hex()} to {one.span.end.hex()}",
                 why=f"granted now: {len(granted)} ranges",
             )

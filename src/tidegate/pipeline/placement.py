@@ -153,7 +153,7 @@ class Placement:
         try:
             shares = one.backlog.take(free, self.piece_bytes(one) * free)
         except Exception as error:
-            self._incarnations.fail(one, known(error, "Pending work cannot be read.", one.spec.changefeed))
+            self._incarnations.fail(one, known(error, "pending work cannot be read", one.spec.changefeed))
             return
         if one.backlog.gathers:
             one.looks_at = time.monotonic() + GATHER_S

@@ -148,7 +148,7 @@ class Service:
                 port = self._server.add_secure_port(address, tls.server())
         except RuntimeError as error:
             raise InvalidInput(
-                "The address for workers cannot be used.", where=address, why=str(error), fix="give another"
+                "the address for workers cannot be used", where=address, why=str(error), fix="give another"
             ) from error
         self.address = f"{host}:{port}"
         """host:port where it listens, with the actual port."""
@@ -248,7 +248,7 @@ class Service:
                 data = file.read(CHUNK_BYTES)
                 return (MORE if file.read(1) else END) + data
         except FileNotFoundError as error:
-            reported = Retryable("A base of the catalogue has gone.", where=str(error.filename))
+            reported = Retryable("a base of the catalogue is gone", where=str(error.filename))
             return ERROR + _encoded(_reported(reported))
         except Exception as error:
             return ERROR + _encoded(_reported(error))
@@ -274,11 +274,11 @@ class Service:
         """Raise Fenced if a span is neither in the incarnation's ranges nor the span of DDL."""
         for span in spans:
             if _SPAN.fullmatch(span) is None:
-                raise Fenced("This is no span.", where=f"{span!r:.80}")
+                raise Fenced("this is not a span", where=f"{span!r:.80}")
             keys = one.access.span(span).span
             granted = any(held.covers(keys) for held in one.spec.ranges)
             if not granted and span != one.access.bounds().ddl_span:
-                raise Fenced("This span is not the changefeed's.", where=span)
+                raise Fenced("this span is not the changefeed's", where=span)
 
     # --- what is asked ------------------------------------------------------------------------------------
 
@@ -347,4 +347,4 @@ def _reported(error: Exception) -> Failed:
     """The error as a worker gets it. Unless it is our own, it shows no paths or traces of the capture."""
     if isinstance(error, TidegateError):
         return failed(error)
-    return replace(failed(Retryable("The capture cannot answer a worker.")), why=repr(error)[:500])
+    return replace(failed(Retryable("the capture cannot answer a worker")), why=repr(error)[:500])

@@ -101,7 +101,7 @@ class Supply:
         if silent > patience:
             trouble = "" if self._jobs is None else self._jobs.trouble()
             raise Retryable(
-                "Spark does not start a worker.", why=trouble or f"none has come for {silent:.0f} s"
+                "Spark does not start a worker", why=trouble or f"none has come for {silent:.0f} s"
             )
 
     def replace_stuck(self) -> None:
@@ -128,7 +128,7 @@ class Supply:
         try:
             self._attend(ConnectedWorker(line, process, machine=hello.machine or "?"))
         except Exception as error:  # as in `Threads.start`: an unexpected error ends the host
-            self._threads.fail(known(error, "A worker was lost.", hello.machine))
+            self._threads.fail(known(error, "a worker was lost", hello.machine))
 
     def _is_one_missing(self) -> bool:
         """Whether a required worker is missing. On a cluster none is required, because it may have lost
@@ -168,7 +168,7 @@ class Supply:
             failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
             # While another worker is connected the application can go on.
             if failures >= FAILURES_MAX and not len(self._workforce):
-                raise Retryable("Spark starts no workers.", why=jobs.trouble() or why)
+                raise Retryable("Spark starts no workers", why=jobs.trouble() or why)
             if failures:
                 time.sleep(min(PAUSE_MAX_S, 0.1 * 2**failures))
 

@@ -29,7 +29,7 @@ class Threads:
             try:
                 target()
             except Exception as error:
-                self.fail(known(error, "A thread of the application failed.", name))
+                self.fail(known(error, "a thread of the application failed", name))
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         thread.start()

@@ -88,7 +88,7 @@ def failed(error: Exception) -> Failed:
     """The error of a piece as a message. Only Fatal stops the changefeed; after others it is retried."""
     if not isinstance(error, TidegateError):
         text = "".join(traceback.format_exception(error))
-        return Failed("A task of the pipeline failed.", "", text[-4000:], "", retry=True)
+        return Failed("a task of the pipeline failed", "", text[-4000:], "", retry=True)
     kind = next((each.__name__ for each in (Fatal, Fenced, Retryable) if isinstance(error, each)), "")
     return replace(Failed.of(error), retry=kind != "Fatal", kind=kind)
 
@@ -100,5 +100,5 @@ def _connected(path: Path) -> FramedSocket:
             connected.connect(name)
     except OSError as error:
         connected.close()
-        raise Retryable("The application does not answer.", where=str(path), why=str(error)) from error
+        raise Retryable("the application does not answer", where=str(path), why=str(error)) from error
     return FramedSocket(connected)

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidegate.disk import DiskFull
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.errors import DEFECT, Fatal, Retryable, TidegateError
 from tidegate.kvclient.channel import ChannelPool
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
@@ -311,7 +311,8 @@ class Stream:
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
-            error = Fatal("the change feed's worker failed", where=f"store {self.store_id}", why=repr(raised))
+            where = f"store {self.store_id}"
+            error = Fatal("the change feed's worker failed", where=where, why=repr(raised), fix=DEFECT)
         # First the call, so that no more messages come; `lost` last, because the owner may open a new
         # stream at once.
         self._call.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from tidegate.errors import Fatal, TidegateError
+from tidegate.errors import DEFECT, Fatal, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.puller.cover import Found, cover
 from tidegate.puller.watched_span import Locate
@@ -60,7 +60,7 @@ class Locator:
                 self._fail(error)
                 return
             except Exception as error:  # a defect must stop the puller with its reason, not hang it
-                self._fail(Fatal("the puller's locator failed", why=repr(error)))
+                self._fail(Fatal("the puller's locator failed", why=repr(error), fix=DEFECT))
                 return
 
     def _find(self, tasks: list[Locate], closing: threading.Event) -> None:

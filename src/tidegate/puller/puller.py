@@ -35,7 +35,7 @@ import numpy.typing as npt
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import RAW_MODE, TABLE_MODE, TXN_MODE
 from tidegate.disk import DiskFull
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.errors import DEFECT, Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.reports import SpanStatus
@@ -257,7 +257,7 @@ class Puller:
         except TidegateError as error:
             self._fail(error)
         except Exception as error:  # a defect must stop the puller with its reason, not hang it
-            self._fail(Fatal("the puller's coordinator failed", why=repr(error)))
+            self._fail(Fatal("the puller's coordinator failed", why=repr(error), fix=DEFECT))
         self._registrar.close()
 
     def _open_stream(self, store_id: int, address: str) -> Stream:

@@ -112,7 +112,7 @@ class Backfill:
                     event(LOG, logging.WARNING, "backfill restarts", error=str(error))
                     self._say(
                         Retryable(
-                            "Earlier changes that a changefeed needs could not be pulled; retrying.",
+                            "earlier changes that a changefeed needs could not be pulled; retrying",
                             where=str(self._store.folder / FOLDER),
                             why=str(error),
                         )
@@ -220,7 +220,7 @@ class Backfill:
         if aside.pressure:
             self._say(
                 Retryable(
-                    "Earlier changes that a changefeed needs must wait: the event store is full.",
+                    "earlier changes that a changefeed needs must wait: the event store is full",
                     where=str(aside.folder),
                     why=aside.pressure,
                     fix="free disk space, raise --event-store-quota, or let the slowest changefeed catch up",

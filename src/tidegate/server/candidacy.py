@@ -127,7 +127,7 @@ class Candidacy:
         address = self.owner.address if self.owner is not None else ""
         at = f" at {address}" if self.owner is not None else ""
         self._lifetime.waiting_for = f"its turn: capture {name}{at} is the owner"
-        event(LOG, logging.INFO, "standing by", owner=name, owner_addr=address)
+        event(LOG, logging.INFO, "another capture is the owner", owner=name, owner_addr=address)
         self._standing_by()
 
     async def _watch_session(self) -> None:
@@ -154,5 +154,5 @@ class Candidacy:
         if not watch.cancelled() and (error := watch.exception()) is not None:
             why = f"{type(error).__name__}: {error}"
             self._lifetime.lose(
-                Fatal("The capture does not see the others any more.", why=why, fix="start it again")
+                Fatal("the capture can no longer read the other captures", why=why, fix="start it again")
             )

@@ -376,7 +376,7 @@ class Capture:
         new tokens. If captures share an etcd, another one becomes the owner and this one a standby.
         """
         if self._candidacy is not None:
-            self._lifetime.lose(Resigned("The capture was asked to resign.", where=self.options.address))
+            self._lifetime.lose(Resigned("the capture was asked to resign", where=self.options.address))
             return
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
 
@@ -388,7 +388,7 @@ class Capture:
         raise RequestRefused(
             "CDC:ErrCaptureNotExist",
             f"[CDC:ErrCaptureNotExist]capture not exists, {capture[:64]}",
-            fix="`tidegate capture list` shows those there are",
+            fix="choose one that `tidegate capture list` shows",
         )
 
     async def evict(self, capture: str) -> None:
@@ -397,8 +397,8 @@ class Capture:
         if member is None or name == self.node.capture:
             raise RequestRefused(
                 "CDC:ErrCaptureNotExist",
-                "The owner cannot evict itself.",
-                fix="`tidegate capture resign` lets another become the owner",
+                "the owner cannot evict itself",
+                fix="run `tidegate capture resign` first: another capture then becomes the owner",
             )
         await asyncio.to_thread(member.evict, name)
         event(LOG, logging.WARNING, "capture evicted", capture=name)

@@ -64,7 +64,7 @@ class ClockWatch:
                 event(
                     LOG,
                     logging.WARNING,
-                    "pd time jumped ahead",
+                    "PD time jumped ahead",
                     ahead_s=round(ahead_ms / 1000),
                     effect="locks of clients that live may expire; the GC safepoint is renewed at once",
                 )
@@ -73,20 +73,20 @@ class ClockWatch:
                 event(
                     LOG,
                     logging.WARNING,
-                    "pd time does not advance",
+                    "PD time does not advance",
                     for_s=round(for_ms / 1000),
                     effect="changes continue; locks of dead clients delay changefeeds until it advances",
                     fix="set the clock of PD's machine right",
                 )
             case GoesOn(behind_ms):
-                event(LOG, logging.INFO, "pd time advances again", stood_s=round(behind_ms / 1000))
+                event(LOG, logging.INFO, "PD time advances again", stood_s=round(behind_ms / 1000))
             case Differs(0):
-                event(LOG, logging.INFO, "this machine's clock agrees with pd again")
+                event(LOG, logging.INFO, "this machine's clock agrees with PD again")
             case Differs(by_ms):
                 event(
                     LOG,
                     logging.WARNING,
-                    "this machine's clock differs from pd",
+                    "this machine's clock differs from PD",
                     clock=f"{_lead(by_ms)} PD's time",
                     effect="only ages and times shown to people are off",
                     fix="set the clock that is wrong",

@@ -20,13 +20,13 @@ def lock_folder(data_dir: Path) -> int:
         return lock_file(data_dir / "lock", 0o600)
     except BlockingIOError as error:
         raise InvalidInput(
-            "Another capture uses this data folder.",
+            "another capture uses this data folder",
             where=str(data_dir),
             fix="stop it, or choose another --data-dir",
         ) from error
     except OSError as error:
         raise InvalidInput(
-            "The data folder cannot be used.",
+            "the data folder cannot be used",
             where=str(data_dir),
             why=error.strerror or str(error),
             fix="choose a --data-dir that can be made and written",
@@ -39,8 +39,8 @@ def check_mode(paths: Paths, *, shared: bool) -> None:
     if other.exists():
         kept = "in the folder itself" if shared else "in an etcd"
         raise InvalidInput(
-            "The data folder was used in another way.",
+            "the data folder was used in another way",
             where=str(paths.data_dir),
-            why=f"its changefeeds are kept {kept}; started so they would be gone, or run twice",
+            why=f"its changefeeds are kept {kept}; in this way they would be missing, or run twice",
             fix="start with a new --data-dir" + ("" if shared else ", or with the --etcd it was used with"),
         )

@@ -120,7 +120,7 @@ class FeedCreation:
         found = await asyncio.to_thread(pd.keyspaces.named, own.keyspace)
         if own.keyspace_id not in (-1, found.id):
             raise InvalidInput(
-                f"Keyspace '{own.keyspace}' has id {found.id}, not {own.keyspace_id}.",
+                f"keyspace '{own.keyspace}' has id {found.id}, not {own.keyspace_id}",
                 where="changefeed configuration",
                 fix="give keyspace or keyspace-id alone",
             )
@@ -146,7 +146,7 @@ class FeedCreation:
         if not catalogue.schema_names() and not await asyncio.to_thread(is_embedded, self.node.pd):
             raise Refused(
                 "CDC:ErrAPIInvalidParam",
-                "Upstream holds no tables of TiDB.",
+                "upstream holds no tables of TiDB",
                 where=f"PD at {self.node.pd.address}, ts {ts}",
                 why="there are no keys of a catalogue; where TiDB runs with keyspaces it keeps them in these",
                 fix="start TiDB on the cluster once before; to follow the keys of a keyspace set kv-mode and "
@@ -161,14 +161,14 @@ class FeedCreation:
         if start_ts > now:
             raise Refused(
                 "CDC:ErrAPIInvalidParam",
-                f"start-ts {start_ts} lies in the future.",
+                f"start-ts {start_ts} is in the future",
                 why=f"upstream's time is {now} ({readable(now)})",
                 fix=f"use a start-ts up to {now}, or leave it out for now",
             )
         if new.target_ts and new.target_ts <= start_ts:
             raise Refused(
                 "CDC:ErrTargetTsBeforeStartTs",
-                f"target-ts {new.target_ts} is not above start-ts {start_ts}.",
+                f"target-ts {new.target_ts} is not above start-ts {start_ts}",
                 fix="choose a later target-ts",
             )
         return start_ts
@@ -202,7 +202,11 @@ class FeedCreation:
         status = Put(feed_key(node.cluster, new.feed, "status"), FeedStatus(start_ts).to_bytes())
         absent = (Compare(key, mod_revision=0),)
         if not await node.write(Put(key, info.to_bytes()), status, guards=absent):
-            raise Refused("CDC:ErrChangeFeedAlreadyExists", f"Changefeed {new.feed} exists already.")
+            raise Refused(
+                "CDC:ErrChangeFeedAlreadyExists",
+                f"changefeed {new.feed} exists already",
+                fix="choose another --changefeed-id, or remove the feed first",
+            )
         return Feed(node, new.feed, info, FeedStatus(start_ts))
 
     async def offer(self, catalogue: SchemaStore, ts: int, config: ReplicaConfig) -> None:

@@ -130,7 +130,7 @@ class FeedDdl:
         if self._plan.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"
             raise Retryable(
-                "Upstream's history is not held yet from where the changefeed needs it.",
+                "upstream's history is not held yet from where the changefeed needs it",
                 where=f"changefeed {self._plan.feed}",
                 why=f"it needs it from {needed} on, PD has been asked for {held}",
                 fix="nothing while PD answers: it is asked again every second",
@@ -156,7 +156,7 @@ class FeedDdl:
         """The error for history that neither upstream nor the event store has."""
         passed = "the checkpoint" if safe_point > checkpoint else "the saved catalogue"
         return Fatal(
-            f"[{LOST}]upstream's GC safepoint {safe_point} has passed {passed}.",
+            f"[{LOST}]upstream's GC safepoint {safe_point} has passed {passed}",
             where=f"changefeed {self._plan.feed}, checkpoint {checkpoint}, "
             f"catalogue of {self.base_ts(checkpoint)}",
             why=f"{what} has to be read from {ts} on, and the event store does not have it from there either",

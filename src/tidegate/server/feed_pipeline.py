@@ -114,7 +114,7 @@ class FeedPipeline:
         grant = await node.read_grant(self._id)
         if grant is None or (grant.instance, grant.incarnation) != (plan.instance, dispatch.incarnation):
             raise Retryable(
-                "The changefeed's grant is not the dispatched one.", where=f"changefeed {self._id}"
+                "the changefeed's grant is not the dispatched one", where=f"changefeed {self._id}"
             )
         plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have created the changefeed
         self._bounds.begin(plan, grant, opening)
@@ -163,7 +163,7 @@ class FeedPipeline:
         if self._incarnation is current:
             where = str(self._node.application.log)
             why = current.running.how or "its connection has ended"
-            self._fail(Retryable("The pipeline has ended.", where=where, why=why))
+            self._fail(Retryable("the pipeline has ended", where=where, why=why))
 
     def look(self) -> None:
         """Fail if the pipeline makes no progress although it has work."""

@@ -58,13 +58,13 @@ class FeedUpdates:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
                 f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
-                "its checkpoint can be overwritten only while it is stopped or failed.",
-                fix=f"`tidegate changefeed pause -c {feed.name}` first",
+                "its checkpoint can be overwritten only while it is stopped or failed",
+                fix=f"run `tidegate changefeed pause -c {feed.name}` first",
             )
         if found.loading:
             raise Refused(
                 "CDC:ErrAPIInvalidParam",
-                "The checkpoint cannot be overwritten: the initial load is not complete.",
+                "the checkpoint cannot be overwritten: the initial load is not complete",
                 fix="resume the changefeed as it is, or remove it and create it again",
             )
         check_overwrite(info)
@@ -113,8 +113,8 @@ class FeedUpdates:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
                 f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
-                "it can be updated only while it is stopped or failed.",
-                fix=f"`tidegate changefeed pause -c {feed.name}` first, and resume it afterwards",
+                "it can be updated only while it is stopped or failed",
+                fix=f"run `tidegate changefeed pause -c {feed.name}` first, and resume it afterwards",
             )
         if sink_uri in ("", found.uri.render()):
             sink_uri = info.sink_uri
@@ -127,7 +127,7 @@ class FeedUpdates:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
                 "[CDC:ErrChangefeedUpdateRefused]the password is not sent elsewhere unasked: "
-                f"{', '.join(changed)} would change.",
+                f"{', '.join(changed)} would change",
                 fix="give sasl-password again, in the sink URI or in the configuration",
             )
         new = replace(new, config=with_spans_of(found.config, new.config))
@@ -136,7 +136,7 @@ class FeedUpdates:
             if getattr(own, name) != getattr(kept, name):
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
-                    f"[CDC:ErrChangefeedUpdateRefused]{name.replace('_', '-')} cannot be changed.",
+                    f"[CDC:ErrChangefeedUpdateRefused]{name.replace('_', '-')} cannot be changed",
                     why="where a changefeed begins, and the ranges of keys it follows, are decided when it "
                     "is created",
                     fix="leave it as it is, or create another changefeed",
@@ -144,14 +144,14 @@ class FeedUpdates:
         if target_ts and target_ts <= found.checkpoint:
             raise Refused(
                 "CDC:ErrTargetTsBeforeStartTs",
-                f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
+                f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}",
                 fix="choose a later target-ts",
             )
         if found.config.check_gc_safe_point and found.persisted < found.history.safe_point:
             raise Refused(
                 "CDC:ErrSnapshotLostByGC",
                 f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {found.history.safe_point} has passed "
-                f"the checkpoint {found.persisted}.",
+                f"the checkpoint {found.persisted}",
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
@@ -187,9 +187,9 @@ class FeedUpdates:
             if found.info.partitions or found.info.repartition:
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
-                    "[CDC:ErrChangefeedUpdateRefused]it is not known whether this is the same topic.",
+                    "[CDC:ErrChangefeedUpdateRefused]it is not known whether this is the same topic",
                     where=new.uri.render(),
-                    why=f"{error.what} {error.why}; and the changefeed was re-partitioned",
+                    why=f"{error.what}: {error.why}; and the changefeed was re-partitioned",
                     fix="try again when the broker answers",
                 ) from error
             event(
@@ -207,7 +207,7 @@ def refuse_reader(feed: Feed, why: str) -> None:
     if feed.uri.is_reader:
         raise Refused(
             "CDC:ErrChangefeedUpdateRefused",
-            f"[CDC:ErrChangefeedUpdateRefused]{feed.id} is a reader: it is made and led by a Spark query.",
+            f"[CDC:ErrChangefeedUpdateRefused]{feed.id} is a reader: it is made and led by a Spark query",
             why=why,
             fix="change the query; or remove the changefeed, and start the query with a new checkpoint",
         )

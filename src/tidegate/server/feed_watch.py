@@ -84,7 +84,7 @@ class PipelineWatch(_Watch):
         if hung is None:
             return None
         return Retryable(
-            f"[CDC:ErrPipelineHung]the pipeline has work and has done nothing {self.since(hung)}.",
+            f"[CDC:ErrPipelineHung]the pipeline has work and has done nothing {self.since(hung)}",
             where=f"waiting: {hung.work}",
             why=f"its processes: {described(session)}",
             fix="nothing: they are killed and started again, and nothing is lost; on a machine that is only "
@@ -104,8 +104,8 @@ class SinkWatch(_Watch):
         if hung is None:
             return None
         return Retryable(
-            f"[CDC:ErrSinkHung]the sink has not answered {self.since(hung)}.",
+            f"[CDC:ErrSinkHung]the sink has not answered {self.since(hung)}",
             where=f"waiting: {hung.work}",
-            fix="see whether the sink works; the feed opens it again by itself. If it is only too slow raise "
-            "stall-timeout in [tidegate]",
+            fix="see whether the sink works; the feed opens it again by itself; if it is only too slow, "
+            "raise stall-timeout in [tidegate]",
         )

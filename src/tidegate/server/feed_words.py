@@ -66,7 +66,7 @@ def words_of_release(state: str, needed: int, gc_ttl_s: int) -> str:
     """Says that nothing is held for a changefeed any more, because it was stopped longer than gc-ttl."""
     return (
         f"a resume: it was {state} for longer than gc-ttl ({gc_ttl_s} s), so "
-        "nothing is held for it any more; it goes on if upstream or the event store still has what "
+        "nothing is held for it any more; it continues if upstream or the event store still has what "
         f"came after ts {needed}"
     )
 
@@ -75,7 +75,7 @@ def words_of_history(needed: int, history: History) -> str:
     """Says if a stopped changefeed may lack the history to continue; empty: it has what it needs."""
     if needed < history.safe_point < MAX:
         return (
-            f"a resume: upstream's GC safepoint {history.safe_point} has passed ts {needed}, where it reads "
-            "on; it goes on if the event store still has what lies between"
+            f"a resume: upstream's GC safepoint {history.safe_point} has passed ts {needed}, from where it "
+            "reads; it continues if the event store still has the changes between them"
         )
     return ""

@@ -28,7 +28,7 @@ class Feeds(dict[FeedId, Feed]):
             raise Refused(
                 "CDC:ErrChangeFeedNotExists",
                 f"[CDC:ErrChangeFeedNotExists]changefeed not exists, {feed}",
-                fix="`tidegate changefeed list` shows what there is",
+                fix="choose one that `tidegate changefeed list` shows",
             )
         return found
 

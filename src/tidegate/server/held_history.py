@@ -171,7 +171,7 @@ class HeldHistory:
             possible = earliest_start(least)
             raise Refused(
                 "CDC:ErrStartTsBeforeGC",
-                f"[CDC:ErrStartTsBeforeGC]start-ts {start_ts} is not above the GC safepoint {least}.",
+                f"[CDC:ErrStartTsBeforeGC]start-ts {start_ts} is not above the GC safepoint {least}",
                 why="upstream has dropped old versions that an initial scan would need",
                 fix=f"use a start-ts of at least {possible} ({readable(possible)})",
             )

@@ -101,7 +101,7 @@ class Jobs:
 
 def unexpected(error: Exception) -> TidegateError:
     """An error that our code did not raise on purpose, as a failure that is tried again."""
-    return Retryable("An unexpected error stopped the changefeed.", why=f"{type(error).__name__}: {error}")
+    return Retryable("an unexpected error stopped the changefeed", why=f"{type(error).__name__}: {error}")
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:

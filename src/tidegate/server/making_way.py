@@ -59,11 +59,11 @@ class MakingWay:
         )
         self.is_due = True
         return Retryable(
-            "[CDC:ErrEventStoreQuota]the changefeed made no progress: stopped to free space for others.",
+            "[CDC:ErrEventStoreQuota]the changefeed made no progress: stopped to free space for others",
             where=f"others that follow its tables: {names}",
             why=spans.filling,
             fix="see what it waits for; it is started again by itself, and what it has not "
-            "delivered is pulled again. That must fit --event-store-quota",
+            "delivered is pulled again, which must fit --event-store-quota",
         )
 
     def done(self) -> None:

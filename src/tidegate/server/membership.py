@@ -43,7 +43,7 @@ class Resigned(Fenced):
 def unreached(feed: FeedId) -> Resigned:
     """Upstream reaches other captures but not the owner, whose bound then holds back all of them."""
     return Resigned(
-        "The capture resigns as owner, because upstream does not reach it.",
+        "the capture resigns as owner, because upstream does not reach it",
         where=f"changefeed {feed}",
         why="other captures receive changes, and this one has received none for minutes",
         fix="check the network between this capture and PD and TiKV; another capture owns the changefeeds "
@@ -72,7 +72,9 @@ class CaptureInfo:
             body = json.loads(data)
             return cls(*(str(body[name]) for name in ("id", "name", "address", "version")))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput("A capture's key in etcd is damaged.", why=repr(error)) from error
+            raise InvalidInput(
+                "a capture's key in etcd is damaged", why=repr(error), fix="restart that capture"
+            ) from error
 
 
 class Membership:
@@ -92,7 +94,7 @@ class Membership:
         put_leased(self._client, key, self.me.to_bytes(), self._session.lease)
         found = self.metadata.get(key)
         if found is None:
-            raise Retryable("The capture's session has ended.", where=key)
+            raise Retryable("the capture's session has ended", where=key)
         return found.mod_revision
 
     def stand(self) -> None:
@@ -133,10 +135,10 @@ class Membership:
     def lost(self) -> SessionLost:
         """The error that says why the session has ended."""
         return SessionLost(
-            "The capture's session in etcd has ended.",
+            "the capture's session in etcd has ended",
             where=self._client.where,
             why=self._session.why_lost,
-            fix="nothing, if etcd can be reached again: the capture stands by then",
+            fix="nothing, if etcd can be reached again: the capture then waits to be elected",
         )
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ def capture_name(data_dir: Path) -> str:
         replace_file(file, found.encode())
     if len(found) != 12 or not set(found) <= set("0123456789abcdef"):
         raise InvalidInput(
-            "The capture's name is damaged.",
+            "the capture's name is damaged",
             where=str(file),
             why="it is not 12 hex digits",
             fix="restore the file, or start with a new --data-dir",

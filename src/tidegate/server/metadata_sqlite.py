@@ -145,7 +145,7 @@ class SqliteMetadata:
                 fix="free disk space; changefeeds wait and then continue by themselves",
             )
         return Retryable(
-            "The metadata store cannot be used.",
+            "the metadata store cannot be used",
             where=str(self._path),
             why=str(error),
             fix="check that the folder exists, is writable, and that the disk has free space",
@@ -153,7 +153,7 @@ class SqliteMetadata:
 
     def _damaged(self, error: sqlite3.Error) -> Fatal:
         return Fatal(
-            "The metadata store is damaged.",
+            "the metadata store is damaged",
             where=str(self._path),
             why=str(error),
             fix="restore the file from a copy; changefeeds and checkpoints are kept nowhere else",

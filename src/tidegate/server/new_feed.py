@@ -73,7 +73,7 @@ def check_new(
     if target_ts and start_ts and target_ts <= start_ts:
         raise Refused(
             "CDC:ErrTargetTsBeforeStartTs",
-            f"target-ts {target_ts} is not above start-ts {start_ts}.",
+            f"target-ts {target_ts} is not above start-ts {start_ts}",
             fix="choose a later target-ts",
         )
     return NewFeed(feed, uri, checked, start_ts, target_ts)
@@ -90,7 +90,7 @@ def check_shared(new: NewFeed, sink: Description) -> None:
         why = "nothing stops a capture that was replaced from writing to it"
     if why:
         raise InvalidInput(
-            "Captures that share an etcd cannot have this changefeed.",
+            "captures that share an etcd cannot have this changefeed",
             where=str(new.feed),
             why=why,
             fix="use a sink that fences replaced captures, or a server of its own, without --etcd",
@@ -230,7 +230,7 @@ def check_keyspace(keyspace: Keyspace | None) -> None:
     if keyspace is not None and keyspace.tso_group:
         raise Refused(
             "CDC:ErrAPIInvalidParam",
-            f"Keyspace '{keyspace.name}' has timestamps of its own.",
+            f"keyspace '{keyspace.name}' has timestamps of its own",
             where=f"TSO group {keyspace.tso_group}",
             why="the capture takes its time from PD, that is from group 0; the two are not in step",
             fix="move the keyspace to TSO group 0: other groups cannot be followed",

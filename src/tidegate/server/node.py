@@ -206,7 +206,7 @@ class Node:
         loop = asyncio.get_running_loop()
         held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
         if held is None or held.mod_revision != self.owner_rev:
-            fenced = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
+            fenced = Fenced("another control process owns this cluster's changefeeds now", where=mine.key)
             self.lost(fenced)
             raise fenced
         return False
@@ -216,9 +216,9 @@ class Node:
 
         Its memory may differ from what etcd has stored, so everything is read again after the next election.
         """
-        why = f"{error.what} {error.why}"
-        fix = "; ".join(filter(None, (error.fix, "the capture stands for election again by itself")))
-        self.lost(Fenced("It is not known what etcd has stored.", where=self.shared, why=why, fix=fix))
+        why = f"{error.what}: {error.why}" if error.why else error.what
+        fix = "; ".join(filter(None, (error.fix, "the capture becomes a candidate again by itself")))
+        self.lost(Fenced("it is not known what etcd has stored", where=self.shared, why=why, fix=fix))
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
         """A span's manifest, or None while there is none; only what was appended since is read."""
@@ -284,9 +284,7 @@ class Node:
     ) -> None:
         puts = (Put(grant_key(self.cluster, feed, name), one.to_bytes()) for name, one in grants.items())
         if not await self.write(*puts, guards=guards):
-            raise Retryable(
-                "The grants of the changefeed have changed meanwhile.", where=f"changefeed {feed}"
-            )
+            raise Retryable("the grants of the changefeed have changed meanwhile", where=f"changefeed {feed}")
 
     async def under(self, front: str) -> Sequence[KeyValue]:
         """All keys of the metadata store that begin with `front`, in key order."""
@@ -314,7 +312,7 @@ def check_size(writes: Sequence[Put | Delete], guards: Sequence[Compare] = ()) -
     keys = {one.key for one in (*writes, *guards)}
     if len(keys) >= KEYS_MAX:
         raise InvalidInput(
-            "This is more than etcd takes in one transaction.",
+            "this is more than etcd takes in one transaction",
             where=", ".join(sorted(keys)[:3]) + ", ...",
             why=f"{len(keys)} keys, of at most {KEYS_MAX - 1}",
             fix=f"let at most {CAPTURES_MAX} captures share a changefeed",
@@ -322,7 +320,7 @@ def check_size(writes: Sequence[Put | Delete], guards: Sequence[Compare] = ()) -
     size = sum(len(one.value) for one in writes if isinstance(one, Put))
     if size > WRITE_MAX:
         raise InvalidInput(
-            "This is more than can be kept in etcd.",
+            "this is more than can be kept in etcd",
             where=", ".join(one.key for one in writes),
             why=f"{size:,} bytes, of at most {WRITE_MAX:,}",
             fix="use fewer or shorter rules: patterns instead of names of tables",

@@ -32,7 +32,7 @@ def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
         return
     if found is not None or owned is not None:
         raise InvalidInput(
-            "The data folder was written by another version of Tidegate.",
+            "the data folder was written by another version of Tidegate",
             where=str(where),
             why=f"its metadata has the form {found.value.decode() if found else '1'}, not {FORMAT.decode()}",
             fix="start with another --data-dir and create the changefeeds again, or use that version",
@@ -53,7 +53,11 @@ def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
     # Unguarded: it must succeed over any earlier owner, whose guards then fail.
     outcome = metadata.transact((), (Put(owner_key(cluster), value),))
     if not outcome.succeeded:
-        raise Fatal("The metadata store refused an unguarded write.", where=owner_key(cluster))
+        raise Fatal(
+            "the metadata store refused an unguarded write",
+            where=owner_key(cluster),
+            fix="check the metadata store, and start the capture again",
+        )
     return outcome.revision
 
 

@@ -64,8 +64,9 @@ class Placement:
             if not found.may_be_shared:
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
-                    f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures.",
+                    f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures",
                     why="the server runs without --etcd, or its sink takes one writer at a time",
+                    fix="start the captures with --etcd, and use a sink such as Kafka",
                 )
             plan = found.sharing.plan(shared=not found.loading)
             if not dry_run:
@@ -156,9 +157,9 @@ class Placement:
 def _not_moved(feed: FeedId, why: str) -> Refused:
     return Refused(
         "CDC:ErrChangefeedUpdateRefused",
-        f"[CDC:ErrChangefeedUpdateRefused]the tables of {feed} cannot be moved.",
+        f"[CDC:ErrChangefeedUpdateRefused]the tables of {feed} cannot be moved",
         why=why,
-        fix="`tidegate capture list` and `tidegate changefeed query` show who delivers what",
+        fix="see `tidegate capture list` and `tidegate changefeed query`, which show who delivers what",
     )
 
 
@@ -173,7 +174,7 @@ def _ids_of(wanted: Sequence[str], tables: Iterable[TableVersion]) -> set[int]:
         if (ids := by_name.get(name.lower())) is None:
             raise Refused(
                 "CDC:ErrTableIneligible",
-                f"[CDC:ErrTableIneligible]the changefeed has no table '{name[:200]}'.",
+                f"[CDC:ErrTableIneligible]the changefeed has no table '{name[:200]}'",
                 fix="write SCHEMA.TABLE, or the id of a table or partition",
             )
         found.update(ids)

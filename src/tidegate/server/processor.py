@@ -139,7 +139,13 @@ class FeedProcessor:
                     if self._opening is not None:
                         self._opening.note_history()
             except ValueError as error:
-                event(LOG, logging.ERROR, "no message from an owner", changefeed=str(self.id), why=str(error))
+                event(
+                    LOG,
+                    logging.ERROR,
+                    "an owner's message cannot be read",
+                    changefeed=str(self.id),
+                    why=str(error),
+                )
         dispatch = self.machine.dispatch
         if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
             await self._end_work()
@@ -257,7 +263,7 @@ class FeedProcessor:
         stored = await self.node.read(feed_key(self.node.cluster, self.id, "info"))
         info = FeedInfo.from_bytes(stored) if stored is not None else None
         if info is None or info.instance != dispatch.header.instance:
-            raise Retryable("The changefeed is not stored as its owner says.", where=f"changefeed {self.id}")
+            raise Retryable("the changefeed is not stored as its owner says", where=f"changefeed {self.id}")
         return info
 
     @property

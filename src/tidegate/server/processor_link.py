@@ -220,7 +220,7 @@ class ProcessorLink:
                 event(
                     LOG,
                     logging.ERROR,
-                    "no message of a processor",
+                    "a processor's message cannot be read",
                     changefeed=str(self._feed),
                     why=str(error),
                 )

@@ -251,7 +251,7 @@ def status_reports(lines: list[SpanStatus], filling: str = "") -> list[Status]:
 
 def _no_room(why: str) -> Retryable:
     return Retryable(
-        "The puller waits: the event store is full.",
+        "the puller waits: the event store is full",
         why=why,
         fix="free disk space, raise --event-store-quota, or let the slowest changefeed catch up",
     )

@@ -191,7 +191,7 @@ class Pullers:
 
     def _on_hung(self, hung: Hung, puller: Child) -> None:
         error = Retryable(
-            f"The puller has said nothing for {hung.silent_s:.0f} s. It is killed and started again.",
+            f"the puller was silent for {hung.silent_s:.0f} s: it is killed and restarted",
             where=f"waiting: {hung.work}",
             why=f"its processes: {described(puller.pid)}",
             fix="nothing, and nothing is lost; on a machine that is only too slow raise --puller-timeout",

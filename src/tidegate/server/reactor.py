@@ -142,7 +142,7 @@ class Reactor:
         if not task.cancelled() and (error := task.exception()) is not None:
             why = f"{type(error).__name__}: {error}"
             self.node.lost(
-                Fatal(f"The capture's {task.get_name()} has failed.", why=why, fix="start it again")
+                Fatal(f"the capture's {task.get_name()} has failed", why=why, fix="start it again")
             )
 
     # --- what a user may ask -------------------------------------------------------------------------

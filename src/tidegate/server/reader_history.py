@@ -80,23 +80,25 @@ class History:
 def rules_of(tables: Sequence[str], rows: str) -> Sequence[str]:
     """The filter rules for a reader's tables; for typed rows one exact name. Raises InvalidInput."""
     if rows not in ROWS:
-        raise InvalidInput(f"'{rows[:40]}' is no kind of rows.", where="option rows", fix=nearest(rows, ROWS))
+        raise InvalidInput(
+            f"'{rows[:40]}' is not a kind of rows", where="option rows", fix=nearest(rows, ROWS)
+        )
     if not tables or not all(tables):
         raise InvalidInput(
-            "No table is named.", where="option tables", fix='.option("tables", "SCHEMA.TABLE")'
+            "no table is named", where="option tables", fix='add .option("tables", "SCHEMA.TABLE")'
         )
     if rows == "generic":
         return tables
     if len(tables) > 1:
         raise InvalidInput(
-            "Typed rows are of one table.",
+            "typed rows are of one table",
             where=f"option tables: {', '.join(tables)[:200]}",
             fix='name one, or take .option("rows", "generic")',
         )
     schema, dot, table = tables[0].partition(".")
     if not (schema and dot and table) or set(tables[0]) & set("*?[]/!"):
         raise InvalidInput(
-            f"'{tables[0][:200]}' is not the name of a table.",
+            f"'{tables[0][:200]}' is not the name of a table",
             where="option tables",
             fix='write SCHEMA.TABLE; patterns are for .option("rows", "generic")',
         )
@@ -146,8 +148,8 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
     if silent is not None and asked.after_ddl != start and not replay:
         raise Refused(
             "CDC:ErrReaderDDL",
-            f"{silent.schema}.{silent.table or '*'} has other rows after ts {start}, of which no row event "
-            f"tells: {silent.query[:500]}",
+            f"{silent.schema}.{silent.table or '*'} has other rows after ts {start}, without row events: "
+            f"{silent.query[:500]}",
             why=f"all up to ts {start} is done, and this statement moved rows as a whole",
             fix="do the same at your target, then start the query again with "
             f'.option("after-ddl", "{start}")',
@@ -167,7 +169,7 @@ def check_columns(history: History, asked: Query, start: int, *, replay: bool = 
             f"the table has other columns after ts {start} than the query takes: {last}",
             where=_difference(asked.columns, columns),
             why=f"all up to ts {start} is done; from there on the rows are others",
-            fix="restart the query: it continues with the new columns. If it stops here once more, there "
+            fix="restart the query: it continues with the new columns; if it stops here once more, there "
             'are several changes ahead: add .option("reader", NAME), with the name that `tidegate changefeed '
             "list` shows",
         )
@@ -191,7 +193,7 @@ def no_table(name: str, ineligible: Sequence[TableVersion]) -> Refused:
     why = "it has no usable key" if ineligible else "no table of that name is there"
     return Refused(
         "CDC:ErrTableIneligible" if ineligible else "CDC:ErrAPIInvalidParam",
-        f"{name} cannot be read.",
+        f"{name} cannot be read",
         where="option tables",
         why=why,
         fix="name a table with a primary key, or with a unique key of columns that are not null"

@@ -118,7 +118,7 @@ def _seal(body: bytes, secret: bytes) -> str:
 def _no_ticket() -> Refused:
     return Refused(
         "CDC:ErrReaderTicket",
-        "The ticket opens nothing here.",
+        "the ticket opens nothing here",
         why="it is of a reader that was removed, or was changed on its way",
         fix="start the query again",
     )
@@ -167,21 +167,21 @@ class Readers:
         if found is None:
             if self._reactor.node.shared:
                 raise InvalidInput(
-                    "Captures that share an etcd can have no readers.",
+                    "captures that share an etcd can have no readers",
                     where=self._reactor.node.address,
                     why="a reader's changes are kept on the disk of one capture",
                     fix="read from a server of its own, without --etcd",
                 )
             if self._elsewhere:
                 raise InvalidInput(
-                    "This capture can have no readers.",
+                    "this capture can have no readers",
                     where=self._reactor.node.address,
                     why="they keep changes on its own disk, and its workers run on a Spark cluster",
                     fix="read from a capture with --spark-master local[*]",
                 )
             if sum(one.uri.is_reader for one in self._reactor.feeds.values()) >= READERS_MAX:
                 raise InvalidInput(
-                    f"This capture has {READERS_MAX} readers.",
+                    f"this capture has {READERS_MAX} readers",
                     where=self._reactor.node.address,
                     why="each keeps changes on its disk",
                     fix="remove those that nobody uses: `tidegate changefeed list` shows them",
@@ -195,7 +195,7 @@ class Readers:
             found = await self._reactor.create(new)
             return await self.do(_changes(found).standing)
         if not found.uri.is_reader:
-            raise InvalidInput(f"{feed} is a changefeed, not a reader.", fix="choose another name")
+            raise InvalidInput(f"{feed} is a changefeed, not a reader", fix="choose another name")
         standing = await self.do(_changes(found).standing)
         if standing.used:
             raise InvalidInput(
@@ -236,7 +236,9 @@ class Readers:
         the table at `start_ts`; 0: now.
         """
         if rows != "typed":
-            raise InvalidInput("Generic rows have the same columns whatever the tables are.")
+            raise InvalidInput(
+                "generic rows have the same columns for all tables", fix="ask for the columns of typed rows"
+            )
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed) if feed is not None else None
         if found is not None and found.uri.is_reader:
@@ -449,7 +451,7 @@ def _plan(found: Feed, asked: Query, start: int, end: int) -> dict[str, Any]:
     _check_place(found, standing, start)
     if end > standing.readable and end > standing.start_ts:
         raise Retryable(
-            f"Not all up to ts {end} is there yet.",
+            f"some changes up to ts {end} have not come yet",
             where=f"reader {found.id.name}, readable up to {standing.readable}",
             why="the capture's files are older than the query's checkpoint",
         )

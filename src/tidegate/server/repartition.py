@@ -20,22 +20,22 @@ def check_repartition(feed: Feed, partitions: int) -> None:
     """Raises Refused if the number of partitions cannot be changed."""
     if not 0 < partitions <= PARTITIONS_MAX:
         raise _refused(
-            f"{partitions} is no number of partitions.", fix=f"use a number between 1 and {PARTITIONS_MAX}"
+            f"{partitions} is not a number of partitions", fix=f"use a number between 1 and {PARTITIONS_MAX}"
         )
     if not isinstance(feed.plan.sink, PartitionedSink):
         raise _refused(
-            f"The sink of changefeed {feed.id} has no partitions.",
+            f"the sink of changefeed {feed.id} has no partitions",
             why=f"it is '{feed.uri.scheme}', which has no topic",
         )
     if feed.life.ended:
         raise _refused(
-            f"Changefeed {feed.id} is {feed.shown_state}.",
+            f"changefeed {feed.id} is {feed.shown_state}",
             why="the number of partitions changes between two rows of a running changefeed",
-            fix=f"`tidegate changefeed resume -c {feed.id.name}` first",
+            fix=f"run `tidegate changefeed resume -c {feed.id.name}` first",
         )
     if feed.loading:
         raise _refused(
-            f"The initial load of changefeed {feed.id} is under way.",
+            f"the initial load of changefeed {feed.id} is under way",
             why="rows of a load have no order among the changes",
             fix=f"wait until it is done: `tidegate changefeed load -c {feed.id.name}` shows it",
         )
@@ -47,7 +47,7 @@ def check_layout(config: ReplicaConfig) -> None:
     options = options_of(config)
     if not has_marks(options):
         raise _refused(
-            "The number of partitions cannot change, since the topic has no Resolved.",
+            "the number of partitions cannot change, because the topic has no Resolved",
             why=f"no reader of {config.sink.protocol} as it is set knows which rows are up to the change",
             fix="create a changefeed with watermarks in its protocol; the sink URI's options are in the "
             "protocol's page",
@@ -55,7 +55,7 @@ def check_layout(config: ReplicaConfig) -> None:
     topics = [rule.topic for rule in config.sink.dispatchers if rule.topic]
     if topics:
         raise _refused(
-            "The number of partitions cannot change, since rules send rows to other topics.",
+            "the number of partitions cannot change, because rules send rows to other topics",
             why=f"each topic has its own number, and a change names none: rule topic '{topics[0]}'",
             fix="create another changefeed into topics with more partitions",
         )
@@ -66,7 +66,7 @@ def check_update(info: FeedInfo, before: ReplicaConfig, after: ReplicaConfig) ->
     old, new = before.partition_num, after.partition_num
     if info.partitions and old != new:
         raise _refused(
-            "partition-num cannot be changed any more.",
+            "partition-num cannot be changed any more",
             why=f"the changefeed was re-partitioned to {info.partitions}, and readers learn of another "
             "number from a re-partition alone",
             fix="leave partition-num as it is; `tidegate changefeed repartition` changes the number",
@@ -79,7 +79,7 @@ def check_overwrite(info: FeedInfo) -> None:
     """Raises Refused for another checkpoint if the changefeed's number of partitions has changed."""
     if info.partitions or info.repartition:
         raise _refused(
-            "The checkpoint cannot be overwritten: the changefeed was re-partitioned.",
+            "the checkpoint cannot be overwritten: the changefeed was re-partitioned",
             why="rows that go out again would be on other partitions than before, and readers would not know",
             fix="create another changefeed from that ts into another topic",
         )

@@ -146,7 +146,7 @@ class Replication:
         """Raises Retryable while work of the feed is still ending."""
         if self.left_behind:
             raise Retryable(
-                "The changefeed has not ended yet.",
+                "the changefeed has not ended yet",
                 where=f"changefeed {self._record.id}",
                 why="its processor was asked to stop and has not answered",
                 fix="retry the request; if this lasts, check that the disk answers, and restart the server",

@@ -39,7 +39,7 @@ def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
     store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
     if store.version_at(keys.DDL_JOB_TABLE_ID, ts) is None:
         raise Fatal(
-            "Upstream has no table mysql.tidb_ddl_job.",
+            "upstream has no table mysql.tidb_ddl_job",
             where=f"meta keys at ts {ts}",
             why="DDL cannot be followed without it; it is there from TiDB 6.2 on",
             fix="choose a start-ts after the cluster was set up, or upgrade TiDB",
@@ -123,7 +123,7 @@ class SchemaTracker:
                     self._place = checkpoint
                     self._wants(shared.catalogue.tables(checkpoint))
                     return self._catch_up(resolved, 0)
-        raise Retryable("The catalogue cannot be opened.", where=f"checkpoint {checkpoint}")
+        raise Retryable("the catalogue cannot be opened", where=f"checkpoint {checkpoint}")
 
     def catch_up(self, resolved: int, waiting: int = 0) -> tuple[list[DdlBatch], int]:
         """The DDL that comes next, and up to which ts it is known now.
@@ -136,7 +136,7 @@ class SchemaTracker:
             return [], self._place
         if self.broken:
             raise Retryable(
-                "The catalogue has to be opened again.", why="a job was applied to it only in part"
+                "the catalogue has to be opened again", why="a job was applied to it only in part"
             )
         if not self._has_next_steps():
             return [], self._place
@@ -219,7 +219,7 @@ class SchemaTracker:
             if not shared.reaches(self._place, self._given, self._missing()):
                 self._estranged = True
                 raise Retryable(
-                    "The changefeed has to open its catalogue again.",
+                    "the changefeed has to open its catalogue again",
                     where=f"DDL up to {self._place}",
                     why="it has passed over a job that the catalogues since then have taken in",
                 )

@@ -94,7 +94,12 @@ async def spawn(
                 start_new_session=True,
             )
         except OSError as error:
-            raise Fatal(f"The {name} process cannot be started.", where=command[0], why=str(error)) from error
+            raise Fatal(
+                f"the {name} process cannot be started",
+                where=command[0],
+                why=str(error),
+                fix="remove the cause, and start the capture again",
+            ) from error
     event(LOG, logging.INFO, "process started", process=name, pid=process.pid)
     return Child(name, process)
 

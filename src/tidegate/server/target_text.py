@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
-from tidegate.tidb import sql
+from tidegate.tidb.sql import restore
 
 LOG = logging.getLogger(__name__)
 SHOWN: Final = 500
@@ -21,7 +21,7 @@ SHOWN: Final = 500
 
 def for_targets(ddl: DdlEvent, charset: str, sql_mode: int) -> DdlEvent:
     """The event with its statement restored; a statement that cannot be parsed stays, with a warning."""
-    outgoing = sql.outgoing(ddl.query, charset=charset, sql_mode=sql_mode)
+    outgoing = restore.outgoing(ddl.query, charset=charset, sql_mode=sql_mode)
     if outgoing.problem:
         event(
             LOG,

@@ -65,7 +65,7 @@ class UnreadableFeed:
         """The error for a request that would read or change it."""
         return Refused(
             "CDC:ErrChangefeedUnreadable",
-            f"[CDC:ErrChangefeedUnreadable]this version cannot read changefeed {self.id}.",
+            f"[CDC:ErrChangefeedUnreadable]this version cannot read changefeed {self.id}",
             why=self.why,
             fix="start the version that wrote it, or remove it; its history is held meanwhile",
         )

@@ -213,7 +213,7 @@ class Control:
         """
         if not self.holds:
             self.lose("its session has ended")
-            raise Fenced("The capture's session has ended.")
+            raise Fenced("the capture's session has ended")
         self.machine.spring(Moment.WRITE)
         yield self.world.time.rng.uniform(0.0, 0.002)
         mine = Compare(self.owner_key, mod_revision=self.owner_rev)
@@ -225,10 +225,10 @@ class Control:
             held = yield from self.client.read(self.world.etcd.holds, (mine,))
         except Retryable as error:
             self.lose(f"it does not know what is stored ({error.what})")
-            raise Fenced("What is stored in etcd is not known.") from error
+            raise Fenced("it is not known what etcd has stored") from error
         if not held:
             self.lose("another is the owner")
-            raise Fenced("Another capture is the owner.")
+            raise Fenced("another capture is the owner")
         return False
 
     def announces(self) -> None:

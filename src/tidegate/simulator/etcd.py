@@ -196,7 +196,7 @@ class EtcdClient:
             return True
         hold = yield from self.read(self.etcd.holds, guards)
         if hold:
-            raise Retryable("A written key has changed meanwhile.", where=", ".join(keys))
+            raise Retryable("a written key has changed meanwhile", where=", ".join(keys))
         return False
 
     def _look(self, keys: Sequence[str]) -> Steps[None]:

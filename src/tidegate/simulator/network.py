@@ -107,7 +107,7 @@ class Network:
         self.time.after(self.time.rng.uniform(*QUICK_S) * factor, arrive)
         if not (yield answered.wait(patience_s)):
             self.timeline.counts["requests without answer"] += 1
-            raise Retryable(f"{service} does not answer.", where=service)
+            raise Retryable(f"{service} does not answer", where=service)
         if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]

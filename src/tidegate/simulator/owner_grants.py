@@ -62,7 +62,7 @@ class OwnerGrants:
 
         done = yield from self._control.write(*puts, guards=guards, stored=stored)
         if not done:
-            raise Retryable("The grants of the changefeed have changed meanwhile.")
+            raise Retryable("the grants of the changefeed have changed meanwhile")
 
     def settle(self, grants: dict[str, Grant]) -> Steps[None]:
         """Store that all earlier writers of these grants are fenced."""

@@ -77,7 +77,7 @@ class OwnerSink:
             yield from self._call(sink.produce, OWNER, epoch, [Record(kind, "", ts)])
             yield from self._call(sink.commit, OWNER, epoch, None)
         except Fenced as error:
-            raise Retryable("Another owner has opened the sink.") from error
+            raise Retryable("another owner has opened the sink") from error
         self._world.timeline.counts[f"{kind} sent"] += 1
 
     def _prove(self, mine: Grant, name: str) -> Steps[None]:
@@ -86,7 +86,7 @@ class OwnerSink:
             return
         found = yield from self._control.client.read(self._world.etcd.get, grant_key(CLUSTER, FEED, name))
         if not mine.is_proven_by(Grant.from_bytes(found.value) if found is not None else None):
-            raise Retryable("Another incarnation writes now.", where=name)
+            raise Retryable("another incarnation writes now", where=name)
 
     def _call(self, work: Any, *args: Any) -> Steps[Any]:
         network, process = self._world.network, self._control.process

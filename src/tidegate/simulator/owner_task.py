@@ -100,7 +100,7 @@ class OwnerTask:
                 found = yield from self._control.client.read(self._world.etcd.get, key)
             except Retryable:
                 if not self._control.holds:
-                    raise Fenced("The capture's session has ended.") from None
+                    raise Fenced("the capture's session has ended") from None
                 continue
             self.persisted = FeedStatus.from_bytes(found.value).checkpoint_ts
             return

@@ -150,7 +150,7 @@ class ProcessorTask:
         found = yield from control.client.read(world.etcd.get, key)
         grant = Grant.from_bytes(found.value) if found is not None else None
         if grant is None or (grant.instance, grant.incarnation) != (INSTANCE, dispatch.incarnation):
-            raise Retryable("The changefeed's grant is not the dispatched one.", where=control.capture)
+            raise Retryable("the changefeed's grant is not the dispatched one", where=control.capture)
         self._bounds = BoundsFile()
         self._write_bounds()
         machine = control.machine
@@ -200,7 +200,7 @@ class ProcessorTask:
     def lost_worker(self, worker: Worker) -> None:
         """A worker's process is gone."""
         if worker is self._worker:
-            self._fail(Retryable("The pipeline has ended.", where=self._control.capture))
+            self._fail(Retryable("the pipeline has ended", where=self._control.capture))
 
     # --- the tick ------------------------------------------------------------------------------------
 

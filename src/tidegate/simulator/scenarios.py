@@ -92,4 +92,4 @@ def scenario_of(name: str) -> Scenario:
     if name in SCENARIOS:
         return SCENARIOS[name]
     known = "\n".join(f"  {one:<13} {scenario.about}" for one, scenario in SCENARIOS.items())
-    raise InvalidInput(f"There is no scenario '{name}'.", fix=f"use one of these:\n{known}")
+    raise InvalidInput(f"there is no scenario '{name}'", fix=f"use one of these:\n{known}")

@@ -82,7 +82,7 @@ class Sink:
         error or None.
         """
         if not self.accepts(writer, epoch):
-            return Fenced("A later writer has this transactional id.", where=writer)
+            return Fenced("a later writer has this transactional id", where=writer)
         if writer not in self._open:
             self._open[writer] = Transaction()
             self._log.append(self._open[writer])
@@ -98,7 +98,7 @@ class Sink:
     def commit(self, writer: str, epoch: int, by: Writer | None) -> Fenced | None:
         """Commit the open transaction, if there is one. Returns an error or None."""
         if not self.accepts(writer, epoch):
-            return Fenced("A later writer has this transactional id.", where=writer)
+            return Fenced("a later writer has this transactional id", where=writer)
         if (found := self._open.get(writer)) is not None:
             for record in found.records:
                 match record.kind:
@@ -148,5 +148,5 @@ class Sink:
         some of them.
         """
         if self._stable < len(self._log):
-            return Retryable("A transaction is open at the sink.", where="sink")
+            return Retryable("a transaction is open at the sink", where="sink")
         return self._journal

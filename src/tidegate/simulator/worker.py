@@ -128,7 +128,7 @@ class Worker:
         found = yield from self._client.read(self._world.etcd.get, key)
         stored = Grant.from_bytes(found.value) if found is not None else None
         if not self.grant.is_proven_by(stored):
-            raise Fenced("Another incarnation writes now.", where=self.capture)
+            raise Fenced("another incarnation writes now", where=self.capture)
         self._ranges = stored.ranges if stored is not None else ()
 
     def _call(self, work: Callable[..., Any], *args: Any) -> Steps[Any]:
@@ -157,7 +157,7 @@ class Worker:
             yield from self._call(sink.commit, writer, self.epoch, self.writes)
         except Fenced as error:
             yield from self._prove()
-            raise Retryable("The slot was taken while its transaction was being committed.") from error
+            raise Retryable("the slot was taken while its transaction was being committed") from error
         reached = {record.table: record.ts for record in records}
         self._at |= reached
         self._world.timeline.counts["transactions"] += 1

@@ -99,7 +99,7 @@ class Lakehouse:
             raise Fatal(
                 "the directory holds tables of a target whose table of snapshots is gone",
                 where=f"{self.store}: {listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
-                why="without it nobody can tell which of their versions are valid, nor where to continue",
+                why="without it, the valid versions and the place to continue are not known",
                 fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
             )
         _check_empty(self.store)

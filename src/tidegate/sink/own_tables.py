@@ -110,7 +110,7 @@ class OwnTables:
         entries = entries_of(self._store, path)
         if any(name != "_delta_log" for name in entries) or self.exists(path):
             raise Fatal(
-                "a folder that is not the target's stands where a table has to be",
+                "the place of a table has a folder that is not the target's",
                 where=f"{self._store.uri(path)}: {listed(entries)}",
                 why=f"it does not carry the target's mark, the table property {MARK}",
                 fix="move it away and start the consumer again; it continues at its newest snapshot",
@@ -181,7 +181,7 @@ class OwnTables:
         found = table.metadata().configuration.get(MARK)
         if found != self.identity():
             raise Fatal(
-                "a table that is not the target's stands where one of its tables has to be",
+                "the place of one of the target's tables has a table that is not the target's",
                 where=self._store.uri(path),
                 why=f"its table property {MARK} is {found or 'missing'}, the target's is {self.identity()}",
                 fix="move it away and restore the target's own, or start a new target directory",

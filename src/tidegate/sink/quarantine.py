@@ -62,7 +62,7 @@ class Quarantine:
         size = os.fstat(handle).st_size
         if size + len(data) > self._limit:
             raise Fatal(
-                "The quarantine is full.",
+                "the quarantine is full",
                 where=str(self._path),
                 why=f"{count} more undecodable entries would pass {self._limit} bytes",
                 fix="look into it with `tidegate quarantine list`, move the file away, and resume the "

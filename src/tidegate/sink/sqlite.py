@@ -92,7 +92,7 @@ class Ledger:
         query = "SELECT rev, seq, incarnation FROM fence WHERE feed = ? AND whose = ?"
         holds = connection.execute(query, [self.name, whose]).fetchone()
         if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
-            raise Fenced("Another incarnation writes here.", where=str(self.path), why=f"{holds} holds")
+            raise Fenced("another incarnation writes here", where=str(self.path), why=f"{holds} holds")
 
     def holder(self, connection: sqlite3.Connection, slot: str) -> str:
         """The holder of a slot; empty: it has none."""
@@ -192,11 +192,13 @@ class SqliteWriter(ABC):
         except sqlite3.Error as error:
             self._prove()
             raise Undecided(
-                "Whether it was committed is not known.", where=str(ledger.path), why=str(error)
+                "it is not known whether the transaction was committed",
+                where=str(ledger.path),
+                why=str(error),
             ) from error
         if taken:
             self._prove()
-            raise SlotTaken("The slot was taken, and has been taken back.", where=self._slot)
+            raise SlotTaken("the slot was taken, and has been taken back", where=self._slot)
 
     def close(self) -> None:
         """Close the file."""
@@ -272,7 +274,7 @@ def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        raise Retryable("The file is busy.", why=str(error)) from error
+        raise Retryable("the file is busy", why=str(error)) from error
     try:
         yield
     except BaseException:
@@ -287,4 +289,4 @@ def as_retryable(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise Retryable("The sink's file cannot be used.", where=str(path), why=str(error)) from error
+        raise Retryable("the sink's file cannot be used", where=str(path), why=str(error)) from error

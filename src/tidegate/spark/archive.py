@@ -86,7 +86,7 @@ def make(path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment)
         if not fresh.exists():
             raise Retryable(
-                "No archive of Spark's classes was made.",
+                "no archive of Spark's classes was made",
                 where=str(java),
                 why=(done.stderr or done.stdout).strip()[-500:],
                 fix="nothing: Spark starts without it, some seconds later",

@@ -29,6 +29,7 @@ MERGED_BYTES: Final = 1 << 20
 FRAME: Final = struct.Struct(">QQ")
 FRAME_BYTES_MAX: Final = 1 << 30
 """A longer body cannot be a frame: the server makes frames of 4 MiB, or of one row."""
+_VERSIONS: Final = "use the same version of Tidegate for the query and the server"
 
 
 class Readable(Protocol):
@@ -45,7 +46,9 @@ def frames(answer: Readable) -> Iterator[tuple[int, bytes]]:
         if n == 0:
             return
         if length > FRAME_BYTES_MAX:
-            raise Fatal("the server's answer cannot be read", why=f"a frame of {length:,} bytes")
+            raise Fatal(
+                "the server's answer cannot be read", why=f"a frame of {length:,} bytes", fix=_VERSIONS
+            )
         yield n, _exactly(answer, length)
 
 
@@ -66,7 +69,11 @@ def complete(ask: Callable[[int], Iterable[tuple[int, bytes]]]) -> Iterator[byte
         try:
             for n, body in ask(past):
                 if n <= past:
-                    raise Fatal("the server's answer cannot be read", why=f"frame {n} came after {past}")
+                    raise Fatal(
+                        "the server's answer cannot be read",
+                        why=f"frame {n} came after {past}",
+                        fix=_VERSIONS,
+                    )
                 past = n
                 yield body
                 patience.succeeded()

@@ -83,7 +83,7 @@ class TidegateTables(DataSource):
             raise InvalidInput(
                 "a stream needs the option 'server'",
                 where="spark.readStream",
-                fix='.options(server="HOST:PORT", tables="SCHEMA.TABLE")',
+                fix='add .options(server="HOST:PORT", tables="SCHEMA.TABLE")',
             )
         return ChangesReader(StreamOptions.of(self.options), schema)
 
@@ -124,7 +124,7 @@ class TidegateTables(DataSource):
             raise InvalidInput(
                 f"format tidegate needs the option '{name}'",
                 where="spark.read",
-                fix='.options(pd="HOST:PORT", table="SCHEMA.TABLE")',
+                fix='add .options(pd="HOST:PORT", table="SCHEMA.TABLE")',
             )
         return str(self.options[name])
 
@@ -161,6 +161,6 @@ def _number(name: str, text: Any) -> int:
         raise InvalidInput(
             f"option {name} is not a positive number: '{str(text)[:40]}'",
             where="format tidegate",
-            fix="as_of takes a ts or 'latest', hold takes seconds",
+            fix="give as_of a ts or 'latest', and hold a number of seconds",
         )
     return int(text)

@@ -64,9 +64,9 @@ def refusal(before: Column, after: Column, time_zone: tzinfo | None) -> str:
     if Kind.VECTOR in (before.kind, after.kind) and before.kind != after.kind:
         return "TiDB converts no vectors"
     if before.kind is Kind.TIME and after.kind in _DATES:
-        return "TiDB adds the day on which it converts a row, and no message tells that day"
+        return "TiDB adds the day on which it converts a row, and no message has that day"
     if time_zone is None and (before.kind is Kind.TIMESTAMP) != (after.kind is Kind.TIMESTAMP):
-        return "the result depends on the session's time zone, which the DDL message does not tell"
+        return "the result depends on the session's time zone, which the DDL message does not have"
     return ""
 
 
@@ -363,7 +363,7 @@ def _bits_as_json(bits: int, before: Column) -> str:
         return json.quote(bits.to_bytes((before.flen + 7) // 8, "big").decode())
     except UnicodeDecodeError as error:
         raise Undecodable(
-            "bits are no JSON text", where=f"column {before.name}", why=f"{bits:#x} is not UTF-8"
+            "bits are not JSON text", where=f"column {before.name}", why=f"{bits:#x} is not UTF-8"
         ) from error
 
 
@@ -371,7 +371,7 @@ def _parsed_json(text: str, after: Column) -> str:
     try:
         return json.decode(json.encode(text))
     except InvalidInput as error:
-        raise Undecodable("a text is no JSON", where=f"column {after.name}", why=error.why) from error
+        raise Undecodable("a text is not JSON", where=f"column {after.name}", why=error.why) from error
 
 
 # --- time

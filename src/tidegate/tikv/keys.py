@@ -63,10 +63,10 @@ def _decode(encoded: bytes) -> bytes:
     markers = encoded[_GROUP::_STORED]
     pad = 0xFF - markers[-1] if markers else 0
     if len(encoded) % _STORED or not 1 <= pad <= _GROUP or markers[:-1].strip(b"\xff"):
-        raise Undecodable("not a memcomparable key", where=encoded.hex())
+        raise Undecodable("a key is not memcomparable", where=encoded.hex())
     padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _STORED)])
     if not padded.endswith(_ZEROS[pad]):
-        raise Undecodable("a memcomparable key with a padding that is not zero", where=encoded.hex())
+        raise Undecodable("a memcomparable key has a padding that is not zero", where=encoded.hex())
     return padded[:-pad]
 
 

@@ -182,7 +182,7 @@ def decode_lock(data: bytes) -> Lock:
     try:
         return _decode_lock(data)
     except (IndexError, ValueError) as error:
-        raise Undecodable("not a lock record", where=data.hex(), why=str(error)) from error
+        raise Undecodable("a value is not a lock record", where=data.hex(), why=str(error)) from error
 
 
 def _decode_lock(data: bytes) -> Lock:
@@ -375,7 +375,7 @@ def decode_write(data: bytes) -> Write:
                 return Write(data[0], start_ts, short)
         return Write(data[0], start_ts, short, *_write_fields(data, at))
     except (IndexError, ValueError) as error:
-        raise Undecodable("not a write record", where=data.hex(), why=str(error)) from error
+        raise Undecodable("a value is not a write record", where=data.hex(), why=str(error)) from error
 
 
 def _write_fields(data: bytes, at: int) -> tuple[bool, int | None, int, int, int]:

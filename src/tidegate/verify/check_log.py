@@ -26,7 +26,9 @@ import pyarrow as pa
 
 from tidegate.codec import registry
 from tidegate.consumer.fetch_spark import DAEMON
-from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.job import run
+from tidegate.consumer.progress import Listener
+from tidegate.consumer.settings import Settings
 from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
 from tidegate.consumer.watermark import Mode
@@ -118,7 +120,7 @@ def _consume(topic: str, target: str, until: int, spark: SparkSession, work: Pat
     end = run(settings, lambda: time.monotonic() > deadline, Listener(), spark)
     if end.ts < until:
         raise Retryable(
-            f"The target did not reach the snapshot at {until} in {CONSUMER_S} s.",
+            f"the target did not reach the snapshot at {until} in {CONSUMER_S} s",
             where=f"{topic}, applied up to {end.ts}",
             why=_tail(work / "server.log"),
         )

@@ -284,6 +284,7 @@ class Verification:
                 "Spark cannot compare the table",
                 where=self.name,
                 why=f"{type(error).__name__}: {' '.join(lines[:3])[:500]}",
+                fix="start the comparison again; if it fails again, see Spark's log",
             ) from error
         for answer in answers:
             if isinstance(answer, _Failed):

@@ -99,10 +99,10 @@ def conformed(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordB
             columns.append(moments(column, field.type) if keyed else column.cast(field.type))
         except pa.ArrowInvalid as error:
             raise Fatal(
-                f"the target's column {field.name} holds what is no {field.type}",
+                f"the target's column {field.name} holds a value that is not a {field.type}",
                 where=where,
                 why=str(error)[:200],
-                fix="the column's type at the target was guessed from the first rows: start a new target",
+                fix="start a new target: the column's type was guessed from the first rows",
             ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -70,11 +70,11 @@ class BankWorkload:
         clock: Clock | None = None,
     ) -> None:
         if accounts < 2:
-            raise InvalidInput("a bank needs at least two accounts", fix="--accounts 2 or more")
+            raise InvalidInput("a bank needs at least two accounts", fix="give --accounts 2 or more")
         self.stats = BankStats()
         self._pd = PdClient(pd_addr)
         if checksum not in (None, 0, 1, 2):
-            raise InvalidInput(f"row checksums of version {checksum} do not exist", fix="0, 1 or 2")
+            raise InvalidInput(f"row checksums of version {checksum} do not exist", fix="choose 0, 1 or 2")
         self._bank = Bank(seed, checksum)
         self._catalog = Catalog(SCHEMA)
         self._accounts = accounts

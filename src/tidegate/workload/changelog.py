@@ -112,12 +112,14 @@ def read_log(path: str | Path, *, until: int | None = None) -> Iterator[Line]:
             line = parse_line(raw)
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(
-                "not a line of a change log",
+                "a line of a change log cannot be read",
                 where=f"{path}, line {number}",
                 why=f"{type(error).__name__}: {error}",
             ) from error
         if number == 1 and not isinstance(line, Header):
-            raise InvalidInput("the first line of a change log is its header", where=str(path))
+            raise InvalidInput(
+                "a change log has no header", where=str(path), fix="write the header as its first line"
+            )
         if until is not None and _ts_of(line) > until:
             return
         yield line

@@ -157,7 +157,11 @@ class Loader:
     def _launch(self, txn: Txn) -> None:
         mutations, pessimistic = self._history.plan(txn)
         if not mutations:
-            raise InvalidInput("a transaction without mutations", where=f"commit_ts {txn.commit_ts}")
+            raise InvalidInput(
+                "a transaction has no mutations",
+                where=f"commit_ts {txn.commit_ts}",
+                fix="remove it from the log",
+            )
         self._keep_rate()
         self._launched += len(mutations) if txn.commit_ts > self._start_tso else 0
         keys = frozenset(m.key for m in mutations)
@@ -176,7 +180,7 @@ class Loader:
             )
         if not is_loaded(self._pd, start_ts=txn.start_ts, commit_ts=txn.commit_ts, primary=txn.primary):
             raise InvalidInput(
-                "the upstream's TSO stands beyond a transaction it does not hold",
+                "the upstream's TSO is beyond a transaction that it does not hold",
                 where=f"commit_ts {txn.commit_ts}, TSO {self._start_tso}",
                 why="committing it now would break resolved timestamps already given out",
                 fix="load into a fresh upstream, and logs in the order of their timestamps",
@@ -230,7 +234,7 @@ class Loader:
         info = self._pd.upstream_info()
         if not info.manual_tso:
             raise InvalidInput(
-                "this upstream's TSO follows the system's clock; recorded timestamps lie in the past",
+                "this upstream's TSO follows the system's clock; recorded timestamps are in the past",
                 where=self._pd.address,
                 fix="start it with `tidegate upstream run --tso manual`",
             )

@@ -185,9 +185,9 @@ def test_rows_of_a_later_copy_make_room_for_the_older_ones(
 
 BAD = {
     "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u INT) ENGINE=MyISAM": "InnoDB",
-    "CREATE TABLE d_adopt.t (id BIGINT, u INT)": "apart by id",
-    "CREATE TABLE d_adopt.t (id BIGINT, u INT PRIMARY KEY)": "apart by id",
-    "CREATE TABLE d_adopt.t (id BIGINT UNIQUE, u INT)": "apart by id",
+    "CREATE TABLE d_adopt.t (id BIGINT, u INT)": "identifies its rows by id",
+    "CREATE TABLE d_adopt.t (id BIGINT, u INT PRIMARY KEY)": "identifies its rows by id",
+    "CREATE TABLE d_adopt.t (id BIGINT UNIQUE, u INT)": "identifies its rows by id",
     "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u INT, v VARCHAR(9), UNIQUE p (v(3)))": "index p",
     "CREATE TABLE d_adopt.t (id BIGINT PRIMARY KEY, u INT, g INT AS (u) VIRTUAL, UNIQUE p (g))": "index p",
     "CREATE VIEW d_adopt.t AS SELECT 1 AS id, 2 AS u": "view",

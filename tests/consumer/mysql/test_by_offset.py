@@ -85,13 +85,13 @@ def test_a_second_unique_index_is_refused_before_a_row_is_written(
 ) -> None:
     twice = "CREATE TABLE `items` (`id` INT PRIMARY KEY, `n` INT, UNIQUE KEY `of_n` (`n`))"
     forget(mariadb, NAME, "shop")
-    with pytest.raises(Fatal, match="unique index beside its key") as caught:
+    with pytest.raises(Fatal, match="unique index in addition to its key") as caught:
         consume(mariadb, canal([created(twice), put(1, 1, 1)], header=False), tmp_path)
     assert "of_n" in caught.value.where
     assert items(mariadb) == []
     later = replace(ITEMS.ddl(at(50), 7, "ALTER TABLE `items` ADD UNIQUE KEY `of_n` (`n`)", ITEMS.info))
     forget(mariadb, NAME, "shop")
-    with pytest.raises(Fatal, match="unique index beside its key"):
+    with pytest.raises(Fatal, match="unique index in addition to its key"):
         consume(mariadb, canal([created(), put(1, 1, 1), later, put(60, 2, 2)], header=False), tmp_path)
     assert items(mariadb) == [(1, 1)]
 

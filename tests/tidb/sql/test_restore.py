@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from tests.golden_folder import count, lines, names
 from tests.tidb.sql.said import STATEMENTS
-from tidegate.tidb.sql import ParseError, lexer, outgoing, restore, split
+from tidegate.tidb.sql import lexer
+from tidegate.tidb.sql.lexer import ParseError
+from tidegate.tidb.sql.restore import outgoing, restore, split
 
 RECORDED = [case["query"] for case in lines("ddl_restored/restored", ours=True)]
 CORPUS = [*RECORDED, *STATEMENTS]

@@ -9,12 +9,15 @@ import pytest
 from tests.tikv.support import MemoryView, commit, delete, pessimistic_lock, prewrite, put, rollback, taken
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, mvcc, percolator
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream, State
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.mvcc import Lock, Write
+from tidegate.tikv.percolator import commit as commits
+from tidegate.tikv.percolator import pessimistic, status
+from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.raft.raftstore import Command
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.reader import Reader
@@ -48,13 +51,13 @@ class Rig:
         return self.delegate.on_command(applied, OldValues(self.view, outcome.old_values))
 
     def prewrite(self, *arguments: Any, **more: Any) -> list[Downstream]:
-        return self.do(percolator.prewrite, prewrite(*arguments, **more))
+        return self.do(prewrites.prewrite, prewrite(*arguments, **more))
 
     def commit(self, *arguments: Any) -> list[Downstream]:
-        return self.do(percolator.commit, commit(*arguments))
+        return self.do(commits.commit, commit(*arguments))
 
     def rollback(self, *arguments: Any) -> list[Downstream]:
-        return self.do(percolator.batch_rollback, rollback(*arguments))
+        return self.do(commits.batch_rollback, rollback(*arguments))
 
 
 def rows_of(downstream: Downstream) -> list[list[cdc.Event.Row]]:
@@ -103,11 +106,11 @@ def test_a_rewritten_lock_with_a_long_value_is_not_sent_again(rig: Rig) -> None:
     one = rig.downstream()
     rig.prewrite(10, put(b"k", LONG), min_commit_ts=11)
     rig.do(
-        percolator.check_txn_status,
+        status.check_txn_status,
         pb.CheckTxnStatusRequest(primary_key=b"k", lock_ts=10, caller_start_ts=20),
     )
     rig.do(
-        percolator.heart_beat,
+        status.heart_beat,
         pb.TxnHeartBeatRequest(primary_lock=b"k", start_version=10, advise_lock_ttl=9999),
     )
     rig.commit(10, 30, b"k")
@@ -133,8 +136,8 @@ def test_a_rollback_at_anothers_commit_ts_is_sent_under_its_own_start(rig: Rig) 
     rig.prewrite(10, put(b"k"))
     rig.commit(10, 20, b"k")
     one = rig.downstream()
-    status = pb.CheckTxnStatusRequest(primary_key=b"k", lock_ts=20, rollback_if_not_exist=True)
-    rig.do(percolator.check_txn_status, status)
+    asked = pb.CheckTxnStatusRequest(primary_key=b"k", lock_ts=20, rollback_if_not_exist=True)
+    rig.do(status.check_txn_status, asked)
     assert [brief(event[0]) for event in rows_of(one)] == [("ROLLBACK", b"k", 20, 0)]
 
 
@@ -155,12 +158,12 @@ def test_a_silent_rollback_of_a_secondary_never_pins_the_resolved_ts(rig: Rig) -
 
 def test_locks_without_data_are_neither_sent_nor_waited_for(rig: Rig) -> None:
     one = rig.downstream()
-    rig.do(percolator.pessimistic_lock, pessimistic_lock(10, 10, b"k"))
+    rig.do(pessimistic.pessimistic_lock, pessimistic_lock(10, 10, b"k"))
     rig.prewrite(5, pb.Mutation(op=pb.Lock, key=b"l"))
     assert one.resolver.resolve(50) == 50
     rig.commit(5, 60, b"l")
     release = pb.PessimisticRollbackRequest(start_version=10, for_update_ts=10, keys=[b"k"])
-    rig.do(percolator.pessimistic_rollback, release)
+    rig.do(pessimistic.pessimistic_rollback, release)
     assert rows_of(one) == []
 
 
@@ -169,7 +172,7 @@ def test_a_commit_that_carries_an_overlapped_rollback_flag_is_a_commit(rig: Rig)
     key = keys.encode(b"k")
     lock = Lock(mvcc.KIND_PUT, b"k", 5, 1, b"v", min_commit_ts=6, secondaries=(), rollback_ts=(20,))
     rig.view.put_lock(b"k", lock)
-    rig.do(percolator.commit, commit(5, 20, b"k"))
+    rig.do(commits.commit, commit(5, 20, b"k"))
     assert mvcc.decode_write(rig.view.families[mvcc.WRITE][keys.versioned(key, 20)]).overlapped_rollback
     assert [brief(event[0]) for event in rows_of(one)] == [("COMMIT", b"k", 5, 20)]
 

@@ -12,9 +12,13 @@ import pytest
 from tests.tikv.cluster import Cluster
 from tests.tikv.support import MemoryView, commit, delete, pessimistic_lock, prewrite, put
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, mvcc, percolator
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock, Write
+from tidegate.tikv.percolator import commit as commits
+from tidegate.tikv.percolator import pessimistic
+from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.reader import Reader
 
 LONG = b"x" * 300
@@ -29,8 +33,8 @@ class Kv:
         self.concurrency = ConcurrencyManager()
         self.concurrency.update_max_ts(max_ts)
 
-    def decide(self, *arguments: Any, **more: Any) -> percolator.Outcome[Any]:
-        return percolator.prewrite(Reader(self.view), prewrite(*arguments, **more), False, self.concurrency)
+    def decide(self, *arguments: Any, **more: Any) -> Outcome[Any]:
+        return prewrites.prewrite(Reader(self.view), prewrite(*arguments, **more), False, self.concurrency)
 
     def prewrite(self, *arguments: Any, **more: Any) -> Any:
         outcome = self.decide(*arguments, **more)
@@ -55,8 +59,8 @@ def test_an_async_prewrite_locks_above_all_reads_and_names_secondaries() -> None
     assert primary is not None
     assert (primary.min_commit_ts, primary.secondaries) == (101, (b"s", b"t"))
     assert kv.view.lock(b"s") == Lock(mvcc.KIND_PUT, b"p", 10, 3000, min_commit_ts=101, secondaries=())
-    assert kv.do(percolator.commit, commit(10, 100, b"p", b"s", b"t")).error.commit_ts_expired.min_commit_ts
-    assert not kv.do(percolator.commit, commit(10, 101, b"p", b"s", b"t")).HasField("error")
+    assert kv.do(commits.commit, commit(10, 100, b"p", b"s", b"t")).error.commit_ts_expired.min_commit_ts
+    assert not kv.do(commits.commit, commit(10, 101, b"p", b"s", b"t")).HasField("error")
     assert Reader(kv.view).value_at(keys.encode(b"s"), 101) == LONG
 
 
@@ -83,7 +87,7 @@ def test_a_one_phase_commit_leaves_records_and_no_locks() -> None:
 
 def test_a_one_phase_commit_takes_its_pessimistic_locks_away() -> None:
     kv = Kv()
-    kv.do(percolator.pessimistic_lock, pessimistic_lock(10, 12, b"k", min_commit_ts=40))
+    kv.do(pessimistic.pessimistic_lock, pessimistic_lock(10, 12, b"k", min_commit_ts=40))
     request = {"for_update_ts": 12, "pessimistic_actions": [P.DO_PESSIMISTIC_CHECK], "try_one_pc": True}
     assert kv.prewrite(10, put(b"k"), **request).one_pc_commit_ts == 40, "the lock's min_commit_ts holds"
     assert kv.view.lock(b"k") is None
@@ -108,7 +112,7 @@ def test_a_repeated_prewrite_answers_as_the_first() -> None:
     kept = kv.view.lock(b"k")
     assert kept is not None
     assert kept.min_commit_ts == first.min_commit_ts, "the lock is as it was"
-    kv.do(percolator.commit, commit(10, first.min_commit_ts, b"k"))
+    kv.do(commits.commit, commit(10, first.min_commit_ts, b"k"))
     assert kv.prewrite(10, put(b"k"), use_async_commit=True).min_commit_ts == first.min_commit_ts
 
 

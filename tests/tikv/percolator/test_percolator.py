@@ -19,9 +19,12 @@ from tests.tikv.support import (
 )
 from tidegate.model import timestamp
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, mvcc, percolator
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock, Write
-from tidegate.tikv.percolator import Outcome
+from tidegate.tikv.percolator import commit as commits
+from tidegate.tikv.percolator import pessimistic, status
+from tidegate.tikv.percolator import prewrite as prewrites
+from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.reader import Reader
 
 LONG = b"x" * 256
@@ -40,20 +43,20 @@ class Kv:
         return outcome.response
 
     def prewrite(self, *arguments: Any, **more: Any) -> Any:
-        return self.do(percolator.prewrite, prewrite(*arguments, **more))
+        return self.do(prewrites.prewrite, prewrite(*arguments, **more))
 
     def commit(self, *arguments: Any) -> Any:
-        return self.do(percolator.commit, commit(*arguments))
+        return self.do(commits.commit, commit(*arguments))
 
     def rollback(self, *arguments: Any) -> Any:
-        return self.do(percolator.batch_rollback, rollback(*arguments))
+        return self.do(commits.batch_rollback, rollback(*arguments))
 
     def pessimistic_lock(self, *arguments: Any, **more: Any) -> Any:
-        return self.do(percolator.pessimistic_lock, pessimistic_lock(*arguments, **more))
+        return self.do(pessimistic.pessimistic_lock, pessimistic_lock(*arguments, **more))
 
     def check(self, primary: bytes, lock_ts: int, **more: Any) -> Any:
         return self.do(
-            percolator.check_txn_status,
+            status.check_txn_status,
             pb.CheckTxnStatusRequest(primary_key=primary, lock_ts=lock_ts, **more),
         )
 
@@ -162,10 +165,10 @@ def test_a_commit_below_the_locks_min_commit_ts_is_refused(kv: Kv) -> None:
 def test_a_data_commit_up_to_the_announced_resolved_ts_is_rejected(kv: Kv) -> None:
     """A commit of a lock-only key is accepted."""
     kv.prewrite(10, put(b"k"), pb.Mutation(op=pb.Lock, key=b"l"))
-    refused = kv.do(percolator.commit, commit(10, 20, b"k"), Announced(20))
+    refused = kv.do(commits.commit, commit(10, 20, b"k"), Announced(20))
     assert refused.error.commit_ts_expired.min_commit_ts == 21
-    assert not kv.do(percolator.commit, commit(10, 20, b"l"), Announced(20)).HasField("error")
-    assert not kv.do(percolator.commit, commit(10, 20, b"k"), Announced(19)).HasField("error")
+    assert not kv.do(commits.commit, commit(10, 20, b"l"), Announced(20)).HasField("error")
+    assert not kv.do(commits.commit, commit(10, 20, b"k"), Announced(19)).HasField("error")
 
 
 def test_a_commit_without_its_lock_fails(kv: Kv) -> None:
@@ -178,9 +181,9 @@ def test_old_values_are_those_a_reader_at_the_start_saw(kv: Kv) -> None:
     kv.put_version(b"a", 1, 2, b"one")
     kv.put_version(b"b", 1, 2, LONG)
     request = prewrite(5, put(b"a", b"two"), delete(b"b"), put(b"c"))
-    outcome = percolator.prewrite(Reader(kv.view), request, want_old_values=True)
+    outcome = prewrites.prewrite(Reader(kv.view), request, want_old_values=True)
     assert outcome.old_values == {keys.encode(b"a"): b"one", keys.encode(b"b"): LONG, keys.encode(b"c"): None}
-    assert percolator.prewrite(Reader(kv.view), request).old_values == {}
+    assert prewrites.prewrite(Reader(kv.view), request).old_values == {}
 
 
 # --- rollback ---
@@ -204,7 +207,7 @@ def test_a_rollback_may_come_before_its_prewrite(kv: Kv) -> None:
 def test_a_committed_transaction_cannot_be_rolled_back(kv: Kv) -> None:
     kv.put_version(b"k", 10, 20)
     assert kv.rollback(10, b"k").error.abort
-    answer = kv.do(percolator.cleanup, pb.CleanupRequest(key=b"k", start_version=10))
+    answer = kv.do(commits.cleanup, pb.CleanupRequest(key=b"k", start_version=10))
     assert answer.commit_version == 20
 
 
@@ -242,9 +245,9 @@ def test_cleanup_spares_a_lock_that_is_alive(kv: Kv) -> None:
     start = timestamp.compose(1000)
     kv.prewrite(start, put(b"k"), lock_ttl=50)
     early = pb.CleanupRequest(key=b"k", start_version=start, current_ts=timestamp.compose(1050))
-    assert kv.do(percolator.cleanup, early).error.HasField("locked")
+    assert kv.do(commits.cleanup, early).error.HasField("locked")
     late = pb.CleanupRequest(key=b"k", start_version=start, current_ts=timestamp.compose(1051))
-    assert not kv.do(percolator.cleanup, late).HasField("error")
+    assert not kv.do(commits.cleanup, late).HasField("error")
     assert kv.view.lock(b"k") is None
 
 
@@ -257,7 +260,7 @@ def test_a_pessimistic_lock_is_upgraded_by_the_prewrite(kv: Kv) -> None:
     assert (list(answer.values), list(answer.not_founds)) == ([b"seen"], [False])
     assert kv.view.lock(b"k") == Lock(mvcc.KIND_PESSIMISTIC, b"k", 10, 3000, for_update_ts=25)
     request = prewrite(10, put(b"k", b"new"), for_update_ts=25, pessimistic_actions=[P.DO_PESSIMISTIC_CHECK])
-    outcome = percolator.prewrite(Reader(kv.view), request, want_old_values=True)
+    outcome = prewrites.prewrite(Reader(kv.view), request, want_old_values=True)
     assert outcome.old_values == {keys.encode(b"k"): b"seen"}, (
         "read at for_update_ts, though committed after the start"
     )
@@ -286,10 +289,10 @@ def test_a_pessimistic_rollback_takes_only_its_own_older_locks(kv: Kv) -> None:
     kv.pessimistic_lock(10, 12, b"a", b"b")
     kv.prewrite(10, put(b"b"), for_update_ts=12, pessimistic_actions=[P.DO_PESSIMISTIC_CHECK])
     request = pb.PessimisticRollbackRequest(start_version=10, for_update_ts=11, keys=[b"a", b"b"])
-    kv.do(percolator.pessimistic_rollback, request)
+    kv.do(pessimistic.pessimistic_rollback, request)
     assert kv.view.lock(b"a") is not None, "locked by a later statement"
     request.for_update_ts = 12
-    kv.do(percolator.pessimistic_rollback, request)
+    kv.do(pessimistic.pessimistic_rollback, request)
     assert kv.view.lock(b"a") is None
     assert kv.view.lock(b"b") is not None, "prewritten already"
 
@@ -353,31 +356,31 @@ def test_a_lock_that_names_another_primary_is_reported(kv: Kv) -> None:
 def test_a_heartbeat_prolongs_and_never_shortens(kv: Kv) -> None:
     kv.prewrite(10, put(b"k"))
     beat = pb.TxnHeartBeatRequest(primary_lock=b"k", start_version=10, advise_lock_ttl=9000)
-    assert kv.do(percolator.heart_beat, beat).lock_ttl == 9000
+    assert kv.do(status.heart_beat, beat).lock_ttl == 9000
     beat.advise_lock_ttl = 5
-    assert kv.do(percolator.heart_beat, beat).lock_ttl == 9000
+    assert kv.do(status.heart_beat, beat).lock_ttl == 9000
     beat.start_version = 11
-    assert kv.do(percolator.heart_beat, beat).error.HasField("txn_not_found")
+    assert kv.do(status.heart_beat, beat).error.HasField("txn_not_found")
 
 
 def test_missing_secondaries_roll_the_transaction_back(kv: Kv) -> None:
     kv.prewrite(10, put(b"p"), put(b"a"))
     ask = pb.CheckSecondaryLocksRequest(keys=[b"a"], start_version=10)
-    assert [lock.key for lock in kv.do(percolator.check_secondary_locks, ask).locks] == [b"a"]
+    assert [lock.key for lock in kv.do(status.check_secondary_locks, ask).locks] == [b"a"]
     ask.keys.append(b"b")
-    answer = kv.do(percolator.check_secondary_locks, ask)
+    answer = kv.do(status.check_secondary_locks, ask)
     assert (list(answer.locks), answer.commit_ts) == ([], 0)
     assert kv.prewrite(10, put(b"b")).errors
     kv.commit(10, 20, b"a")
     ask.keys[:] = [b"a"]
-    assert kv.do(percolator.check_secondary_locks, ask).commit_ts == 20
+    assert kv.do(status.check_secondary_locks, ask).commit_ts == 20
 
 
 def test_resolving_commits_or_rolls_back_each_transaction_by_its_fate(kv: Kv) -> None:
     kv.prewrite(10, put(b"a"), put(b"b"), primary=b"p")
     kv.prewrite(11, put(b"c"), primary=b"q")
     answer = kv.do(
-        percolator.resolve_locks, [keys.encode(raw) for raw in (b"a", b"b", b"c", b"gone")], {10: 20, 11: 0}
+        commits.resolve_locks, [keys.encode(raw) for raw in (b"a", b"b", b"c", b"gone")], {10: 20, 11: 0}
     )
     assert not answer.HasField("error")
     assert kv.value(b"a", 20) == kv.value(b"b", 20) == b"v"

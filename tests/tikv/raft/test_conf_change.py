@@ -79,8 +79,8 @@ def test_what_tikv_refuses_is_refused() -> None:
     refused(
         "voter on store 3 cannot be removed from region 5 in a joint change", REGION, (REMOVE, 3), (VOTER, 4)
     )
-    refused("not one change for each of some stores: 4, 4", REGION, (REMOVE, 4), (VOTER, 4))
-    refused("not one change for each of some stores: none", REGION)
+    refused("a request does not have one change for each store: 4, 4", REGION, (REMOVE, 4), (VOTER, 4))
+    refused("a request does not have one change for each store: none", REGION)
     joint = changed(REGION, (LEARNER, 2), (VOTER, 4))
     refused("region 5 is in joint state", joint, (VOTER, 5))
     with pytest.raises(InvalidInput, match="store 2 leads region 5 and would be demoted"):

@@ -194,7 +194,7 @@ def test_keyspaces_are_named_and_keep_their_ids(tmp_path: Path) -> None:
             part = keyspacepb_pb2.GetAllKeyspacesRequest(start_id=1, limit=1)
             assert [each.name for each in stub.GetAllKeyspaces(part).keyspaces] == ["one"]
     for _ in range(2):  # the data directory is free again
-        with pytest.raises(InvalidInput, match="'a b' is no name of a keyspace"):
+        with pytest.raises(InvalidInput, match="'a b' is not a name of a keyspace"):
             EmbeddedUpstream(tmp_path, keyspaces=["a b"])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.tikv.percolator import Outcome
+from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.reader import Reader
 from tidegate.tikv.txn.latches import Latches
 from tidegate.tikv.txn.scheduler import Task

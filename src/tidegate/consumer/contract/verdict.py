@@ -40,7 +40,7 @@ class Unjudged(StrEnum):
     LATE_DDL = "DDLs that may have come before, as a restart repeats them"
     UNTIMED = "rows whose messages do not say when they were committed"
     UNDEFINED = "rows of tables whose definition was in a message that no longer exists"
-    KEYLESS = "rows of tables without a key: which of them are the same row nobody can tell"
+    KEYLESS = "rows of tables without a key: it is not known which of them are the same row"
     REDUCED = "rows that the producer left out because they were too large"
     REPARTITIONED = (
         "rows after the producer has said that it changes the number of partitions: where they are"

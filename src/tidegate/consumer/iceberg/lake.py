@@ -51,7 +51,7 @@ class IcebergLake:
         self.root = root.absolute()
         if set(str(self.root)) & set("%?#\\[]^|"):
             raise InvalidInput(
-                "the target directory's name holds a character that Iceberg tables cannot live under",
+                "the target directory's name holds a character that the paths of Iceberg tables cannot have",
                 where=str(self.root),
                 why="one of % ? # \\ [ ] ^ |",
                 fix="choose another directory",
@@ -88,7 +88,7 @@ class IcebergLake:
             raise InvalidInput(
                 "the directory's catalog holds tables, and no table of snapshots",
                 where=f"{self.root / FILE}: {shown}",
-                why="without it nobody can tell which of their snapshots are valid, or it is no target's",
+                why="without it, it is not known which of their snapshots are valid; or it is not a target's",
                 fix=f"restore {index.NAME[0]}.{index.NAME[1]}, or choose a new or empty directory",
             )
         return bool(found)

@@ -118,7 +118,7 @@ def iceberg_directory(target: str | Path) -> Path:
         return Path(target).expanduser().absolute()
     if scheme != SCHEME or not path.startswith("/"):
         raise InvalidInput(
-            "this is no directory of Iceberg tables",
+            "this is not a directory of Iceberg tables",
             where=shown(str(target)),
             why="an Iceberg target is an absolute directory",
             fix="write --target iceberg:///absolute/directory",

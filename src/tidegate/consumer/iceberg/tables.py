@@ -162,10 +162,10 @@ class Tables:
 
     def _foreign(self, name: Name) -> Fatal:
         return Fatal(
-            "a table that is not the target's stands where a table has to be",
+            "the place of a table has one that is not the target's",
             where=f"{name[0]}.{name[1]} in the catalog of {self.root}",
             why=f"it does not carry the target's mark, the table property {MARK}",
-            fix="rename or drop it there and start the consumer again; it goes on at its newest snapshot",
+            fix="rename or drop it there and start the consumer again; it continues at its newest snapshot",
         )
 
     # --- tables

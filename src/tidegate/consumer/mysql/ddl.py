@@ -258,7 +258,7 @@ class DdlRun:
         Fatal when there is none, or when it does not fit the rows.
         """
         if not isinstance(step, ddl_steps.Create):
-            raise _refused(ddl_steps.in_words(step), "no DDL on the topic tells of it")
+            raise _refused(ddl_steps.in_words(step), "no DDL on the topic made it")
         asked = step.definition
         name = asked.schema, asked.table
         if (held := self._definitions.get(name)) is not None:
@@ -403,7 +403,7 @@ def _there_already(name: Name) -> Fatal:
     return Fatal(
         "a table that is to be made is there already",
         where=".".join(name),
-        why="it is none of this consumer's: it was there before, or somebody has made it since",
+        why="it is none of this consumer's: it existed before, or another program has made it since",
         fix=COPY,
     )
 
@@ -419,7 +419,7 @@ def _changed_before(name: Name, message: DdlMessage) -> Fatal:
     return Fatal(
         "a table cannot be adopted by a DDL that changes it",
         where=f"{'.'.join(name)} at ts {message.ts}: {message.query[:200]}",
-        why="it is the first that the topic tells of the table, and how it was before is not known",
+        why="it is the topic's first message about the table, and how the table was before is not known",
         fix="run the DDL at the target, unless the copy has it already, and start again with "
         f"--skip-ddl {message.ts}",
     )

@@ -154,9 +154,7 @@ def _key(found: Found, name: Name, keys: tuple[str, ...]) -> tuple[str, ...]:
     for one in found.uniques:
         if _identifies(one) and set(one.columns) == set(keys):
             return one.columns
-    raise _unfit(
-        name, f"the topic tells its rows apart by {', '.join(keys)}, which no unique index here does"
-    )
+    raise _unfit(name, f"the topic identifies its rows by {', '.join(keys)}, which no unique index here does")
 
 
 def _unfit(name: Name, why: str) -> Fatal:

@@ -78,7 +78,7 @@ class Tables:
                 "a table is not InnoDB",
                 where=f"table {'.'.join(name)}: {seen.kind.lower()} {seen.engine}",
                 why="without transactions a batch could be written by halves",
-                fix="ALTER TABLE .. ENGINE=InnoDB, and start again",
+                fix="run ALTER TABLE .. ENGINE=InnoDB, and start again",
             )
         return found.made(seen, name, version)
 
@@ -127,7 +127,7 @@ class Tables:
             raise Fatal(
                 "a table that is to be written is there already",
                 where=".".join(name),
-                why="it is none of this consumer's: it was there before, or somebody has made it since",
+                why="it is none of this consumer's: it existed before, or another program has made it since",
                 fix=COPY,
             )
         self._kept.check_owner(*name)
@@ -144,7 +144,7 @@ def missing(name: Name) -> Fatal:
     return Fatal(
         "a table is not at the target",
         where=".".join(name),
-        why="it was made before the changefeed's start, and messages tell neither lengths nor indexes",
+        why="it was made before the changefeed's start, and messages have neither lengths nor indexes",
         fix="load it there (its rows too, as of the changefeed's start-ts or later) and start again with "
         "--adopt, leave it out with a [filter] rule of a new changefeed, or write to a Delta target",
     )

@@ -19,7 +19,7 @@ def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -
         raise InvalidInput(
             "connections to the target come to several servers",
             where=target,
-            why=f"{' and '.join(names)}: a lock that one of them has keeps nobody from writing to another",
+            why=f"{' and '.join(names)}: a lock on one of them does not keep others from writing to another",
             fix="name the address of the one server that is written, not that of a proxy",
         )
 
@@ -39,17 +39,17 @@ def check_server(ask: Ask, target: str) -> None:
         )
     if not explicit:
         raise InvalidInput(
-            "the target gives TIMESTAMP columns attributes that nobody asked for",
+            "the target gives TIMESTAMP columns attributes that its definition does not have",
             where=target,
             why="@@explicit_defaults_for_timestamp is OFF: such a column would change with its row",
-            fix="set it to ON",
+            fix="set explicit_defaults_for_timestamp to ON",
         )
     if format_of_log == "STATEMENT":
         raise InvalidInput(
             "the target's binary log does not allow READ COMMITTED",
             where=target,
             why="@@binlog_format is STATEMENT",
-            fix="set it to ROW",
+            fix="set binlog_format to ROW",
         )
 
 

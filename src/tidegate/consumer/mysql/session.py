@@ -201,17 +201,22 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
         )
     if code in BUSY:
         return Retryable(
-            "a transaction at the target was ended by another",
+            "another transaction ended one of the consumer at the target",
             where=str(server),
             why=why,
-            fix="let nobody else write these tables; the consumer resumes from its stored position",
+            fix="stop other programs that write these tables; the consumer resumes from its stored position",
         )
     if code in REFUSED:
         return InvalidInput(
             "the target database refuses this user",
             where=str(server),
             why=why,
-            fix="the user needs all rights on the schemas that it writes, on `tidegate`, and PROCESS "
+            fix="give the user all rights on the schemas that it writes, on `tidegate`, and PROCESS "
             "and CONNECTION ADMIN (or SUPER) to end an earlier consumer's connections",
         )
-    return Fatal("the target database refuses a statement", where=str(server), why=why)
+    return Fatal(
+        "the target database refuses a statement",
+        where=str(server),
+        why=why,
+        fix="remove the cause that the database names, and start the consumer again",
+    )

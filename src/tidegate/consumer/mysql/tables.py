@@ -221,7 +221,7 @@ def _described(made: Definition) -> TableSchema:
         raise Fatal(
             "a table cannot be made from rows alone",
             where=f"table {made.name}",
-            why="no DDL message with a header of Tidegate's tells of it, so that lengths, precisions and "
+            why="no DDL message with Tidegate's header defines it, so that lengths, precisions and "
             "indexes are not known: it was made before the changefeed's start, or TiCDC wrote the topic",
             fix="read the topic of a changefeed of Tidegate that began before the table was made, leave the "
             "table out with a [filter] rule, or write to a Delta target",

@@ -242,9 +242,9 @@ class MySqlTarget:
             others = [one.name for one in seen.uniques if set(one.columns) != set(table.keys)] if seen else []
             if others:
                 raise Fatal(
-                    "a table with a unique index beside its key cannot be written without watermarks",
+                    "a table with a unique index in addition to its key cannot be written without watermarks",
                     where=f"table {table.name}, index {', '.join(others)}",
-                    why="a row may take a unique value before the row of another partition has let it go",
+                    why="a row may take a unique value before the row of another partition releases it",
                     fix="drop the index at the target, or read a topic with watermarks without --mode row",
                 )
 

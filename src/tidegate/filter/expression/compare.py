@@ -53,7 +53,7 @@ def _json(op: str, left: Typed, right: Typed, at: int) -> Typed:
     JSON text.
     """
     if not right.is_const or right.domain not in (*NUMBERS, Domain.STRING):
-        raise refuse(left, "beside anything but a constant number or text")
+        raise refuse(left, "next to anything but a constant number or text")
     return _made(op, left, right, at)
 
 
@@ -64,7 +64,7 @@ def _moment(side: Typed, other: Typed) -> Typed:
         return constants.moment(side.value.decode(errors="replace"), side.at)
     if side.is_const and side.domain is Domain.INT:
         return constants.moment_of_number(side.value, not other.is_date, side.at)
-    raise refuse(side, "beside a date; constants are")
+    raise refuse(side, "next to a date; constants are")
 
 
 def _duration(side: Typed, other: Typed) -> Typed:
@@ -72,7 +72,7 @@ def _duration(side: Typed, other: Typed) -> Typed:
         return side
     if side.is_const and side.domain is Domain.STRING:
         return constants.duration(side.value.decode(errors="replace"), side.at)
-    raise refuse(side, "beside a time; constant texts are")
+    raise refuse(side, "next to a time; constant texts are")
 
 
 def _texts(op: str, left: Typed, right: Typed, at: int, collate: str) -> Typed:
@@ -85,7 +85,7 @@ def _texts(op: str, left: Typed, right: Typed, at: int, collate: str) -> Typed:
 
 def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
     """Compare numbers, or a number with a text or an enum."""
-    where = "beside a number"
+    where = "next to a number"
     if right.is_const and right.domain is Domain.STRING:
         right = _number_of_text(left, right)
     if left.is_year and right.is_const and right.domain is Domain.INT:

@@ -64,7 +64,7 @@ class Portion:
                     "a change data message is malformed",
                     where=f"message {bad} of {len(messages)}, {len(messages[bad])} bytes",
                     why="it is not a ChangeDataEvent",
-                    fix="nothing to do if it happens once: the stream is opened again",
+                    fix="nothing if it happens once: the stream is opened again",
                 )
             # The scan begins again: rows of the old tables are not copied, because a table is full rarely.
             self._double()

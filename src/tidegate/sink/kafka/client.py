@@ -82,7 +82,8 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "bootstrap.servers": uri.bootstrap,
         "log_level": 2,
-        "socket.timeout.ms": int(kafka.write_timeout * 1000),
+        # TiCDC's client has a limit for sending and one for the answer; librdkafka has one for both.
+        "socket.timeout.ms": int(max(kafka.write_timeout, kafka.read_timeout) * 1000),
         "socket.connection.setup.timeout.ms": max(1000, int(kafka.dial_timeout * 1000)),
         "reconnect.backoff.max.ms": 2000,
         # By default librdkafka connects to a broker only when a request needs it, and timers of 50 and
@@ -135,7 +136,7 @@ def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
     if error.code() not in REFUSED:
         return unreachable(uri, error)
     return Retryable(
-        "Kafka refuses the changefeed's messages.",
+        "Kafka refuses the changefeed's messages",
         where=f"topic '{uri.topic}' at {uri.bootstrap}, or another of the changefeed's topics",
         why=f"{error.str()}; most often this machine's clock is far ahead of the broker's",
         fix="set the wrong clock right, or set message.timestamp.type=LogAppendTime for the topic; "
@@ -169,7 +170,7 @@ def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:
 def unreachable(uri: SinkUri, error: object) -> Retryable:
     """The error for a broker that does not answer."""
     return Retryable(
-        "Kafka does not answer.",
+        "Kafka does not answer",
         where=uri.bootstrap,
         why=str(error),
         fix="check that the broker runs and is reachable; the changefeed then continues by itself",
@@ -195,7 +196,7 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
     if found == 0:
         if not kafka.auto_create_topic:
             raise InvalidInput(
-                f"Topic '{uri.topic}' does not exist.",
+                f"topic '{uri.topic}' does not exist",
                 where=uri.bootstrap,
                 fix="create it, or set auto-create-topic=true in the sink URI",
             )
@@ -203,7 +204,7 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
         _create(admin, uri, NewTopic(uri.topic, found, kafka.replication_factor, config=BROKERS_TIME))
     if found < wanted:
         raise InvalidInput(
-            f"Topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}.",
+            f"topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}",
             where=uri.bootstrap,
             fix=f"add partitions to the topic or set partition-num to at most {found}",
         )
@@ -225,9 +226,9 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
     missing = [name for name in wanted if name not in there]
     if missing and not kafka.auto_create_topic:
         raise InvalidInput(
-            f"Topic '{missing[0]}' does not exist, and {len(missing) - 1} more."
+            f"topic '{missing[0]}' does not exist, and {len(missing) - 1} more"
             if len(missing) > 1
-            else f"Topic '{missing[0]}' does not exist.",
+            else f"topic '{missing[0]}' does not exist",
             where=uri.bootstrap,
             why="a dispatch rule sends rows there",
             fix="create it, or set auto-create-topic=true in the sink URI",
@@ -241,7 +242,7 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
     for name, count in found.items():
         if count < wanted[name]:
             raise InvalidInput(
-                f"Topic '{name}' has {count} partitions, fewer than the {wanted[name]} that are written.",
+                f"topic '{name}' has {count} partitions, fewer than the {wanted[name]} that are written",
                 where=uri.bootstrap,
                 why="it was deleted and made again since the changefeed began to write it",
                 fix="add partitions to the topic; or delete it, and the changefeed makes it again",
@@ -260,7 +261,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
     found = _partitions(admin, uri, uri.topic)
     if found == 0:
         raise InvalidInput(
-            f"Topic '{uri.topic}' does not exist.",
+            f"topic '{uri.topic}' does not exist",
             where=uri.bootstrap,
             fix="start the changefeed first: it makes the topic",
         )
@@ -275,7 +276,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
             raise unreachable(uri, error) from error
         if _partitions(admin, uri, uri.topic) < wanted:  # otherwise another process has added them meanwhile
             raise InvalidInput(
-                f"Kafka refuses to give topic '{uri.topic}' {wanted} partitions.",
+                f"Kafka refuses to give topic '{uri.topic}' {wanted} partitions",
                 where=uri.bootstrap,
                 why=str(error),
                 fix="add them with Kafka's own tools, or let the changefeed's user alter the topic",
@@ -283,7 +284,7 @@ def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
     deadline = time.monotonic() + CALL_TIMEOUT_S
     while _partitions(admin, uri, uri.topic) < wanted:  # Kafka answers before all brokers know of them
         if time.monotonic() > deadline:
-            raise Retryable(f"Topic '{uri.topic}' does not have its new partitions yet.", where=uri.bootstrap)
+            raise Retryable(f"topic '{uri.topic}' does not have its new partitions yet", where=uri.bootstrap)
         time.sleep(DRAIN_POLL_S)
 
 
@@ -304,7 +305,7 @@ def cluster_id(uri: SinkUri, kafka: KafkaConfig) -> str:
     except KafkaException as error:
         raise unreachable(uri, error) from error
     except TimeoutError as error:
-        raise Retryable("No broker answers.", where=uri.bootstrap) from error
+        raise Retryable("no broker answers", where=uri.bootstrap) from error
     return str(found.cluster_id)
 
 
@@ -348,13 +349,13 @@ def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> Non
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise Retryable(
-                        f"Topic '{name}' could not be created.", where=uri.bootstrap, why=str(error)
+                        f"topic '{name}' could not be created", where=uri.bootstrap, why=str(error)
                     ) from error
     missing = {topic.topic for topic in topics}
     deadline = time.monotonic() + CALL_TIMEOUT_S
     while missing and (missing := missing - existing(admin, uri).keys()):
         if time.monotonic() > deadline:
-            raise Retryable(f"Topic '{min(missing)}' was created but does not appear.", where=uri.bootstrap)
+            raise Retryable(f"topic '{min(missing)}' was created but does not appear", where=uri.bootstrap)
         time.sleep(0.05)
 
 
@@ -373,7 +374,7 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, t
             if limit < kafka.max_message_bytes:
                 raise InvalidInput(
                     f"max-message-bytes={kafka.max_message_bytes} exceeds what topic '{resource.name}' "
-                    f"takes ({limit}).",
+                    f"takes ({limit})",
                     where=uri.bootstrap,
                     fix=f"set max-message-bytes={limit - 128} in the sink URI, or raise the topic's limit",
                 )
@@ -395,7 +396,7 @@ def check_decided(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
         all_records = end(IsolationLevel.READ_UNCOMMITTED)
         if end(IsolationLevel.READ_COMMITTED) < all_records:
             raise OpenTransactions(
-                "A transaction is open on the progress topic.",
+                "a transaction is open on the progress topic",
                 where=topic,
                 why="a writer was stopped in the middle of it",
                 fix="nothing: it is fenced",
@@ -437,9 +438,7 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
         raise unreachable(uri, error) from error
     finally:
         consumer.close()
-    raise Retryable(
-        f"Progress in '{topic}' was not read within {PROGRESS_READ_S:.0f} s.", where=uri.bootstrap
-    )
+    raise Retryable(f"progress in '{topic}' was not read within {PROGRESS_READ_S:.0f} s", where=uri.bootstrap)
 
 
 def transactional_id(

@@ -125,7 +125,7 @@ class KafkaOwnerSink:
             return found
         if found < fixed:
             raise InvalidInput(
-                f"Topic '{self._uri.topic}' has {found} partitions, fewer than the {fixed} that are written.",
+                f"topic '{self._uri.topic}' has {found} partitions, fewer than the {fixed} that are written",
                 where=self._uri.bootstrap,
                 why="it was deleted and made again since the changefeed began to write it",
                 fix="add partitions to the topic"
@@ -187,7 +187,7 @@ class KafkaOwnerSink:
         own, records = self._uri.topic, read_records(self._uri, self._kafka, self._topic)
         if (out := furthest(records, self.journal.instance)) > ts:
             raise Retryable(
-                "The number of partitions cannot change yet.",
+                "the number of partitions cannot change yet",
                 where=f"topic '{own}' at {self._uri.bootstrap}",
                 why=f"rows up to {out} are out, and it was to change at {ts}",
                 fix="nothing: it is tried again at a later ts",
@@ -284,7 +284,7 @@ class KafkaOwnerSink:
         error: KafkaError = cause.args[0]
         if error.code() in FENCED:
             raise Fenced(
-                "Another owner of this changefeed has taken over.",
+                "another owner of this changefeed has taken over",
                 where=self._uri.bootstrap,
                 why="or the broker has ended a transaction that was open too long by its clock",
                 fix="nothing: the changefeed starts again if this capture still has the right to it",

@@ -75,7 +75,7 @@ class KafkaSink:
             self._partitions[topic] = self.check()
         if topic not in self._partitions:
             raise Retryable(
-                f"How many partitions of topic '{topic}' are written is not recorded.",
+                f"the number of written partitions of topic '{topic}' is not recorded",
                 where=f"topic '{self.progress_topic}' at {self._uri.bootstrap}",
                 why="the changefeed's owner records it before it lets rows go there; has it been deleted?",
                 fix="nothing: the changefeed starts again, and its owner records it",

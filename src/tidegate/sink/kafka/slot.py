@@ -162,7 +162,7 @@ class SlotWriter:
             # The broker may have committed before it fenced us. The records of progress would show it, but
             # not while other slots write: the next incarnation stops all of them before it reads the records.
             raise Undecided(
-                "The slot was taken while its transaction was being committed.",
+                "the slot was taken while its transaction was being committed",
                 where=self._id,
                 why=f"whether it was committed is not known: {cause}",
                 fix="nothing: the changefeed starts again from its progress in Kafka",
@@ -183,10 +183,10 @@ class SlotWriter:
         # Our grant holds, so the process that took the slot has none: take it back.
         self._producer = self._initialise()
         raise SlotTaken(
-            "The slot was taken in the middle of a transaction.",
+            "the slot was taken in the middle of a transaction",
             where=self._id,
             why=f"{error.str()}; or the broker has ended a transaction that was open too long by its clock",
-            fix="nothing to do: rows that were not committed are delivered again, in smaller transactions",
+            fix="nothing: rows that were not committed are delivered again, in smaller transactions",
         ) from cause
 
     def _forget(self) -> None:

@@ -303,7 +303,7 @@ class Changes:
     @contextmanager
     def _open(self, *, new: bool = False) -> Iterator[sqlite3.Connection]:
         if not new and not self.path.exists():
-            raise Retryable("The reader's changes are not there.", where=str(self.path))
+            raise Retryable("the reader's changes are not there", where=str(self.path))
         with sqlite.as_retryable(self.path), closing(sqlite.open_file(self.path)) as connection:
             if new:
                 # The form comes last: a file that was only begun is refused as well.

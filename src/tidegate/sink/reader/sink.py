@@ -75,7 +75,7 @@ class ReaderSink(Ledger):
         """
         if not self.path.exists():
             raise Fatal(
-                "The changes that were kept for the reader are gone.",
+                "the changes that were kept for the reader are gone",
                 where=str(self.path),
                 why="somebody has removed the file",
                 fix="remove the reader's changefeed, and start a new query with a new checkpoint",
@@ -153,10 +153,10 @@ class ReaderWriter(SqliteWriter):
         # rows beyond the limit are accepted then, but only up to BEYOND times the limit.
         if kept > limit and (_can_drain(connection) or kept > BEYOND * limit):
             raise Retryable(
-                "The changes that are kept for a reader are as many as may be kept.",
+                "a reader's kept changes have reached their limit",
                 where=f"reader {self._sink.name}: {kept >> 20} MiB of {limit >> 20} (max-kept)",
                 why="its query does not take them, or takes them more slowly than they come",
-                fix="start the query; the changefeed then continues by itself. If the reader is no longer "
+                fix="start the query; the changefeed then continues by itself; if the reader is no longer "
                 "needed, remove its changefeed",
             )
         connection.executemany(

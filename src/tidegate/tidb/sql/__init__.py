@@ -11,8 +11,3 @@ without a tree.
 
 Source: TiDB `pkg/parser` (`parser.y`, `lexer.go`, `ast`, `format`), as TiCDC 8.5 uses it.
 """
-
-from tidegate.tidb.sql.lexer import ParseError
-from tidegate.tidb.sql.restore import Restored, outgoing, restore, split
-
-__all__ = ["ParseError", "Restored", "outgoing", "restore", "split"]

@@ -236,7 +236,7 @@ class Expressions(Literals, ABC):
 
     def _check_mod(self, operand: Expr) -> None:
         if operand.kind == "mod":
-            self.defect("MOD() beside an operator")
+            self.defect("MOD() next to an operator")
 
     def _at_interval_function(self) -> bool:
         return self.ahead().key == "(" and not self._interval_unit_follows()

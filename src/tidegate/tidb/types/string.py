@@ -55,7 +55,7 @@ def sort_key(data: bytes, collate: str, where: str = "") -> bytes:
         f"keys under collation {collate} cannot be made",
         where=where,
         why="its weights are not known here",
-        fix="use another collation for columns of clustered keys and indexes: gb18030_bin, say",
+        fix="use another collation for columns of clustered keys and indexes, for example gb18030_bin",
     )
 
 

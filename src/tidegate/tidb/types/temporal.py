@@ -46,7 +46,7 @@ def zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InvalidInput(
-            f"unknown time zone {name!r}",
+            f"there is no time zone {name!r}",
             why=str(error),
             fix="use an IANA name such as Asia/Shanghai",
         ) from None

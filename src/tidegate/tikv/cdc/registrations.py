@@ -124,6 +124,6 @@ class Registrations:
         """End the streams that are full and have sent nothing for `idle_s`: their clients read nothing."""
         for connection in list(self.connections.values()):
             if connection.channel.is_stuck(idle_s):
-                _log.warning("cdc stream is stuck, ending it", extra={"connection": connection.id})
+                _log.warning("cdc stream is stuck and is ended", extra={"connection": connection.id})
                 self.close(connection)
                 connection.channel.cancel("connection cancelled")

@@ -40,7 +40,7 @@ class Keyspaces:
         for name in missing:
             if not name or not name.replace("-", "_").isidentifier():
                 raise InvalidInput(
-                    f"'{name}' is no name of a keyspace", fix="use letters, digits, hyphens, underscores"
+                    f"'{name}' is not a name of a keyspace", fix="use letters, digits, hyphens, underscores"
                 )
             if len(rows) > KEYSPACE_ID_MAX:
                 raise InvalidInput(f"there are {len(rows)} keyspaces already, and no id is left")

@@ -56,7 +56,7 @@ class Tso:
         """
         with self._mutex:
             if not self._thawed.is_set():
-                raise Retryable("the TSO is frozen", fix="`tidegate upstream fault tso thaw`")
+                raise Retryable("the TSO is frozen", fix="run `tidegate upstream fault tso thaw`")
             if self.mode is TsoMode.MANUAL:
                 return self._last
             if not 0 < count < LOGICAL_END:

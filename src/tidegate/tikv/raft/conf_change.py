@@ -57,7 +57,8 @@ def change_peers(region: Region, changes: Sequence[PeerChange], new_id: NewId) -
     stores = [each.store_id for each in changes]
     if not stores or len(set(stores)) < len(stores):
         raise InvalidInput(
-            f"not one change for each of some stores: {listed(stores) or 'none'}", where=f"region {region.id}"
+            f"a request does not have one change for each store: {listed(stores) or 'none'}",
+            where=f"region {region.id}",
         )
     joint = len(changes) > 1
     peers = {peer.store_id: peer for peer in region.peers}

@@ -47,7 +47,7 @@ def decode_value(stored: bytes) -> RawValue:
     """A value from its stored form. Raises `Undecodable`."""
     flags = stored[-1] if stored else 0xFF
     if flags > HAS_EXPIRY | DELETED or (flags & HAS_EXPIRY and len(stored) < 9):
-        raise Undecodable("not a raw value of API V2", where=stored.hex())
+        raise Undecodable("a value is not a raw value of API V2", where=stored.hex())
     if not flags & HAS_EXPIRY:
         return RawValue(stored[:-1], 0, bool(flags & DELETED))
     return RawValue(stored[:-9], int.from_bytes(stored[-9:-1], "big"), bool(flags & DELETED))

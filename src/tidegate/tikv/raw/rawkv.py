@@ -21,8 +21,8 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.mvcc import Change
-from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError, max_ts_not_synced

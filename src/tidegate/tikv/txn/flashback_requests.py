@@ -13,10 +13,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, percolator
+from tidegate.tikv import keys
 from tidegate.tikv.mvcc import Change
-from tidegate.tikv.percolator import Announced
+from tidegate.tikv.percolator import commit
 from tidegate.tikv.percolator import flashback as decisions
+from tidegate.tikv.percolator.outcome import Announced
 from tidegate.tikv.raft import region_change
 from tidegate.tikv.raft.raftstore import Command, Decide, Raftstore
 from tidegate.tikv.raft.region import Region
@@ -90,7 +91,7 @@ class Flashback:
             self._lock(what, request, answer)
             return
         fates = {lock.start_ts: 0 for _, lock in batch}
-        outcome = percolator.resolve_locks(Reader(self._engine), [key for key, _ in batch], fates)
+        outcome = commit.resolve_locks(Reader(self._engine), [key for key, _ in batch], fates)
         self._write(what.region, outcome.changes, lambda: self._roll_back(what, request, answer), answer)
 
     def _lock(self, what: Range, request: pb.PrepareFlashbackToVersionRequest, answer: Answer) -> None:
@@ -155,10 +156,10 @@ class Flashback:
     def _commit(
         self, what: Range, request: pb.FlashbackToVersionRequest, first: bytes, answer: Answer
     ) -> None:
-        commit = pb.CommitRequest(
+        committed = pb.CommitRequest(
             start_version=request.start_ts, commit_version=request.commit_ts, keys=[keys.decode(first)]
         )
-        outcome = percolator.commit(Reader(self._engine), commit)
+        outcome = commit.commit(Reader(self._engine), committed)
         if outcome.response.HasField("error"):
             answer(None, RegionError(flashback_not_prepared(what.region)))
             return

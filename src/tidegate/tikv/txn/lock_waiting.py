@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv.percolator import Blocked
+from tidegate.tikv.percolator.outcome import Blocked
 from tidegate.tikv.txn.deadlock import DeadlockDetector, Edge
 
 DEFAULT_WAIT_MS: Final = 1000

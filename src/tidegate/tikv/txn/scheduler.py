@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import mvcc
 from tidegate.tikv.mvcc import Change
-from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError

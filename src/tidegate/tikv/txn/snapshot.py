@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock
-from tidegate.tikv.percolator import lock_info, op_of
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.percolator.outcome import lock_info, op_of
 from tidegate.tikv.reader import Cursor, Reader, View
 
 SCAN_BYTES_MAX: Final = 32 << 20

@@ -146,7 +146,7 @@ def _elements(form: Form, parameters: dict[str, Any]) -> tuple[str, ...]:
         return ()
     allowed = parameters.get("allowed")
     if not isinstance(allowed, str):
-        raise DecodeError("an enum or set does not tell its elements")
+        raise DecodeError("an enum or set does not list its elements")
     if form is Form.SET:
         return tuple(allowed.split(","))
     # A comma inside an element is preceded by a backslash.

@@ -13,11 +13,11 @@ CODEC: Final = ReadCodec(
         option="",
         without=lambda options: True,
         shown=lambda values, decoded: bool(decoded.rows or decoded.ddls),
-        why="maxwell has no watermarks, so nobody can know when a transaction is whole",
+        why="maxwell has no watermarks, so it is not known when a transaction is complete",
     ),
     decoder=lambda options: MaxwellDecoder(),
     form=None,
     losses=lambda options: frozenset({Loss.BAD_TEXT, Loss.PARTITION, Loss.SECONDS, Loss.UNTYPED}),
-    unwritten="it has no watermarks and no types, and tells a commit by its second; TiCDC's own encoder "
+    unwritten="it has no watermarks and no types, and a commit has only its second; TiCDC's own encoder "
     "panics at binary columns and many DDLs, and TiCDC's new architecture has dropped it",
 )
