@@ -79,7 +79,7 @@ class SpanFiles:
         self.disk_bytes = 0
         """Bytes of the segments and runs that the manifest names."""
         # Spread over the spans: otherwise all spans that became idle together would write at the same time.
-        self._follow_ms = FOLLOW_MS + crc32c(span_id.encode()) % FOLLOW_MS
+        self._follow_ms: int = FOLLOW_MS + crc32c(span_id.encode()) % FOLLOW_MS
         self.manifest, self.claim = self._recover()
         """The claim: the resolved ts, and the version of the manifest on disk that it belongs to. It is one
         tuple, because `publish` reads it in another thread than the one that replaces it."""

@@ -19,7 +19,7 @@ one pass a few.
 """
 
 
-class _Beating(event.Listener):  # type: ignore[misc]
+class _Beating(event.Listener):
     """Calls a function at each event."""
 
     def __init__(self, beat: Callable[[], None]) -> None:

@@ -151,7 +151,7 @@ def add_files(table: DeltaTable, actions: list[Any], schema: pa.Schema) -> None:
 def is_restored(table: DeltaTable, version: int) -> bool:
     """Whether the newest commit is that of `restore` to this version."""
     newest = table.history(1)[0]
-    return newest.get("operation") == "RESTORE" and newest.get(RESTORED) == str(version)
+    return bool(newest.get("operation") == "RESTORE" and newest.get(RESTORED) == str(version))
 
 
 def restore(table: DeltaTable, version: int) -> None:

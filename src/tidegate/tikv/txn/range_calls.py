@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.percolator import Announced
+from tidegate.tikv.percolator.outcome import Announced
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.txn.call import Call, RefusalError, Serve, clip, the_range

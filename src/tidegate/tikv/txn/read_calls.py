@@ -8,8 +8,8 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import percolator
 from tidegate.tikv.engine import Engine
+from tidegate.tikv.percolator import prewrite
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.reader import Reader
@@ -51,7 +51,7 @@ class TxnReads:
     def _buffer_batch_get(
         self, region: Region, request: pb.BufferBatchGetRequest
     ) -> pb.BufferBatchGetResponse:
-        return percolator.buffer_batch_get(Reader(self._engine), request)
+        return prewrite.buffer_batch_get(Reader(self._engine), request)
 
     def _scan(self, region: Region, request: pb.ScanRequest) -> pb.ScanResponse:
         start, end = clip(region, *scan_range(request))

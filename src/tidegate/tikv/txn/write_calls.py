@@ -9,10 +9,11 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, mvcc, percolator
+from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
-from tidegate.tikv.percolator import Announced, Outcome
+from tidegate.tikv.percolator import commit, pessimistic, prewrite, status
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
+from tidegate.tikv.percolator.outcome import Announced, Outcome
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError, max_ts_not_synced
 from tidegate.tikv.reader import Reader
@@ -66,28 +67,26 @@ class TxnWrites:
             pb.CommitRequest: Call(pb.CommitResponse, self._commit, the_keys),
             pb.PessimisticLockRequest: Call(pb.PessimisticLockResponse, self._pessimistic_lock, mutated),
             pb.PessimisticRollbackRequest: Call(
-                pb.PessimisticRollbackResponse, self._writes(percolator.pessimistic_rollback), the_keys
+                pb.PessimisticRollbackResponse, self._writes(pessimistic.pessimistic_rollback), the_keys
             ),
             pb.BatchRollbackRequest: Call(
-                pb.BatchRollbackResponse, self._writes(percolator.batch_rollback), the_keys
+                pb.BatchRollbackResponse, self._writes(commit.batch_rollback), the_keys
             ),
-            pb.CleanupRequest: Call(pb.CleanupResponse, self._writes(percolator.cleanup), the_key),
+            pb.CleanupRequest: Call(pb.CleanupResponse, self._writes(commit.cleanup), the_key),
             pb.CheckTxnStatusRequest: Call(
                 pb.CheckTxnStatusResponse,
-                self._reporting_primary(
-                    lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)
-                ),
+                self._reporting_primary(lambda r, q, keys: status.check_txn_status(r, q, keys, concurrency)),
                 _primary_key,
                 stamps=("lock_ts", "caller_start_ts", "current_ts"),
             ),
             pb.CheckSecondaryLocksRequest: Call(
                 pb.CheckSecondaryLocksResponse,
-                self._writes(lambda r, q, keys: percolator.check_secondary_locks(r, q, keys, concurrency)),
+                self._writes(lambda r, q, keys: status.check_secondary_locks(r, q, keys, concurrency)),
                 the_keys,
                 stamps=("start_version",),
             ),
             pb.TxnHeartBeatRequest: Call(
-                pb.TxnHeartBeatResponse, self._reporting_primary(percolator.heart_beat), _primary_lock
+                pb.TxnHeartBeatResponse, self._reporting_primary(status.heart_beat), _primary_lock
             ),
             pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
         }
@@ -140,19 +139,19 @@ class TxnWrites:
 
         def decide(reader: Reader) -> Outcome[pb.PrewriteResponse]:
             observed = self._is_observed(region.id)
-            return percolator.prewrite(reader, request, observed, concurrency, stored)
+            return prewrite.prewrite(reader, request, observed, concurrency, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _flush(self, region: Region, request: pb.FlushRequest, stored: list[bytes], answer: Answer) -> None:
         def decide(reader: Reader) -> Outcome[pb.FlushResponse]:
-            return percolator.flush(reader, request, self._is_observed(region.id), stored)
+            return prewrite.flush(reader, request, self._is_observed(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _commit(self, region: Region, request: pb.CommitRequest, stored: list[bytes], answer: Answer) -> None:
         def decide(reader: Reader) -> Outcome[pb.CommitResponse]:
-            return percolator.commit(reader, request, self._announced(region.id), stored)
+            return commit.commit(reader, request, self._announced(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
@@ -166,7 +165,7 @@ class TxnWrites:
         patience = None if deadline is None else Patience(request.start_version, deadline, deadlocked)
 
         def decide(reader: Reader) -> Outcome[pb.PessimisticLockResponse]:
-            return percolator.pessimistic_lock(reader, request, stored)
+            return pessimistic.pessimistic_lock(reader, request, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer, patience))
 
@@ -179,7 +178,7 @@ class TxnWrites:
             return
 
         def decide(reader: Reader) -> Outcome[pb.ResolveLockResponse]:
-            return percolator.resolve_locks(reader, stored, fates, self._announced(region.id))
+            return commit.resolve_locks(reader, stored, fates, self._announced(region.id))
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
@@ -196,7 +195,7 @@ class TxnWrites:
             return
 
         def decide(reader: Reader) -> Outcome[pb.ResolveLockResponse]:
-            return percolator.resolve_locks(reader, found, fates, self._announced(region.id))
+            return commit.resolve_locks(reader, found, fates, self._announced(region.id))
 
         def then(response: pb.ResolveLockResponse | None, error: Exception | None) -> None:
             ended = error is not None or response is None or response.HasField("error")
