@@ -182,7 +182,7 @@ class ProcessorScript:
 
     def _state(self, _: Command) -> str:
         processor = self.processor
-        spans = [_span_in_words(one) for _, one in sorted(processor.spans.items())]
+        spans = [_span_in_words(one) for _, one in sorted(processor.spans.tasks.items())]
         beyond = f", by the spans of now to {processor.reach}" if processor.reach != processor.bound else ""
         return f"may go to {processor.bound}{beyond}; {listed(spans)}"
 

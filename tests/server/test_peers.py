@@ -97,6 +97,7 @@ def test_nothing_is_released_until_a_processor_has_answered() -> None:
     peers = Peers()
     peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
     peer.ask(wanted(Wish.PREPARE, 5, 100, 80), 0.0)
+    peer.say(5, 0.0)
     assert peers.needs(0.0) == 80
     peer.ask(wanted(Wish.PREPARE, 6, 200, 90), 1.0)
     assert peers.needs(1.0) == 80, "the first one may be under way"
