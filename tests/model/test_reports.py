@@ -30,6 +30,7 @@ from tidegate.model.reports import (
     PipelineHello,
     PullerHello,
     Report,
+    SpanStatus,
     Started,
     ToApplication,
     ToPuller,
@@ -57,7 +58,7 @@ VALUES = {
     "Mapping[str, int]": NUMBERS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
     "tuple[AtWork, ...]": st.lists(st.builds(AtWork, TS, st.text(), st.text(), TS, st.text())).map(tuple),
-    "Sequence[Mapping[str, Any]]": st.lists(st.fixed_dictionaries({"span": st.text(), "rows": TS})),
+    "Sequence[SpanStatus]": st.lists(st.builds(SpanStatus, st.text(), TS, TS, TS, TS, NUMBERS, st.text())),
 }
 
 
