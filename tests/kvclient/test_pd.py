@@ -108,7 +108,7 @@ def test_a_keyspace_is_known_by_its_name(tmp_path: Path) -> None:
         PdClient(running.pd_addr) as pd,
     ):
         assert (pd.keyspaces.named("DEFAULT").id, pd.keyspaces.named("tenant").id) == (0, 1)
-        with pytest.raises(InvalidInput, match=r"(?s)There is no keyspace 'nobody'.*--keyspace-id"):
+        with pytest.raises(InvalidInput, match=r"(?s)there is no keyspace 'nobody'.*--keyspace-id"):
             pd.keyspaces.named("nobody")
         running._keyspaces.all()[1].state = keyspacepb.DISABLED
         with pytest.raises(InvalidInput, match="keyspace 'tenant' is disabled"):
