@@ -389,7 +389,11 @@ def test_a_sink_that_only_the_captures_machine_can_write_to_is_refused(
 
 
 def test_a_task_that_spark_runs_again_asks_for_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*given: Any) -> Capture:
+        raise AssertionError("it reaches for the capture")
+
     monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: 1))
+    monkeypatch.setattr("tidegate.pipeline.elsewhere.Capture", connect)
     nonce = here.nonce()
     serve(here.service.address, nonce, iter([0]))
     assert here.service._expected.keys() == {nonce}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fenced, Retryable
+from tidegate.model.progress import SpanProgress, span_key
 from tidegate.pipeline import kept
 from tidegate.pipeline.access import Access, local
 from tidegate.pipeline.deliver import Worker, open_worker
+from tidegate.pipeline.feed import Bounds, FeedSpec
 from tidegate.pipeline.kept import with_worker
-from tidegate.pipeline.work import Deliver, Lease
+from tidegate.pipeline.work import Begin, Deliver, Lease
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768
@@ -122,3 +125,62 @@ def test_without_what_was_found_durable_nothing_is_delivered(tmp_path: Path) -> 
     access = local(piece_of(tmp_path / "one").spec)
     with pytest.raises(Fenced, match="has been replaced"):
         open_worker(access)
+
+
+# --- how an incarnation begins ------------------------------------------------------------------------------
+
+
+@dataclass
+class Fencing:
+    """A sink that can only fence."""
+
+    records: dict[str, bytes] = field(default_factory=dict)
+    """What is durable by the time all writers are fenced."""
+    meanwhile: Callable[[], None] = lambda: None
+    fenced: list[dict[str, int]] = field(default_factory=list)
+
+    def fence(self, writers: Mapping[str, int], prove: Callable[[], None]) -> dict[str, bytes]:
+        self.fenced.append(dict(writers))
+        self.meanwhile()
+        prove()
+        return self.records
+
+
+def test_an_incarnation_fences_all_writers_and_resumes_at_what_they_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, sink = RecordedFeed(tmp_path, BANK, URI, UPTO), Fencing()
+    path = feed.write()
+    spec = FeedSpec.load(path)
+    starts = Bounds.load(feed.feed_dir / "bounds.json").spans
+    span = min(starts)
+    record = SpanProgress(spec.instance, spec.token, 1, UPTO, rules=spec.rules).to_bytes()
+    monkeypatch.setattr(FeedSpec, "sink", sink)
+    sink.meanwhile = lambda: sink.records.update({span_key(span, spec.rules): record})
+    assert kept.begin(Begin(str(path))).spans == starts | {span: UPTO}
+    assert sink.fenced == [spec.writers]
+    assert spec.writers
+
+
+def test_a_replaced_incarnation_that_begins_late_fences_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fence the writers of its successor."""
+    feed, sink = RecordedFeed(tmp_path, BANK, URI, UPTO), Fencing()
+    path = feed.write()
+    monkeypatch.setattr(FeedSpec, "sink", sink)
+    feed.grant(2)
+    with pytest.raises(Fenced):
+        kept.begin(Begin(str(path)))
+    assert sink.fenced == []
+
+
+def test_an_incarnation_that_is_replaced_while_it_fences_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = RecordedFeed(tmp_path, BANK, URI, UPTO)
+    path = feed.write()
+    monkeypatch.setattr(FeedSpec, "sink", Fencing(meanwhile=lambda: feed.grant(2)))
+    with pytest.raises(Fenced):
+        kept.begin(Begin(str(path)))
+    assert not FeedSpec.load(path).durable_file.exists()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.eventstore.entries import FALLING, falling
 
 from tidegate.dispatcher.split import Part
 from tidegate.eventstore.order import Entry, block_of, entries_of, op_class, sort_entries
@@ -143,6 +144,21 @@ def test_a_feed_that_changes_splitting_in_a_transaction_loses_no_change(
         # If a key changes twice in one transaction, which TiKV never has, either change may come last.
         same = [e for e in entries if (*e[:2], e.key) == (*entry[:2], entry.key)]
         assert len(same) > 1 or gone == (entry.op == 2)
+
+
+@pytest.mark.parametrize("splits", [True, False])
+@pytest.mark.parametrize("kinds", FALLING)
+def test_a_mixed_transaction_with_falling_keys_survives_a_kill_at_any_row(kinds: str, splits: bool) -> None:
+    """A transaction that fits nowhere goes out row by row; its record of progress is all that is left."""
+    entries = sort_entries([*falling(kinds, 3, 2), *falling(kinds, 3, 1), *falling(kinds, 4, 1)], 0, 99)
+    read, whole, cuts = reader(entries, 2), uncut(entries, splits), 0
+    all_is_out = False
+    while not all_is_out:
+        first, past, all_is_out = deliver(Cutter(read, lambda: 1, splits=splits), None, cuts)
+        rest, _, _ = deliver(Cutter(read, lambda: 1, splits=splits), past, 1 << 30)
+        assert first + rest == whole
+        cuts += 1
+    assert cuts > len(entries)
 
 
 def test_a_piece_holds_whole_transactions_while_they_fit() -> None:

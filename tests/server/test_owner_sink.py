@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.metadata import FeedId, FeedInfo, FeedStatus, Grant
+from tidegate.errors import Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import Journal
 from tidegate.model.span import Span
@@ -26,6 +29,7 @@ from tidegate.server.node import Node
 from tidegate.server.owner_sink import SinkThread, open_sink
 from tidegate.server.peers import Peers
 from tidegate.server.processor_link import ProcessorLink
+from tidegate.server.replication import Replication
 from tidegate.sink.kafka import sink as kafka
 from tidegate.sink.kafka import slot
 
@@ -124,3 +128,65 @@ def test_a_fence_of_many_writers_does_not_seem_to_hang(
     watched.end()
     assert len(set(fenced)) == 50
     assert watched.answers == 51, "one for each, and one for the call"
+
+
+class Beginning:
+    """The parts of a replication, which note what the begin of an incarnation asks of them, in order."""
+
+    def __init__(self, folder: Path, *, fenced: bool = True) -> None:
+        self.asked: list[str] = []
+        self._fenced = fenced
+        grants = {name: Grant("i", (1, 2), 1, 4) for name in ("here", "there")}
+        paths = Paths(folder, folder / "store")
+        plan = FeedPlan(1, FeedId("default", "one"), URI, merge_config({}, URI), "i", paths, "here")
+        opened = SimpleNamespace(delivered_to=0, resolved_journal=5, ddl_journal=0)
+        self.owner = SimpleNamespace(sink_open=lambda *journal: None)
+        self._record = SimpleNamespace(plan=plan, loading=False)
+        self._jobs = self._effects = SimpleNamespace(begin=lambda: None)
+        self._wake = SimpleNamespace(clear=lambda: None)
+        self.shares = SimpleNamespace(
+            raise_grants=self._note("store the grants", grants),
+            lead=lambda grants: "here",
+            fence_all=self._note("fence all writers"),
+        )
+        self.sink = SimpleNamespace(begin=lambda: None, open=self._note("open the sink", opened))
+        self.layout = SimpleNamespace(take_up=self._note("take up the layout"))
+        self.reports = SimpleNamespace(totals=SimpleNamespace(starts=0))
+        self.peers = {name: name for name in grants}
+        self._link = SimpleNamespace(dispatch=lambda peer, wish: self.asked.append(f"{peer}: {wish}"))
+        self._adopt_settings = self._note("adopt the settings", False)
+
+    def _note(self, what: str, answer: Any = None) -> Callable[..., Any]:
+        async def ask(*given: Any) -> Any:
+            self.asked.append(what)
+            if what == "fence all writers" and not self._fenced:
+                raise Retryable("The broker does not answer.")
+            return answer
+
+        return ask
+
+    @asynccontextmanager
+    async def _watched_start(self) -> AsyncIterator[None]:
+        yield
+
+
+def test_earlier_writers_are_fenced_before_the_sink_opens_and_work_begins(tmp_path: Path) -> None:
+    """Otherwise a capture that has lost its ranges could still write rows that its successor writes, too."""
+    feed: Any = Beginning(tmp_path)
+    asyncio.run(Replication._start_incarnation(feed))
+    assert feed.asked == [
+        "store the grants",
+        "fence all writers",
+        "open the sink",
+        "adopt the settings",
+        "take up the layout",
+        "here: run",
+        "there: run",
+    ]
+
+
+def test_nothing_begins_if_earlier_writers_cannot_be_fenced(tmp_path: Path) -> None:
+    feed: Any = Beginning(tmp_path, fenced=False)
+    with pytest.raises(Retryable):
+        asyncio.run(Replication._start_incarnation(feed))
+    assert feed.asked == ["store the grants", "fence all writers"]

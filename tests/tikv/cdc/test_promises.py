@@ -231,7 +231,9 @@ def is_commit(row: Any) -> bool:
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g1_a_resolved_ts_is_strict_and_whole(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
+def test_a_resolved_ts_follows_every_commit_up_to_it_and_precedes_the_rest(
+    cluster: Cluster, script: list[tuple[str, Any]]
+) -> None:
     """After a mark only greater commits; before it all commits up to it."""
 
     def promise(run: Run, trace: Trace) -> None:
@@ -255,7 +257,7 @@ def test_g1_a_resolved_ts_is_strict_and_whole(cluster: Cluster, script: list[tup
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g2_resolved_ts_begin_and_scan_rows_end_with_initialized(
+def test_resolved_ts_begin_and_scan_rows_end_with_initialized(
     cluster: Cluster, script: list[tuple[str, Any]]
 ) -> None:
     def promise(run: Run, trace: Trace) -> None:
@@ -274,7 +276,7 @@ def test_g2_resolved_ts_begin_and_scan_rows_end_with_initialized(
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g3_live_rows_of_one_key_come_in_the_order_of_the_log(
+def test_live_rows_of_one_key_come_in_the_order_of_the_log(
     cluster: Cluster, script: list[tuple[str, Any]]
 ) -> None:
     def promise(run: Run, trace: Trace) -> None:
@@ -294,7 +296,7 @@ def test_g3_live_rows_of_one_key_come_in_the_order_of_the_log(
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g4_nothing_follows_an_error(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
+def test_nothing_follows_an_error(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
     def promise(run: Run, trace: Trace) -> None:
         kinds = [kind for kind, _ in trace.items]
         assert "error" not in kinds[:-1]
@@ -305,7 +307,9 @@ def test_g4_nothing_follows_an_error(cluster: Cluster, script: list[tuple[str, A
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g5_the_checkpoint_is_exclusive(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
+def test_a_registration_gets_only_commits_above_its_checkpoint(
+    cluster: Cluster, script: list[tuple[str, Any]]
+) -> None:
     def promise(run: Run, trace: Trace) -> None:
         for _, row in trace.rows():
             if row.type == ROW.COMMITTED:
@@ -316,7 +320,7 @@ def test_g5_the_checkpoint_is_exclusive(cluster: Cluster, script: list[tuple[str
 
 @EXAMPLES
 @given(script=SCRIPT)
-def test_g6_the_rows_of_one_command_are_one_event(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
+def test_the_rows_of_one_command_are_one_event(cluster: Cluster, script: list[tuple[str, Any]]) -> None:
     def promise(run: Run, trace: Trace) -> None:
         for rows in trace.live_events():
             found: dict[tuple[str, int], set[bytes]] = {}
