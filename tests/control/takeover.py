@@ -1,11 +1,15 @@
 """Every order of events in which captures take a changefeed over from each other, tried one by one.
 
     stand -> elected -> read grants -> store ours -> fence each writer -> prove -> read progress -> rows
+                                                  -> fence all writers -> delete the grants -> read grants ...
 
 The functions that decide are the product's own (`raised`, `Grant.is_proven_by`); etcd, the election and the
 sink are a few fields. Any capture may pause between any two of its steps while others act: that is a
 process that was stopped, a slow network, and a zombie that wakes up. What
 happens to a capture from outside: its session may end without its knowing, and it may die and restart.
+
+The second line is the removal of the changefeed. Then a later one of the same name begins, with another
+instance and its own rows, and no row of the removed one may come any more.
 
 The sink is Kafka's contract: a transactional id has an epoch, which each initialisation raises; a commit
 counts only under the newest; rows and the progress that speaks of them are committed together.
@@ -19,12 +23,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidegate.control.metadata import Grant, raised
+from tidegate.control.metadata import Grant, raised, writers_of
 from tidegate.model.span import Span
 
 ALL = Span(b"", b"")
+LATE: Final = -1
+"""A row of a changefeed that was removed."""
 TRACES = Path(__file__).parent / "testdata" / "takeover.txt"
 """The violation without each of the rules, step by step."""
 
@@ -33,7 +39,7 @@ class Capture(NamedTuple):
     """The state of one capture; lost when it dies."""
 
     at: str = "out"
-    """out, campaigning, elected, read, stored, fencing, fenced, proven, runs."""
+    """out, campaigning, elected, read, stored, fencing, fenced, proven, runs; removing."""
     rev: int = 0
     """The revision of its candidate's key."""
     grants: tuple[tuple[str, bytes], ...] = ()
@@ -64,6 +70,8 @@ class World(NamedTuple):
     """Rows at the sink, in order."""
     losses: int = 0
     deaths: int = 0
+    removed: int = 0
+    """How many changefeeds of the name were removed: the instance of the present one."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,10 @@ class Rules:
     """Before it reads how far they were."""
     owner_guard: bool = True
     """A grant is stored only while its writer is the owner, over what the owner has read."""
+    take_before_delete: bool = True
+    """Before grants are deleted, and before the fence, their ranges are taken."""
+    fence_before_delete: bool = True
+    """Grants are deleted only after the sink has fenced all their writers."""
 
 
 class Bounds(NamedTuple):
@@ -91,11 +103,15 @@ class Bounds(NamedTuple):
     rows: int = 2
     losses: int = 2
     deaths: int = 1
+    removals: int = 0
 
 
 CI = Bounds(3, 1, 2, 0)
 LONG = Bounds(3, 2, 2, 1)
 """4.7 million states: six minutes."""
+REMOVED: Final = Bounds(2, 1, 1, 0, 1)
+"""The changefeed is removed once, and another one begins."""
+LONG_REMOVED: Final = Bounds(3, 1, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,8 @@ def _trace(came_from: Mapping[World, tuple[World, str] | None], world: World) ->
 def _wrong(before: World, after: World) -> str:
     if after.log != tuple(range(1, len(after.log) + 1)):
         return f"rows at the sink: {after.log}"
+    if after.removed != before.removed:
+        return ""
     newest = [
         max((_grant(one).token for _, one in world.grants), default=(0, 0)) for world in (before, after)
     ]
@@ -181,7 +199,11 @@ def _act(
             yield "reads the grants", _with(world, name, seen)
         case "read":
             yield _store(world, name, capture, rules)
+            if world.removed < bounds.removals and not rules.take_before_delete:
+                yield _begin_removal(world, name, capture, rules)
         case "stored":
+            if world.removed < bounds.removals:
+                yield _begin_removal(world, name, capture, rules)
             writers = tuple(sorted({name, *_grant(capture.grant).givers}))
             left = writers if rules.fence else (name,)
             if not rules.fence_before_read:
@@ -189,6 +211,10 @@ def _act(
             yield "begins to fence", _with(world, name, capture._replace(at="fencing", left=left))
         case "fencing":
             yield _fence(world, name, capture)
+        case "removing" if capture.left:
+            yield _fence(world, name, capture, "removing")
+        case "removing":
+            yield _delete(world, name, capture, rules)
         case "fenced":
             yield _prove(world, name, capture, rules)
         case "proven":
@@ -207,7 +233,7 @@ def _store(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str
     if not rules.inherit:
         stored = {one: replace(grant, givers={}) for one, grant in stored.items()}
     token = capture.rev, 1
-    raised_to = raised(stored, name, "i", token, [ALL], 1)
+    raised_to = raised(stored, name, str(world.removed), token, [ALL], 1)
     changed = {one: grant.to_bytes() for one, grant in raised_to.items()}
     grants = tuple(sorted((dict(world.grants) | changed).items()))
     revision = world.revision + 1
@@ -217,20 +243,39 @@ def _store(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str
     )
 
 
-def _fence(world: World, name: str, capture: Capture) -> tuple[str, World]:
+def _begin_removal(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str, World]:
+    writers = writers_of({one: _grant(data) for one, data in world.grants})
+    left = tuple(sorted(writers)) if rules.fence_before_delete else ()
+    return "removes the changefeed", _with(world, name, capture._replace(at="removing", left=left, grants=()))
+
+
+def _delete(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str, World]:
+    if capture.rev not in world.queue and rules.owner_guard:
+        return "is refused by etcd", _with(world, name, Capture())
+    revision = world.revision + 1
+    after = world._replace(
+        grants=(), revision=revision, changed_at=revision, log=(), removed=world.removed + 1
+    )
+    return "deletes the grants", _with(after, name, Capture("elected", capture.rev))
+
+
+def _fence(world: World, name: str, capture: Capture, at: str = "fencing") -> tuple[str, World]:
     whose, epochs = capture.left[0], dict(world.epochs)
     epochs[whose] = epochs.get(whose, 0) + 1
     epoch = epochs[whose] if whose == name else capture.epoch
     left = capture.left[1:]
     after = world._replace(epochs=tuple(sorted(epochs.items())))
     return f"fences {whose}", _with(
-        after, name, capture._replace(left=left, epoch=epoch, at="fencing" if left else "fenced")
+        after, name, capture._replace(left=left, epoch=epoch, at=at if left or at == "removing" else "fenced")
     )
 
 
 def _prove(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str, World]:
-    mine, stored = _grant(capture.grant), _grant(dict(world.grants)[name])
-    proven = mine.is_proven_by(stored) if rules.ranges_in_proof else stored.is_same(mine)
+    mine, data = _grant(capture.grant), dict(world.grants).get(name)
+    stored = None if data is None else _grant(data)
+    proven = mine.is_proven_by(stored)
+    if not rules.ranges_in_proof:
+        proven = stored is not None and stored.is_same(mine)
     if rules.proof and not proven:
         return "is fenced", _with(world, name, Capture())
     return "proves itself", _with(world, name, capture._replace(at="proven"))
@@ -239,7 +284,8 @@ def _prove(world: World, name: str, capture: Capture, rules: Rules) -> tuple[str
 def _deliver(world: World, name: str, capture: Capture) -> tuple[str, World]:
     if dict(world.epochs)[name] != capture.epoch:
         return "is fenced by the sink", _with(world, name, Capture())
-    after = world._replace(log=(*world.log, capture.next_row))
+    row = capture.next_row if _grant(capture.grant).instance == str(world.removed) else LATE
+    after = world._replace(log=(*world.log, row))
     return f"delivers row {capture.next_row}", _with(
         after, name, capture._replace(next_row=capture.next_row + 1)
     )
@@ -253,6 +299,11 @@ def _grant(data: bytes) -> Grant:
 def _with(world: World, name: str, capture: Capture) -> World:
     captures = tuple((one, capture if one == name else known) for one, known in world.captures)
     return world._replace(captures=captures)
+
+
+def bounds_of(rule: str) -> Bounds:
+    """The bounds in which it shows what a rule is for."""
+    return REMOVED if rule.endswith("before_delete") else CI
 
 
 def traces(text: str) -> dict[str, list[str]]:
@@ -271,16 +322,20 @@ def main() -> None:
     if sys.argv[1:] == ["--rewrite"]:
         lines = ["# The shortest way to a violation without each rule of tests/control/takeover.py."]
         for field in fields(Rules):
-            found = explore(CI, Rules(**{field.name: False}))
+            found = explore(bounds_of(field.name), Rules(**{field.name: False}))
             lines += ["", f"without {field.name}", *(f"    {step}" for step in found.trace)]
             lines += [f"    --> {found.violation}"]
         TRACES.parent.mkdir(exist_ok=True)
         TRACES.write_text("\n".join(lines) + "\n")
         return
-    found = explore(LONG)
-    print(f"{LONG}: {found.states:,} states, {found.transitions:,} transitions, {found.violation or 'clean'}")
-    print("\n".join(found.trace))
-    sys.exit(bool(found.violation))
+    wrong = False
+    for bounds in (LONG_REMOVED, LONG):
+        found = explore(bounds)
+        verdict = found.violation or "clean"
+        print(f"{bounds}: {found.states:,} states, {found.transitions:,} transitions, {verdict}")
+        print("\n".join(found.trace))
+        wrong = wrong or bool(found.violation)
+    sys.exit(wrong)
 
 
 if __name__ == "__main__":

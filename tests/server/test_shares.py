@@ -103,6 +103,21 @@ def test_loads_that_change_during_preparation_do_not_change_its_plan() -> None:
     assert world.peers["b"].coming == planned
 
 
+def test_takers_are_warm_together_although_they_report_at_different_times() -> None:
+    """Each says every 5 s how far it is. With many of them, never have all just said it."""
+    world = World("b", "c")
+    world.run(a=ALL)
+    world.better()
+    one, other = world.peers["b"], world.peers["c"]
+    other.receives(NOW, world.now)
+    one.receives(compose(NOW_MS - 4000), world.now)
+    assert world.better() == ("", []), "it was 4 s behind"
+    one.receives(compose(NOW_MS - 60_000), world.now - 59.0)
+    assert world.better() == ("", []), "it has said nothing for long"
+    one.receives(compose(NOW_MS - 4000), world.now - 3.0)
+    assert "other shares are better" in world.better()[0], "it was 1 s behind, 3 s ago"
+
+
 def test_uneven_loads_are_evened_out_after_a_while_and_small_ones_never() -> None:
     world = World("b")
     cut = TABLES[2].span.start

@@ -39,6 +39,15 @@ def test_each_scenario_keeps_its_promises(scenario: str) -> None:
         assert not outcome.violation, f"seed {outcome.seed}: {outcome.violation}\n" + "\n".join(outcome.lines)
 
 
+def test_the_others_go_on_without_a_capture_that_stays_unreachable() -> None:
+    """It keeps its session, so it does not count as gone. If they waited for it, all would stand still."""
+    kinds: Counter[str] = Counter()
+    for outcome in simulate("unreachable", range(12)):
+        assert not outcome.violation, f"seed {outcome.seed}: {outcome.violation}\n" + "\n".join(outcome.lines)
+        kinds.update(kind for kind in outcome.faults if kind.endswith(" for good"))
+    assert len(kinds) == 3, kinds
+
+
 def test_without_faults_everything_is_shared_and_delivered_at_once() -> None:
     (outcome,) = simulate("calm", [1])
     assert not outcome.faults

@@ -11,8 +11,8 @@ Keys (cluster is PD's cluster id):
     /tidegate/{cluster}/{namespace}/changefeed/info/{id}     FeedInfo: the user's settings; the feed's life
     /tidegate/{cluster}/{namespace}/changefeed/status/{id}   FeedStatus: the durable checkpoint
     /tidegate/{cluster}/{namespace}/changefeed/grant/{id}/{capture}
-                                                             Grant: what the capture may write; stays after
-                                                             removal
+                                                             Grant: what the capture may write
+    /tidegate/{cluster}/incarnations                         no incarnation of a deleted grant is greater
 
 Values are JSON objects; a reader ignores members it does not know.
 """
@@ -191,6 +191,15 @@ def grant_key(cluster: int, feed: FeedId, capture: str) -> str:
     return f"{ROOT}/{cluster}/{feed.namespace}/changefeed/grant/{feed.name}/{capture}"
 
 
+def floor_key(cluster: int) -> str:
+    """The key of a number above which incarnations begin if a capture has no grant for a feed.
+
+    It is the greatest incarnation of all grants that were deleted. Without it a process of a removed feed
+    could have the incarnation of a later feed of the same name.
+    """
+    return f"{ROOT}/{cluster}/incarnations"
+
+
 def feed_of_key(key: str) -> tuple[FeedId, str] | None:
     """The feed and the last-but-one part (`info`, `status`) of a feed's key. None for another key."""
     parts = key.split("/")
@@ -301,8 +310,11 @@ def raised(
     token: tuple[int, int],
     ranges: Iterable[Span],
     slots: int,
+    floor: int = 0,
 ) -> dict[str, Grant]:
     """The grants to store, by capture, so that one capture begins its next incarnation with these ranges.
+
+    `floor`: the incarnation of a capture without a grant is above it (`floor_key`).
 
     Other captures that have some of these ranges lose them. The new incarnation fences their writers before
     it reads the progress, so later writes of a giver have no effect. A giver stays named after it was fenced,
@@ -327,7 +339,7 @@ def raised(
                     givers[giver] = max(slots_of, givers.get(giver, 0))
         if (kept, others) != (other.ranges, other.givers):
             changed[name] = replace(other, ranges=kept, givers=others)
-    incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)
+    incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (floor, 0)
     changed[capture] = Grant(instance, token, incarnation + 1, max(slots, used), tuple(wanted), givers)
     return changed
 
@@ -338,14 +350,16 @@ def shared_out(
     token: tuple[int, int],
     shares: Mapping[str, Sequence[Span]],
     slots: Mapping[str, int],
+    floor: int = 0,
 ) -> dict[str, Grant]:
     """The grants to store, by capture, so that several captures begin their next incarnations together.
 
     `shares` cover all that the changefeed follows, without overlap. `slots`: the number of slots of each
-    capture. A capture may give ranges and take others in the same step. The givers in each grant are the
-    captures that had any of its ranges, and the captures that those still had to fence. The owner fences all
-    of them before it dispatches any of these incarnations, and then stores the grants as `settled`. If each
-    taker fenced its givers itself, captures that exchange ranges would fence each other's new writers.
+    capture. `floor`: as for `raised`. A capture may give ranges and take others in the same step. The givers
+    in each grant are the captures that had any of its ranges, and the captures that those still had to fence.
+    The owner fences all of them before it dispatches any of these incarnations, and then stores the grants as
+    `settled`. If each taker fenced its givers itself, captures that exchange ranges would fence each other's
+    new writers.
     """
     changed = {
         name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
@@ -360,7 +374,7 @@ def shared_out(
                 for giver, used in ((other, had.slots), *had.givers.items()):
                     givers[giver] = max(used, givers.get(giver, 0))
         givers.pop(name, None)  # its earlier writers are fenced in any case
-        incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)
+        incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (floor, 0)
         granted = tuple(GrantedRange(span, token) for span in spans)
         changed[name] = Grant(instance, token, incarnation + 1, max(slots[name], used), granted, givers)
     return changed

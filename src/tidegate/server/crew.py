@@ -17,6 +17,7 @@ from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
 from tidegate.log import event
 from tidegate.server.courier import Courier
+from tidegate.server.feed_removal import folders_used
 from tidegate.server.node import Node
 from tidegate.server.post import Post, nowhere
 from tidegate.server.processor import FeedProcessor
@@ -102,8 +103,26 @@ class Crew:
         finally:
             self.processors.pop(feed, None)
 
+    async def _remove_folders(self) -> None:
+        """Remove the folders of changefeeds that were removed while this capture was away.
+
+        Called once, after the start: later a removed changefeed has a processor here (`_retire`).
+        """
+        node = self.node
+        metadata = node.shared or str(node.paths.metadata)
+        for feed in await asyncio.to_thread(lambda: set(folders_used(node.paths, node.cluster, metadata))):
+            try:
+                stored = await node.read(feed_key(node.cluster, feed, "info"))
+            except TidegateError as error:
+                event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
+                continue
+            if stored is None and feed not in self.processors and str(feed) not in node.post.owners:
+                event(LOG, logging.INFO, "folder of a removed changefeed removed", changefeed=str(feed))
+                await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+
     async def _retire(self) -> None:
         """End processors whose changefeed does not run any more, and whose owner could not tell them so."""
+        await self._remove_folders()
         while True:
             await asyncio.sleep(RETIRE_S)
             now = self.node.clock.monotonic()

@@ -22,6 +22,7 @@ from tidegate.control.metadata import (
     MetadataStore,
     Put,
     Transaction,
+    floor_key,
     grant_key,
     owner_key,
     raised,
@@ -141,6 +142,8 @@ class Node:
     _sent_history: dict[int, tuple[int, int]] = field(default_factory=dict)
     """For each keyspace, the order of the last History received from an owner."""
     _commits: Commits = field(init=False)
+    _floor_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the floor of incarnations is raised, so that it never falls."""
 
     def __post_init__(self) -> None:
         self._commits = Commits(self.metadata, self.disk)
@@ -259,14 +262,19 @@ class Node:
         """
         found = await self._grants(feed)
         stored = {name: grant for name, (grant, _) in found.items()}
+        floor, at_floor = await self._floor()
         if len(shares) == 1:
             (name,) = shares
-            grants = raised(stored, name, instance, token, shares[name], slots[name])
+            grants = raised(stored, name, instance, token, shares[name], slots[name], floor)
         else:
-            grants = shared_out(stored, instance, token, shares, slots)
+            grants = shared_out(stored, instance, token, shares, slots, floor)
         # A grant without ranges and givers cannot lose a range or pass on a giver, so it needs no guard.
         looked_at = {name for name, one in stored.items() if one.ranges or one.givers} | grants.keys()
         guards = tuple(seen for name, (_, seen) in found.items() if name in looked_at)
+        if not shares.keys() <= stored.keys():
+            # If the answer to this write is lost, it is sent again. A grant that does not exist has no
+            # revision to compare, so the first attempt could arrive after the grant was deleted.
+            guards += (at_floor,)
         await self._store_grants(feed, grants, guards)
         return {name: grants[name] for name in shares}
 
@@ -278,6 +286,28 @@ class Node:
         for first in range(0, len(changed), CAPTURES_MAX):
             await self._store_grants(feed, dict(changed[first : first + CAPTURES_MAX]))
         return after
+
+    async def forget_grants(self, feed: FeedId, grants: Mapping[str, Grant]) -> None:
+        """Delete the grants of a feed under which nothing can be written any more (`feed_removal`).
+
+        Later incarnations of a feed of this name begin above those of the deleted grants.
+        """
+        keys = [Delete(grant_key(self.cluster, feed, name)) for name in sorted(grants)]
+        async with self._floor_turn:
+            floor, _ = await self._floor()
+            floor = max([floor, *(one.incarnation for one in grants.values())])
+            # Written even if it stays the same: its new revision refuses late writes of the deleted grants.
+            await self.write(Put(floor_key(self.cluster), b"%d" % floor))
+            for first in range(0, len(keys), CAPTURES_MAX):
+                await self.write(*keys[first : first + CAPTURES_MAX])
+
+    async def _floor(self) -> tuple[int, Compare]:
+        """The floor of incarnations, and the guard that no grant was deleted since."""
+        key, loop = floor_key(self.cluster), asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.disk, self.metadata.get, key)
+        if found is None:
+            return 0, Compare(key, mod_revision=0)
+        return int(found.value), Compare(key, mod_revision=found.mod_revision)
 
     async def _store_grants(
         self, feed: FeedId, grants: Mapping[str, Grant], guards: tuple[Compare, ...] = ()

@@ -47,7 +47,7 @@ FAILURES_MAX: Final = 7
 FORGIVEN_S: Final = 1200.0
 """After this time without a failure, the next failure counts as the first."""
 WARM_S: Final = 2.0
-"""A taker is warm when it has received everything up to this many seconds ago."""
+"""A taker is warm if it had received everything up to this many seconds before its last report."""
 WARM_MAX_S: Final = 600.0
 """A move waits at most this long for a taker to receive its ranges; it never happens before the taker's
 application runs.
@@ -101,6 +101,8 @@ class Peer:
     """`Sync.ready`."""
     received: int = 0
     """Up to which ts it has received its ranges since they were dispatched."""
+    received_as_of: float = float("inf")
+    """When it reported `received`."""
     asked: Dispatch | None = None
     """The last Dispatch to it."""
     asked_at: float = 0.0
@@ -203,6 +205,14 @@ class Peer:
             self.unheard = None
         if self.opens is not None and sequence >= self.opens[0]:
             self.opens = None
+
+    def receives(self, upto: int, now: float) -> None:
+        """Note a report of how far it has received its ranges."""
+        self.received, self.received_as_of = upto, now
+
+    def unreported_s(self, now: float) -> float:
+        """How long ago it reported `received`, within the time in which the next report must come."""
+        return min(max(0.0, now - self.received_as_of), 2 * SYNC_S)
 
     def knows(self, upto: int) -> None:
         """Note up to which ts it knows DDL."""

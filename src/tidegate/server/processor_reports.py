@@ -132,7 +132,7 @@ class ProcessorReports:
             case DispatchResponse():
                 return self._take_response(peer, message, owner, now)
             case Checkpoint():
-                self._take_progress(peer, message.incarnation, message.ranges, message.ddl, owner)
+                self._take_progress(peer, message.incarnation, message.ranges, message.ddl, owner, now)
                 # A delayed message may name records that a later incarnation writes again.
                 is_now = (
                     peer.runs and peer.asked is not None and message.incarnation == peer.asked.incarnation
@@ -152,9 +152,9 @@ class ProcessorReports:
             _log_version(peer.capture, message.processor_version)
         peer.version = message.processor_version
         if peer.runs:
-            peer.received = message.received if tuple(message.coming) == peer.coming else 0
+            peer.receives(message.received if tuple(message.coming) == peer.coming else 0, now)
         self._set_loads(peer.capture, message.loads)
-        self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl, owner)
+        self._take_progress(peer, message.incarnation, message.checkpoints, message.ddl, owner, now)
         found: list[Finding] = []
         if owner is not None:
             found.append(_take_running(peer.capture, message.incarnation, message.ranges, owner))
@@ -168,13 +168,14 @@ class ProcessorReports:
         ranges: Sequence[RangeProgress],
         ddl: KnownDdl,
         owner: Owner | None,
+        now: float,
     ) -> None:
         peer.knows(ddl.upto)
         if owner is not None:
             owner.receive_ddl(peer.capture, ddl)
             owner.report(peer.capture, incarnation, ranges)
         if not peer.runs and {one.id for one in ranges} == set(peer.coming):
-            peer.received = min((one.resolved_ts for one in ranges), default=0)
+            peer.receives(min((one.resolved_ts for one in ranges), default=0), now)
 
     def _take_response(
         self, peer: Peer, message: DispatchResponse, owner: Owner | None, now: float

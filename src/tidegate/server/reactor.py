@@ -34,6 +34,7 @@ from tidegate.errors import Fatal, TidegateError
 from tidegate.log import event
 from tidegate.server.feed import Feed
 from tidegate.server.feed_creation import FeedCreation
+from tidegate.server.feed_removal import fenced_for_good
 from tidegate.server.feed_updates import FeedUpdates, refuse_reader
 from tidegate.server.feeds import Feeds
 from tidegate.server.held_history import HeldHistory
@@ -200,13 +201,20 @@ class Reactor:
         return found
 
     async def remove(self, feed: FeedId) -> None:
-        """End a feed and delete its stored state. Its grant stays, so that a leftover writer stays fenced."""
+        """End a feed and delete its stored state.
+
+        Its grants are deleted, too, if captures share an etcd and the sink has fenced all its writers.
+        Otherwise they stay, and the next feed of this name fences those writers.
+        """
         node = self.node
         if feed in self.feeds.unreadable:
             await self._remove_unreadable(feed)
             return
         async with self.feeds.in_turn(feed) as found:
             await found.stop(forget=True)
+            # Before its other keys: they say where its sink is, which must fence before grants are deleted.
+            if node.shared and (grants := await fenced_for_good(node, found.plan)):
+                await node.forget_grants(feed, grants)
             await self._delete(feed)
             await self._forget_progress(found)
             # Last, because a feed of the same name has its folder and progress in the same places.
@@ -218,9 +226,9 @@ class Reactor:
     async def _remove_unreadable(self, feed: FeedId) -> None:
         """Remove a feed that cannot be read. Its sink is not known, so its progress stays there.
 
-        A changefeed of the same name has another `FeedInfo.instance`. That distinguishes its records from
-        these, and fences writers under a grant of this one. Other captures end its processors because it is
-        not stored any more.
+        Its grants stay as well, because its writers cannot be fenced. A changefeed of the same name has
+        another `FeedInfo.instance`. That distinguishes its records from these, and fences writers under a
+        grant of this one. Other captures end its processors because it is not stored any more.
         """
         await self._delete(feed)
         self.feeds.unreadable.pop(feed, None)
@@ -229,7 +237,7 @@ class Reactor:
         event(LOG, logging.WARNING, "changefeed removed", changefeed=str(feed), why="it could not be read")
 
     async def _delete(self, feed: FeedId) -> None:
-        """Delete its stored keys except grants, and its processor and folder on this capture."""
+        """Delete its definition and status, and its processor and folder on this capture."""
         node = self.node
         await node.write(
             Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))

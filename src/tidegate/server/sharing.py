@@ -274,8 +274,7 @@ class Sharing:
                 peer.warming_since = now
             peer.coming, peer.received = takers[peer.capture], 0
         self.aim = after
-        warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
-        if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
+        if all(peer.ready and peer.received >= min(self._warm_ts(peer), resolved_ts) for peer in waits):
             self.next = after
             return f"other shares are better: {', '.join(sorted(after))}", prepare
         late = [peer for peer in waits if now - peer.warming_since > WARM_MAX_S]
@@ -292,6 +291,15 @@ class Sharing:
             f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
             prepare,
         )
+
+    def _warm_ts(self, peer: Peer) -> int:
+        """How far a taker must have received its ranges by its last report.
+
+        A taker that delivers reports it every `SYNC_S`, each at another time. If that time did not count,
+        several takers would rarely be warm at the same moment, and many never.
+        """
+        behind_s = WARM_S + peer.unreported_s(self.node.clock.monotonic())
+        return compose(self.node.now_ms() - round(behind_s * 1000))
 
     @staticmethod
     def _to_come(after: Sequence[Span], before: Sequence[Span]) -> tuple[Span, ...]:

@@ -52,17 +52,27 @@ class Moment(StrEnum):
 
 @dataclass(slots=True)
 class SimulatedClock:
-    """The `Clock` of the machines."""
+    """The `Clock` of the machines on one capture. It may go too fast or too slowly."""
 
     time: VirtualTime
+    rate: float = 1.0
+    """How fast it goes."""
+    _set_at: float = 0.0
+    _ahead_s: float = 0.0
+    """By how much it was ahead of the true time when the rate was set, at `_set_at`."""
 
     def now_ms(self) -> int:
         """The wall clock time in ms."""
         return EPOCH_MS + int(self.time.now * 1000)
 
     def monotonic(self) -> float:
-        """Seconds since the simulation began."""
-        return self.time.now
+        """Seconds since the simulation began, by this clock."""
+        return self._set_at + self._ahead_s + (self.time.now - self._set_at) * self.rate
+
+    def set_rate(self, rate: float) -> None:
+        """Let it go faster or more slowly from now on."""
+        self._ahead_s = self.monotonic() - self.time.now
+        self._set_at, self.rate = self.time.now, rate
 
 
 class Control:
@@ -74,7 +84,8 @@ class Control:
         self.process = Process(machine.name)
         self.client = EtcdClient(world.etcd, world.network, self.process, machine.name, world.off)
         self.post = Post(self._begin_processor, machine.name, self._send)
-        self.clock = SimulatedClock(world.time)
+        self.clock = machine.clock
+        self.process.rate = machine.clock.rate
         self.epoch = self.owner_rev = 0
         self.owner_key = ""
         self.drained: set[str] = set()
@@ -116,13 +127,13 @@ class Control:
     @property
     def holds(self) -> bool:
         """Whether the session is certain to exist, so that no other capture can be the owner if we are."""
-        return self._lease.holds(self.world.time.now)
+        return self._lease.holds(self.clock.monotonic())
 
     def _run(self) -> Steps[None]:
         yield from self._join()
         self.world.time.spawn(self.process, self._look())
         while self.holds and not self._lost.is_set:
-            yield self._lost.wait(max(PAUSE_S, self._lease.until - self.world.time.now))
+            yield self._lost.wait(max(PAUSE_S, self._lease.until - self.clock.monotonic()))
         self.lose("its session has ended")
 
     def _join(self) -> Steps[None]:
@@ -131,7 +142,7 @@ class Control:
         while True:
             try:
                 if not self.lease_id or self._lease.gone or not self.holds:
-                    self._lease, sent = LocalLease(), time.now
+                    self._lease, sent = LocalLease(), self.clock.monotonic()
                     self.lease_id = yield from self.client.ask(etcd.grant_lease, TTL_S)
                     self._lease.renewed(sent, TTL_S)
                     time.spawn(self.process, self._renew(self.lease_id))
@@ -154,10 +165,10 @@ class Control:
         return bool(done)
 
     def _renew(self, lease: int) -> Steps[None]:
-        etcd, time, pause = self.world.etcd, self.world.time, TTL_S / RENEWALS
+        etcd, pause = self.world.etcd, TTL_S / RENEWALS
         while lease == self.lease_id and not self._lease.gone:
             yield pause
-            sent = time.now
+            sent = self.clock.monotonic()
             try:
                 found = yield from self.client.ask(etcd.keep_alive, lease, patience_s=TTL_S / RENEWALS)
             except Retryable:
@@ -261,6 +272,7 @@ class Capture:
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
+        self.clock = SimulatedClock(world.time)
         self.view = View(world.upstream, world.upstream.start_ts)
         self.control: Control | None = None
         self.workers: list[Worker] = []
@@ -294,6 +306,12 @@ class Capture:
         """Such a moment has come: inject the fault that waits for it."""
         if (trap := self.traps.pop(moment, None)) is not None:
             trap()
+
+    def set_clock(self, rate: float) -> None:
+        """Let its clock go faster or more slowly."""
+        self.clock.set_rate(rate)
+        if self.control is not None:
+            self.control.process.rate = rate
 
     # --- its end -------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Faults:
         for capture in world.captures.values():
             capture.view.stalled.clear()
             capture.traps.clear()
+            capture.set_clock(1.0)
             self._set_drained(capture, drained=False)
             if capture.lost_ddl[1]:
                 self._find_ddl(capture)
@@ -56,6 +57,20 @@ class Faults:
                 self._time.go_on(process)
             capture.start()
         world.note("FAULT", "all faults are healed")
+
+    def lose_one(self) -> None:
+        """Make one capture unreachable for the others, for good. It still reaches etcd and the sink, so that
+        only the owner's patience ends what it does.
+        """
+        name = self._rng.choice(list(self._world.captures))
+        others = [one for one in self._world.captures if one != name]
+        to, of = [(other, name) for other in others], [(name, other) for other in others]
+        words, ways = self._rng.choice(
+            (("is cut off", to + of), ("receives nothing", to), ("reaches nobody", of))
+        )
+        self._world.network.cuts.update(ways)
+        self._world.timeline.faults[f"{words} for good"] += 1
+        self._world.note("FAULT", f"{name} {words} for good")
 
     def _later(self, least_s: float, most_s: float, work: Callable[[], object]) -> str:
         """Schedule the end of a fault. Returns its duration in words."""
@@ -141,6 +156,14 @@ class Faults:
         if capture is None or not workers:
             return ""
         return f"{capture.name}'s workers are stopped {self._stop(workers)}"
+
+    # --- clocks ----------------------------------------------------------------------------------------
+
+    def clock_skewed(self) -> str:
+        capture = self._rng.choice(list(self._world.captures.values()))
+        capture.set_clock(rate := self._rng.choice((0.5, 0.8, 1.25, 2.0)))
+        lasts = self._later(5.0, 40.0, lambda: capture.set_clock(1.0))
+        return f"{capture.name}'s clock goes {rate:g} times as fast {lasts}"
 
     # --- at the worst moment ---------------------------------------------------------------------------
 
@@ -302,6 +325,7 @@ KINDS: Final[Mapping[str, Callable[[Faults], str]]] = {
     "capture stopped": Faults.capture_stopped,
     "control process stopped": Faults.control_stopped,
     "worker stopped": Faults.worker_stopped,
+    "clock skewed": Faults.clock_skewed,
     "stopped in the midst": Faults.stopped_in_midst,
     "killed in the midst": Faults.killed_in_midst,
     "network cut": Faults.network_cut,

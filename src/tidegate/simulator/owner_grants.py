@@ -67,6 +67,8 @@ class OwnerGrants:
     def settle(self, grants: dict[str, Grant]) -> Steps[None]:
         """Store that all earlier writers of these grants are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
-        yield from self.store(after)
+        if changed := {name: grant for name, grant in after.items() if grant != grants[name]}:
+            yield from self.store(changed)
         for name, grant in after.items():
-            self._peers[name].grant = grant
+            if grant.ranges:
+                self._peers[name].grant = grant

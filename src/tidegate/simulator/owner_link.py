@@ -13,6 +13,7 @@ from tidegate.control.messages import (
     FROM_PROCESSOR,
     Announce,
     Dispatch,
+    FromOwner,
     FromProcessor,
     Header,
     Wish,
@@ -55,6 +56,11 @@ class OwnerLink:
         self._mail_due = False
         control.post.owners[str(FEED)] = self._box
 
+    @property
+    def _now(self) -> float:
+        """Seconds by the capture's own clock."""
+        return self._control.clock.monotonic()
+
     def reachable(self) -> list[Peer]:
         """The processors that messages may be sent to."""
         control = self._control
@@ -63,9 +69,9 @@ class OwnerLink:
 
     def meet(self) -> Steps[None]:
         """Announce ourselves until our own processor has answered, and to others for at most `MEET_S`."""
-        until, mine = self._time.now + MEET_S, self._peers[self._control.capture]
+        until, mine = self._now + MEET_S, self._peers[self._control.capture]
         while missing := [p for p in self.reachable() if p.met_rev != self._control.owner_rev]:
-            if self._time.now >= until and mine not in missing:
+            if self._now >= until and mine not in missing:
                 return
             self.announce()
             yield self._wake.wait(ANNOUNCE_S)
@@ -73,11 +79,11 @@ class OwnerLink:
 
     def announce(self) -> None:
         """Announce ourselves to each processor that has not answered."""
-        now = self._time.now
+        now = self._now
         for peer in self.reachable():
             if not peer.answers(self._control.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
                 peer.announced_at = now
-                self._control.post.to_processor(Announce(self._header(peer), ""))
+                self._send(peer, Announce(self._header(peer), ""))
 
     def dispatch(self, peer: Peer, wish: Wish) -> None:
         """Send a processor all that it must do."""
@@ -96,7 +102,11 @@ class OwnerLink:
             False,
             coming=peer.coming if grant is not None else (),
         )
-        peer.ask(message, self._time.now)
+        peer.ask(message, self._now)
+        self._send(peer, message)
+
+    def _send(self, peer: Peer, message: FromOwner) -> None:
+        peer.say(message.header.sequence, self._now)
         self._control.post.to_processor(message)
 
     def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:
@@ -109,7 +119,7 @@ class OwnerLink:
         asked_at = dict.fromkeys(tries, float("-inf"))
         left = list(peers)
         while left:
-            now = self._time.now
+            now = self._now
             for peer in left:
                 if now - asked_at[peer.capture] >= AGAIN_S:
                     tries[peer.capture] += 1
@@ -125,12 +135,12 @@ class OwnerLink:
         """Whether a processor may still answer that it has given up."""
         if peer.given_up.is_set() or tries > GIVE_UP_TRIES or peer not in self.reachable():
             return False
-        there = peer.answers(self._control.owner_rev, self._time.now)
+        there = peer.answers(self._control.owner_rev, self._now)
         return there or peer.capture == self._control.capture
 
     def follow_up(self) -> None:
         """Dispatch again if something has changed, or the message may be lost."""
-        now, (bound, _) = self._time.now, self._terms()
+        now, (bound, _) = self._now, self._terms()
         for peer in self._peers.running:
             assert peer.asked is not None
             if now - peer.asked_at >= AGAIN_S or peer.asked.bound != bound:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import Grant, grant_key, writers_of
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.network import SINK
@@ -40,14 +40,15 @@ class OwnerSink:
         if len(grants) == 1:
             return
         found = yield from self._grants.read()
-        every = found if "all_writers" not in self._off else ()
-        writers = sorted({*every, *(giver for grant, _ in found.values() for giver in grant.givers)})
+        stored = {capture: grant for capture, (grant, _) in found.items()}
+        givers = {giver for grant in stored.values() for giver in grant.givers}
+        writers = sorted(writers_of(stored) if "all_writers" not in self._off else givers)
         yield from self._prove(lead, name)
         for writer in writers if "owner_fence" not in self._off else ():
             yield from self._call(self._world.sink.initialise, writer)
         yield from self._prove(lead, name)
         if "fence_before_settled" not in self._off:
-            yield from self._grants.settle(grants)
+            yield from self._grants.settle({**stored, **grants})
 
     def open(self, lead: Grant, name: str) -> Steps[None]:
         """Open the sink as the owner, and read its journal."""

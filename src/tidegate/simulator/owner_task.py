@@ -52,7 +52,7 @@ class OwnerTask:
     """The changefeed on the capture that owns it, from the election of this owner on."""
 
     def __init__(self, control: Control) -> None:
-        self._control = control
+        self._control, self.capture = control, control.capture
         self._world, self._time = control.world, control.world.time
         self._off = control.world.off
         self.owner: Owner | None = None
@@ -68,6 +68,11 @@ class OwnerTask:
         self._starting = False
         self._grants = OwnerGrants(control, self.peers)
         self._sink = OwnerSink(control, self._grants)
+
+    @property
+    def _now(self) -> float:
+        """Seconds by the capture's own clock."""
+        return self._control.clock.monotonic()
 
     # --- the life ------------------------------------------------------------------------------------
 
@@ -87,11 +92,11 @@ class OwnerTask:
 
     def _back_off(self, error: TidegateError) -> Steps[None]:
         shown = FeedError(error.what, "CDC:ErrRetryable", self._control.now_ms())
-        now, jitter = self._time.now, self._time.rng.random()
+        now, jitter = self._now, self._time.rng.random()
         self.life = self.life.failed(shown, retry=True, now=now, stuck_s=math.inf, jitter=jitter)
         while self.life.state is State.PENDING:
-            yield max(0.0, self.life.retry_at - self._time.now)
-            self.life = self.life.ticked(self._time.now)
+            yield max(0.0, self.life.retry_at - self._now)
+            self.life = self.life.ticked(self._now)
 
     def _read_status(self) -> Steps[None]:
         key = feed_key(CLUSTER, FEED, "status")
@@ -167,10 +172,10 @@ class OwnerTask:
         if self.owner is not None:
             self.owner.sink_lost()
         self._sink.is_open = False
-        until = self._time.now + JOBS_S
+        until = self._now + JOBS_S
         for job in self._jobs:
-            if not job.over and self._time.now < until:
-                yield job.done.wait(until - self._time.now)
+            if not job.over and self._now < until:
+                yield job.done.wait(until - self._now)
             job.cancel()
         self._jobs.clear()
         yield from self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
@@ -216,7 +221,7 @@ class OwnerTask:
 
     def _receive(self, peer: Peer, message: FromProcessor) -> None:
         """Handle a message. Only the latest one says what a processor does; each one says how far it is."""
-        header, now = message.header, self._time.now
+        header, now = message.header, self._now
         is_state = not isinstance(message, Checkpoint)
         is_other_process = header.capture_epoch > peer.latest[0]
         if is_other_process:
@@ -245,10 +250,11 @@ class OwnerTask:
 
     def _receive_sync(self, peer: Peer, message: Sync) -> None:
         if peer.met_rev != message.header.owner_rev:
-            peer.met_rev, peer.met_at = message.header.owner_rev, self._time.now
+            peer.met_rev, peer.met_at = message.header.owner_rev, self._now
         peer.cores, peer.ready = message.cores, message.ready
+        peer.has(message.last_sequence)
         if peer.runs:
-            peer.received = message.received
+            peer.receives(message.received if tuple(message.coming) == peer.coming else 0, self._now)
         self.sharing.loads[peer.capture] = message.loads
         self._receive_progress(peer, message.incarnation, message.checkpoints, message.ddl)
         self._receive_running(peer.capture, message.incarnation, message.ranges)
@@ -263,7 +269,7 @@ class OwnerTask:
             self.owner.receive_ddl(peer.capture, ddl)
             self.owner.report(peer.capture, incarnation, ranges)
         if not peer.runs and {one.id for one in ranges} == set(peer.coming):
-            peer.received = min((one.resolved_ts for one in ranges), default=0)
+            peer.receives(min((one.resolved_ts for one in ranges), default=0), self._now)
 
     def _receive_response(self, peer: Peer, message: DispatchResponse) -> None:
         asked = peer.asked
@@ -272,14 +278,14 @@ class OwnerTask:
         if (answers or "answers" in self._off) and not runs:
             peer.given_up.set()
         if message.error is not None and not peer.runs and peer.coming:
-            peer.fails(self._time.now)
+            peer.fails(self._now)
             peer.coming = ()
             self._link.dispatch(peer, Wish.REST)
             return
         if asked is None or message.incarnation != asked.incarnation or not peer.runs:
             return
         if message.error is not None:
-            peer.fails(self._time.now)
+            peer.fails(self._now)
             self._fail(Retryable(f"capture {peer.capture}: {message.error.what}"))
         else:
             self._receive_running(peer.capture, message.incarnation, message.ranges)
@@ -300,7 +306,7 @@ class OwnerTask:
         assert owner is not None
         if view.resolved_ts > owner.barrier.resolved:
             owner.learn(self._world.upstream.ddl(owner.barrier.resolved, view.resolved_ts), view.resolved_ts)
-        for effect in owner.tick(self._time.now):
+        for effect in owner.tick(self._now):
             self._jobs = [job for job in self._jobs if not job.over]
             self._jobs.append(self._time.spawn(self._control.process, self._perform(owner, effect)))
         self._link.follow_up()
@@ -346,7 +352,7 @@ class OwnerTask:
 
     def _look_around(self) -> None:
         """Divide the key space again if captures come or go, or their loads differ too much."""
-        now, sharing = self._time.now, self.sharing
+        now, sharing = self._now, self.sharing
         if not sharing.is_due(now):
             return
         self._link.announce()

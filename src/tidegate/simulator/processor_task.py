@@ -86,7 +86,7 @@ class ProcessorTask:
             self._over = True
         machine.ready = self._control.machine.application_at <= self._time.now
         self._weigh()
-        for said in machine.tick(self._time.now):
+        for said in machine.tick(self._control.clock.monotonic()):
             self._control.post.to_owner(said)
 
     def _reach(self, dispatch: Dispatch) -> Steps[None]:
@@ -232,7 +232,7 @@ class ProcessorTask:
     def _prepare_coming(self, dispatch: Dispatch) -> dict[str, None]:
         """The tables of the ranges that the processor may get next."""
         if (ranges := tuple(dispatch.coming)) != self._coming:
-            self._coming, self.machine.received = ranges, 0
+            self._coming, self.machine.received, self.machine.coming = ranges, 0, ranges
         tasks = self._world.upstream.tasks_at(dispatch.checkpoint) if ranges else []
         found = (task for task in tasks if any(one.covers(task.span) for one in ranges))
         return {task.id: None for task in found if not self.machine.holds(task)}

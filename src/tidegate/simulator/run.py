@@ -36,6 +36,14 @@ LAG_S: Final = (0.005, 0.25)
 """How long the resolved ts takes from upstream to a capture, at least and at most."""
 
 
+def names(captures: int) -> list[str]:
+    """The names of captures: letters, or numbers if there are many."""
+    letters = "abcdefgh"
+    return (
+        [*letters[:captures]] if captures <= len(letters) else [f"c{n:03d}" for n in range(1, captures + 1)]
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a simulation."""
@@ -81,8 +89,8 @@ class Simulation:
         self.world = World(time, timeline, network, etcd, upstream, Sink(time, checks, off), checks, off)
         status = FeedStatus(upstream.start_ts)
         etcd.transact((), [Put(feed_key(CLUSTER, FEED, "status"), status.to_bytes())])
-        for letter in "abcdefgh"[: scenario.captures]:
-            self.world.captures[letter] = Capture(self.world, letter)
+        for capture in names(scenario.captures):
+            self.world.captures[capture] = Capture(self.world, capture)
         self._faults = Faults(self.world)
         self._target: Timestamp = 0
         """The last ts of upstream. 0: it still writes."""
@@ -168,6 +176,8 @@ class Simulation:
             self._faults.inject(time.rng.choice(scenario.faults))
         yield max(0.0, scenario.last_s - time.now)
         self._faults.heal()
+        if scenario.loses_one:
+            self._faults.lose_one()
         self._healed_at = time.now
         yield QUIET_S
         self._target = self.world.upstream.tso(time.now)

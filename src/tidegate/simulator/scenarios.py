@@ -30,6 +30,8 @@ class Scenario:
     """The average number of upstream transactions per second."""
     ddl_every_s: float = 12.0
     """The average time between two DDLs."""
+    loses_one: bool = False
+    """Whether one capture is unreachable for others from `last_s` on, for good: that is not healed."""
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
@@ -61,6 +63,13 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "cuts": Scenario(
         "captures do not reach one another, etcd or the sink; messages are lost, doubled and late",
         ("network cut", "capture isolated", "cut off from etcd", "cut off from the sink", "bad network"),
+    ),
+    "unreachable": Scenario(
+        "one capture is cut off from the others for good, or receives nothing, and keeps its session",
+        ("network cut", "bad network", "capture killed", "owner resigned"),
+        every_s=8.0,
+        last_s=30.0,
+        loses_one=True,
     ),
     "etcd": Scenario(
         "etcd restarts, sessions end, captures are cut off from it",

@@ -65,10 +65,12 @@ class Signal:
 class Process:
     """A process of the operating system. While it is stopped, everything that is due for it is held back."""
 
-    __slots__ = ("alive", "held", "name", "stopped", "tasks")
+    __slots__ = ("alive", "held", "name", "rate", "stopped", "tasks")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.rate = 1.0
+        """How fast its clock goes. All times for which its tasks wait are divided by it."""
         self.alive, self.stopped = True, False
         self.held: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.tasks: list[Task] = []
@@ -147,9 +149,9 @@ class VirtualTime:
             return
         if isinstance(wait, Waiting):
             wait.signal.join(task)
-            self.after(wait.seconds, self.resume, task, task.turn, False)
+            self.after(wait.seconds / process.rate, self.resume, task, task.turn, False)
         else:
-            self.after(wait, self.resume, task, task.turn, False)
+            self.after(wait / process.rate, self.resume, task, task.turn, False)
 
     def kill(self, process: Process) -> None:
         """SIGKILL: none of its tasks takes another step."""

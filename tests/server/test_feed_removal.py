@@ -1,0 +1,230 @@
+"""Grants and folders of a removed changefeed: they go, but no grant goes before its writers are fenced."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.clock import SystemClock
+from tidegate.control.metadata import (
+    FeedId,
+    FeedInfo,
+    Grant,
+    Outcome,
+    Put,
+    Transaction,
+    feed_key,
+    floor_key,
+    grant_key,
+    raised,
+    shared_out,
+    writers_of,
+)
+from tidegate.errors import Fenced, Retryable
+from tidegate.model.span import Span
+from tidegate.server import feed_removal
+from tidegate.server.crew import Crew
+from tidegate.server.feed_plan import FeedPlan, Paths
+from tidegate.server.feed_removal import fenced_for_good
+from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.node import Node
+from tidegate.server.ownership import take_ownership
+
+CLUSTER = 7
+ONE = FeedId("default", "one")
+LOW, HIGH, ALL = Span(b"", b"m"), Span(b"m", b""), Span(b"", b"")
+MakeNode = Callable[[], Node]
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    """Makes a node that has just become the owner, with a metadata store that it shares with others."""
+    metadata = SqliteMetadata(tmp_path / "metadata.db")
+    nothing: Any = None
+    with ThreadPoolExecutor(1) as disk:
+
+        def make() -> Node:
+            return Node(
+                cluster=CLUSTER,
+                address="",
+                identity="",
+                capture="a",
+                epoch=1,
+                owner_rev=take_ownership(metadata, CLUSTER, "a"),
+                paths=Paths(tmp_path, tmp_path / "events"),
+                pd=nothing,
+                metadata=metadata,
+                captured=nothing,
+                clock=SystemClock(),
+                disk=disk,
+                application=nothing,
+                open_sink=nothing,
+                lost=lambda error: None,
+                shared="etcd:127.0.0.1:1",
+            )
+
+        yield make
+    metadata.close()
+
+
+class FencingSink:
+    """Notes whom it fences, and which grants are stored at that moment."""
+
+    def __init__(self, node: Node, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._node, self._meanwhile = node, meanwhile
+        self.fenced: dict[str, int] = {}
+        self.stored: dict[str, Grant] = {}
+
+    def fence(self, writers: Mapping[str, int], prove: Callable[[], None]) -> None:
+        front = grant_key(CLUSTER, ONE, "")
+        found = self._node.metadata.under(front)
+        self.stored = {kv.key.removeprefix(front): Grant.from_bytes(kv.value) for kv in found}
+        self.fenced = dict(writers)
+        self._meanwhile()
+        prove()
+
+
+def plan_with(sink: FencingSink) -> FeedPlan:
+    plan: Any = SimpleNamespace(feed=ONE, instance="f00d", sink=sink)
+    return plan  # type: ignore[no-any-return]
+
+
+def share_out(node: Node, **ranges: Span) -> dict[str, Grant]:
+    """Grants of a changefeed with another instance each time."""
+    instance, token = f"i{node.next_grant}", node.token()
+    shares = {name: [span] for name, span in ranges.items()}
+    return asyncio.run(node.share_out(ONE, instance, token, shares, dict.fromkeys(shares, 4)))
+
+
+async def removed(node: Node, sink: FencingSink) -> dict[str, Grant]:
+    grants = await fenced_for_good(node, plan_with(sink))
+    if grants:
+        await node.forget_grants(ONE, grants)
+    return grants
+
+
+def test_grants_of_a_removed_feed_are_deleted_after_its_writers_are_fenced(make_node: MakeNode) -> None:
+    node = make_node()
+    share_out(node, a=ALL)
+    share_out(node, a=LOW, b=HIGH)
+    before = share_out(node, b=LOW, c=HIGH)
+    sink = FencingSink(node)
+    asyncio.run(removed(node, sink))
+    assert sink.fenced == {"a": 4, "b": 4, "c": 4}, "also a, which was never fenced after it lost its range"
+    assert not any(grant.is_proven_by(sink.stored[name]) for name, grant in before.items())
+    assert {name for name, one in sink.stored.items() if one.ranges} == {"a"}, (
+        "nobody begins this incarnation"
+    )
+    assert sink.stored["a"].givers.keys() == {"b", "c"}, "a crash here leaves the names of those to be fenced"
+    assert asyncio.run(node.grants(ONE)) == {}
+    assert not [kv.key for kv in node.metadata.under("/tidegate/") if "/one/" in kv.key]
+
+
+def test_a_later_feed_has_no_incarnation_of_a_deleted_grant(make_node: MakeNode) -> None:
+    node = make_node()
+    for _ in range(3):
+        share_out(node, a=LOW, b=HIGH)
+    asyncio.run(removed(node, FencingSink(node)))
+    floor = node.metadata.get(floor_key(CLUSTER))
+    assert floor is not None
+    assert floor.value == b"4", "three, and the one that took the ranges"
+    later = share_out(node, a=LOW, c=HIGH)
+    assert {name: one.incarnation for name, one in later.items()} == {"a": 5, "c": 5}
+    asyncio.run(removed(node, FencingSink(node)))
+    assert share_out(node, b=ALL)["b"].incarnation == 7, "the floor never falls"
+
+
+def test_a_late_write_of_a_deleted_grant_is_refused(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write without an answer is sent again. Its first attempt may arrive when the grant is deleted."""
+    node = make_node()
+    sent: list[Sequence[Transaction]] = []
+    transact_all = node.metadata.transact_all
+
+    def noted(asked: Sequence[Transaction]) -> list[Outcome]:
+        sent.append(asked)
+        return transact_all(asked)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node.metadata, "transact_all", noted)
+        share_out(node, a=LOW, b=HIGH)
+    asyncio.run(removed(node, FencingSink(node)))
+    assert sent
+    assert [one.succeeded for asked in sent for one in transact_all(asked)] == [False]
+    assert asyncio.run(node.grants(ONE)) == {}
+
+
+@pytest.mark.parametrize("fails", ["refused", "late"])
+def test_grants_stay_if_the_sink_cannot_fence(
+    make_node: MakeNode, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node()
+    share_out(node, a=LOW, b=HIGH)
+    monkeypatch.setattr(feed_removal, "FENCE_S", 0.05 if fails == "late" else 10.0)
+
+    def meanwhile() -> None:
+        if fails == "refused":
+            raise Retryable("The broker does not answer.")
+        time.sleep(0.3)
+
+    assert asyncio.run(removed(node, FencingSink(node, meanwhile))) == {}
+    left = asyncio.run(node.grants(ONE))
+    assert left.keys() == {"a", "b"}
+    alone = raised(left, "c", "another", node.token(), [ALL], 4)
+    assert alone["c"].givers.keys() == {"a", "b"}, "the next feed of this name fences them"
+    later = shared_out(left, "another", node.token(), {"c": [LOW], "d": [HIGH]}, {"c": 4, "d": 4})
+    assert writers_of(left | later).keys() == {"a", "b", "c", "d"}
+
+
+def test_an_owner_that_was_replaced_deletes_no_grant(make_node: MakeNode) -> None:
+    """It may wake up in the middle of a removal, when its successor has granted ranges of the next feed."""
+    node = make_node()
+    share_out(node, a=LOW, b=HIGH)
+    successor: list[Node] = []
+
+    def meanwhile() -> None:
+        successor.append(make_node())
+
+    assert asyncio.run(removed(node, FencingSink(node, meanwhile))) == {}
+    granted = share_out(successor[0], a=HIGH, b=LOW)
+    with pytest.raises(Fenced):
+        asyncio.run(node.forget_grants(ONE, granted))
+    with pytest.raises(Fenced):
+        asyncio.run(fenced_for_good(node, plan_with(FencingSink(node))))
+    assert asyncio.run(successor[0].grants(ONE)) == granted
+
+
+def test_a_feed_that_never_ran_needs_no_fence(make_node: MakeNode) -> None:
+    node = make_node()
+    sink = FencingSink(node)
+    assert asyncio.run(removed(node, sink)) == {}
+    assert sink.fenced == {}
+
+
+def spec(folder: Path, **differs: Any) -> None:
+    folder.mkdir(parents=True)
+    found = {"namespace": "default", "id": folder.name, "cluster_id": CLUSTER, "metadata": "etcd:127.0.0.1:1"}
+    (folder / "spec-1-f00d.json").write_text(json.dumps(found | differs))
+
+
+def test_a_capture_removes_folders_of_feeds_removed_while_it_was_away(make_node: MakeNode) -> None:
+    node = make_node()
+    folders = {name: node.paths.feed(FeedId("default", name)) for name in ("gone", "kept", "other", "torn")}
+    spec(folders["gone"])
+    spec(folders["kept"])
+    spec(folders["other"], metadata="etcd:127.0.0.1:2")
+    folders["torn"].mkdir()
+    (folders["torn"] / "spec-1-f00d.json").write_text("{")
+    info = FeedInfo("kafka://a/b", {}, 1, 0, 3, "normal", "f00d")
+    asyncio.run(node.write(Put(feed_key(CLUSTER, FeedId("default", "kept"), "info"), info.to_bytes())))
+    asyncio.run(Crew(node)._remove_folders())
+    assert {name for name, folder in folders.items() if folder.exists()} == {"kept", "other", "torn"}
