@@ -99,7 +99,7 @@ def wrap_driver(clock: Clock) -> None:
     from tidegate.consumer import apply, job, rounds
     from tidegate.consumer.mysql import lanes, literals, progress, target
 
-    clock.wrap(rounds.Rounds, "fetch", "fetch")
+    clock.wrap(rounds.FetchRounds, "fetch", "fetch")
     clock.wrap(job.Consumer, "_arrived", "wait for rows")
     clock.wrap(apply, "staged_rows", "map")
     clock.wrap(apply, "staged_changes", "convert", len)

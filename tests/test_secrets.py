@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate import log
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.api.operations import _shown
 from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.settings import ReplicaConfig
@@ -72,7 +72,7 @@ def holders(secret: str) -> tuple[list[Any], ReplicaConfig]:
         uri, uri.options, uri.option("sasl-password"), uri.render(), config, config.sink,
         config.sink.kafka_config, config.sink.kafka_config.sasl_password, other,
         config.to_json(redact=True), info, NewFeed(FEED, uri, config, 0, 0), plan, _shown(stored),
-        Token("x" * 32 + secret),
+        AccessToken("x" * 32 + secret),
     ]  # fmt: skip
     return found, config
 

@@ -22,19 +22,19 @@ CHARACTERS: Final = range(16, 1025)
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class AccessToken:
     """A secret that is never part of a printed value."""
 
     secret: str = field(repr=False)
 
     @classmethod
-    def from_environment(cls) -> Token | None:
+    def from_environment(cls) -> AccessToken | None:
         """The token that TIDEGATE_TOKEN_FILE names; None without it. Raises InvalidInput for a bad file."""
         name = os.environ.get(TOKEN_FILE)
         return cls.from_file(Path(name)) if name else None
 
     @classmethod
-    def from_file(cls, path: Path) -> Token:
+    def from_file(cls, path: Path) -> AccessToken:
         """The first line of a file. Raises InvalidInput, which does not quote it."""
         try:
             with path.open(encoding="ascii") as file:

@@ -3,9 +3,9 @@
 A layout is a run of fields without gaps. It gives the constants that kernels use, the accessors of a table of
 such records, and a section of docs/internals/layouts.md.
 
-    SLOT = Layout("slot", "S_", "A registration.", state=word("its state"), region=word("its region's id"))
-    S_STATE, S_REGION = SLOT.words()                  # word numbers, for accessors
-    slot_word, put_slot_word = SLOT.accessors()       # slot_word(slots, number, S_STATE)
+    REG = Layout("registration", "R_", "A registration.", state=word("its state"), region=word("its region"))
+    R_STATE, R_REGION = REG.words()                   # word numbers, for accessors
+    reg_word, put_reg_word = REG.accessors()          # reg_word(registrations, number, R_STATE)
 
     JOB = Layout("job", "J_", "The input of a kernel.", rows=signed("rows"), data=pointer("where they are"))
     J_ROWS, J_DATA = JOB.offsets()                    # bytes, for load_i64(job + J_ROWS)

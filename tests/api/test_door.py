@@ -22,7 +22,7 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from tests.certificates import Authority
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.api import door
 from tidegate.api.app import _refused
 from tidegate.api.door import MAX_BODY, Door, Rules
@@ -155,7 +155,7 @@ def test_two_names_are_none(serve: Callable[..., Running]) -> None:
 
 
 def test_with_a_token_nothing_goes_without(serve: Callable[..., Running]) -> None:
-    server = serve(token=Token(SECRET))
+    server = serve(token=AccessToken(SECRET))
 
     def basic(text: str) -> str:
         return "Basic " + base64.b64encode(text.encode()).decode()
@@ -164,7 +164,7 @@ def test_with_a_token_nothing_goes_without(serve: Callable[..., Running]) -> Non
         answer = server.ask(authorization=wrong)
         assert answer.status_code == 401, wrong
         assert SECRET not in answer.text
-    assert not Token(SECRET).opens("Bearer \xe9")
+    assert not AccessToken(SECRET).opens("Bearer \xe9")
     assert server.ask(authorization=f"Bearer {SECRET}").status_code == 200
     assert server.ask(authorization=basic(f"anybody:{SECRET}")).status_code == 200
 
@@ -210,7 +210,7 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
             assert address.startswith("["), "a machine may have no IPv6"
             continue
         with listener:
-            check_door(listener, Rules(token=Token(SECRET)))
+            check_door(listener, Rules(token=AccessToken(SECRET)))
             if reached:
                 with pytest.raises(InvalidInput, match="other machines reach this address"):
                     check_door(listener, Rules())
@@ -235,24 +235,24 @@ def test_the_server_says_so_at_its_start(tmp_path: Path) -> None:
 def test_a_token_is_read_from_its_file_and_never_shown(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(f"{SECRET}\nsecond line\n")
-    token = Token.from_file(path)
+    token = AccessToken.from_file(path)
     assert token.header == {"Authorization": f"Bearer {SECRET}"}
     assert SECRET not in f"{token} {token!r} {Rules(token=token)}"
     for wrong in ("", "short", "with a blank in its midst", "x" * 5000, "ähnlich-wie-ein-token-lang"):
         path.write_text(wrong)
         with pytest.raises(InvalidInput) as refused:
-            Token.from_file(path)
+            AccessToken.from_file(path)
         assert str(path) in refused.value.render()
         assert not wrong or wrong not in refused.value.render()
     with pytest.raises(InvalidInput, match="No such file"):
-        Token.from_file(tmp_path / "none")
+        AccessToken.from_file(tmp_path / "none")
 
 
 def test_commands_send_the_token(
     serve: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEGATE_TOKEN_FILE", "")
-    server = serve(token=Token(SECRET))
+    server = serve(token=AccessToken(SECRET))
     path = tmp_path / "token"
     path.write_text(SECRET)
     command = ["changefeed", "list", "--server", f"127.0.0.1:{server.port}"]

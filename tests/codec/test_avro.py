@@ -20,7 +20,7 @@ from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
-from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, Reader, named_ids, unscaled
+from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, AvroReader, named_ids, unscaled
 from tidegate.codec.protocols.avro.schema import AvroOptions, sanitized, subjects
 from tidegate.codec.protocols.avro.wire_schema import record_of
 from tidegate.codec.schema_book import MAX_SCHEMAS, SchemaBook, look_up_missing, register_missing
@@ -115,7 +115,7 @@ def test_a_decimals_bytes_are_its_shortest_twos_complement(number: int) -> None:
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 def test_a_varint_comes_back(number: int) -> None:
-    reader = Reader(bytes(5) + varint(number))
+    reader = AvroReader(bytes(5) + varint(number))
     assert reader.varint() == number
     reader.end()
 

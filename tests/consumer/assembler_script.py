@@ -15,12 +15,12 @@ aligned                                         the ts at which all partitions a
 from __future__ import annotations
 
 from tests.scripts import Command
-from tidegate.consumer.assembler import Assembler, Segment
+from tidegate.consumer.assembler import Assembler, StagedRun
 
 
-def segment(partition: int, low: int, high: int, offset: int, rows: int = 10, file: str = "f") -> Segment:
+def segment(partition: int, low: int, high: int, offset: int, rows: int = 10, file: str = "f") -> StagedRun:
     """Rows of table s.t in a staging file of the partition's own."""
-    return Segment(partition, "s", "t", (), f"{file}{partition}", 0, 0, rows, low, high, offset)
+    return StagedRun(partition, "s", "t", (), f"{file}{partition}", 0, 0, rows, low, high, offset)
 
 
 class AssemblerScript:

@@ -31,7 +31,7 @@ from tests.consumer.assembler_script import segment
 from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.scripts import Command
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Ddls, Flow
 from tidegate.consumer.position import PartitionPosition, Position
@@ -147,7 +147,7 @@ def _groups(command: Command) -> tuple[tuple[int, ...], ...]:
 
 def _fetched(command: Command) -> Fetched:
     partition = partition_of(command.options["partition"])
-    rows: list[Segment] = []
+    rows: list[StagedRun] = []
     resolved, aligns = [], []
     ddls: list[DdlMessage] = []
     changes: list[Layout] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import Rows
 from tidegate.consumer.offset_flow import Group, OffsetFlow
@@ -110,7 +110,7 @@ class Broker:
             if at:
                 newest = max(log[o].ts for o in at)
                 size = (f"{number}/{table}", 0, 1, len(at), at[0] + 1, at[-1] + 1, at[0], newest)
-                segments.append(Segment(number, "s", table, (), *size))
+                segments.append(StagedRun(number, "s", table, (), *size))
         for offset in range(start, end):
             change = log[offset]
             if change.key < 0:
@@ -118,14 +118,14 @@ class Broker:
                 ddls.append(DdlMessage(change.ts, query, None, "s", change.table, None, offset))
         return Fetched(number, end, end - start, tuple(segments), (), tuple(ddls))
 
-    def sides(self, segment: Segment, ts: int) -> tuple[np.ndarray, np.ndarray]:
+    def sides(self, segment: StagedRun, ts: int) -> tuple[np.ndarray, np.ndarray]:
         """As `changes.sides_of`."""
         log = self.logs[segment.partition]
         at = [o for o in range(segment.min_ts - 1, segment.max_ts) if _is_of(log[o], segment)]
         return np.array(at, np.int64), np.array([log[o].ts > ts for o in at], bool)
 
 
-def _is_of(change: Change, segment: Segment) -> bool:
+def _is_of(change: Change, segment: StagedRun) -> bool:
     return change.table == segment.table and change.key >= 0
 
 

@@ -27,7 +27,7 @@ from tests.consumer.offset_model import Broker, Change
 from tests.consumer.partitions import Labels, partition_of, partitions_of
 from tests.scripts import Command
 from tidegate.consumer import offset_flow
-from tidegate.consumer.assembler import Piece
+from tidegate.consumer.assembler import StagedPiece
 from tidegate.consumer.flow import MAX_WAITING_ROWS, Ddls
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.position import PartitionPosition, Position
@@ -133,7 +133,7 @@ class OffsetScript:
                 rows_of = " ".join(f"{name}@{ts}" for _, _, name, ts in found)
                 return f"apply {self._labels.bounds(step.bounds.items())}: {rows_of or 'no rows'}"
 
-    def _changes(self, piece: Piece) -> list[tuple[int, int, str, int]]:
+    def _changes(self, piece: StagedPiece) -> list[tuple[int, int, str, int]]:
         """Partition, offset, table, and commit ts of each row of a piece."""
         segment = piece.segment
         at, _ = self._broker.sides(segment, 0)

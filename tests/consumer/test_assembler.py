@@ -9,7 +9,7 @@ import pytest
 
 from tests.consumer.assembler_script import AssemblerScript, segment
 from tests.scripts import run_script, scripts
-from tidegate.consumer.assembler import Assembler, Segment
+from tidegate.consumer.assembler import Assembler, StagedRun
 
 
 @pytest.mark.parametrize("path", scripts(Path(__file__).parent / "testdata" / "assembler"))
@@ -22,7 +22,7 @@ class ByTable(Assembler):
 
     largest = 0
 
-    def add(self, segments: Iterable[Segment]) -> None:
+    def add(self, segments: Iterable[StagedRun]) -> None:
         for one in segments:
             if one.max_ts > self.largest:
                 super().add([one])

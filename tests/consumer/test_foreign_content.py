@@ -107,7 +107,7 @@ def test_a_name_that_somebody_else_uses_stops_the_consumer(tmp_path: Path, delta
             lambda: lake.merge("sales/orders", ORDERS, ORDERS.slice(0, 0), ["id"]),
             lambda: lake.replace("sales/orders", schema, iter(())),
             lambda: lake.restore("sales/orders", 0),
-            lambda: list(lake.slot_files("sales/orders").clean([0], time.time() + 9, time.time() + 9)),
+            lambda: list(lake.files_of("sales/orders").clean([0], time.time() + 9, time.time() + 9)),
         ]
     for write in writes:
         with pytest.raises(Fatal, match=r"not the target's") as caught:
@@ -124,7 +124,7 @@ def test_tables_of_another_target_are_not_ours(tmp_path: Path) -> None:
     shutil.copytree(other.root / "a" / "b", ours.root / "a" / "moved in")
     assert not ours.discard("a/moved in")
     assert ours.discard("a/b")
-    assert ours.slots() == ["a/moved in"]
+    assert ours.table_paths() == ["a/moved in"]
 
 
 def test_a_target_that_looks_new_while_its_tables_lie_there_is_refused(tmp_path: Path) -> None:

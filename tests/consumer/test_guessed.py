@@ -14,7 +14,7 @@ import pytest
 
 from tests.consumer.at_delta import applier_of
 from tidegate.codec.base import Decoded, DecodedTable, WireColumn
-from tidegate.consumer.assembler import Piece
+from tidegate.consumer.assembler import StagedPiece
 from tidegate.consumer.definition import from_json, grown, guess
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.staging import stage
@@ -76,7 +76,7 @@ class Target:
         )
         file = self.root / f"{next(self.numbers)}.arrow"
         segments = stage(Decoded(rows=[table]), 0, file)
-        self.applier.rows({NAME: [Piece(segment, 0, ts) for segment in segments]}, position_at(ts))
+        self.applier.rows({NAME: [StagedPiece(segment, 0, ts) for segment in segments]}, position_at(ts))
 
     def publish(self, ts: int) -> None:
         self.applier.commit(position_at(ts))

@@ -162,7 +162,7 @@ def test_a_batch_that_died_before_its_index_commit_disappears(tmp_path: Path) ->
     again = Written(tmp_path)
     assert again.held() == {1: 10, 2: 20}
     assert again.lake.columns(again.path) == ["id", "n"]
-    assert again.lake.slots() == [again.path], "the table that was never named is gone, with its files"
+    assert again.lake.table_paths() == [again.path], "the table that was never named is gone, with its files"
     assert [p.name for p in (tmp_path / "db").iterdir()] == [Path(again.path).name]
     again.target.close()
 
@@ -621,7 +621,7 @@ def test_a_file_that_is_not_the_tables_is_never_replaced(tmp_path: Path) -> None
     target = IcebergTarget(tmp_path)
     target.recover()
     target.execute(Create(KEYED))
-    (path,) = target.lake.slots()
+    (path,) = target.lake.table_paths()
     target.lake.append(path, rows(KEYED, {1: 1}))
     (stale,) = target.lake.tables.manifests.tasks(target.lake.tables.table(path))
     target.lake.merge(path, rows(KEYED, {1: 2}), rows(KEYED, {}).select(["id"]), ["id"])
@@ -640,7 +640,7 @@ def test_a_text_that_pyiceberg_cannot_bound_is_written_and_found(tmp_path: Path)
     target = IcebergTarget(tmp_path)
     target.recover()
     target.execute(Create(made))
-    (path,) = target.lake.slots()
+    (path,) = target.lake.table_paths()
     names = ["a", "b" * 15 + "\ud7ff" + "z"]
     held = pa.table([names], schema=made.arrow_schema)
     target.lake.append(path, held)
@@ -657,7 +657,7 @@ def test_files_of_many_rows_that_are_small_on_disk_are_compacted_once(
     target = IcebergTarget(tmp_path)
     target.recover()
     target.execute(Create(KEYED))
-    (path,) = target.lake.slots()
+    (path,) = target.lake.table_paths()
     for at in range(12):
         target.lake.append(path, rows(KEYED, {at * 100 + n: 7 for n in range(100)}))
     assert target.lake.compact(path, ["id"])

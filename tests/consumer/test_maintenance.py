@@ -28,7 +28,7 @@ from tidegate.consumer.upkeep import Upkeep
 from tidegate.model.timestamp import compose
 from tidegate.sink import open_tables
 from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.slot_files import TableFiles
 from tidegate.sink.snapshot_rows import COMPACT_FILES
 from tidegate.sink.store import SNAPSHOTS
 from tidegate.workload.definitions import NOT_NULL, PRIMARY, ColumnSpec, table_info
@@ -54,7 +54,7 @@ def test_without_retention_only_the_newest_stays_and_consuming_continues(tmp_pat
     assert set(lake.read(SNAPSHOTS)["ts"].to_pylist()) == {position.ts}
     assert differences(target, snapshots()[9]) == {}
     named = set(lake.named_versions())
-    assert set(lake.slots()) == named, "tables that were dropped or renamed away are gone"
+    assert set(lake.table_paths()) == named, "tables that were dropped or renamed away are gone"
     consume(topic, target, until=snapshots()[11].ts)
     assert differences(target, snapshots()[11]) == {}
 
@@ -179,8 +179,8 @@ class Watched(Lakehouse):
         super().__init__(root)
         self.cleaned: list[str] = []
 
-    def slot_files(self, path: str) -> SlotFiles:
-        made = super().slot_files(path)
+    def files_of(self, path: str) -> TableFiles:
+        made = super().files_of(path)
         check = made._check
 
         def noting() -> object:

@@ -260,10 +260,10 @@ def test_a_table_that_is_in_the_trash_is_no_slot(place: AtDeltaInS3) -> None:
         resume(target, ROWS + 2)
         lake = target.lake
         path = max(target.tables.values(), key=lambda one: lake.read(one.path).num_rows).path
-        assert path in lake.slots()
+        assert path in lake.table_paths()
         assert lake.set_aside(path)
         assert lake.store.names(path)
-        assert path not in lake.slots()
+        assert path not in lake.table_paths()
 
 
 def test_two_writers_of_definitions_never_take_the_same_number(s3: S3Place) -> None:
@@ -285,7 +285,7 @@ def test_a_replaced_writer_deletes_nothing(s3: S3Place, place: AtDeltaInS3, tmp_
     upkept = BucketAddress(s3.store(), "contract", tmp_path / "own", ALL_GOES)
     with upkept.opened() as old, place.address().opened() as new:
         resume(old, THIRD := 13)
-        files = old.lake.slot_files(f"{SCHEMA}/money")
+        files = old.lake.files_of(f"{SCHEMA}/money")
         new.recover()
         before = objects(s3)
         with pytest.raises(Fenced):

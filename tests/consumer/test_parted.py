@@ -15,7 +15,7 @@ from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories, without_old_values
 from tidegate.consumer.apply import Sizes
-from tidegate.consumer.assembler import STEP_BYTES, Assembler, Segment
+from tidegate.consumer.assembler import STEP_BYTES, Assembler, StagedRun
 from tidegate.consumer.definition import guess
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_WAITING_BYTES, Flow
@@ -99,7 +99,7 @@ def test_what_waits_on_disk_is_bounded_in_bytes() -> None:
     begin = {number: PartitionPosition(0, 0, 0) for number in (0, 1)}
     flow = Flow(replace(FRESH, partitions=begin), Mode.TRANSACTION, (), None)
     for size, wanted in ((MAX_WAITING_BYTES, {0, 1}), (1, {1})):
-        held = Segment(0, "s", "t", (), "f", 0, size, 1, 5, 5, 0)
+        held = StagedRun(0, "s", "t", (), "f", 0, size, 1, 5, 5, 0)
         flow.take([Fetched(0, 1, segments=(held,), resolved=((9, 1),))])
         assert flow.wanted().keys() == wanted
 
@@ -107,6 +107,6 @@ def test_what_waits_on_disk_is_bounded_in_bytes() -> None:
 def test_a_step_is_bounded_in_bytes() -> None:
     held = Assembler({0: 0})
     half = STEP_BYTES // 2
-    held.add(Segment(0, "s", "t", (), "f", 0, half, 10, ts, ts, ts) for ts in range(1, 7))
+    held.add(StagedRun(0, "s", "t", (), "f", 0, half, 10, ts, ts, ts) for ts in range(1, 7))
     assert held.cut(6, 10_000) == 2
     assert held.bytes == 6 * half

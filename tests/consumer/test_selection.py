@@ -30,7 +30,7 @@ from tests.consumer.test_renames import RENAME, Named
 from tests.consumer.topics import Mark, publish
 from tidegate.codec.base import DdlMessage, WireColumn
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import Piece, Segment
+from tidegate.consumer.assembler import StagedPiece, StagedRun
 from tidegate.consumer.ddl_plan import EXCHANGE
 from tidegate.consumer.ddl_steps import Create
 from tidegate.consumer.definition import guess
@@ -308,9 +308,9 @@ def test_unreadable_rules_are_rejected_before_the_target_is_touched(tmp_path: Pa
 # --- rows
 
 
-def pieces(*names: tuple[str, str], key: str = "id") -> dict[tuple[str, str], list[Piece]]:
+def pieces(*names: tuple[str, str], key: str = "id") -> dict[tuple[str, str], list[StagedPiece]]:
     columns = tuple(WireColumn(name, pa.int64(), 8, key=name == key) for name in ("id", "v", "secret"))
-    return {name: [Piece(Segment(0, *name, columns, "f", 0, 9, 1, 5, 5, 0), 0, 9)] for name in names}
+    return {name: [StagedPiece(StagedRun(0, *name, columns, "f", 0, 9, 1, 5, 5, 0), 0, 9)] for name in names}
 
 
 def test_rows_of_other_tables_are_left_out_and_the_rest_is_renamed() -> None:

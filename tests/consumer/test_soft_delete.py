@@ -24,7 +24,7 @@ from tests.consumer.topics import Event, Mark, messages_of
 from tidegate.codec.base import WireColumn
 from tidegate.consumer import definition, soft_delete
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import Piece, Segment
+from tidegate.consumer.assembler import StagedPiece, StagedRun
 from tidegate.consumer.checks import check_soft_delete
 from tidegate.consumer.net_effect import Changes, net_effect
 from tidegate.consumer.rules import Rules
@@ -310,9 +310,9 @@ def test_a_rename_between_kept_and_removed_is_refused() -> None:
 def test_rows_that_cannot_be_kept_are_refused(
     tmp_path: Path, columns: tuple[WireColumn, ...], why: str
 ) -> None:
-    segment = Segment(0, SCHEMA, "t", columns, str(tmp_path), 0, 1, 1, 5, 5, 0)
+    segment = StagedRun(0, SCHEMA, "t", columns, str(tmp_path), 0, 1, 1, 5, 5, 0)
     with pytest.raises(Fatal, match=why):
-        Selection(RULES).pieces({(SCHEMA, "t"): [Piece(segment, 0, 9)]}, ())
+        Selection(RULES).pieces({(SCHEMA, "t"): [StagedPiece(segment, 0, 9)]}, ())
 
 
 def test_the_text_of_a_ddl_is_not_run_for_such_a_table() -> None:

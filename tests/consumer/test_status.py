@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from tests.cli.test_consumer_lines import QUIET
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.api.listening import address_of, listen
 from tidegate.api.metrics_page import serving
 from tidegate.cli.consumer import _JsonLines
 from tidegate.cli.consumer import status as live_line
 from tidegate.cli.consumer_status import PARTITIONS_SHOWN, as_dict, summary, table
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.directory_lock import lock_holder
 from tidegate.consumer.fetched import Fetched
@@ -179,7 +179,7 @@ def test_rows_that_no_snapshot_names_do_not_count_as_applied() -> None:
     parts = {0: PartitionPosition(3, 10, 10), 1: PartitionPosition(4, 10, 10)}
     kept = replace(POSITION, ts=10, partitions=parts)
     flow = Flow(kept, Mode.ROW, (), None)
-    rows = Segment(0, "s", "t", (), "file", 0, 0, 6, 20, 20, first_offset=5)
+    rows = StagedRun(0, "s", "t", (), "file", 0, 0, 6, 20, 20, first_offset=5)
     flow.take([Fetched(0, 9, resolved=[(20, 8)], segments=[rows])])
     waiting = partitions_of(["t"], flow, None, {0: 12, 1: 2})
     assert waiting == (Partition("t/0", 20, 10, 5, 9, 12), Partition("t/1", 10, 10, 4, 4, 4))
@@ -384,7 +384,7 @@ def test_an_address_that_will_not_do_is_refused_by_the_options_name() -> None:
 
 
 def test_with_a_token_metrics_are_for_those_who_send_it() -> None:
-    listener, token = listen("127.0.0.1:0"), Token("s" * 16)
+    listener, token = listen("127.0.0.1:0"), AccessToken("s" * 16)
     page = f"http://{address_of(listener)}/metrics"
     with serving(listener, lambda: b"x 1\n", token):
         assert httpx.get(page, trust_env=False).status_code == 401

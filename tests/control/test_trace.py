@@ -15,7 +15,7 @@ from tests.scripts import run_script
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
-from tidegate.control.trace import OWNER, PROCESSOR, Kind, Record, Tap, decode, encode, replay
+from tidegate.control.trace import OWNER, PROCESSOR, MachineKind, Record, Tap, decode, encode, replay
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
@@ -31,7 +31,7 @@ READS = {
 class Segments:
     """All that a machine's tap writes; with `each`, every event begins a segment of its own."""
 
-    def __init__(self, kind: Kind, machine: Owner | Processor, *, each: bool = False) -> None:
+    def __init__(self, kind: MachineKind, machine: Owner | Processor, *, each: bool = False) -> None:
         self._each = each
         self._tap = Tap(kind, "default/one", machine, self._write)
         self.lines = [[orjson.dumps(self._tap.head()) + b"\n"]]
@@ -42,7 +42,7 @@ class Segments:
             self.lines.append([orjson.dumps(self._tap.head()) + b"\n"])
 
 
-def of_scripts(kind: Kind, patch: pytest.MonkeyPatch, *, each: bool = False) -> list[Segments]:
+def of_scripts(kind: MachineKind, patch: pytest.MonkeyPatch, *, each: bool = False) -> list[Segments]:
     """Return the traces of every machine of the kind's scripts."""
     made: list[Segments] = []
 
@@ -62,7 +62,7 @@ def of_scripts(kind: Kind, patch: pytest.MonkeyPatch, *, each: bool = False) -> 
 
 @pytest.mark.parametrize("kind", [OWNER, PROCESSOR], ids=lambda kind: kind.name)
 def test_the_events_of_every_script_replay_with_the_same_effects(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
+    kind: MachineKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
     for segments in of_scripts(kind, monkeypatch):
@@ -74,7 +74,7 @@ def test_the_events_of_every_script_replay_with_the_same_effects(
 
 
 @pytest.mark.parametrize("kind", [OWNER, PROCESSOR], ids=lambda kind: kind.name)
-def test_a_segment_may_begin_at_any_event(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_may_begin_at_any_event(kind: MachineKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds all that the machine knows then."""
     for segments in of_scripts(kind, monkeypatch, each=True):
         for lines in segments.lines[:-1]:
@@ -82,7 +82,7 @@ def test_a_segment_may_begin_at_any_event(kind: Kind, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", [OWNER, PROCESSOR], ids=lambda kind: kind.name)
-def test_every_method_of_a_machine_is_an_event_or_only_reads(kind: Kind) -> None:
+def test_every_method_of_a_machine_is_an_event_or_only_reads(kind: MachineKind) -> None:
     """A new one must be put into one of the two lists, or its calls would be missing from records."""
     methods = {name for name, one in vars(kind.type).items() if callable(one) and not name.startswith("_")}
     assert methods == set(kind.events) | READS[kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.control.upstream_time import JUMP_MS, Differs, GoesOn, Jumped, Remark, Stands, UpstreamTime
+from tidegate.control.upstream_time import JUMP_MS, Advances, Differs, Halted, Jumped, Remark, UpstreamTime
 
 HOUR = 3_600_000
 T0 = 1_700_000_000_000
@@ -36,18 +36,18 @@ def test_a_time_that_does_not_advance_is_reported_once_and_so_is_its_end() -> No
     """PD's clock is set back by 40 s: its timestamps rise, its physical time does not."""
     time = UpstreamTime()
     answers = [(float(second), -1000 * second, 0) for second in range(0, 45, 5)]
-    assert remarks(time, *answers) == [Stands(15_000)]
-    assert time.stands
+    assert remarks(time, *answers) == [Halted(15_000)]
+    assert time.is_halted
     assert time.now_ms(43.0) == T0
-    assert remarks(time, (45, -40_000, 0), (50, -40_000, 0)) == [GoesOn(40_000)]
-    assert not time.stands
+    assert remarks(time, (45, -40_000, 0), (50, -40_000, 0)) == [Advances(40_000)]
+    assert not time.is_halted
 
 
 def test_a_clock_that_is_corrected_while_pds_time_is_stopped_is_a_jump() -> None:
     time = UpstreamTime()
     remarks(time, *[(float(second), -1000 * second, 0) for second in range(0, 25, 5)])
     assert remarks(time, (25, 0, 0)) == [Jumped(20_000)]
-    assert not time.stands
+    assert not time.is_halted
 
 
 def test_this_machines_clock_is_compared_with_pds() -> None:
@@ -63,7 +63,7 @@ def test_it_is_never_wrong_by_more_than_what_it_has_remarked_on(steps: list[tupl
     time.received(physical, physical, now)
     for passed, moved in steps:
         expected = time.now_ms(now + passed)
-        was_stopped = time.stands
+        was_stopped = time.is_halted
         now, physical = now + passed, physical + moved
         found = time.received(physical, physical, now)
         assert time.now_ms(now) == physical

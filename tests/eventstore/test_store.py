@@ -311,7 +311,7 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
     span.append(block_of([put(110)]))
     span.seal(120)
     store.publish()
-    delete, seen = span._files.let_go, []
+    delete, seen = span._files.unload, []
 
     def publishing(manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
         store.publish()
@@ -319,7 +319,7 @@ def test_a_concurrent_publish_does_not_announce_a_restarted_span(
         store.publish()
         seen.append(store_view.read_frontier(tmp_path))
 
-    monkeypatch.setattr(SpanFiles, "let_go", lambda self, *given: publishing(*given))
+    monkeypatch.setattr(SpanFiles, "unload", lambda self, *given: publishing(*given))
     span.begin(50)
     assert seen == [{}]
 

@@ -34,7 +34,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import CAPTURE_ERRORS, KV_ERRORS
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -100,7 +100,7 @@ class Trouble:
             thread.join(60)
         self.upstream.faults.clear()
         self.upstream.tso.thaw()
-        self._stale.let_go()
+        self._stale.release()
         for store in self.upstream.stores.all():
             self.upstream.start_store(store.id)
 
@@ -213,7 +213,7 @@ class Trouble:
             case "stale pd":
                 self._stale.hold()
                 self.stop.wait(last)
-                self._stale.let_go()
+                self._stale.release()
             case "older pd":
                 faults.unknown_calls = frozenset({"BatchScanRegions"})
                 upstream.cut_streams()
@@ -246,7 +246,7 @@ class Trouble:
             store: metapb_pb2.Store(id=store, address=NOBODY, state=metapb_pb2.Tombstone)
         }
         self.stop.wait(last)
-        self._stale.let_go()
+        self._stale.release()
         upstream.faults.clear()
         upstream.start_store(store)
 
@@ -282,7 +282,7 @@ class Witness:
 def history(engine: Engine, span: Span, after: int) -> list[Entry]:
     """Every committed change of the span above a ts, from the store's own records, in order."""
     found = []
-    values = Reader(engine)
+    values = MvccReader(engine)
     cursor = engine.cursor(mvcc.WRITE, upper=encode_bytes(span.end))
     cursor.seek(encode_bytes(span.start))
     key, newer = b"", None

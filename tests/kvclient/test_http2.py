@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.kvclient import hpack, http2
 from tidegate.kvclient.grpc_messages import UNPACK_BYTES
-from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, Kind
+from tidegate.kvclient.http2 import OUTPUT_BYTES_MAX, WINDOW_BYTES, Call, End, FrameKind
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 END_STREAM = ACK = 1
@@ -27,11 +27,11 @@ def frame(kind: int, flags: int = 0, stream: int = 1, payload: bytes = b"") -> b
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, b"".join(struct.pack(">HL", *pair) for pair in pairs))
+    return frame(FrameKind.SETTINGS, 0, 0, b"".join(struct.pack(">HL", *pair) for pair in pairs))
 
 
 def update(stream: int, size: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
+    return frame(FrameKind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
 
 
 def message(data: bytes, flag: int = 0) -> bytes:
@@ -39,7 +39,7 @@ def message(data: bytes, flag: int = 0) -> bytes:
 
 
 def trailers(*fields: tuple[str, str]) -> bytes:
-    return frame(Kind.HEADERS, END_HEADERS | END_STREAM, 1, hpack.encode(list(fields)))
+    return frame(FrameKind.HEADERS, END_HEADERS | END_STREAM, 1, hpack.encode(list(fields)))
 
 
 def sent(call: Call) -> Iterator[tuple[int, int, int, bytes]]:
@@ -61,7 +61,7 @@ def sent(call: Call) -> Iterator[tuple[int, int, int, bytes]]:
 def begun() -> Call:
     """A call whose peer has said its settings, with nothing to send."""
     call = Call("store:20160", "/cdcpb.ChangeData/EventFeedV2")
-    assert call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88")) == []
+    assert call.receive(settings() + frame(FrameKind.HEADERS, END_HEADERS, 1, b"\x88")) == []
     call.output.clear()
     return call
 
@@ -70,10 +70,10 @@ def test_a_call_begins_with_the_preface_its_settings_and_its_headers() -> None:
     call = Call("store:20160", "/service/method", (("features", "stream-multiplexing"),))
     assert call.output.startswith(PREFACE)
     (kind, _, stream, payload), window, headers = sent(call)
-    assert (kind, stream) == (Kind.SETTINGS, 0)
+    assert (kind, stream) == (FrameKind.SETTINGS, 0)
     assert dict(struct.iter_unpack(">HL", payload)) == {1: 0, 2: 0, 4: WINDOW_BYTES}
-    assert window == (Kind.WINDOW_UPDATE, 0, 0, (WINDOW_BYTES - 65535).to_bytes(4, "big"))
-    assert headers[:3] == (Kind.HEADERS, END_HEADERS, 1)
+    assert window == (FrameKind.WINDOW_UPDATE, 0, 0, (WINDOW_BYTES - 65535).to_bytes(4, "big"))
+    assert headers[:3] == (FrameKind.HEADERS, END_HEADERS, 1)
     assert dict(hpack.decode(headers[3])) == {
         ":method": "POST",
         ":scheme": "http",
@@ -99,9 +99,9 @@ def test_messages_come_whole_and_in_order_however_they_are_cut(
     for size in [*frames, len(body)]:
         part, body = body[:size], body[size:]
         if padded:
-            data += frame(Kind.DATA, PADDED, 1, bytes([3]) + part + bytes(3))
+            data += frame(FrameKind.DATA, PADDED, 1, bytes([3]) + part + bytes(3))
         else:
-            data += frame(Kind.DATA, 0, 1, part)
+            data += frame(FrameKind.DATA, 0, 1, part)
         data += frame(0x42, 0, 1, b"of an unknown kind")
     found: list[bytes] = []
     at = turn = 0
@@ -119,7 +119,7 @@ def test_requests_keep_to_the_peers_windows() -> None:
     call = begun()
     call.send(b"r" * 100_000)
     frames = list(sent(call))
-    assert {(kind, stream) for kind, _, stream, _ in frames} == {(Kind.DATA, 1)}
+    assert {(kind, stream) for kind, _, stream, _ in frames} == {(FrameKind.DATA, 1)}
     assert max(len(payload) for *_, payload in frames) == 1 << 14
     body = b"".join(payload for *_, payload in frames)
     assert len(body) == 65535
@@ -130,19 +130,19 @@ def test_requests_keep_to_the_peers_windows() -> None:
     assert len(payload) == 10
     call.receive(settings((4, 65535 + 100_000), (5, 1 << 20)))
     kinds = list(sent(call))
-    assert kinds[0][:2] == (Kind.SETTINGS, ACK)
-    body += payload + b"".join(payload for kind, *_, payload in kinds if kind == Kind.DATA)
+    assert kinds[0][:2] == (FrameKind.SETTINGS, ACK)
+    body += payload + b"".join(payload for kind, *_, payload in kinds if kind == FrameKind.DATA)
     assert body == message(b"r" * 100_000)
 
 
 def test_the_peer_is_granted_only_what_the_caller_grants() -> None:
-    call, part = begun(), frame(Kind.DATA, 0, 1, bytes(1 << 14))
+    call, part = begun(), frame(FrameKind.DATA, 0, 1, bytes(1 << 14))
     for _ in range(WINDOW_BYTES // 4 // (1 << 14)):
         call.receive(part)
     assert list(sent(call)) == []
     call.grant()
     size = (WINDOW_BYTES // 4).to_bytes(4, "big")
-    assert list(sent(call)) == [(Kind.WINDOW_UPDATE, 0, 0, size), (Kind.WINDOW_UPDATE, 0, 1, size)]
+    assert list(sent(call)) == [(FrameKind.WINDOW_UPDATE, 0, 0, size), (FrameKind.WINDOW_UPDATE, 0, 1, size)]
     call.receive(part)
     call.grant()
     assert list(sent(call)) == [], "a little waits for more"
@@ -155,15 +155,15 @@ def test_the_peer_is_granted_only_what_the_caller_grants() -> None:
 
 def test_a_ping_is_answered_and_an_answer_is_not() -> None:
     call = begun()
-    call.receive(frame(Kind.PING, 0, 0, b"12345678") + frame(Kind.PING, ACK, 0, b"answered"))
-    assert list(sent(call)) == [(Kind.PING, ACK, 0, b"12345678")]
+    call.receive(frame(FrameKind.PING, 0, 0, b"12345678") + frame(FrameKind.PING, ACK, 0, b"answered"))
+    assert list(sent(call)) == [(FrameKind.PING, ACK, 0, b"12345678")]
     call.ping()
-    assert list(sent(call)) == [(Kind.PING, 0, 0, bytes(8))]
+    assert list(sent(call)) == [(FrameKind.PING, 0, 0, bytes(8))]
 
 
 def test_trailers_end_the_call_with_their_status_and_words() -> None:
     call = begun()
-    data = frame(Kind.DATA, 0, 1, message(b"last"))
+    data = frame(FrameKind.DATA, 0, 1, message(b"last"))
     fields = ("grpc-status", "12"), ("grpc-message", "unknown method gr%C3%BC%C3%9Fe 100%25")
     assert call.receive(data + trailers(*fields)) == [b"last"]
     assert call.end == End(Code.UNIMPLEMENTED, "unknown method grüße 100%")
@@ -173,23 +173,23 @@ def test_headers_may_be_padded_have_a_priority_and_span_several_frames() -> None
     call = begun()
     block = hpack.encode([("grpc-status", "14"), ("grpc-message", "later")])
     first = bytes([2]) + bytes(5) + block[:7] + bytes(2)
-    call.receive(frame(Kind.HEADERS, END_STREAM | PADDED | PRIORITY, 1, first))
-    call.receive(frame(Kind.CONTINUATION, 0, 1, block[7:9]))
+    call.receive(frame(FrameKind.HEADERS, END_STREAM | PADDED | PRIORITY, 1, first))
+    call.receive(frame(FrameKind.CONTINUATION, 0, 1, block[7:9]))
     assert call.end is None
-    call.receive(frame(Kind.CONTINUATION, END_HEADERS, 1, block[9:]))
+    call.receive(frame(FrameKind.CONTINUATION, END_HEADERS, 1, block[9:]))
     assert call.end == End(Code.UNAVAILABLE, "later")
 
 
 def reset(code: int) -> bytes:
-    return frame(Kind.RST_STREAM, 0, 1, code.to_bytes(4, "big"))
+    return frame(FrameKind.RST_STREAM, 0, 1, code.to_bytes(4, "big"))
 
 
 def headers(*fields: tuple[str, str]) -> bytes:
-    return frame(Kind.HEADERS, END_HEADERS, 1, hpack.encode(list(fields)))
+    return frame(FrameKind.HEADERS, END_HEADERS, 1, hpack.encode(list(fields)))
 
 
 def goaway(last: int) -> bytes:
-    return frame(Kind.GOAWAY, 0, 0, struct.pack(">LL", last, 11) + b"too_many_pings")
+    return frame(FrameKind.GOAWAY, 0, 0, struct.pack(">LL", last, 11) + b"too_many_pings")
 
 
 @pytest.mark.parametrize(
@@ -204,43 +204,47 @@ def goaway(last: int) -> bytes:
         (headers(("grpc-encoding", "snappy")), Code.INTERNAL, "compressed by snappy"),
         (trailers(("server", "x")), Code.UNKNOWN, "without a status"),
         (trailers(("grpc-status", "99")), Code.UNKNOWN, ""),
-        (frame(Kind.DATA, END_STREAM), Code.UNKNOWN, "without a status"),
-        (frame(Kind.DATA, END_STREAM, 1, message(b"m")), Code.UNKNOWN, "without a status"),
-        (frame(Kind.DATA, PADDED, 1, b"\x05abc"), Code.INTERNAL, "malformed frame of kind 0"),
-        (frame(Kind.HEADERS, END_HEADERS, 1, b"\xff"), Code.INTERNAL, "malformed frame of kind 1"),
-        (frame(Kind.PUSH_PROMISE), Code.INTERNAL, "a push"),
-        (frame(Kind.CONTINUATION), Code.INTERNAL, "among headers, or without any"),
-        (frame(Kind.HEADERS) + frame(Kind.PING, 0, 0, bytes(8)), Code.INTERNAL, "among headers"),
-        (frame(Kind.WINDOW_UPDATE), Code.INTERNAL, "malformed frame of kind 8"),
+        (frame(FrameKind.DATA, END_STREAM), Code.UNKNOWN, "without a status"),
+        (frame(FrameKind.DATA, END_STREAM, 1, message(b"m")), Code.UNKNOWN, "without a status"),
+        (frame(FrameKind.DATA, PADDED, 1, b"\x05abc"), Code.INTERNAL, "malformed frame of kind 0"),
+        (frame(FrameKind.HEADERS, END_HEADERS, 1, b"\xff"), Code.INTERNAL, "malformed frame of kind 1"),
+        (frame(FrameKind.PUSH_PROMISE), Code.INTERNAL, "a push"),
+        (frame(FrameKind.CONTINUATION), Code.INTERNAL, "among headers, or without any"),
+        (frame(FrameKind.HEADERS) + frame(FrameKind.PING, 0, 0, bytes(8)), Code.INTERNAL, "among headers"),
+        (frame(FrameKind.WINDOW_UPDATE), Code.INTERNAL, "malformed frame of kind 8"),
         (bytes([0, 0x40, 1, 0, 0, 0, 0, 0, 1]), Code.INTERNAL, "a frame of 16385 bytes"),
         (
-            frame(Kind.HEADERS, 0, 1) + frame(Kind.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
+            frame(FrameKind.HEADERS, 0, 1) + frame(FrameKind.CONTINUATION, 0, 1, bytes(1 << 14)) * 5,
             Code.INTERNAL,
             "headers without an end",
         ),
-        (frame(Kind.DATA, 0, 1, b"\x00" + b"\xff" * 4), Code.RESOURCE_EXHAUSTED, "larger than max"),
-        (frame(Kind.DATA, 0, 1, message(b"no gzip", 1)), Code.INTERNAL, "cannot be unpacked"),
+        (frame(FrameKind.DATA, 0, 1, b"\x00" + b"\xff" * 4), Code.RESOURCE_EXHAUSTED, "larger than max"),
+        (frame(FrameKind.DATA, 0, 1, message(b"no gzip", 1)), Code.INTERNAL, "cannot be unpacked"),
         (
-            frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 99, mtime=0)[:-8], 1)),
+            frame(FrameKind.DATA, 0, 1, message(gzip.compress(b"m" * 99, mtime=0)[:-8], 1)),
             Code.INTERNAL,
             "not whole",
         ),
-        (frame(Kind.DATA, 0, 1, message(gzip.compress(b"m", mtime=0) + b"m", 1)), Code.INTERNAL, "not whole"),
-        (frame(Kind.DATA, 0, 3, message(b"m")), Code.INTERNAL, "kind 0 on stream 3"),
-        (frame(Kind.RST_STREAM, 0, 3, bytes(4)), Code.INTERNAL, "kind 3 on stream 3"),
-        (frame(Kind.PING, 0, 1, bytes(8)), Code.INTERNAL, "kind 6 on stream 1"),
+        (
+            frame(FrameKind.DATA, 0, 1, message(gzip.compress(b"m", mtime=0) + b"m", 1)),
+            Code.INTERNAL,
+            "not whole",
+        ),
+        (frame(FrameKind.DATA, 0, 3, message(b"m")), Code.INTERNAL, "kind 0 on stream 3"),
+        (frame(FrameKind.RST_STREAM, 0, 3, bytes(4)), Code.INTERNAL, "kind 3 on stream 3"),
+        (frame(FrameKind.PING, 0, 1, bytes(8)), Code.INTERNAL, "kind 6 on stream 1"),
         (trailers((":status", "100")), Code.UNKNOWN, "HTTP 100"),
         (headers((":status", "100")) * 6000, Code.INTERNAL, "headers without an end"),
         (settings((5, 0)), Code.INTERNAL, "a setting 5 of 0"),
         (settings((4, 1 << 31)), Code.INTERNAL, "a setting 4 of"),
         (update(1, 0), Code.INTERNAL, "a window update of 0"),
         (
-            frame(Kind.HEADERS) + frame(Kind.CONTINUATION) * 8000,
+            frame(FrameKind.HEADERS) + frame(FrameKind.CONTINUATION) * 8000,
             Code.INTERNAL,
             "headers without an end",
         ),
         (
-            frame(Kind.PING, 0, 0, bytes(8)) * (OUTPUT_BYTES_MAX // 17 + 2),
+            frame(FrameKind.PING, 0, 0, bytes(8)) * (OUTPUT_BYTES_MAX // 17 + 2),
             Code.RESOURCE_EXHAUSTED,
             "does not read",
         ),
@@ -255,7 +259,7 @@ def test_whatever_ends_a_call_says_why(data: bytes, code: grpc.StatusCode, words
     assert call.end.code is code
     assert words in call.end.details
     end = call.end
-    assert call.receive(frame(Kind.DATA, 0, 1, message(b"later"))) == []
+    assert call.receive(frame(FrameKind.DATA, 0, 1, message(b"later"))) == []
     call.lost("the peer closed the connection")
     call.cancel("it was cancelled")
     assert call.end is end, "the first reason counts"
@@ -269,7 +273,7 @@ def test_what_does_not_speak_http2_is_named() -> None:
 
 def test_a_peer_that_goes_away_may_end_its_streams_first() -> None:
     call = begun()
-    assert call.receive(goaway(1) + frame(Kind.DATA, 0, 1, message(b"m"))) == [b"m"]
+    assert call.receive(goaway(1) + frame(FrameKind.DATA, 0, 1, message(b"m"))) == [b"m"]
     assert call.end is None
     call.lost("the peer closed the connection")
     words = "the peer goes away with error code 11: too_many_pings"
@@ -278,11 +282,11 @@ def test_a_peer_that_goes_away_may_end_its_streams_first() -> None:
 
 def test_compressed_messages_are_unpacked_up_to_their_bound() -> None:
     call = Call("store:20160", "/service/method", message_bytes_max=1000)
-    call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88"))
+    call.receive(settings() + frame(FrameKind.HEADERS, END_HEADERS, 1, b"\x88"))
     for pack in gzip.compress, zlib.compress:
-        assert call.receive(frame(Kind.DATA, 0, 1, message(pack(b"m" * 1000), 1))) == []
+        assert call.receive(frame(FrameKind.DATA, 0, 1, message(pack(b"m" * 1000), 1))) == []
         assert call.unpacked() == [b"m" * 1000]
-    assert call.receive(frame(Kind.DATA, 0, 1, message(gzip.compress(b"m" * 1001), 1))) == []
+    assert call.receive(frame(FrameKind.DATA, 0, 1, message(gzip.compress(b"m" * 1001), 1))) == []
     assert call.unpacked() == []
     assert call.end is not None
     assert call.end.code is Code.RESOURCE_EXHAUSTED
@@ -297,27 +301,27 @@ def test_compressed_messages_are_unpacked_as_they_are_taken_and_keep_order() -> 
         + message(b"behind")
         + message(zlib.compress(b"z"), 1)
     )
-    assert call.receive(frame(Kind.DATA, 0, 1, body)) == [b"plain"]
+    assert call.receive(frame(FrameKind.DATA, 0, 1, body)) == [b"plain"]
     assert call.unpacked() == [large]
     assert call.unpacked() == [b"behind", b"z"]
     assert call.unpacked() == []
-    assert call.receive(frame(Kind.DATA, 0, 1, message(b"at once"))) == [b"at once"]
+    assert call.receive(frame(FrameKind.DATA, 0, 1, message(b"at once"))) == [b"at once"]
 
 
 def test_data_before_headers_and_what_is_not_grpc_end_the_call() -> None:
     call = Call("store:20160", "/service/method")
-    assert call.receive(settings() + frame(Kind.DATA, 0, 1, message(b"m"))) == []
+    assert call.receive(settings() + frame(FrameKind.DATA, 0, 1, message(b"m"))) == []
     assert call.end == End(Code.INTERNAL, "data before headers")
     call = Call("store:20160", "/service/method")
     # 0x5f: a literal whose name is the static table's 31, content-type.
-    call.receive(settings() + frame(Kind.HEADERS, END_HEADERS, 1, b"\x88\x5f\x09text/html"))
+    call.receive(settings() + frame(FrameKind.HEADERS, END_HEADERS, 1, b"\x88\x5f\x09text/html"))
     assert call.end == End(Code.UNKNOWN, "what answers is not gRPC: its content-type is 'text/html'")
 
 
 def test_cancelling_resets_the_stream() -> None:
     call = begun()
     call.cancel("it was cancelled")
-    assert list(sent(call)) == [(Kind.RST_STREAM, 0, 1, (8).to_bytes(4, "big"))]
+    assert list(sent(call)) == [(FrameKind.RST_STREAM, 0, 1, (8).to_bytes(4, "big"))]
     assert call.end == End(Code.CANCELLED, "it was cancelled")
 
 

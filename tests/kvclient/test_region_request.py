@@ -1,7 +1,7 @@
 from tidegate.kvclient.backoff import Backoff, Cause
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
-from tidegate.kvclient.region_request import RegionRequester, mend
+from tidegate.kvclient.region_request import RegionRequester, correct
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction
 from tidegate.proto import errorpb_pb2 as errorpb
@@ -48,19 +48,19 @@ def test_each_region_error_corrects_the_cache_its_own_way(pd: PdClient) -> None:
     error = errorpb.Error()
     error.not_leader.leader.id = 71
     error.not_leader.leader.store_id = region.leader_store_id
-    assert mend(pd, region, error) == (Cause.NOT_LEADER, 0)
+    assert correct(pd, region, error) == (Cause.NOT_LEADER, 0)
     assert pd.regions.locate(b"k").leader_peer_id == 71
 
     busy = errorpb.Error()
     busy.server_is_busy.backoff_ms = 123
-    assert mend(pd, region, busy) == (Cause.BUSY, 123)
+    assert correct(pd, region, busy) == (Cause.BUSY, 123)
 
     epoch = errorpb.Error()
     current = metapb.Region(id=region.id, start_key=region.start_key, end_key=region.end_key)
     current.region_epoch.version = region.epoch_version + 5
     epoch.epoch_not_match.current_regions.append(current)
-    assert mend(pd, region, epoch)[0] is Cause.REGION_MISS
+    assert correct(pd, region, epoch)[0] is Cause.REGION_MISS
     assert pd.regions.locate(b"k").epoch_version == region.epoch_version + 5
 
-    assert mend(pd, region, errorpb.Error(message="something new"))[0] is Cause.REGION_MISS
+    assert correct(pd, region, errorpb.Error(message="something new"))[0] is Cause.REGION_MISS
     assert pd.regions.locate(b"k") == region

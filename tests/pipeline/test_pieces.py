@@ -15,7 +15,7 @@ from tidegate.eventstore.order import Entry, block_of, entries_of, op_class, sor
 from tidegate.eventstore.seek import beyond, place_of
 from tidegate.model.position import Place, Position, Rank
 from tidegate.model.progress import SpanProgress
-from tidegate.pipeline.pieces import Cutter, Piece
+from tidegate.pipeline.pieces import Cutter, EncodePiece
 
 Out = tuple[int, int, str, bytes]
 """A message of an entry: commit ts, start ts, operation, key."""
@@ -39,7 +39,7 @@ def out(entry: Entry, part: Part) -> Iterator[Out]:
         yield entry.commit_ts, entry.start_ts, each, entry.key
 
 
-def encode(piece: Piece) -> list[Out]:
+def encode(piece: EncodePiece) -> list[Out]:
     """As the stages do: a transaction with a split update is sorted by operation."""
     entries = entries_of(piece.block)
     found = [one for entry in entries for one in out(entry, piece.part)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tidegate.pipeline.timetable import Kind, Timetable, workers_for
+from tidegate.pipeline.timetable import Timetable, WorkKind, workers_for
 
 CORES = 2
 
 
-def back(table: Timetable[str], key: str, kind: Kind, *, well: bool) -> None:
+def back(table: Timetable[str], key: str, kind: WorkKind, *, well: bool) -> None:
     table.answered(key, well=well)
     table.back(key, kind)
 
@@ -17,8 +17,8 @@ def proven(*addresses: str) -> Timetable[str]:
     table: Timetable[str] = Timetable(CORES)
     for address in addresses:
         table.ask_begin(address, address, 0)
-        table.give(address, Kind.BEGIN)
-        back(table, address, Kind.BEGIN, well=True)
+        table.give(address, WorkKind.BEGIN)
+        back(table, address, WorkKind.BEGIN, well=True)
     return table
 
 
@@ -26,7 +26,7 @@ def started(table: Timetable[str]) -> list[str]:
     """Give out all beginnings that may be under way at once."""
     found = []
     while (key := table.next_begin()) is not None:
-        table.give(key, Kind.BEGIN)
+        table.give(key, WorkKind.BEGIN)
         found.append(key)
     return found
 
@@ -39,14 +39,14 @@ def test_deliveries_have_workers_of_their_own_under_any_begins_and_loads() -> No
     begun = started(table)
     loads = []
     while (key := table.next_load()) is not None:
-        table.give(key, Kind.LOAD)
+        table.give(key, WorkKind.LOAD)
         loads.append(key)
     assert (begun, len(loads)) == (["a", "b"], CORES)
     assert workers_for(CORES) - len(begun) - len(loads) == 2
-    back(table, "a", Kind.BEGIN, well=True)
+    back(table, "a", WorkKind.BEGIN, well=True)
     assert started(table) == ["c"]
     table.ask_begin(loads[0], "kafka://one", 0)
-    back(table, loads[0], Kind.LOAD, well=True)
+    back(table, loads[0], WorkKind.LOAD, well=True)
     assert table.next_load() not in (None, *loads), "a feed that has none out comes first"
 
 
@@ -55,14 +55,14 @@ def test_begins_at_a_silent_address_run_one_at_a_time_and_last() -> None:
     for name, address in [("a", "down"), ("b", "down"), ("c", "up"), ("d", "up"), ("e", "new")]:
         table.ask_begin(name, address, 0)
     assert started(table) == ["c", "d"]
-    back(table, "c", Kind.BEGIN, well=True)
-    back(table, "d", Kind.BEGIN, well=True)
+    back(table, "c", WorkKind.BEGIN, well=True)
+    back(table, "d", WorkKind.BEGIN, well=True)
     assert started(table) == ["a", "e"], "b waits for what a finds there"
-    back(table, "e", Kind.BEGIN, well=True)
+    back(table, "e", WorkKind.BEGIN, well=True)
     assert started(table) == []
-    back(table, "a", Kind.BEGIN, well=False)
+    back(table, "a", WorkKind.BEGIN, well=False)
     assert started(table) == ["b"]
-    back(table, "b", Kind.BEGIN, well=True)
+    back(table, "b", WorkKind.BEGIN, well=True)
     for name in "fg":
         table.ask_begin(name, "down", 0)
     assert started(table) == ["f", "g"], "it answers again"
@@ -82,11 +82,11 @@ def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
     assert table.room("a", 8) == CORES
     assert table.room("a", 1) == 1
     for name in "aba":
-        table.give(name, Kind.DELIVER)
+        table.give(name, WorkKind.DELIVER)
     assert table.room("a", 8) == 0
     assert table.room("b", 8) == 1
     assert table.in_turn({"a", "b", "c"}) == ["c", "b", "a"]
-    back(table, "a", Kind.DELIVER, well=True)
+    back(table, "a", WorkKind.DELIVER, well=True)
     assert table.room("a", 8) == 1
 
 
@@ -95,13 +95,13 @@ def test_after_a_failed_delivery_one_runs_at_a_time_until_one_succeeds() -> None
     for name in "ab":
         table.ask_begin(name, "one", 0)
     table.ask_begin("c", "two", 0)
-    table.give("a", Kind.DELIVER)
-    back(table, "a", Kind.DELIVER, well=False)
+    table.give("a", WorkKind.DELIVER)
+    back(table, "a", WorkKind.DELIVER, well=False)
     assert table.room("a", 8) == table.room("b", 8) == 1
-    table.give("b", Kind.DELIVER)
+    table.give("b", WorkKind.DELIVER)
     assert table.room("a", 8) == table.room("b", 8) == 0
     assert table.room("c", 8) == CORES
-    back(table, "b", Kind.DELIVER, well=True)
+    back(table, "b", WorkKind.DELIVER, well=True)
     assert table.room("a", 8) == CORES
 
 
@@ -110,12 +110,12 @@ def test_an_ended_feed_gets_no_more_work_and_its_open_work_is_known() -> None:
     table.ask_begin("a", "one", 0)
     table.ask_load("b")
     table.ask_begin("c", "one", 0)
-    table.give("c", Kind.DELIVER)
+    table.give("c", WorkKind.DELIVER)
     for name in "abc":
         table.over(name)
     assert table.next_begin() is None
     assert table.next_load() is None
     assert table.has_out("c")
-    back(table, "c", Kind.DELIVER, well=True)
+    back(table, "c", WorkKind.DELIVER, well=True)
     assert not table.has_out("c")
     table.forget("c")

@@ -23,7 +23,7 @@ from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget, StreamMemory
 from tidegate.puller.match.matched import Matched
-from tidegate.puller.match.matcher import Kind, Row
+from tidegate.puller.match.matcher import LogType, Row
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -65,7 +65,7 @@ class Fed:
         self.matcher = BlockMatcher(memory, folder)
         self.matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 10)
         self.found: Counter[tuple[int, bytes, int]] = Counter()
-        self.feed(rows_message(1, 7, [Row(Kind.INITIALIZED)]))
+        self.feed(rows_message(1, 7, [Row(LogType.INITIALIZED)]))
 
     def feed(self, *messages: bytes) -> None:
         self._take(self.matcher.feed(messages))
@@ -121,7 +121,7 @@ def test_without_a_folder_what_is_beyond_the_shared_budget_is_forgotten() -> Non
     matchers = [BlockMatcher(memory) for _ in range(3)]
     for matcher in matchers:
         matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 10)
-        matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)]), prewrites(0, 70)])
+        matcher.feed([rows_message(1, 7, [Row(LogType.INITIALIZED)]), prewrites(0, 70)])
         matcher.relieve()
     for matcher in matchers:
         matcher.relieve()

@@ -19,7 +19,7 @@ from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import Budget
-from tidegate.puller.match.matcher import Kind, Row
+from tidegate.puller.match.matcher import LogType, Row
 from tidegate.puller.range_lock import Locked, RangeLock
 
 NEVER = (1 << 64) - 1
@@ -203,7 +203,7 @@ def test_handle_resolved_ts_a_large_batch_is_applied_whole_without_zero() -> Non
     matcher = BlockMatcher()
     for region in regions:
         matcher.register(7, region, 0, region, Span(b"a", b"z"), 10)
-    matcher.feed([rows_message(region, 7, [Row(Kind.INITIALIZED)]) for region in regions])
+    matcher.feed([rows_message(region, 7, [Row(LogType.INITIALIZED)]) for region in regions])
     assert matcher.feed([resolved_message(regions, 7, 0)]).marks.tolist() == []
     matched = matcher.feed([resolved_message(regions, 7, 20)])
     assert sorted(matched.marks.tolist()) == regions

@@ -21,14 +21,14 @@ from tidegate.puller.event_feed import MessageQueue, Stream
 from tidegate.puller.match.block_matcher import BlockMatcher, is_mark
 from tidegate.puller.match.budget import Budget, StreamMemory
 from tidegate.puller.match.matched import Matched
-from tidegate.puller.match.matcher import Kind, Row
+from tidegate.puller.match.matcher import LogType, Row
 from tidegate.tidb.memcomparable import encode_bytes
 
 SPAN = Span(b"a", b"z")
 REQUEST = 7
 KEY = encode_bytes(b"key")
 PUT = 1
-INITIALIZED = Row(Kind.INITIALIZED)
+INITIALIZED = Row(LogType.INITIALIZED)
 
 
 class Call:
@@ -102,7 +102,7 @@ def stream(owner: Owner) -> Iterator[Stream]:
 
 
 def committed(ts: int) -> list[Row]:
-    return [Row(Kind.COMMITTED, ts - 1, ts, PUT, KEY, b"value")]
+    return [Row(LogType.COMMITTED, ts - 1, ts, PUT, KEY, b"value")]
 
 
 def test_a_mark_is_raised_in_the_loop_while_the_worker_waits(stream: Stream, owner: Owner) -> None:
@@ -231,12 +231,12 @@ def test_marks_go_by_feed_while_rows_are_on_disk_or_too_many(tmp_path: Path) -> 
     matcher.register(REQUEST, 1, 0, 101, SPAN, 10)
     matcher.feed([rows_message(1, REQUEST, [INITIALIZED])])
     mark = [resolved_message([1], REQUEST, 20)]
-    open_row = Row(Kind.PREWRITE, 30, 0, PUT, KEY, b"v" * (1 << 17))
+    open_row = Row(LogType.PREWRITE, 30, 0, PUT, KEY, b"v" * (1 << 17))
     matcher.feed([rows_message(1, REQUEST, [open_row])])
     assert matcher.feed_marks(mark) is None, "more is open than may be"
     matcher.relieve()
     assert matcher.feed_marks(mark) is None, "it is on disk"
-    matcher.feed([rows_message(1, REQUEST, [Row(Kind.COMMIT, 30, 40, PUT, KEY, b"")])])
+    matcher.feed([rows_message(1, REQUEST, [Row(LogType.COMMIT, 30, 40, PUT, KEY, b"")])])
     matcher.relieve()
     matcher.feed([resolved_message([1], REQUEST, 50)])
     matcher.relieve()

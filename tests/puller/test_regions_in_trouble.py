@@ -134,7 +134,7 @@ def test_regions_at_a_store_that_was_removed_are_found_where_they_are(world: Wor
     upstream.stop_store(3)
     upstream.faults.stores = {3: metapb_pb2.Store(id=3, address="127.0.0.1:1", state=metapb_pb2.Tombstone)}
     eventually(lambda: errors(puller).get("pd_unreachable", 0) > 3, "some questions for it")
-    upstream.pd_regions.let_go()
+    upstream.pd_regions.release()
     world.run(5)
     world.check(SPAN, start)
 
@@ -195,7 +195,7 @@ def test_a_time_that_does_not_advance_and_a_late_pd_only_delay(world: World, pul
     world.upstream.pd_regions.hold()
     world.upstream.operators.split_at([encode_bytes(b"t\x05"), encode_bytes(b"t\xf0")])
     eventually(lambda: errors(puller).get("epoch_not_match", 0) > 3, "refusals of regions that are no more")
-    world.upstream.pd_regions.let_go()
+    world.upstream.pd_regions.release()
     world.run(5)
     world.check(SPAN, start)
     world.upstream.tso.freeze()

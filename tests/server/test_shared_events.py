@@ -117,7 +117,7 @@ def test_a_stalled_feed_makes_way_before_the_others_stall(
     trouble: str,
 ) -> None:
     """Its undelivered rows would fill the event store, and its tables are theirs, too."""
-    monkeypatch.setattr("tidegate.server.spans.STANDS_S", 4.0)
+    monkeypatch.setattr("tidegate.server.spans.STALLED_S", 4.0)
     capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=1_600_000)
     try:
         begin_two(capture, bank, pd)

@@ -32,7 +32,7 @@ from tidegate.server.making_way import MakingWay
 from tidegate.server.opening import Opening
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import status_reports
-from tidegate.server.spans import STANDS_S, OwnerOf, SpanRegistry
+from tidegate.server.spans import STALLED_S, OwnerOf, SpanRegistry
 from tidegate.tidb import keys
 
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
@@ -272,15 +272,15 @@ def test_a_stalled_feed_is_in_the_way_of_active_feeds_that_share_its_spans() -> 
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
-    late = 100 + STANDS_S
-    registry.went_on(ONE, 100)
-    registry.went_on(TWO, late)
+    late = 100 + STALLED_S
+    registry.note_progress(ONE, 100)
+    registry.note_progress(TWO, late)
     assert registry.in_the_way_of(ONE, late) == [], "there is room"
     full(registry)
     assert registry.in_the_way_of(ONE, late) == [TWO]
     assert registry.in_the_way_of(ONE, late - 1) == [], "it may still advance"
     assert registry.in_the_way_of(TWO, late) == []
-    assert registry.in_the_way_of(ONE, late + STANDS_S) == [], "the other does not advance either"
+    assert registry.in_the_way_of(ONE, late + STALLED_S) == [], "the other does not advance either"
 
 
 def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
@@ -291,8 +291,8 @@ def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
     for feed in (ONE, TWO):
         registry.hold(feed, DDL_SPAN, 50)
     full(registry)
-    registry.went_on(ONE, 0)
-    registry.went_on(TWO, 100)
+    registry.note_progress(ONE, 0)
+    registry.note_progress(TWO, 100)
     assert registry.in_the_way_of(ONE, 100) == []
 
 
@@ -320,12 +320,12 @@ class Standing:
         full(spans)
         self._way = MakingWay(ONE)
         assert self._way.look(0, spans, 7, {}, loads=False) is None, "it advances"
-        spans.went_on(TWO, STANDS_S)
+        spans.note_progress(TWO, STALLED_S)
         self._opening = SimpleNamespace(spans=spans)
         self.pipeline = SimpleNamespace(is_starting=waits == PIPELINE_STARTS, load_plan=None, beats={})
         self._goal = SimpleNamespace(wish=Wish.RUN)
         self.machine = SimpleNamespace(dispatch=SimpleNamespace(checkpoint=7))
-        self.node = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: STANDS_S))
+        self.node = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: STALLED_S))
         self._failure: Any = None
 
     def _fail(self, error: Any) -> None:

@@ -11,7 +11,7 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.simulator.checks import Checks, Violation
 from tidegate.simulator.etcd import Etcd
 from tidegate.simulator.network import ETCD, Network
-from tidegate.simulator.sink import OWNER, TIMEOUT_S, Journal, Kind, Record, Sink
+from tidegate.simulator.sink import OWNER, TIMEOUT_S, Journal, Record, RecordKind, Sink
 from tidegate.simulator.timeline import Timeline
 from tidegate.simulator.upstream import Upstream
 from tidegate.simulator.virtual_time import Process, Signal, Steps, VirtualTime
@@ -42,7 +42,7 @@ def test_a_stopped_process_does_what_was_due_when_it_resumes(time: VirtualTime) 
     time.stop(process)
     run(time, 10.0)
     assert seen == [0.0, 1.0]
-    time.go_on(process)
+    time.continue_process(process)
     run(time, 11.5)
     assert seen == [0.0, 1.0, 10.0, 11.0]
 
@@ -147,7 +147,7 @@ def row(upstream: Upstream, now: float) -> Record:
     """A new row of the first table."""
     table, ts = upstream.tables["t00"], upstream.tso(now)
     table.rows.append(ts)
-    return Record(Kind.ROW, "t00", ts)
+    return Record(RecordKind.ROW, "t00", ts)
 
 
 def test_a_writer_initialised_again_is_fenced_and_its_transaction_is_over(
@@ -185,7 +185,7 @@ def test_a_transaction_that_stays_open_is_ended(time: VirtualTime, sink: Sink, u
 
 def test_resolved_above_a_row_that_is_missing_breaks_a_promise(sink: Sink, upstream: Upstream) -> None:
     epoch, missing = sink.initialise(OWNER), row(upstream, 1.0)
-    sink.produce(OWNER, epoch, [Record(Kind.RESOLVED, "", missing.ts)])
+    sink.produce(OWNER, epoch, [Record(RecordKind.RESOLVED, "", missing.ts)])
     with pytest.raises(Violation, match="a row of t00 below it is missing"):
         sink.commit(OWNER, epoch, None)
 

@@ -133,7 +133,7 @@ def test_compaction_and_cleaning_keep_needed_versions_readable(lake: Lakehouse) 
 def clean(lake: Lakehouse, needed: list[int], log_age: float = 3600.0) -> int:
     """Delete what `needed` and later versions do not have, data files of any age."""
     now = time.time()
-    return sum(lake.slot_files(PATH).clean(needed, now, now - log_age))
+    return sum(lake.files_of(PATH).clean(needed, now, now - log_age))
 
 
 def test_a_named_version_outlives_the_age_of_its_log(lake: Lakehouse) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tidegate.sink import slot_files
 from tidegate.sink.delta_log import FileHistory, checkpoints, needless
 from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import COMMITS_A_PIECE, SlotFiles
+from tidegate.sink.slot_files import COMMITS_A_PIECE, TableFiles
 from tidegate.sink.store import DiskStore
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -145,7 +145,7 @@ def test_a_rename_between_two_pieces_loses_no_file(
         lake.rename(other, PATH)
         lake.create(PATH, SCHEMA)
     dated(tmp_path, 7200)
-    files = lake.slot_files(PATH)
+    files = lake.files_of(PATH)
     pieces = files.clean([lake.version(PATH)], time.time() - 3600, time.time() - 3600)
     assert next(piece for piece in pieces if piece) == 1
     lake.rename(other, PATH)
@@ -165,7 +165,7 @@ def test_named_versions_stay_readable_across_the_gaps_of_a_trimmed_log(aged: Lak
     young = folder / "part-that-is-being-written.parquet"
     young.write_bytes(b"x")
     now = time.time()
-    cleaner = lake.slot_files(PATH)
+    cleaner = lake.files_of(PATH)
     pieces = list(cleaner.clean(needed, now - 3600, now - 3600))
     assert len(pieces) > 330 // COMMITS_A_PIECE
     assert cleaner.left, "a young file is still to be looked at"
@@ -181,7 +181,7 @@ def test_named_versions_stay_readable_across_the_gaps_of_a_trimmed_log(aged: Lak
     kept = {file for files, _ in before.values() for file in files}
     assert set(folder.glob("*.parquet")) == kept | {young}
     young.unlink()
-    again = lake.slot_files(PATH)
+    again = lake.files_of(PATH)
     assert sum(again.clean(needed, now, now)) == 0, "another process comes to the same, across the gaps"
     assert not again.left
     lake.append(PATH, pa.table([[1]], schema=SCHEMA))
@@ -214,7 +214,7 @@ def test_death_at_any_deletion_leaves_all_that_is_needed(
             if next(steps, None) is None:
                 raise Killed
 
-        mortal = SlotFiles(
+        mortal = TableFiles(
             DiskStore(tmp_path), PATH, lambda at: [file.name for file in lake.files(PATH, at)], lives_on
         )
         try:

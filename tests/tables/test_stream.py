@@ -30,7 +30,7 @@ from tidegate.tables.generic_rows import GENERIC, generic, text_of
 from tidegate.tables.pieces import FRAME, between, complete, merged
 from tidegate.tables.position import INITIAL, Position
 from tidegate.tables.source import TidegateTables
-from tidegate.tables.stream import ChangesReader, Piece
+from tidegate.tables.stream import ChangesReader, TaskPart
 from tidegate.tables.stream_options import StreamOptions
 
 Rows = list[dict[str, Any]]
@@ -227,7 +227,7 @@ def test_an_offset_of_another_form_is_refused() -> None:
 def test_an_answer_that_breaks_off_is_asked_for_again_behind_what_was_read() -> None:
     first, second, third = frame(3, changes(5, 6)), frame(7, changes(8)), frame(9, changes(10, 12))
     with answering(first + second[:40], b"", second[:16], second + third + END[:15], END) as (server, asked):
-        found = list(reader(server).read(Piece("T", 5, 10)))
+        found = list(reader(server).read(TaskPart("T", 5, 10)))
     assert [row["id"] for batch in found for row in batch.to_pylist()] == [6, 8, 10]
     assert [request.split(" ")[1].rpartition("=")[2] for request in asked] == ["0", "3", "3", "3", "9"]
     assert all("Authorization: Ticket T\r\n" in request for request in asked)
@@ -238,7 +238,7 @@ def test_an_answer_that_never_comes_ends_the_task(monkeypatch: pytest.MonkeyPatc
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(Retryable, match="no capture answers"):
-        list(reader(address).read(Piece("T", 5, 10)))
+        list(reader(address).read(TaskPart("T", 5, 10)))
 
 
 def test_frames_out_of_order_are_no_answer() -> None:
@@ -248,7 +248,7 @@ def test_frames_out_of_order_are_no_answer() -> None:
 
 def test_a_frame_of_absurd_length_is_no_answer() -> None:
     with answering(struct.pack(">QQ", 1, 1 << 40)) as (server, _), pytest.raises(Fatal, match="a frame of"):
-        list(reader(server).read(Piece("T", 5, 10)))
+        list(reader(server).read(TaskPart("T", 5, 10)))
 
 
 def test_a_refusal_has_the_servers_words() -> None:
@@ -278,7 +278,7 @@ def test_rows_with_other_columns_than_the_query_end_it() -> None:
         answering(frame(1, other) + END) as (server, _),
         pytest.raises(Fatal, match=r"(?s)other columns than the query.*extra int64"),
     ):
-        list(reader(server).read(Piece("T", 5, 10)))
+        list(reader(server).read(TaskPart("T", 5, 10)))
 
 
 def test_types_come_back_from_spark_as_they_were() -> None:
@@ -402,7 +402,7 @@ def test_a_statement_is_a_row_without_values() -> None:
         server,
         _,
     ):
-        [batch] = reader(server, GENERIC, rows="generic").read(Piece("T", 5, 10))
+        [batch] = reader(server, GENERIC, rows="generic").read(TaskPart("T", 5, 10))
     assert batch.schema.equals(GENERIC)
     assert batch.to_pylist()[1] == {
         "_tidegate_schema": "shop",

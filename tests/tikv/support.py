@@ -11,7 +11,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.mvcc import Change, Lock, Write
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 
 class MemoryView:
@@ -50,7 +50,7 @@ class MemoryView:
         return None if stored is None else mvcc.decode_lock(stored)
 
     def writes(self, raw: bytes) -> list[tuple[int, Write]]:
-        return list(Reader(self).writes(keys.encode(raw)))
+        return list(MvccReader(self).writes(keys.encode(raw)))
 
 
 class MemoryCursor:

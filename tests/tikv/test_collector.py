@@ -17,7 +17,7 @@ from tidegate.tikv.collector import Collector
 from tidegate.tikv.mvcc import Write
 from tidegate.tikv.pd.gc import SafePoints
 from tidegate.tikv.pd.tso import TsoMode
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 LONG = b"L" * 300
 Make = Callable[..., Cluster]
@@ -38,7 +38,7 @@ def version(cluster: Cluster, raw: bytes, start_ts: int, commit_ts: int, value: 
 
 
 def records(cluster: Cluster, raw: bytes) -> list[tuple[int, int]]:
-    return [(ts, write.kind) for ts, write in Reader(cluster.engine).writes(keys.encode(raw))]
+    return [(ts, write.kind) for ts, write in MvccReader(cluster.engine).writes(keys.encode(raw))]
 
 
 def test_of_each_key_the_newest_value_below_the_safepoint_stays(make: Make) -> None:
@@ -130,13 +130,15 @@ def test_a_reader_at_or_above_the_safepoint_sees_the_same_before_and_after(make:
         elif kind < 0.9:
             value = rng.choice([None, b"%d" % ts, LONG + b"%d" % ts])
             version(cluster, raw, ts, ts + 1, value)
-    reader = Reader(cluster.engine)
+    reader = MvccReader(cluster.engine)
     safe_point = rng.randrange(50, 400)
 
     def everything() -> dict[tuple[bytes, int], bytes | None]:
         times = range(safe_point, 402)
         return {
-            (raw, ts): Reader(cluster.engine).value_at(keys.encode(raw), ts) for raw in last for ts in times
+            (raw, ts): MvccReader(cluster.engine).value_at(keys.encode(raw), ts)
+            for raw in last
+            for ts in times
         }
 
     before = everything()

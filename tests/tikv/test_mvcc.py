@@ -10,7 +10,7 @@ from tests.tikv.support import MemoryView
 from tidegate.errors import Undecodable
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock, Write
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 U64 = st.integers(0, keys.TS_MAX)
 LOCKS = st.builds(
@@ -124,7 +124,7 @@ def test_a_reader_sees_the_newest_data_version_and_skips_other_records() -> None
     view.put_write(b"k", 15, Write(mvcc.KIND_ROLLBACK, 15))
     view.put_write(b"k", 20, Write(mvcc.KIND_LOCK, 19))
     view.put_write(b"k", 30, Write(mvcc.KIND_DELETE, 29))
-    reader = Reader(view)
+    reader = MvccReader(view)
     assert reader.value_at(key, 9) is None
     assert reader.value_at(key, 10) == b"ten"
     assert reader.value_at(key, 29) == b"ten"
@@ -136,11 +136,13 @@ def test_a_fenced_version_counts_only_while_the_fence_is_there() -> None:
     view = MemoryView()
     view.put_write(b"k", 10, Write(mvcc.KIND_PUT, 9, b"old", True, 20))
     view.put_write(b"k", 20, Write(mvcc.KIND_DELETE, 19))
-    assert Reader(view).value_at(keys.encode(b"k"), 15) == b"old"
-    assert Reader(view).value_at(keys.encode(b"k"), 25) is None
+    assert MvccReader(view).value_at(keys.encode(b"k"), 15) == b"old"
+    assert MvccReader(view).value_at(keys.encode(b"k"), 25) is None
     view.delete_write(b"k", 20)
-    assert Reader(view).value_at(keys.encode(b"k"), 15) == b"old"
-    assert Reader(view).value_at(keys.encode(b"k"), 25) is None, "the deletion was collected, not the value"
+    assert MvccReader(view).value_at(keys.encode(b"k"), 15) == b"old"
+    assert MvccReader(view).value_at(keys.encode(b"k"), 25) is None, (
+        "the deletion was collected, not the value"
+    )
 
 
 def test_the_record_of_a_transaction_is_found_by_its_start() -> None:
@@ -148,7 +150,7 @@ def test_the_record_of_a_transaction_is_found_by_its_start() -> None:
     view = MemoryView()
     view.put_write(b"k", 10, Write(mvcc.KIND_PUT, 5, b"x"))
     view.put_write(b"k", 12, Write(mvcc.KIND_PUT, 11, b"y"))
-    reader = Reader(view)
+    reader = MvccReader(view)
     assert reader.record_of(key, 5).is_committed()
     assert reader.record_of(key, 5).commit_ts == 10
     overlap = reader.record_of(key, 10)

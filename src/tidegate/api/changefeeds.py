@@ -20,7 +20,7 @@ from tidegate.api.feed_json import (
     error_json,
     full,
     own,
-    plan_json,
+    proposal_json,
     table_json,
     ts_time,
 )
@@ -250,7 +250,7 @@ async def rebalance(request: Request) -> Response:
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
     plan = await capture_of(request).reactor.placement.rebalance(feed_id(request), dry_run=dry_run)
-    return JSONResponse({"dry_run": dry_run, **plan_json(plan)})
+    return JSONResponse({"dry_run": dry_run, **proposal_json(plan)})
 
 
 async def move(request: Request) -> Response:
@@ -269,7 +269,7 @@ async def move(request: Request) -> Response:
         raise InvalidInput("the request names no tables", fix='give "tables", a list of names or ids')
     name = capture.named(str(body.get("capture") or ""))
     plan = await capture.reactor.placement.move(feed_id(request), [str(table) for table in tables], name)
-    return JSONResponse(plan_json(plan))
+    return JSONResponse(proposal_json(plan))
 
 
 async def remove(request: Request) -> Response:

@@ -19,7 +19,7 @@ import h11
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.errors import InvalidInput
 from tidegate.tls import common_names
 
@@ -57,7 +57,7 @@ class Rules:
     """
 
     hosts: frozenset[str] = frozenset()
-    token: Token | None = None
+    token: AccessToken | None = None
     names: frozenset[str] = frozenset()
     """The common names of which a client's certificate must have one; empty: any certificate of the CA."""
 

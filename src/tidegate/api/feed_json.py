@@ -28,7 +28,7 @@ UNREADABLE: Final = "unreadable"
 """The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
 
 
-def plan_json(plan: Proposal) -> dict[str, Any]:
+def proposal_json(plan: Proposal) -> dict[str, Any]:
     """A new division of a feed's key space among captures."""
     moves = [
         {

@@ -17,7 +17,7 @@ from typing import Final
 import uvicorn
 from starlette.responses import PlainTextResponse, Response
 
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.api.door import App, Receive, Scope, Send
 from tidegate.api.listening import server_config
 
@@ -29,7 +29,9 @@ FORM: Final = "text/plain; version=0.0.4"
 
 
 @contextmanager
-def serving(listener: socket.socket, render: Callable[[], bytes], token: Token | None) -> Iterator[None]:
+def serving(
+    listener: socket.socket, render: Callable[[], bytes], token: AccessToken | None
+) -> Iterator[None]:
     """Serve on a listening socket until the end of the context, which closes it."""
     # uvicorn handles signals only in the main thread, so this server does not.
     server = uvicorn.Server(server_config(page(render, token), CONNECTIONS_MAX, CLOSE_S))
@@ -44,7 +46,7 @@ def serving(listener: socket.socket, render: Callable[[], bytes], token: Token |
             listener.close()
 
 
-def page(render: Callable[[], bytes], token: Token | None) -> App:
+def page(render: Callable[[], bytes], token: AccessToken | None) -> App:
     """The ASGI application."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +56,7 @@ def page(render: Callable[[], bytes], token: Token | None) -> App:
     return app
 
 
-def _answer(scope: Scope, render: Callable[[], bytes], token: Token | None) -> Response:
+def _answer(scope: Scope, render: Callable[[], bytes], token: AccessToken | None) -> Response:
     if scope["path"] != PATH:
         return PlainTextResponse(f"there is only {PATH} here\n", 404)
     if scope["method"] != "GET":

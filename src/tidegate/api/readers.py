@@ -159,10 +159,10 @@ async def changes(request: Request) -> Response:
     readers = _readers(request)
     found, kept, ddl = await readers.open(text)
     numbers = await readers.do(numbers_of, found, kept, int(past), ddl=ddl)
-    return Pieces(readers, found, kept, numbers)
+    return ChangePieces(readers, found, kept, numbers)
 
 
-class Pieces(Response):
+class ChangePieces(Response):
     """Sends one piece after the other; each is read only when the client has taken the one before."""
 
     def __init__(self, readers: Readers, ticket: Ticket, kept: Changes, numbers: Sequence[int]) -> None:

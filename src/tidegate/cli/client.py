@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 ServerOption = Annotated[
@@ -35,7 +35,7 @@ def call(
     from tidegate.tls import Tls
 
     base = server if "://" in server else f"http://{server}"
-    token, tls = Token.from_environment(), Tls.from_environment()
+    token, tls = AccessToken.from_environment(), Tls.from_environment()
     is_secure = base.startswith("https://")
     try:
         answer = httpx.request(

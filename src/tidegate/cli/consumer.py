@@ -296,14 +296,14 @@ def _measured(address: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:
     if not address:
         yield "", lambda progress: None
         return
-    from tidegate.access import Token
+    from tidegate.access import AccessToken
     from tidegate.api.listening import address_of, listen
     from tidegate.api.metrics_page import serving
     from tidegate.consumer.gauges import Gauges
 
     gauges = Gauges(_now_ms)
     listener = listen(address, "--metrics")
-    with serving(listener, gauges.render, Token.from_environment()):
+    with serving(listener, gauges.render, AccessToken.from_environment()):
         yield f"http://{address_of(listener)}/metrics", gauges.update
 
 

@@ -123,7 +123,7 @@ def server(
     import asyncio
 
     from tidegate import log
-    from tidegate.access import Token
+    from tidegate.access import AccessToken
     from tidegate.api.door import Rules
     from tidegate.api.listening import listen
     from tidegate.etcd.client import parse_endpoints
@@ -149,14 +149,14 @@ def server(
             elsewhere=bool(workers),
             etcd=etcd,
             session_ttl_s=session_ttl,
-            token=Token.from_environment(),
+            token=AccessToken.from_environment(),
             api_tls=secured,
             record=record.absolute() if record is not None else None,
             standing_by=partial(_say_standing_by, as_json=as_json),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )
         hosts, names = frozenset(name.lower() for name in allow_host or []), frozenset(cert_allowed_cn or [])
-        rules = Rules(hosts, Token.from_environment(), names)
+        rules = Rules(hosts, AccessToken.from_environment(), names)
         failure = asyncio.run(_run(options, listener, rules, as_json))
     except TidegateError as error:
         failure = error

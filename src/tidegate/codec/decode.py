@@ -76,7 +76,7 @@ class _Shape:
 
 
 def _taken_as(column: WireColumn, cells: CellForm) -> pa.DataType:
-    of_type = column.type if cells.stands_as is None else cells.stands_as
+    of_type = column.type if cells.decoded_as is None else cells.decoded_as
     return pa.string() if pa.types.is_floating(of_type) else of_type
 
 
@@ -454,7 +454,7 @@ class _Cut:
     def _converted(self, shape: _Shape, number: int, found: pa.Array, order: Int64s) -> pa.Array:
         """The column made from an array of the texts in the messages; marks items that do not fit as bad."""
         column, cells = shape.columns[number], shape.cells[number]
-        of_type = column.type if cells.stands_as is None else cells.stands_as
+        of_type = column.type if cells.decoded_as is None else cells.decoded_as
         if pa.types.is_floating(of_type):
             found, wrong = _floats(found, of_type)
             self._bad[order[wrong]] = 1

@@ -66,7 +66,7 @@ def _items(value: bytes, kind: str, most: int) -> bytes:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _Expanded:
     """Expanded messages that will be decoded together."""
 
     places: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Opening:
 
     def pieces(self, batch: Batch) -> Iterator[Decoded]:
         """See `in_pieces`."""
-        piece = _Piece()
+        piece = _Expanded()
         for i in range(len(batch)):
             value = at(batch.values, i)
             try:
@@ -106,13 +106,13 @@ class Opening:
             size = len(found or b"")
             if piece.size and piece.size + size > self._most:
                 yield self._decoded(batch, piece)
-                piece = _Piece()
+                piece = _Expanded()
             piece.places.append(i)
             piece.values.append(found)
             piece.size += size
         yield self._decoded(batch, piece)
 
-    def _decoded(self, batch: Batch, piece: _Piece) -> Decoded:
+    def _decoded(self, batch: Batch, piece: _Expanded) -> Decoded:
         offsets = np.asarray(batch.offsets, dtype=np.int64)[piece.places]
         headers = None if batch.headers is None else [batch.headers[i] for i in piece.places]
         keys = [at(batch.keys, i) for i in piece.places]

@@ -49,7 +49,7 @@ class CellForm:
     """Whether values are in quotes; otherwise they are numbers."""
     mode: int
     """The content of the quotes: TEXT, LATIN1, ... of `decode_kernels`; always TEXT for numbers."""
-    stands_as: pa.DataType | None = None
+    decoded_as: pa.DataType | None = None
     """The type as which values are read before they are converted; None: the column's own type."""
     convert: Callable[[pa.Array, WireColumn], tuple[pa.Array, npt.NDArray[np.uint8]]] | None = None
     """Makes the column from these values, and flags rows with an invalid value by 1; None: no conversion."""

@@ -20,9 +20,8 @@ from typing import Final
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, ddl_steps, ddl_text_plan, definition, schema_changes
-from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
+from tidegate.consumer.assembler import STEP_BYTES, StagedPiece, StagedRun
 from tidegate.consumer.bad_rows import BadRows
-from tidegate.consumer.barriers import Barriers
 from tidegate.consumer.changes import (
     BadRow,
     Staged,
@@ -30,6 +29,7 @@ from tidegate.consumer.changes import (
     staged_changes,
     staged_rows,
 )
+from tidegate.consumer.ddl_floors import Barriers
 from tidegate.consumer.ddl_steps import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
@@ -93,12 +93,12 @@ class Applier:
         self.zone, self._trust = TimestampZone(time_zone, learns=learns_zone), trust_inserts
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
-        self.barriers = Barriers(clock)
+        self.ddl_floors = Barriers(clock)
         self._numbers = 0
         """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()
 
-    def rows(self, pieces: Mapping[Name, Sequence[Piece]], reached: Position) -> None:
+    def rows(self, pieces: Mapping[Name, Sequence[StagedPiece]], reached: Position) -> None:
         """Apply the net effect of each table's pieces; `reached` is the position once they are applied.
 
         If they do not fit into memory, tables with a key are applied in parts. A table without a key is
@@ -121,7 +121,7 @@ class Applier:
             reached = replace(reached, parts=cut, sources=self.sources)
             self.target.write(small, reached, parted)
 
-    def _sizes_of(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
+    def _sizes_of(self, pieces: Mapping[Name, Sequence[StagedPiece]]) -> dict[Name, int]:
         """The bytes of staged rows by table; empty if the step is certainly small enough to apply whole."""
         begun = self.target.begun
         most = sum(piece.segment.length for part in pieces.values() for piece in part)
@@ -130,7 +130,9 @@ class Applier:
             return {}
         return {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
 
-    def _parts(self, pieces: Mapping[Name, Sequence[Piece]], sizes: Mapping[Name, int]) -> dict[Name, int]:
+    def _parts(
+        self, pieces: Mapping[Name, Sequence[StagedPiece]], sizes: Mapping[Name, int]
+    ) -> dict[Name, int]:
         """How many parts each large table is cut into.
 
         If a write was interrupted, its numbers are repeated: only then do the parts that it finished hold
@@ -146,12 +148,12 @@ class Applier:
             if self._has_key(name, pieces[name])
         }
 
-    def _has_key(self, name: Name, pieces: Sequence[Piece]) -> bool:
+    def _has_key(self, name: Name, pieces: Sequence[StagedPiece]) -> bool:
         known = self.target.definition(name)
         columns = (column for piece in pieces for column in piece.segment.columns)
         return bool(known.keys) if known is not None else any(column.key for column in columns)
 
-    def _parted(self, name: Name, pieces: Sequence[Piece], count: int, size: int) -> PartedTable:
+    def _parted(self, name: Name, pieces: Sequence[StagedPiece], count: int, size: int) -> PartedTable:
         pieces = sorted(pieces, key=lambda piece: piece.segment.first_offset)
         # The folder of staged rows is emptied at every start, so a killed process leaves no file behind.
         folder = Path(pieces[0].segment.file).parent if pieces else self._folder
@@ -160,7 +162,7 @@ class Applier:
         read = partial(self._pieces, name, pieces)
         return PartedTable(name, count, size, read, file, self._trust, self._by_kind)
 
-    def _pieces(self, name: Name, pieces: Sequence[Piece]) -> Iterator[tuple[Definition, Changes]]:
+    def _pieces(self, name: Name, pieces: Sequence[StagedPiece]) -> Iterator[tuple[Definition, Changes]]:
         """The changes of one table, piece by piece."""
         held = [piece for piece in pieces if staged_bytes(piece)]
         if self._clock is not None:
@@ -191,7 +193,7 @@ class Applier:
                 continue
             # A DDL that the target has executed cannot be planned again: its tables already look that way.
             if self.target.has_done(chosen.message):
-                self.barriers.executed(chosen, self.target.definitions, self.target.definitions)
+                self.ddl_floors.executed(chosen, self.target.definitions, self.target.definitions)
                 continue
             if self._schema_changes is SchemaChanges.IGNORE and chosen.refusal is None:
                 chosen = self._kept(chosen, message)
@@ -204,7 +206,7 @@ class Applier:
             for step in steps:
                 self.target.execute(step)
                 done.append(ddl_steps.in_words(step))
-            self.barriers.executed(chosen, before, self.target.definitions)
+            self.ddl_floors.executed(chosen, before, self.target.definitions)
             self.stats.ddls += 1
         return done
 
@@ -279,7 +281,7 @@ class Applier:
         self.stats.snapshots += 1
         return position
 
-    def _staged_changes(self, name: Name, pieces: Sequence[Piece]) -> TableChanges | None:
+    def _staged_changes(self, name: Name, pieces: Sequence[StagedPiece]) -> TableChanges | None:
         staged = self._fresh(name, staged_rows(pieces))
         if not staged:
             return None
@@ -299,14 +301,14 @@ class Applier:
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind, kept))
 
     def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
-        return self.barriers.fresh(name, self.target.definition(name), staged)
+        return self.ddl_floors.fresh(name, self.target.definition(name), staged)
 
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)
         with self._counting:
             self.stats.bad_rows += fresh
 
-    def _definition_for(self, name: Name, segments: Sequence[Segment]) -> Definition:
+    def _definition_for(self, name: Name, segments: Sequence[StagedRun]) -> Definition:
         """The definition of the table for these rows; guessed, or extended, if no DDL header announced it."""
         for segment in segments:
             known = self.target.definition(name)
@@ -322,7 +324,7 @@ class Applier:
         assert known is not None
         return known
 
-    def _grown(self, known: Definition, segment: Segment) -> Definition | None:
+    def _grown(self, known: Definition, segment: StagedRun) -> Definition | None:
         # By offset, `min_ts` is an offset and no ts, so the version stays that of the table's last DDL.
         version = segment.min_ts if self._clock is None else known.version
         return definition.grown(known, segment.columns, version)
@@ -334,7 +336,7 @@ def _in_order(messages: Sequence[DdlMessage]) -> list[tuple[DdlEvent | None, Ddl
     return sorted(events, key=lambda pair: pair[0].seq if pair[0] is not None else 0)
 
 
-def _check_columns(known: Definition, segment: Segment) -> None:
+def _check_columns(known: Definition, segment: StagedRun) -> None:
     """Fatal when rows have a column that no DDL has announced."""
     other = {*known.generated, *known.ignored}
     unknown = [c.name for c in segment.columns if known.column(c.name) is None and c.name not in other]
@@ -354,7 +356,7 @@ def _check_columns(known: Definition, segment: Segment) -> None:
         )
 
 
-def _other_key(known: Definition, segment: Segment) -> bool:
+def _other_key(known: Definition, segment: StagedRun) -> bool:
     """Whether the topic identifies rows by other columns than the key that was read from the target."""
     key = {column.name for column in segment.columns if column.key}
     return known.info is None and bool(key) and key != set(known.keys)

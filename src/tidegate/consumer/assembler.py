@@ -1,6 +1,6 @@
 """Rows that have been read and not yet applied. They wait here until their partition is resolved. Pure.
 
-The rows themselves are in staging files. The assembler holds their descriptors (`Segment`: one table's rows
+The rows themselves are in staging files. The assembler holds their descriptors (`StagedRun`: one table's rows
 of one fetch of one partition) and cuts out the rows in (applied, bound] of each partition. A row is a
 duplicate, and never handed out, when its commit_ts is not above the ts up to which its partition is applied:
 after Resolved R a partition brings no *new* row <= R. (TiCDC's filter "largest ts per table" loses rows once
@@ -23,7 +23,7 @@ STEP_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class StagedRun:
     """Rows of one table and column set from one fetch of one partition, in a staging file."""
 
     partition: int
@@ -44,10 +44,10 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StagedPiece:
     """The part of a segment with after < commit_ts <= upto."""
 
-    segment: Segment
+    segment: StagedRun
     after: int
     upto: int
 
@@ -58,7 +58,7 @@ class Assembler:
     def __init__(self, applied: Mapping[int, int]) -> None:
         """`applied` names every partition with the commit_ts up to which the target already holds it."""
         self._applied = dict(applied)
-        self._segments: dict[int, list[Segment]] = {partition: [] for partition in applied}
+        self._segments: dict[int, list[StagedRun]] = {partition: [] for partition in applied}
 
     def join(self, partition: int) -> None:
         """Add a new partition, of which nothing is applied yet."""
@@ -79,7 +79,7 @@ class Assembler:
         """Bytes of the waiting rows in staging files."""
         return sum(segment.length for held in self._segments.values() for segment in held)
 
-    def add(self, segments: Iterable[Segment]) -> None:
+    def add(self, segments: Iterable[StagedRun]) -> None:
         """Take newly staged segments; those that hold only applied rows are discarded at once."""
         for segment in segments:
             # A segment below it has only rows that the target holds, which a producer or a restart has
@@ -135,15 +135,15 @@ class Assembler:
     def _moves(self, number: int, bounds: Mapping[int, int]) -> bool:
         return bounds[number] > self._applied[number]
 
-    def waiting(self, number: int) -> Iterable[Segment]:
+    def waiting(self, number: int) -> Iterable[StagedRun]:
         """The segments of a partition with rows that are not handed out yet, by their last ts."""
         floor = self._applied[number]
         held = (segment for segment in self._segments[number] if segment.max_ts > floor)
         return sorted(held, key=lambda segment: segment.max_ts)
 
-    def take(self, bounds: Mapping[int, int]) -> dict[tuple[str, str], list[Piece]]:
+    def take(self, bounds: Mapping[int, int]) -> dict[tuple[str, str], list[StagedPiece]]:
         """Hand out the rows within the bounds by (schema, table), and raise the applied ts to the bounds."""
-        found: dict[tuple[str, str], list[Piece]] = {}
+        found: dict[tuple[str, str], list[StagedPiece]] = {}
         for piece in self._pieces(bounds):
             found.setdefault((piece.segment.schema, piece.segment.table), []).append(piece)
         for partition, upto in bounds.items():
@@ -177,9 +177,9 @@ class Assembler:
         waiting = [segment.first_offset for segment in self._segments[partition] if segment.max_ts > floor]
         return min([next_offset, *waiting])
 
-    def _pieces(self, bounds: Mapping[int, int]) -> Iterable[Piece]:
+    def _pieces(self, bounds: Mapping[int, int]) -> Iterable[StagedPiece]:
         for partition, upto in bounds.items():
             floor = self._applied[partition]
             for segment in self._segments[partition]:
                 if segment.max_ts > floor and floor < upto and segment.min_ts <= upto:
-                    yield Piece(segment, floor, upto)
+                    yield StagedPiece(segment, floor, upto)

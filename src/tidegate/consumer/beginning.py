@@ -58,7 +58,7 @@ class Beginning:
         policy, tables = self.settings.rules.schema_changes, self.target.definitions.values()
         check_policy(policy, tables, str(self.address))
         if held is not None:
-            self.applier.barriers.know(held.barriers)
+            self.applier.ddl_floors.know(held.ddl_floors)
         if held is not None and held.epoch:
             for name in held.topics:
                 self.offsets.written[name] = sum(place_of(held.topics, p)[0] == name for p in held.partitions)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.consumer import soft_delete
-from tidegate.consumer.assembler import Piece, Segment
+from tidegate.consumer.assembler import StagedPiece, StagedRun
 from tidegate.consumer.convert import TargetColumn, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
@@ -60,11 +60,11 @@ class BadRow:
 class Staged:
     """The rows of one piece as the protocol decoded them; never empty."""
 
-    segment: Segment
+    segment: StagedRun
     rows: pa.RecordBatch
 
 
-def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
+def staged_rows(pieces: Sequence[StagedPiece]) -> list[Staged]:
     """The pieces that hold a row within their bounds, in the order of the topic.
 
     Pieces without one are left out: a segment may have rows below and above the bounds and none within,
@@ -75,7 +75,7 @@ def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
     return sorted(found, key=lambda one: one.segment.first_offset)
 
 
-def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> list[Staged]:
+def without_repeats(staged: Sequence[Staged], ddl_floor: int, clock: Clock) -> list[Staged]:
     """The rows of a topic that is read by offset, without those older than the last DDL of their table.
 
     The producer sends a DDL only after all rows up to its ts are acknowledged, so an older row after the
@@ -85,7 +85,7 @@ def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> lis
         return list(staged)
     # In ticks: a protocol with coarser times cannot say whether a row of the barrier's own tick came before
     # the DDL, and such a row is kept.
-    least = clock.tick(barrier)
+    least = clock.tick(ddl_floor)
     kept = []
     for one in staged:
         said = one.rows.column(SAID_TS).to_numpy()
@@ -94,7 +94,7 @@ def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> lis
     return kept
 
 
-def sides_of(segment: Segment, ts: int, clock: Clock) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def sides_of(segment: StagedRun, ts: int, clock: Clock) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """By row of a topic that is read by offset: its offset, and whether its commit ts is above `ts`."""
     rows = read_staged(segment)
     said = rows.column(SAID_TS).to_numpy()
@@ -107,7 +107,7 @@ def _ticks(said: np.ndarray[Any, Any], clock: Clock) -> np.ndarray[Any, Any]:
     return (said >> np.uint64(LOGICAL_BITS)) // np.uint64(abs(clock.value))
 
 
-def staged_bytes(piece: Piece) -> int:
+def staged_bytes(piece: StagedPiece) -> int:
     """About how many bytes of its segment are within a piece's bounds; 0 when no row is."""
     segment = piece.segment
     if _holds_all(piece):
@@ -200,11 +200,11 @@ def _with_moments(batch: pa.RecordBatch, known: Definition) -> pa.RecordBatch:
     return batch.append_column(f"o.{known.soft_delete}", soft_delete.moments(ts))
 
 
-def _holds_all(piece: Piece) -> bool:
+def _holds_all(piece: StagedPiece) -> bool:
     return piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto
 
 
-def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+def _within(batch: pa.RecordBatch, piece: StagedPiece) -> pa.RecordBatch:
     if _holds_all(piece):
         return batch
     ts = batch.column("_commit_ts")

@@ -85,7 +85,7 @@ class Committer:
             self._flow.position(ts),
             time_zone=applier.zone.name,
             sources=applier.sources,
-            barriers=applier.barriers.entries,
+            ddl_floors=applier.ddl_floors.entries,
         )
 
     def _publish(self, now: float) -> bool:

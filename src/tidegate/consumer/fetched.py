@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.codec.base import BadMessage, DdlMessage
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.model.layout import Layout
 
 MAX_BYTES: Final = 48 << 20
@@ -31,7 +31,7 @@ class Fetched:
     partition: int
     next_offset: int
     messages: int = 0
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[StagedRun, ...] = ()
     resolved: tuple[tuple[int, int], ...] = ()
     """(ts, offset), in offset order; without alignment marks."""
     ddls: tuple[DdlMessage, ...] = ()

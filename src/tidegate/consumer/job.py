@@ -58,7 +58,7 @@ from tidegate.consumer.notices import Notices
 from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.progress import QUIET, Listener, Progress
-from tidegate.consumer.rounds import News, Rounds
+from tidegate.consumer.rounds import FetchRounds, News
 from tidegate.consumer.schema_changes import ignored_words
 from tidegate.consumer.selection import Selection
 from tidegate.consumer.settings import Settings, topic_of
@@ -159,7 +159,7 @@ class Consumer:
         zone.name = zone.name or position.zone_from("")
         begun = bounds_begun(target.begun, topic, address, settings.until)
         self._flow = new_flow(topic, settings, position, begun)
-        self._rounds = Rounds(topic, self._flow, self._offsets, staging)
+        self._rounds = FetchRounds(topic, self._flow, self._offsets, staging)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
         )

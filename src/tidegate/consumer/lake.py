@@ -44,7 +44,7 @@ class Lake(Protocol):
     def named_versions(self) -> dict[str, list[int]]:
         """By path, the versions that some snapshot names."""
 
-    def slots(self) -> list[str]:
+    def table_paths(self) -> list[str]:
         """The paths of all tables; tables that are not the consumer's may be among them."""
 
     def exists(self, path: str) -> bool:

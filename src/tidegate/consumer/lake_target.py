@@ -139,7 +139,7 @@ class LakeTarget:
         self.tables.clear()
         text = self.lake.position()
         if text is None:  # marked tables that no snapshot names were left by a first run that was killed
-            for path in self.lake.slots():
+            for path in self.lake.table_paths():
                 self.lake.discard(path)
             return None
         position = Position.from_json(text)
@@ -157,7 +157,7 @@ class LakeTarget:
 
     def _discard_unnamed(self) -> None:
         """Remove tables that no snapshot has ever named and that no DDL has dropped."""
-        unknown = set(self.lake.slots()) - {table.path for table in self.tables.values()}
+        unknown = set(self.lake.table_paths()) - {table.path for table in self.tables.values()}
         if unknown:
             # A table that an older snapshot names is still needed to read that snapshot; a dropped one for
             # RECOVER TABLE.

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_text
-from tidegate.consumer.assembler import Assembler, Segment
+from tidegate.consumer.assembler import Assembler, StagedRun
 from tidegate.consumer.fetched import Fetched
 from tidegate.consumer.flow import MAX_WAITING_BYTES, MAX_WAITING_ROWS, Ddls, Rows, identity
 from tidegate.consumer.position import PartitionPosition, Position
@@ -41,7 +41,7 @@ from tidegate.consumer.watermark import Mode, Watermarks
 
 MAX_DONE: Final = 64
 """Executed DDLs that are remembered. Once there are so many, an older DDL counts as executed."""
-Sides = Callable[[Segment, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
+Sides = Callable[[StagedRun, int], tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 """From a segment and the ts of a DDL: the offset of each row, and whether it was committed after the DDL."""
 
 
@@ -335,7 +335,7 @@ class OffsetFlow:
 _DATABASE: Final = re.compile(r"\s*(?:create|drop|alter)\s+(?:database|schema)\b", re.IGNORECASE)
 
 
-def _touches(message: DdlMessage, segment: Segment) -> bool:
+def _touches(message: DdlMessage, segment: StagedRun) -> bool:
     """Whether a segment has rows of a table that the DDL concerns."""
     event = ddl_header.decode(message.header) if message.header is not None else None
     if not message.table or _DATABASE.match(message.query):

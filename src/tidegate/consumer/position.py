@@ -74,7 +74,7 @@ class Position:
     """Which tables and columns are applied, and under which names, as the user gave it (`Rules.given`)."""
     sources: tuple[Source, ...] = ()
     """From which tables the tables at the target come; empty without a route."""
-    barriers: tuple[tuple[str, str, int], ...] = ()
+    ddl_floors: tuple[tuple[str, str, int], ...] = ()
     """By offset: schema and table at the target, and the ts of the last DDL about the table."""
     epoch: int = 0
     """How often the number of partitions of a topic has changed, in what was read. From the first change on,
@@ -130,7 +130,7 @@ class Position:
         body |= {"by_offset": True} if self.by_offset else {}
         body |= {"rules": self.rules} if self.rules else {}
         body |= {"sources": self.sources} if self.sources else {}
-        body |= {"barriers": self.barriers} if self.barriers else {}
+        body |= {"barriers": self.ddl_floors} if self.ddl_floors else {}
         body |= {"epoch": self.epoch} if self.epoch else {}
         body |= {"switches": self.switches} if self.switches else {}
         partitions = topics[self.topic] if single else topics

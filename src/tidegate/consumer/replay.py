@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.codec.base import Batch, Decoded, DecodedTable, describe
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.consumer.changes import BadRow, Staged, Values, staged_changes
 from tidegate.consumer.convert import TIMESTAMP
 from tidegate.consumer.definition import Definition
@@ -176,10 +176,10 @@ def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:
     return ""
 
 
-def _segment(known: Definition, batch: pa.RecordBatch, partition: int) -> Segment:
+def _segment(known: Definition, batch: pa.RecordBatch, partition: int) -> StagedRun:
     """The descriptor of rows that are in memory, not in a file."""
     ts, offset = batch.column("_commit_ts").to_pylist(), batch.column("_offset")[0].as_py()
-    return Segment(
+    return StagedRun(
         partition=partition,
         schema=known.schema,
         table=known.table,

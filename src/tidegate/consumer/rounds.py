@@ -42,7 +42,7 @@ class News:
     """The ends, committed or not, of the partitions that the flow `asked` for, when the round began."""
 
 
-class Rounds:
+class FetchRounds:
     """Asks the broker for ends, and has a fetcher fetch the ranges."""
 
     def __init__(self, topic: Topic, flow: Flow | OffsetFlow, offsets: Offsets, staging: Path) -> None:

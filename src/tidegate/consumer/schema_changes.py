@@ -32,7 +32,7 @@ from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import Column
 from tidegate.tidb.definition_limits import ID_MAX
-from tidegate.tidb.sql.lexer import Kind, tokens
+from tidegate.tidb.sql.lexer import TokenKind, tokens
 from tidegate.tidb.table_info import NOT_NULL, every_column, is_base_table, table_schema
 
 OPTION: Final = "--schema-changes"
@@ -143,7 +143,7 @@ def changed_in_text(message: DdlMessage) -> bool:
 
 
 def _first_words(part: Sequence[Any]) -> tuple[str, ...]:
-    return tuple("" if token.kind is Kind.QUOTED else token.key for token in part[:2])
+    return tuple("" if token.kind is TokenKind.QUOTED else token.key for token in part[:2])
 
 
 def stopped(message: DdlMessage, words: Iterable[str]) -> Fatal:

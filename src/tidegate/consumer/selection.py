@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tidegate.codec.base import DdlMessage, WireColumn
 from tidegate.consumer import soft_delete, sql_columns, sql_replay
-from tidegate.consumer.assembler import Piece
+from tidegate.consumer.assembler import StagedPiece
 from tidegate.consumer.ddl_plan import DROP_SCHEMA, EXCHANGE, REPARTITION
 from tidegate.consumer.ddl_text import renamed_columns
 from tidegate.consumer.fetched import Fetched
@@ -108,8 +108,8 @@ class Selection:
     # --- rows
 
     def pieces(
-        self, pieces: Mapping[Name, Sequence[Piece]], held: Collection[Name]
-    ) -> Mapping[Name, Sequence[Piece]]:
+        self, pieces: Mapping[Name, Sequence[StagedPiece]], held: Collection[Name]
+    ) -> Mapping[Name, Sequence[StagedPiece]]:
         """The rows that are applied, by name at the target; `held`: the tables at the target.
 
         Raises Fatal if two tables would get one name, or a key would lose a column.
@@ -124,7 +124,7 @@ class Selection:
                 found[name] = [self._piece(piece, source, name) for piece in part]
         return found
 
-    def _piece(self, piece: Piece, source: Name, name: Name) -> Piece:
+    def _piece(self, piece: StagedPiece, source: Name, name: Name) -> StagedPiece:
         columns = self._left(source, piece.segment.columns) if self._rules.columns else piece.segment.columns
         if mark := self._rules.column_for(source):
             if any(lower(column.name) == lower(mark) for column in piece.segment.columns):

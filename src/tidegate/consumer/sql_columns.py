@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from tidegate.consumer.sql_replay import AlterTable, CreateTable, closing, parts
-from tidegate.tidb.sql.lexer import Kind, Token, tokens
+from tidegate.tidb.sql.lexer import SqlToken, TokenKind, tokens
 
 Hidden = Callable[[str], bool]
 """Whether a column is left out."""
@@ -50,7 +50,7 @@ class _Text:
         self._text = text
         self._ends = {one.at: after.at for one, after in itertools.pairwise(found)}
 
-    def of(self, part: Sequence[Token]) -> str:
+    def of(self, part: Sequence[SqlToken]) -> str:
         """The text of some tokens, which need not be adjacent."""
         return "".join(self._text[token.at : self._ends[token.at]] for token in part).strip()
 
@@ -61,14 +61,14 @@ def _created(body: str, hidden: Hidden) -> str:
     end = closing(found, 0)
     kept = [part for part in parts(found[1:end]) if _stays(part, hidden)]
     _check_unused(found[end + 1 :], hidden)
-    if not any(part[0].kind is Kind.QUOTED for part in kept):
+    if not any(part[0].kind is TokenKind.QUOTED for part in kept):
         raise Refused("no column of the table is left")
     return f"({', '.join(map(text.of, kept))}) {text.of(found[end + 1 :])}".strip()
 
 
-def _stays(element: Sequence[Token], hidden: Hidden) -> bool:
+def _stays(element: Sequence[SqlToken], hidden: Hidden) -> bool:
     """Whether a column or an index of a table is kept."""
-    if element[0].key in _INDEXES and element[0].kind is not Kind.QUOTED:
+    if element[0].key in _INDEXES and element[0].kind is not TokenKind.QUOTED:
         return _index_stays(element, hidden)
     if not hidden(element[0].text):
         _check_unused(element, hidden)
@@ -79,14 +79,14 @@ def _stays(element: Sequence[Token], hidden: Hidden) -> bool:
     return False
 
 
-def _index_stays(element: Sequence[Token], hidden: Hidden) -> bool:
+def _index_stays(element: Sequence[SqlToken], hidden: Hidden) -> bool:
     over = _named(element, hidden)
-    if over and any(token.key == "PRIMARY" and token.kind is not Kind.QUOTED for token in element):
+    if over and any(token.key == "PRIMARY" and token.kind is not TokenKind.QUOTED for token in element):
         raise Refused(f"column {over} is part of the primary key")
     return not over
 
 
-def _changed(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
+def _changed(change: Sequence[SqlToken], text: _Text, hidden: Hidden) -> str:
     """One change of ALTER TABLE as text; empty when nothing of it remains."""
     change = _without_place(change, hidden)
     named = [token for token in change if token.key not in ("IF", "NOT", "EXISTS") or _is_name(token)]
@@ -109,14 +109,14 @@ def _changed(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
     return text.of(change) if stays else ""
 
 
-def _added(change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
+def _added(change: Sequence[SqlToken], text: _Text, hidden: Hidden) -> str:
     """An ADD COLUMN with several columns in parentheses."""
     first = next(at for at, token in enumerate(change) if token.key == "(" and not _is_name(token))
     kept = [part for part in parts(change[first + 1 : closing(change, first)]) if _stays(part, hidden)]
     return f"{text.of(change[:first])} ({', '.join(map(text.of, kept))})" if kept else ""
 
 
-def _renamed(old: str, new: str, change: Sequence[Token], text: _Text, hidden: Hidden) -> str:
+def _renamed(old: str, new: str, change: Sequence[SqlToken], text: _Text, hidden: Hidden) -> str:
     if hidden(old) and not hidden(new):
         raise Refused(f"column {new} was {old}, which is left out, so that its values are not at the target")
     if hidden(old):
@@ -127,19 +127,19 @@ def _renamed(old: str, new: str, change: Sequence[Token], text: _Text, hidden: H
     return text.of(change)
 
 
-def _without_place(change: Sequence[Token], hidden: Hidden) -> Sequence[Token]:
+def _without_place(change: Sequence[SqlToken], hidden: Hidden) -> Sequence[SqlToken]:
     """The change without AFTER, if that names a column that is left out."""
     if len(change) < 2 or change[-2].key != "AFTER" or _is_name(change[-2]):
         return change
     return change[:-2] if _is_name(change[-1]) and hidden(change[-1].text) else change
 
 
-def _check_unused(part: Sequence[Token], hidden: Hidden) -> None:
+def _check_unused(part: Sequence[SqlToken], hidden: Hidden) -> None:
     if used := _named(part, hidden):
         raise Refused(f"something else is computed or partitioned by column {used}, which is left out")
 
 
-def _named(part: Sequence[Token], hidden: Hidden) -> str:
+def _named(part: Sequence[SqlToken], hidden: Hidden) -> str:
     """A left-out column named in parentheses, as in expressions and column lists; empty if none is."""
     depth = 0
     for token in part:
@@ -149,5 +149,5 @@ def _named(part: Sequence[Token], hidden: Hidden) -> str:
     return ""
 
 
-def _is_name(token: Token) -> bool:
-    return token.kind is Kind.QUOTED
+def _is_name(token: SqlToken) -> bool:
+    return token.kind is TokenKind.QUOTED

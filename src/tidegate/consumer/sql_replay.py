@@ -26,7 +26,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidegate.tidb.sql.lexer import Kind, ParseError, Token, tokens
+from tidegate.tidb.sql.lexer import ParseError, SqlToken, TokenKind, tokens
 from tidegate.tidb.sql.restore import outgoing, split
 
 Name = tuple[str, str]
@@ -127,7 +127,11 @@ def read(query: str, schema: str) -> Statement:
         if len(said) > 1:
             return Unknown("it holds several statements")
         text = _COMMENT.sub(lambda found: found[1] or " ", outgoing(query).text).strip()
-        return _Reader(text, schema).statement() if text else Ignored("only TiDB knows what it is about")
+        return (
+            _StatementReader(text, schema).statement()
+            if text
+            else Ignored("only TiDB knows what it is about")
+        )
     except ParseError as error:
         return Unknown(f"its text cannot be read: {error.why or error.what}")
 
@@ -191,7 +195,7 @@ def offset(time_zone: str, ts: int) -> str:
     return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
 
 
-class _Reader:
+class _StatementReader:
     """Parses one restored statement: words in upper case, every name in backquotes, no comments."""
 
     def __init__(self, text: str, schema: str) -> None:
@@ -286,7 +290,7 @@ class _Reader:
         for one in parts(self._rest()):
             keys = [token.key for token in one[:3]] + ["", "", ""]
             if keys[:2] == ["RENAME", "AS"]:
-                renamed = _Reader(self._sliced(one[2:]), self._schema)._name()
+                renamed = _StatementReader(self._sliced(one[2:]), self._schema)._name()
             elif keys[:2] == ["EXCHANGE", "PARTITION"]:
                 return Unknown("rows change places with another table without row events")
             elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
@@ -305,7 +309,7 @@ class _Reader:
         at = min(self._at + ahead, len(self._tokens) - 1)
         return self._tokens[at].key
 
-    def _next(self) -> Token:
+    def _next(self) -> SqlToken:
         token = self._tokens[self._at]
         self._at = min(self._at + 1, len(self._tokens) - 1)
         return token
@@ -329,23 +333,23 @@ class _Reader:
             self._next()
             yield self._name()
 
-    def _rest(self) -> list[Token]:
+    def _rest(self) -> list[SqlToken]:
         found = self._tokens[self._at : -1]
         return found[:-1] if found and found[-1].key == ";" else found
 
     # --- text
 
-    def _source(self, token: Token) -> str:
+    def _source(self, token: SqlToken) -> str:
         return self._sliced([token])
 
-    def _piece(self, token: Token) -> str:
+    def _piece(self, token: SqlToken) -> str:
         """A token as it is written, with the space after it."""
         return self._text[token.at : self._ends[token.at]]
 
-    def _sliced(self, part: Sequence[Token]) -> str:
+    def _sliced(self, part: Sequence[SqlToken]) -> str:
         return "".join(map(self._piece, part)).strip()
 
-    def _rendered(self, part: Sequence[Token], *, checks: bool = True) -> str:
+    def _rendered(self, part: Sequence[SqlToken], *, checks: bool = True) -> str:
         """The text of a part without what is removed; `checks`: here CHECK begins a constraint."""
         kept = [token for token in _without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
         if checks:
@@ -359,7 +363,7 @@ class _Reader:
         return "" if text in ("ADD", "ADD COLUMN") else text
 
 
-def closing(part: Sequence[Token], opened: int) -> int:
+def closing(part: Sequence[SqlToken], opened: int) -> int:
     """The place of the parenthesis that closes the one at `opened`."""
     depth = 0
     for at in range(opened, len(part)):
@@ -369,9 +373,9 @@ def closing(part: Sequence[Token], opened: int) -> int:
     raise ParseError("a parenthesis does not end", why="")
 
 
-def parts(part: Sequence[Token]) -> list[list[Token]]:
+def parts(part: Sequence[SqlToken]) -> list[list[SqlToken]]:
     """Split at the commas outside of parentheses."""
-    found: list[list[Token]] = [[]]
+    found: list[list[SqlToken]] = [[]]
     depth = 0
     for token in part:
         depth += {"(": 1, ")": -1}.get(token.key, 0)
@@ -382,20 +386,20 @@ def parts(part: Sequence[Token]) -> list[list[Token]]:
     return [one for one in found if one]
 
 
-def _constraint(part: Sequence[Token], at: int = 0) -> int:
+def _constraint(part: Sequence[SqlToken], at: int = 0) -> int:
     """The place after CONSTRAINT and its name, if these come at `at`."""
     if at < len(part) and part[at].key == "CONSTRAINT":
         at += 1
-        at += at < len(part) and part[at].kind is Kind.QUOTED
+        at += at < len(part) and part[at].kind is TokenKind.QUOTED
     return at
 
 
-def _is_foreign_key(part: Sequence[Token]) -> bool:
+def _is_foreign_key(part: Sequence[SqlToken]) -> bool:
     at = _constraint(part)
     return at < len(part) and part[at].key == "FOREIGN"
 
 
-def _is_left_out(change: Sequence[Token]) -> bool:
+def _is_left_out(change: Sequence[SqlToken]) -> bool:
     """Whether a change of a table leaves rows and columns as they are."""
     keys = [token.key for token in change[:3]]
     if keys[0] == "ADD":
@@ -407,9 +411,9 @@ def _is_left_out(change: Sequence[Token]) -> bool:
     return keys[0] in _OF_TIDB or keys[0] == "WITHOUT" or keys[:2] == ["SET", "TIFLASH"]
 
 
-def _without_engine(part: Sequence[Token]) -> list[Token]:
+def _without_engine(part: Sequence[SqlToken]) -> list[SqlToken]:
     """Remove ENGINE = ...: TiDB ignores it, but a MyISAM table at the target would have no transactions."""
-    kept: list[Token] = []
+    kept: list[SqlToken] = []
     at = 0
     while at < len(part):
         if part[at].key == "ENGINE" and part[at + 1 : at + 2] and part[at + 1].key == "=":
@@ -420,9 +424,9 @@ def _without_engine(part: Sequence[Token]) -> list[Token]:
     return kept
 
 
-def _without_checks(part: Sequence[Token]) -> list[Token]:
+def _without_checks(part: Sequence[SqlToken]) -> list[SqlToken]:
     """Remove CHECK constraints: TiDB does not enforce them by default, so the target would refuse rows."""
-    kept: list[Token] = []
+    kept: list[SqlToken] = []
     at = 0
     while at < len(part):
         check = _constraint(part, at)
@@ -436,7 +440,7 @@ def _without_checks(part: Sequence[Token]) -> list[Token]:
     return kept
 
 
-def _collated(part: Sequence[Token]) -> dict[int, str]:
+def _collated(part: Sequence[SqlToken]) -> dict[int, str]:
     """By the place of a charset's name without COLLATE, the collation that TiDB uses."""
     found = {}
     for at, token in enumerate(part):
@@ -448,7 +452,7 @@ def _collated(part: Sequence[Token]) -> dict[int, str]:
     return found
 
 
-def _has_collation(part: Sequence[Token], at: int) -> bool:
+def _has_collation(part: Sequence[SqlToken], at: int) -> bool:
     """Whether there is a COLLATE near a place: in the same parentheses, between the same commas."""
     for step in (1, -1):
         depth, place = 0, at

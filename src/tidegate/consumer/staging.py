@@ -1,6 +1,6 @@
 """Staged rows: what a fetch task writes for the driver's targets, in a file of Arrow IPC streams.
 
-A stream is a `Segment`: one table's rows with one set of columns. Its columns are `META`, for topics read by
+A stream is a `StagedRun`: rows of one table and column set. Its columns are `META`, for topics read by
 offset `SAID_TS`, then `n.NAME` of the after image and `o.NAME` of the before image. The files are disposable:
 if they are lost, the rows are read again from the offsets that the target stores.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.codec.base import Decoded, DecodedTable
-from tidegate.consumer.assembler import Segment
+from tidegate.consumer.assembler import StagedRun
 from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.soft_delete import SoftDelete, column_for
 
@@ -32,7 +32,7 @@ def stage(
     file: Path,
     clock: Clock | None = None,
     soft_deletes: Sequence[SoftDelete] = (),
-) -> Iterable[Segment]:
+) -> Iterable[StagedRun]:
     """Write the decoded rows, one Arrow IPC stream per table and column set. Returns their descriptors.
 
     `clock`: given for a topic that is read by offset. `soft_deletes`: the tables that keep deleted rows.
@@ -50,7 +50,7 @@ def _stage_table(
     sink: IO[bytes],
     clock: Clock | None,
     soft_deletes: Sequence[SoftDelete],
-) -> Segment:
+) -> StagedRun:
     """Write one table's rows as a stream of the file.
 
     With a `clock`, `_commit_ts` becomes the offset + 1, by which `OffsetFlow` orders rows. `SAID_TS` holds
@@ -65,7 +65,7 @@ def _stage_table(
     start = sink.tell()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return Segment(
+    return StagedRun(
         partition=partition,
         schema=table.schema,
         table=table.table,
@@ -100,7 +100,7 @@ def staged_batch(table: DecodedTable, *, whole: bool = False) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=names)
 
 
-def read_staged(segment: Segment) -> pa.RecordBatch:
+def read_staged(segment: StagedRun) -> pa.RecordBatch:
     """The rows of a segment, memory-mapped."""
     with pa.memory_map(segment.file) as mapped:
         mapped.seek(segment.start)

@@ -14,7 +14,7 @@ A segment is a head and the events after it, one JSON object a line:
     state   all that the machine holds when the segment begins
     set     attributes that were changed from outside since the previous event
     gave    the value that the call returned; or `raised`: the name of the exception
-    shows   the attributes that others read after the event (`Kind.shows`)
+    shows   the attributes that others read after the event (`MachineKind.shows`)
 
 A value without a form in JSON is an object with one member, whose name is the form: `{"tuple": [...]}`,
 `{"bytes": "6b"}`, `{"Span": {...}}`. The record contains DDL text, but no rows and no table definitions.
@@ -67,7 +67,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MachineKind:
     """A kind of machine, with the methods that are its events."""
 
     name: str
@@ -80,7 +80,7 @@ class Kind:
     """The attributes that others read after an event."""
 
 
-OWNER: Final = Kind(
+OWNER: Final = MachineKind(
     "owner",
     Owner,
     events=(
@@ -91,7 +91,7 @@ OWNER: Final = Kind(
     inputs=("quiet_interval_s",),
     shows=("checkpoint", "persisted_ts", "resolved_sent", "barrier.bound", "lags"),
 )
-PROCESSOR: Final = Kind(
+PROCESSOR: Final = MachineKind(
     "processor",
     Processor,
     events=(
@@ -223,7 +223,7 @@ class Tap:
     """
 
     def __init__(
-        self, kind: Kind, name: str, machine: Owner | Processor, write: Callable[[Record], None]
+        self, kind: MachineKind, name: str, machine: Owner | Processor, write: Callable[[Record], None]
     ) -> None:
         assert type(machine) is kind.type
         self._kind, self._name, self._machine, self._write = kind, name, machine, write
@@ -266,7 +266,7 @@ class Tap:
             self._write(record)
 
 
-def _shown(kind: Kind, machine: Owner | Processor) -> list[Any]:
+def _shown(kind: MachineKind, machine: Owner | Processor) -> list[Any]:
     return [encode(attrgetter(name)(machine)) for name in kind.shows]
 
 
@@ -281,8 +281,8 @@ class Difference:
     """The line in the segment. The head is line 1."""
     event: str
     what: str
-    """The part that differs: `effects`, `exception`, or one of `Kind.shows`. `number`: events are missing
-    before it."""
+    """The part that differs: `effects`, `exception`, or one of `MachineKind.shows`. `number`: events are
+    missing before it."""
     recorded: str
     replayed: str
 
@@ -331,7 +331,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
     return Replayed(found.machine, found.name, found.release, done, None, torn)
 
 
-def _begun(text: bytes) -> tuple[Record, Kind]:
+def _begun(text: bytes) -> tuple[Record, MachineKind]:
     """The first line of a segment, and its kind of machine. Raises InvalidInput for that of anything else."""
     try:
         head = orjson.loads(text)
@@ -359,7 +359,7 @@ def _missing(record: Record, before: int | None, line: int) -> Difference | None
     return Difference(line, record["event"], "number", str(record["n"]), str(before + 1))
 
 
-def _differs(kind: Kind, machine: Any, record: Record, line: int) -> Difference | None:
+def _differs(kind: MachineKind, machine: Any, record: Record, line: int) -> Difference | None:
     """Make one recorded call. Returns the first difference from the record."""
     event = record["event"]
     if event not in kind.events or not record["set"].keys() <= set(kind.inputs):

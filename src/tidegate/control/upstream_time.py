@@ -23,14 +23,14 @@ class Jumped:
 
 
 @dataclass(frozen=True, slots=True)
-class Stands:
+class Halted:
     """PD's time has not advanced, or hardly, for this long."""
 
     for_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
+class Advances:
     """PD's time advances again, and is this much behind the monotonic clock."""
 
     behind_ms: int
@@ -43,14 +43,14 @@ class Differs:
     by_ms: int
 
 
-Remark = Jumped | Stands | GoesOn | Differs
+Remark = Jumped | Halted | Advances | Differs
 
 
 class UpstreamTime:
     """Keeps PD's time, and reports its jumps, stops and differences."""
 
     def __init__(self) -> None:
-        self.stands = False
+        self.is_halted = False
         self.differs_ms = 0
         """The wall clock's lead in the last `Differs`."""
         self._received: tuple[int, float] | None = None
@@ -62,7 +62,7 @@ class UpstreamTime:
         if self._received is None:
             return None
         physical_ms, at = self._received
-        return physical_ms if self.stands else physical_ms + _ms(now - at)
+        return physical_ms if self.is_halted else physical_ms + _ms(now - at)
 
     def received(self, physical_ms: int, wall_ms: int, now: float) -> list[Remark]:
         """PD has answered with `physical_ms` at monotonic second `now`, at wall clock time `wall_ms`."""
@@ -82,19 +82,19 @@ class UpstreamTime:
         passed, moved = _ms(now - before), physical_ms - before_ms
         # Compared with the last answer, not with the last moment in step: a jump is one step.
         if moved - passed > JUMP_MS:
-            self._in_step, self.stands = (physical_ms, now), False
+            self._in_step, self.is_halted = (physical_ms, now), False
             return [Jumped(moved - passed)]
         # Summed since both last moved together, because a clock that stands differs by little from answer
         # to answer.
         behind = _ms(now - self._in_step[1]) - (physical_ms - self._in_step[0])
         # Half the pace counts as advancing, because answers may come late.
         if 2 * moved >= passed:
-            was, self.stands = self.stands, False
+            was, self.is_halted = self.is_halted, False
             self._in_step = (physical_ms, now)
-            return [GoesOn(behind)] if was else []
-        if behind > JUMP_MS and not self.stands:
-            self.stands = True
-            return [Stands(behind)]
+            return [Advances(behind)] if was else []
+        if behind > JUMP_MS and not self.is_halted:
+            self.is_halted = True
+            return [Halted(behind)]
         return []
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.eventstore import damage, directory_kernels, kernels, store_view
 from tidegate.eventstore.seek import beyond
-from tidegate.eventstore.segment import LET_GO_BYTES, DamagedSegment, Segment
+from tidegate.eventstore.segment import UNLOAD_BYTES, DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
@@ -204,8 +204,8 @@ def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) ->
         if refs is None:
             raise segment.not_written(index)
         yield from kernels.take_all(kernels.table_of([kernels.describe(batch)]), refs, kernels.allocate)
-        if segment.info.blocks[index].bytes >= LET_GO_BYTES:
-            segment.let_go()
+        if segment.info.blocks[index].bytes >= UNLOAD_BYTES:
+            segment.unload()
 
 
 def _merge(
@@ -228,9 +228,9 @@ def _merge(
         first = 0
         while first < count:
             block, first = kernels.take(table, refs[:count], first, max_rows)
-            if block.nbytes >= LET_GO_BYTES:
+            if block.nbytes >= UNLOAD_BYTES:
                 for segment in segments:
-                    segment.let_go()
+                    segment.unload()
             yield block
             del block  # free its memory before the next block is made
         heads, cursors = _refilled(heads, cursors, ends)

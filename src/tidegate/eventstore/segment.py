@@ -30,7 +30,7 @@ from tidegate.eventstore.directory import BatchTables, Directory, Tables
 from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 2
-LET_GO_BYTES: Final = 1 << 20
+UNLOAD_BYTES: Final = 1 << 20
 """Mapped pages are released only for batches of at least this many bytes; less is not worth the call."""
 Durability = Literal["process", "fsync"]
 
@@ -260,8 +260,8 @@ class Segment:
     def batch(self, index: int) -> pa.RecordBatch:
         """Batch `index`, its CRC verified; a view of the mapped file.
 
-        After verifying a large batch this calls `let_go`, so its pages do not count as this process's memory.
-        The pages that the reader then touches count until the next `let_go`.
+        After verifying a large batch this calls `unload`, so its pages do not count as this process's memory.
+        The pages that the reader then touches count until the next `unload`.
         """
         batch, expected = self._found(index)
         try:
@@ -270,8 +270,8 @@ class Segment:
             good, why = False, f"a batch cannot be read: {error}"
         if not good:
             raise self._corrupt(index, why)
-        if self.info.blocks[index].bytes >= LET_GO_BYTES:
-            self.let_go()
+        if self.info.blocks[index].bytes >= UNLOAD_BYTES:
+            self.unload()
         return batch
 
     def unproved(self, index: int) -> pa.RecordBatch:
@@ -303,7 +303,7 @@ class Segment:
                 raise _damaged_directory(self._path, self.info, found) from None
         return self._directory
 
-    def let_go(self) -> None:
+    def unload(self) -> None:
         """Release the mapped pages; batches stay valid, and their bytes come from the page cache again."""
         # All pages of the file, not only those of the last batch, because readers still touch a batch
         # after they have requested the next one.

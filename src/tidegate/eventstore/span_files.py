@@ -152,7 +152,7 @@ class SpanFiles:
         self.manifest = replace(self.manifest, segments=(*kept[:place], info, *kept[place:]))
         return chosen
 
-    def let_go(self, manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
+    def unload(self, manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
         """Replace the manifest by one that names fewer files; works on a full disk, too."""
         self._store.small(lambda: self.write_manifest(manifest, old))
 

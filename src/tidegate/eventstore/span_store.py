@@ -127,7 +127,7 @@ class SpanStore:
             else:
                 kept, fresh = (), files.manifest.restarted(start_ts)
             fresh = replace(fresh, segments=kept, dropped_to=start_ts)
-            files.let_go(fresh, [s for s in before if s not in kept])
+            files.unload(fresh, [s for s in before if s not in kept])
             files.resolve(start_ts)
         self._store.moved(self)
 
@@ -204,7 +204,7 @@ class SpanStore:
             self._clear()
             manifest = self._files.manifest
             ahead = [s for s in manifest.segments if s.min_ts > self.resolved]
-            self._files.let_go(manifest.cut_back(self.resolved), ahead)
+            self._files.unload(manifest.cut_back(self.resolved), ahead)
 
     def drop_below(self, ts: Timestamp) -> None:
         """Remove the segments without rows above `ts`, or above the resolved ts if that is lower."""
@@ -216,7 +216,7 @@ class SpanStore:
                 return
             kept = tuple(s for s in manifest.segments if s.last_ts > limit)
             dropped = max(manifest.dropped_to, *(s.last_ts for s in old))
-            self._files.let_go(replace(manifest, segments=kept, dropped_to=dropped), old)
+            self._files.unload(replace(manifest, segments=kept, dropped_to=dropped), old)
 
     def prepend(self, pulled: SpanStore, after: Timestamp, upto: Timestamp) -> bool:
         """Take over the segments of another store of the same span, which has all commits in (after, upto].

@@ -47,7 +47,7 @@ _DEFAULT_WINDOW: Final = (1 << 16) - 1
 _WINDOW_MAX: Final = (1 << 31) - 1
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
     DATA = 0
@@ -94,13 +94,13 @@ class End:
 
 
 _STREAMS: Final[dict[int, int]] = {
-    Kind.DATA: _STREAM,
-    Kind.HEADERS: _STREAM,
-    Kind.RST_STREAM: _STREAM,
-    Kind.CONTINUATION: _STREAM,
-    Kind.SETTINGS: 0,
-    Kind.PING: 0,
-    Kind.GOAWAY: 0,
+    FrameKind.DATA: _STREAM,
+    FrameKind.HEADERS: _STREAM,
+    FrameKind.RST_STREAM: _STREAM,
+    FrameKind.CONTINUATION: _STREAM,
+    FrameKind.SETTINGS: 0,
+    FrameKind.PING: 0,
+    FrameKind.GOAWAY: 0,
 }
 """The stream on which frames of a kind may arrive; 0: the connection."""
 
@@ -135,8 +135,8 @@ class Call:
         self._has_headers = False
         self._goes_away = ""
         settings = ((_HEADER_TABLE_SIZE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW_SIZE, WINDOW_BYTES))
-        self._put(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
-        self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - _DEFAULT_WINDOW))
+        self._put(FrameKind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*each) for each in settings))
+        self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(WINDOW_BYTES - _DEFAULT_WINDOW))
         headers = [
             (":method", "POST"),
             (":scheme", scheme),
@@ -147,7 +147,7 @@ class Call:
             ("grpc-accept-encoding", ",".join(ENCODINGS)),
             *metadata,
         ]
-        self._put(Kind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
+        self._put(FrameKind.HEADERS, _END_HEADERS, _STREAM, hpack.encode(headers))
 
     def send(self, message: bytes) -> None:
         """Send a message as soon as the peer's window allows it."""
@@ -159,18 +159,18 @@ class Call:
         # A grant for each message would cost two frames each. Below a quarter the peer still has three
         # quarters of its window.
         if self._owed >= WINDOW_BYTES // 4 and self.end is None:
-            self._put(Kind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
-            self._put(Kind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
+            self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
+            self._put(FrameKind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
             self._owed = 0
 
     def ping(self) -> None:
         """Send a ping, which the peer must answer."""
-        self._put(Kind.PING, 0, 0, bytes(8))
+        self._put(FrameKind.PING, 0, 0, bytes(8))
 
     def cancel(self, details: str) -> None:
         """End the call."""
         if self.end is None:
-            self._put(Kind.RST_STREAM, 0, _STREAM, _U32.pack(_CANCEL))
+            self._put(FrameKind.RST_STREAM, 0, _STREAM, _U32.pack(_CANCEL))
             self.end = End(grpc.StatusCode.CANCELLED, details)
 
     def lost(self, why: str) -> None:
@@ -205,7 +205,7 @@ class Call:
                 break
             # Only such data is taken while its frame is incomplete. `_input` keeps the beginning of other
             # frames, whose size `_may_come` has bounded.
-            if kind == Kind.DATA and not flags & _PADDED:
+            if kind == FrameKind.DATA and not flags & _PADDED:
                 at += _HEAD.size
                 self._owe(size)
                 self._left, self._is_last = size, bool(flags & _END_STREAM)
@@ -237,53 +237,53 @@ class Call:
     def _may_come(self, kind: int, size: int, stream: int) -> bool:
         expected = _STREAMS.get(kind)
         # Looked at first: what speaks HTTP/1 or TLS fails here, and not with a strange frame size.
-        if not self._has_settings and kind != Kind.SETTINGS:
+        if not self._has_settings and kind != FrameKind.SETTINGS:
             self._finish(grpc.StatusCode.UNAVAILABLE, "what answers at its address does not speak HTTP/2")
         elif size > FRAME_BYTES_MAX:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of {size} bytes")
         elif expected is not None and stream & _WINDOW_MAX != expected:
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} on stream {stream}")
-        elif kind == Kind.DATA and not self._has_headers:
+        elif kind == FrameKind.DATA and not self._has_headers:
             self._finish(grpc.StatusCode.INTERNAL, "data before headers")
         # The frames of a header block must follow each other without another frame (RFC 9113, 4.3).
-        elif (self._block is not None) != (kind == Kind.CONTINUATION):
+        elif (self._block is not None) != (kind == FrameKind.CONTINUATION):
             self._finish(grpc.StatusCode.INTERNAL, f"a frame of kind {kind} among headers, or without any")
         return self.end is None
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes, messages: list[bytes]) -> None:
         try:
             match kind:
-                case Kind.DATA:
+                case FrameKind.DATA:
                     self._owe(len(payload))
                     self._is_last = bool(flags & _END_STREAM)
                     self._take(memoryview(_without_padding(payload, flags)), messages)
                     self._ended_frame()
-                case Kind.HEADERS:
+                case FrameKind.HEADERS:
                     # The head counts as well, so that empty continuations without an end are bounded.
                     self._header_bytes += _HEAD.size + len(payload)
                     payload = _without_padding(payload, flags)
                     self._block = bytearray(payload[5:] if flags & _PRIORITY else payload)
                     self._block_flags = flags
                     self._continued(flags)
-                case Kind.CONTINUATION:
+                case FrameKind.CONTINUATION:
                     assert self._block is not None, "`_may_come` has looked"
                     self._header_bytes += _HEAD.size + len(payload)
                     self._block += payload
                     self._continued(flags)
-                case Kind.RST_STREAM:
+                case FrameKind.RST_STREAM:
                     code = _U32.unpack(payload)[0]
                     found = _OF_RESET.get(code, grpc.StatusCode.INTERNAL)
                     self._finish(found, f"the peer reset the stream with error code {code}")
-                case Kind.SETTINGS:
+                case FrameKind.SETTINGS:
                     self._settings(flags, payload)
-                case Kind.PING:
+                case FrameKind.PING:
                     if not flags & _ACK:
-                        self._put(Kind.PING, _ACK, 0, payload)
-                case Kind.GOAWAY:
+                        self._put(FrameKind.PING, _ACK, 0, payload)
+                case FrameKind.GOAWAY:
                     self._going_away(payload)
-                case Kind.WINDOW_UPDATE:
+                case FrameKind.WINDOW_UPDATE:
                     self._granted(stream, _U32.unpack(payload)[0] & _WINDOW_MAX)
-                case Kind.PUSH_PROMISE:
+                case FrameKind.PUSH_PROMISE:
                     self._finish(grpc.StatusCode.INTERNAL, "a push, which was forbidden")
                 case _:
                     pass  # unknown kinds and PRIORITY are ignored (RFC 9113, 5.5)
@@ -306,7 +306,7 @@ class Call:
                 self._peer_initial = value
             elif name == _MAX_FRAME_SIZE:
                 self._peer_frame = min(value, FRAME_BYTES_MAX)
-        self._put(Kind.SETTINGS, _ACK, 0, b"")
+        self._put(FrameKind.SETTINGS, _ACK, 0, b"")
         self._fill()
 
     def _granted(self, stream: int, size: int) -> None:
@@ -395,10 +395,10 @@ class Call:
             del self._waiting[:room]
             self._peer_stream -= len(part)
             self._peer_connection -= len(part)
-            self._put(Kind.DATA, 0, _STREAM, part)
+            self._put(FrameKind.DATA, 0, _STREAM, part)
 
-    def _put(self, kind: Kind, flags: int, stream: int, payload: bytes) -> None:
-        if len(self.output) > OUTPUT_BYTES_MAX and kind in {Kind.PING, Kind.SETTINGS}:
+    def _put(self, kind: FrameKind, flags: int, stream: int, payload: bytes) -> None:
+        if len(self.output) > OUTPUT_BYTES_MAX and kind in {FrameKind.PING, FrameKind.SETTINGS}:
             self._finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the peer does not read what it is answered")
             return
         size = len(payload)

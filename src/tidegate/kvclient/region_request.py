@@ -130,7 +130,7 @@ class RegionRequester:
         raise RegionMoved from error
 
     def _region_failed(self, region: RegionInfo, method: str, error: Any, backoff: Backoff) -> None:
-        cause, at_least_ms = mend(self.pd, region, error)
+        cause, at_least_ms = correct(self.pd, region, error)
         where = f"region {region.id}, {method}"
         self.pd.pause(backoff.next(cause, at_least_ms=at_least_ms, where=where, why=error.message))
         raise RegionMoved
@@ -146,7 +146,7 @@ def fill_context(context: kvrpcpb.Context, region: RegionInfo, cluster_id: int) 
     context.cluster_id = cluster_id
 
 
-def mend(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
+def correct(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
     """Correct the cache after a region error; returns how to wait: the cause and the least milliseconds.
 
     `error` is an errorpb.Error. Public because the puller's region feeds get the same errors.

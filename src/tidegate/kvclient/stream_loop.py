@@ -81,7 +81,7 @@ class StreamCall:
         self._socket: socket.socket | None = None
         self._is_paused = self._is_over = False
         self._mask = selectors.EVENT_READ
-        self._heard_at = self._pinged_at = 0.0
+        self._received_at = self._pinged_at = 0.0
 
     def send(self, message: bytes) -> None:
         """Send a message."""
@@ -106,7 +106,7 @@ class StreamCall:
         if self._is_over:
             connection.close()
             return
-        self._socket, self._heard_at = connection, time.monotonic()
+        self._socket, self._received_at = connection, time.monotonic()
 
         def begin() -> None:
             self._loop.selector.register(connection, self._mask, self)
@@ -124,9 +124,9 @@ class StreamCall:
 
     def look(self, now: float) -> None:
         """Ping a silent peer, or end its call."""
-        if self._socket is None or now - self._heard_at < PING_S:
+        if self._socket is None or now - self._received_at < PING_S:
             return
-        if self._pinged_at < self._heard_at:
+        if self._pinged_at < self._received_at:
             self._pinged_at = now
             self._do(self._machine.ping)
         elif now - self._pinged_at >= GIVE_UP_S - PING_S:
@@ -169,7 +169,7 @@ class StreamCall:
             if size == 0:
                 machine.lost("the peer closed the connection")
                 return
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             # The socket may have more. A sleep now would delay it, and the peer's window would close.
             if size == len(buffer):
                 self._loop.has_more = True

@@ -28,7 +28,7 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.pipeline.incarnation import Incarnation, Key
 from tidegate.pipeline.jobs import WorkerProcess
 from tidegate.pipeline.lines import Line
-from tidegate.pipeline.timetable import Kind
+from tidegate.pipeline.timetable import WorkKind
 from tidegate.pipeline.work import FROM_WORKER, LoadReport, Piece, parse, to_json
 
 STUCK_S: Final = 1.5
@@ -51,7 +51,7 @@ class Work:
 
     of: Incarnation
     piece: Piece
-    kind: Kind
+    kind: WorkKind
     words: str
     """A description for people."""
     bytes: int = 0
@@ -61,7 +61,7 @@ class Work:
 
     @property
     def shown(self) -> str:
-        return f"deliver {self.words}" if self.kind is Kind.DELIVER else self.words
+        return f"deliver {self.words}" if self.kind is WorkKind.DELIVER else self.words
 
     def answered(self, found: Sequence[LoadReport] | TidegateError) -> None:
         """Give the result, or the error, to the thread that waits for it. A second call does nothing."""
@@ -175,7 +175,7 @@ class ConnectedWorker:
     def look(self, work: Work, beats: int | None, now: float) -> Silence:
         """How long it has been silent with this piece. `beats`: its count, if any; `now`: monotonic."""
         own, knows = work.of.spec.config.tidegate, work.of.key in self.served
-        delivers = knows and work.kind is Kind.DELIVER
+        delivers = knows and work.kind is WorkKind.DELIVER
         patience_s = own.stall_timeout if knows else own.start_timeout
         slow_s = SLOW_S if delivers else SLOW_FIRST_S
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))

@@ -152,7 +152,7 @@ class Incarnations:
     def holds(self, one: Incarnation, lease: Lease) -> bool:
         """Whether a worker still has this lease."""
         with self._changed:
-            return one.leases.stands(lease)
+            return one.leases.is_held(lease)
 
     def end_leases(self, worker: ConnectedWorker) -> None:
         """A worker is gone: free its slots. Under the lock."""

@@ -33,7 +33,7 @@ class Leases(Generic[Who]):
             self._held[who] = mine
         return mine
 
-    def stands(self, lease: Lease) -> bool:
+    def is_held(self, lease: Lease) -> bool:
         """Whether a worker has this lease now."""
         return lease in self._held.values()
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from tidegate.pipeline.connected_worker import Work
 from tidegate.pipeline.incarnation import Incarnation, Key
 from tidegate.pipeline.threads import Threads
-from tidegate.pipeline.timetable import Kind, Timetable
+from tidegate.pipeline.timetable import Timetable, WorkKind
 from tidegate.pipeline.work import Load, LoadReport
 
 
@@ -36,7 +36,7 @@ class LoadRequests:
         with self._changed:
             if one.over:
                 raise one.fenced()
-            work = Work(one, piece, Kind.LOAD, words, answer=answer)
+            work = Work(one, piece, WorkKind.LOAD, words, answer=answer)
             self._waiting.setdefault(one.key, deque()).append(work)
             self._timetable.ask_load(one.key)
             self._changed.notify_all()

@@ -42,7 +42,7 @@ _SPLITTING: Final = (Rank.OLD_HALVES, Rank.UPDATES, Rank.NEW_HALVES)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class EncodePiece:
     """Entries that are encoded together."""
 
     block: pa.RecordBatch
@@ -69,7 +69,7 @@ class Cutter:
         self.met = 0
         """Updates of unique keys in the pieces so far. The caller adds them before it asks for the next."""
 
-    def run(self, past: Position | None = None) -> Iterator[Piece]:
+    def run(self, past: Position | None = None) -> Iterator[EncodePiece]:
         """The pieces after a position, in order."""
         if past is None:
             source = _Source(self._read(None))
@@ -86,13 +86,13 @@ class Cutter:
         else:
             yield from self._ungrouped(source)
 
-    def _plain(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
+    def _plain(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[EncodePiece]:
         """Pieces of entries whose updates are not split. They may end anywhere."""
         for block in blocks:
             for rows in self._slices(block):
-                yield Piece(rows, Part.WHOLE, _end(rows, Rank.WHOLE_UPDATES))
+                yield EncodePiece(rows, Part.WHOLE, _end(rows, Rank.WHOLE_UPDATES))
 
-    def _ungrouped(self, source: _Source) -> Iterator[Piece]:
+    def _ungrouped(self, source: _Source) -> Iterator[EncodePiece]:
         """Pieces of a feed that splits no updates, except in the transactions that are `apart`."""
         while self._apart and (block := source.peek()) is not None:
             if (group := _group(block)) in self._apart:
@@ -104,7 +104,7 @@ class Cutter:
                 yield from self._plain(iter([rows]))
         yield from self._plain(source.rest(None))
 
-    def _grouped(self, source: _Source) -> Iterator[Piece]:
+    def _grouped(self, source: _Source) -> Iterator[EncodePiece]:
         """Pieces of whole transactions, as many as fit; a transaction that does not fit gets its own."""
         while (block := source.peek()) is not None:
             if (group := _group(block)) in self._apart:
@@ -119,7 +119,7 @@ class Cutter:
             fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
             if len(fits):
                 rows = source.take(int(fits[-1]))
-                yield Piece(rows, Part.SPLIT, _behind(rows))
+                yield EncodePiece(rows, Part.SPLIT, _behind(rows))
             else:
                 yield from self._one(source, _group(block))
 
@@ -131,7 +131,7 @@ class Cutter:
                 return i
         return None
 
-    def _one(self, source: _Source, group: Group) -> Iterator[Piece]:
+    def _one(self, source: _Source, group: Group) -> Iterator[EncodePiece]:
         """One transaction, joined if it crosses the ends of blocks; if it does not fit, as a large one."""
         held: list[pa.RecordBatch] = []
         size = 0
@@ -143,13 +143,13 @@ class Cutter:
                 yield from self._large(group, chain(held, source.rest(group)))
                 return
         rows = held[0] if len(held) == 1 else pa.concat_batches(held)
-        yield Piece(rows, Part.SPLIT, _behind(rows))
+        yield EncodePiece(rows, Part.SPLIT, _behind(rows))
 
     # --- large transactions ------------------------------------------------------------------------------
 
     def _large(
         self, group: Group, parts: Iterable[pa.RecordBatch], *, met: bool = False, owed: bool = False
-    ) -> Iterator[Piece]:
+    ) -> Iterator[EncodePiece]:
         """A transaction in pieces. `met`: its old halves are out; `owed`: its new halves may be due."""
         for part in parts:
             for kind, rows in _by_class(part):
@@ -163,23 +163,25 @@ class Cutter:
                     yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
                     owed = False
                 for some in self._slices(rows):
-                    yield Piece(some, Part.UPDATES, _end(some, Rank.UPDATES), again=kind == UPDATE_CLASS)
+                    yield EncodePiece(
+                        some, Part.UPDATES, _end(some, Rank.UPDATES), again=kind == UPDATE_CLASS
+                    )
         # A transaction without inserts has not passed the branch above.
         if owed:
             yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
 
-    def _halves(self, group: Group, rank: Rank, past: Place) -> Iterator[Piece]:
+    def _halves(self, group: Group, rank: Rank, past: Place) -> Iterator[EncodePiece]:
         """The transaction's updates after a place, read again, for the halves of those that are split."""
         part = Part.OLD_HALVES if rank is Rank.OLD_HALVES else Part.NEW_HALVES
         for block in _Source(self._read(past)).rest(group):
             updates = int(np.searchsorted(classes(block), UPDATE_CLASS, side="right"))
             for some in self._slices(block.slice(0, updates)):
-                yield Piece(some, part, _end(some, rank), again=rank is Rank.NEW_HALVES)
+                yield EncodePiece(some, part, _end(some, rank), again=rank is Rank.NEW_HALVES)
             # Rows are sorted by class, so inserts follow: there are no more updates.
             if updates < block.num_rows:
                 return
 
-    def _resume(self, past: Position) -> Generator[Piece, None, _Source]:
+    def _resume(self, past: Position) -> Generator[EncodePiece, None, _Source]:
         """The rest of a transaction that an earlier incarnation began. Returns the source after it."""
         group, place = (past.commit_ts, past.start_ts), past.place
         if past.rank in (Rank.OLD_HALVES, Rank.NEW_HALVES):

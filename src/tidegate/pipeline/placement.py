@@ -20,7 +20,7 @@ from tidegate.pipeline.incarnations import Incarnations
 from tidegate.pipeline.load_requests import LoadRequests
 from tidegate.pipeline.signs_of_life import SignsOfLife
 from tidegate.pipeline.threads import Threads
-from tidegate.pipeline.timetable import Kind, Timetable
+from tidegate.pipeline.timetable import Timetable, WorkKind
 from tidegate.pipeline.work import Begin, Deliver
 from tidegate.pipeline.workforce import Workforce
 
@@ -133,7 +133,7 @@ class Placement:
         if key is not None:
             one = self._incarnations.get(key)
             assert one is not None, "what is over asks for nothing"
-            return Work(one, Begin(one.path), Kind.BEGIN, f"the start of {one.spec.changefeed}")
+            return Work(one, Begin(one.path), WorkKind.BEGIN, f"the start of {one.spec.changefeed}")
         key = self._timetable.next_load()
         return None if key is None else self._requests.next(key)
 
@@ -161,7 +161,7 @@ class Placement:
             for ranges, size in shares:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._workforce.any_free():
-                    self._give(Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
+                    self._give(Work(one, Deliver(one.path, tuple(ranges)), WorkKind.DELIVER, words, size))
                 else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
                     one.stirred = not one.over

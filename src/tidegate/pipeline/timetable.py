@@ -30,7 +30,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Kind(Enum):
+class WorkKind(Enum):
     """The kinds of work."""
 
     BEGIN = "begin"
@@ -72,7 +72,7 @@ class Timetable(Generic[Key]):
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
         """The number of waiting shares of each changefeed's load."""
-        self._out: Counter[tuple[Key, Kind]] = Counter()
+        self._out: Counter[tuple[Key, WorkKind]] = Counter()
         self._addresses: dict[Key, str] = {}
         self._proven: set[str] = set()
         self._served: dict[Key, int] = {}
@@ -95,9 +95,9 @@ class Timetable(Generic[Key]):
 
     def next_begin(self) -> Key | None:
         """The changefeed that may begin now; None: none."""
-        if self._under_way(Kind.BEGIN) >= self._apart:
+        if self._under_way(WorkKind.BEGIN) >= self._apart:
             return None
-        tried = self._tried(Kind.BEGIN)
+        tried = self._tried(WorkKind.BEGIN)
         # An address that is not proven gets one try at a time, so a sink that is down holds one worker.
         free = (one for one in self._begins.values() if one.address not in tried)
         found = min(free, key=lambda one: (one.address not in self._proven, *one.rank), default=None)
@@ -105,9 +105,9 @@ class Timetable(Generic[Key]):
 
     def next_load(self) -> Key | None:
         """The changefeed that may get a worker for its load now: the one with the fewest shares out."""
-        if self._under_way(Kind.LOAD) >= self._apart:
+        if self._under_way(WorkKind.LOAD) >= self._apart:
             return None
-        return min(self._loads, key=lambda key: self._out[key, Kind.LOAD], default=None)
+        return min(self._loads, key=lambda key: self._out[key, WorkKind.LOAD], default=None)
 
     def in_turn(self, keys: Collection[Key]) -> list[Key]:
         """Sort changefeeds by their turn: the one whose last delivery is oldest comes first."""
@@ -115,20 +115,20 @@ class Timetable(Generic[Key]):
 
     def room(self, key: Key, at_once: int) -> int:
         """How many more workers may deliver for a changefeed. `at_once`: how many its sink takes in all."""
-        if self._addresses[key] in self._tried(Kind.DELIVER):
+        if self._addresses[key] in self._tried(WorkKind.DELIVER):
             return 0
         # The first delivery proves the address; only then more workers go there.
         most = min(at_once, self._cores) if self._addresses[key] in self._proven else 1
-        return max(0, most - self._out[key, Kind.DELIVER])
+        return max(0, most - self._out[key, WorkKind.DELIVER])
 
-    def give(self, key: Key, kind: Kind) -> None:
+    def give(self, key: Key, kind: WorkKind) -> None:
         """A worker has got a piece of a changefeed."""
         match kind:
-            case Kind.BEGIN:
+            case WorkKind.BEGIN:
                 del self._begins[key]
-            case Kind.LOAD:
+            case WorkKind.LOAD:
                 self._loads -= Counter({key: 1})
-            case Kind.DELIVER:
+            case WorkKind.DELIVER:
                 self._served[key] = self._next()
         self._out[key, kind] += 1
 
@@ -139,7 +139,7 @@ class Timetable(Generic[Key]):
         """
         (self._proven.add if well else self._proven.discard)(self._addresses[key])
 
-    def back(self, key: Key, kind: Kind) -> None:
+    def back(self, key: Key, kind: WorkKind) -> None:
         """The worker of a piece has finished it, or is dead."""
         self._out[key, kind] -= 1
         if not self._out[key, kind]:
@@ -161,11 +161,11 @@ class Timetable(Generic[Key]):
         """Whether any worker has a piece of it."""
         return any(key == one for one, _ in self._out)
 
-    def _tried(self, kind: Kind) -> set[str]:
+    def _tried(self, kind: WorkKind) -> set[str]:
         """The addresses that are not proven and already have a piece of this kind out."""
         return {self._addresses[key] for key, one in self._out if one is kind} - self._proven
 
-    def _under_way(self, kind: Kind) -> int:
+    def _under_way(self, kind: WorkKind) -> int:
         return sum(count for (_, one), count in self._out.items() if one is kind)
 
     def _next(self) -> int:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from tidegate import __version__, kernel
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.clock import Clock, SystemClock
 from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S
@@ -118,7 +118,7 @@ class Options:
     """How long the session of a capture lasts without a renewal."""
     standing_by: Callable[[Capture], None] = lambda capture: None
     """Called when the capture begins to stand by, and when another owner is elected while it does."""
-    token: Token | None = None
+    token: AccessToken | None = None
     """The token of the APIs of all captures, this one included."""
     api_tls: Tls | None = None
     """The TLS settings of the API, on all captures of a cluster; None: plain HTTP."""

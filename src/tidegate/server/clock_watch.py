@@ -13,7 +13,7 @@ from typing import Final
 
 from tidegate import metrics
 from tidegate.clock import Clock
-from tidegate.control.upstream_time import Differs, GoesOn, Jumped, Remark, Stands, UpstreamTime
+from tidegate.control.upstream_time import Advances, Differs, Halted, Jumped, Remark, UpstreamTime
 from tidegate.errors import TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
@@ -53,7 +53,7 @@ class ClockWatch:
     def trouble(self) -> str:
         """The current irregularities, in words; empty if there are none."""
         time = self._time
-        words = ["PD's time does not advance, because its clock was set back"] if time.stands else []
+        words = ["PD's time does not advance, because its clock was set back"] if time.is_halted else []
         if time.differs_ms:
             words.append(f"this machine's clock is {_lead(time.differs_ms)} PD's time")
         return "; ".join(words)
@@ -69,7 +69,7 @@ class ClockWatch:
                     effect="locks of clients that live may expire; the GC safepoint is renewed at once",
                 )
                 self._on_jump()
-            case Stands(for_ms):
+            case Halted(for_ms):
                 event(
                     LOG,
                     logging.WARNING,
@@ -78,8 +78,8 @@ class ClockWatch:
                     effect="changes continue; locks of dead clients delay changefeeds until it advances",
                     fix="set the clock of PD's machine right",
                 )
-            case GoesOn(behind_ms):
-                event(LOG, logging.INFO, "PD time advances again", stood_s=round(behind_ms / 1000))
+            case Advances(behind_ms):
+                event(LOG, logging.INFO, "PD time advances again", halted_s=round(behind_ms / 1000))
             case Differs(0):
                 event(LOG, logging.INFO, "this machine's clock agrees with PD again")
             case Differs(by_ms):

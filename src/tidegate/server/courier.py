@@ -17,7 +17,7 @@ from typing import Final
 
 import httpx
 
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.errors import InvalidInput
 from tidegate.log import event
 from tidegate.tls import Tls
@@ -60,7 +60,7 @@ class Courier:
         me: str,
         cluster: int,
         address_of: Callable[[str], str],
-        token: Token | None,
+        token: AccessToken | None,
         tls: Tls | None = None,
     ) -> None:
         """`me`: this capture's name in grants. `address_of`: the API address of another capture by its name,

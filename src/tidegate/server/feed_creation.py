@@ -99,7 +99,7 @@ class FeedCreation:
             feed.start()
         finally:
             if guarded and lasting:  # otherwise the short hold stays until it expires, as nothing replaces it
-                await self._history.let_go(held, scope)
+                await self._history.release(held, scope)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
 

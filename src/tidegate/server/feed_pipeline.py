@@ -197,7 +197,7 @@ class FeedPipeline:
                     self.waits = ""
                     assert machine.dispatch is not None
                     self._opened.has_begun_at(machine.dispatch.checkpoint)
-                    self._opened.spans.went_on(self._id, self._node.clock.monotonic())
+                    self._opened.spans.note_progress(self._id, self._node.clock.monotonic())
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self._id))
             case Durable(token, spans, stats):
                 machine.report(token, incarnation, spans)

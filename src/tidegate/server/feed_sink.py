@@ -1,6 +1,6 @@
 """The owner's side of the sink, from incarnation to incarnation: opened, watched while called, released.
 
-    begin: a new thread, watched --> open --> calls ... --> let_go: the caller closes it
+    begin: a new thread, watched --> open --> calls ... --> release: the caller closes it
 
 Only the topics to which rows may go outlive the sink, because the next incarnation must know them.
 """
@@ -64,7 +64,7 @@ class FeedSink:
             metrics.restarts.labels("pipeline").inc()
         return hung
 
-    def let_go(self) -> OpenedSink | None:
+    def release(self) -> OpenedSink | None:
         """Stop watching and calling the sink; the caller closes the returned one."""
         opened, self.opened = self.opened, None
         self._watch = self._thread = None

@@ -97,7 +97,7 @@ class FeedUpdates:
             lasting = await self._history.tend(force=True)
         finally:
             if lasting:
-                await self._history.let_go(held, found.scope)
+                await self._history.release(held, found.scope)
         event(
             LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=found.persisted
         )

@@ -167,7 +167,7 @@ class HeldHistory:
         pd = self.node.pd
         least = await asyncio.to_thread(pd.hold_history, service, CREATING_TTL_S, start_ts - 1, scope)
         if least > start_ts - 1:
-            await self.let_go(service, scope)
+            await self.release(service, scope)
             possible = earliest_start(least)
             raise Refused(
                 "CDC:ErrStartTsBeforeGC",
@@ -176,7 +176,7 @@ class HeldHistory:
                 fix=f"use a start-ts of at least {possible} ({readable(possible)})",
             )
 
-    async def let_go(self, service: str, scope: int) -> bool:
+    async def release(self, service: str, scope: int) -> bool:
         """Release a hold; False: PD did not answer, and the hold stays until it expires."""
         try:
             await asyncio.to_thread(self.node.pd.hold_history, service, 0, 0, scope)
@@ -185,7 +185,7 @@ class HeldHistory:
             return False
         return True
 
-    async def let_go_of_predecessors(self, owner_for_s: float) -> None:
+    async def release_predecessors(self, owner_for_s: float) -> None:
         """Release the holds of earlier owners, which our own holds replace; otherwise they stay until they
         expire.
 
@@ -201,7 +201,7 @@ class HeldHistory:
                 # An earlier owner may have held in any of them.
                 for scope in {-1, *self._guards}:
                     held = service_id(node.cluster, f"{node.identity}-{term}", scope)
-                    if not await self.let_go(held, scope):
+                    if not await self.release(held, scope):
                         return
                 # Last: the key stays until each hold is released, so that another owner tries again
                 # otherwise.

@@ -66,7 +66,7 @@ class Housekeeping:
             force = self._woken.is_set()
             self._woken.clear()
             if await self._history.tend(force=force):
-                await self._history.let_go_of_predecessors(self.node.clock.monotonic() - began)
+                await self._history.release_predecessors(self.node.clock.monotonic() - began)
             self._history.tell_needs()
             self._tend_catalogues()
             await self._placement.end_drains()

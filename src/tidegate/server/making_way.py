@@ -44,7 +44,7 @@ class MakingWay:
         """
         before, self._passed = self._passed, (checkpoint, beats or self._passed[1])
         if self._passed != before or loads:
-            spans.went_on(self._feed, now)
+            spans.note_progress(self._feed, now)
             return None
         others = spans.in_the_way_of(self._feed, now)
         if not others:

@@ -48,7 +48,7 @@ CALM_WAKES_A_S: Final = 60
 followers the pause of each grows with their number.
 """
 CALMEST_S: Final = 5.0
-"""The longest such pause. Twice that, without progress, means that a changefeed hangs (`spans.STANDS_S`)."""
+"""The longest such pause. Twice that, without progress, means that a changefeed hangs (`spans.STALLED_S`)."""
 EAGER_WAKES_A_S: Final = 400
 """The same for eager followers: each look wakes all of up to eight of them; of twenty, every second look."""
 RESTS: Final = 1.5

@@ -45,8 +45,8 @@ from tidegate.sink.reader.changes import (
     SEQ,
     SEQ_A_TS,
     Changes,
-    Piece,
     Standing,
+    StoredRows,
     past_it,
     piece_schema,
 )
@@ -363,12 +363,12 @@ def numbers_of(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> lis
     return [*found, DDL_PIECE] if ddl and ticket.part == 0 and past < DDL_PIECE else found
 
 
-def piece_of(ticket: Ticket, changes: Changes, n: int) -> Piece | None:
+def piece_of(ticket: Ticket, changes: Changes, n: int) -> StoredRows | None:
     """A piece by its number; None: it would have DDL, but there was none."""
     if n < DDL_PIECE:
         return changes.piece(n, ticket.start)
     data = ddl_piece(changes, ticket.start, ticket.end)
-    return Piece(n, data) if data is not None else None
+    return StoredRows(n, data) if data is not None else None
 
 
 def _changes(feed: Feed) -> Changes:

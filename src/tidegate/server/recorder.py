@@ -21,7 +21,7 @@ import orjson
 
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
-from tidegate.control.trace import Kind, Record, Tap
+from tidegate.control.trace import MachineKind, Record, Tap
 from tidegate.log import event
 
 LOG: Final = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ TOTAL_BYTES: Final = 256 << 20
 SUFFIX: Final = ".jsonl"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]+")
 """Characters that the name of a file has a dot for."""
-Follow = Callable[[Kind, str, Owner | Processor], None]
+Follow = Callable[[MachineKind, str, Owner | Processor], None]
 """Called with a machine just after it is made, and with the name of its changefeed."""
 
 
-def follow_nothing(kind: Kind, name: str, machine: Owner | Processor) -> None:
+def follow_nothing(kind: MachineKind, name: str, machine: Owner | Processor) -> None:
     """Used when nothing is recorded."""
 
 
@@ -52,11 +52,11 @@ class Recorder:
         """Whether writing has failed."""
         self._number = 0
 
-    def follow(self, kind: Kind, name: str, machine: Owner | Processor) -> None:
+    def follow(self, kind: MachineKind, name: str, machine: Owner | Processor) -> None:
         """Record a machine from now on."""
         _Tape(self, kind, name, machine)
 
-    def begin(self, kind: Kind, name: str, head: Record) -> Path | None:
+    def begin(self, kind: MachineKind, name: str, head: Record) -> Path | None:
         """Begin a segment with its first line; None: recording has ended."""
         if self._ended:
             return None
@@ -95,7 +95,7 @@ class Recorder:
 class _Tape:
     """The segments of one machine."""
 
-    def __init__(self, recorder: Recorder, kind: Kind, name: str, machine: Owner | Processor) -> None:
+    def __init__(self, recorder: Recorder, kind: MachineKind, name: str, machine: Owner | Processor) -> None:
         self._recorder, self._kind, self._name = recorder, kind, name
         self._tap = Tap(kind, name, machine, self._write)
         self._size = 0

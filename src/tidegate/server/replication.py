@@ -231,7 +231,7 @@ class Replication:
         """Stop processors and sink. A sink call that does not end is abandoned; the next sink fences it."""
         if self.owner is not None:
             self.owner.sink_lost()
-        sink = self.sink.let_go()
+        sink = self.sink.release()
         await self._jobs.end()
         await self._link.ask_to_end(Wish.PREPARE, [peer for peer in self._link.reachable() if peer.runs])
         if sink is not None:

@@ -41,7 +41,7 @@ from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
 
-STANDS_S: Final = 10.0
+STALLED_S: Final = 10.0
 """A feed that holds spans and has made no progress for this long hangs."""
 
 
@@ -76,7 +76,7 @@ class SpanRegistry:
         self._saying: list[SpanStatus] = []
         self.filling = ""
         """The puller's reason why the event store may soon be full; empty: none."""
-        self._went_on: dict[Holder, float] = {}
+        self._progress_at: dict[Holder, float] = {}
         """When each feed last made progress, in monotonic seconds."""
 
     def connect(self, puller: Connection) -> None:
@@ -175,11 +175,11 @@ class SpanRegistry:
         if not self._held_by.get(feed):
             self._held_by.pop(feed, None)
         self._unguarded.discard(feed)
-        self._went_on.pop(feed, None)
+        self._progress_at.pop(feed, None)
 
-    def went_on(self, feed: FeedId, now: float) -> None:
+    def note_progress(self, feed: FeedId, now: float) -> None:
         """Note that a feed that holds spans has delivered something, or has nothing to deliver."""
-        self._went_on[feed] = now
+        self._progress_at[feed] = now
 
     def in_the_way_of(self, feed: FeedId, now: float) -> list[FeedId]:
         """While the event store fills up: the feeds with progress that share spans with a stuck one.
@@ -187,14 +187,16 @@ class SpanRegistry:
         An owner delivers nothing, so it is in nobody's way.
         """
         # A feed that is not known yet counts from now, so that it has the whole time to make progress.
-        if not self.filling or now - self._went_on.setdefault(feed, now) < STANDS_S:
+        if not self.filling or now - self._progress_at.setdefault(feed, now) < STALLED_S:
             return []
         shared = [
             holders for name, holders in self._holders.items() if feed in holders and name != DDL_SPAN_ID
         ]
         found = {other for holders in shared for other in holders if isinstance(other, FeedId)}
         others = found - {feed}
-        return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
+        return sorted(
+            other for other in others if now - self._progress_at.get(other, float("-inf")) < STALLED_S
+        )
 
     def try_again(self, feed: Holder, start_ts: int) -> None:
         """Follow from `start_ts` the spans that the puller refused to follow from an earlier ts."""

@@ -24,7 +24,7 @@ ANSWER_S: Final = 4.0
 
 
 @dataclass(slots=True)
-class Lease:
+class EtcdLease:
     """A lease. Its keys are deleted when it ends."""
 
     ttl_s: float
@@ -39,7 +39,7 @@ class Etcd:
         self.revision = 1
         self._keys: dict[str, KeyValue] = {}
         self._lease_of: dict[str, int] = {}
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, EtcdLease] = {}
         self._next_lease = 100
         self.up = True
 
@@ -89,7 +89,7 @@ class Etcd:
     def grant_lease(self, ttl_s: float) -> int:
         """A new lease."""
         self._next_lease += 1
-        self._leases[self._next_lease] = Lease(ttl_s, self._time.now + ttl_s)
+        self._leases[self._next_lease] = EtcdLease(ttl_s, self._time.now + ttl_s)
         self._expire_later(self._next_lease)
         return self._next_lease
 

@@ -54,7 +54,7 @@ class Faults:
             if capture.lost_ddl[1]:
                 self._find_ddl(capture)
             for process in self._processes(capture):
-                self._time.go_on(process)
+                self._time.continue_process(process)
             capture.start()
         world.note("FAULT", "all faults are healed")
 
@@ -132,11 +132,11 @@ class Faults:
         for process in processes:
             self._time.stop(process)
 
-        def go_on() -> None:
+        def continue_process() -> None:
             for process in processes:
-                self._time.go_on(process)
+                self._time.continue_process(process)
 
-        return self._later(1.0, 40.0, go_on)
+        return self._later(1.0, 40.0, continue_process)
 
     def capture_stopped(self) -> str:
         capture = self._any()

@@ -12,7 +12,7 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.network import SINK
 from tidegate.simulator.owner_grants import OwnerGrants
-from tidegate.simulator.sink import OWNER, Journal, Kind, Record
+from tidegate.simulator.sink import OWNER, Journal, Record, RecordKind
 from tidegate.simulator.virtual_time import Steps
 from tidegate.simulator.world import CLUSTER, FEED
 
@@ -69,7 +69,7 @@ class OwnerSink:
             self.journal = Journal(0, 0)
         self.is_open = True
 
-    def commit(self, kind: Kind, ts: Timestamp) -> Steps[None]:
+    def commit(self, kind: RecordKind, ts: Timestamp) -> Steps[None]:
         """Produce one record and commit it. Raises Retryable if another owner has opened the sink."""
         sink, epoch = self._world.sink, self._epoch
         self._control.announces()

@@ -36,7 +36,7 @@ from tidegate.server.sharing import CAPTURES_S, Sharing
 from tidegate.simulator.owner_grants import OwnerGrants
 from tidegate.simulator.owner_link import ALL_KEYS, OwnerLink
 from tidegate.simulator.owner_sink import OwnerSink
-from tidegate.simulator.sink import Kind
+from tidegate.simulator.sink import RecordKind
 from tidegate.simulator.virtual_time import Signal, Steps, Task
 from tidegate.simulator.world import CLUSTER, FEED
 
@@ -317,11 +317,11 @@ class OwnerTask:
             match effect:
                 case SendDdl(batch):
                     if batch.finished_ts > self._sink.journal.ddl_ts:
-                        yield from self._sink.commit(Kind.DDL, batch.finished_ts)
+                        yield from self._sink.commit(RecordKind.DDL, batch.finished_ts)
                     self.sharing.passed(owner.ddl_done(batch.finished_ts))
                     self._log(f"delivers the DDL: {batch.events[0].query}")
                 case SendResolved(ts):
-                    yield from self._sink.commit(Kind.RESOLVED, ts)
+                    yield from self._sink.commit(RecordKind.RESOLVED, ts)
                     owner.resolved_done(ts)
                     self.life = self.life.progressed()
                 case Persist(ts):

@@ -24,7 +24,7 @@ TIMEOUT_S: Final = 10.0
 """How long a transaction may be open. The sink then aborts it."""
 
 
-class Kind(StrEnum):
+class RecordKind(StrEnum):
     """Kinds of records."""
 
     ROW = "row"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Record(NamedTuple):
     """One message. A row includes its progress record."""
 
-    kind: Kind
+    kind: RecordKind
     table: str
     ts: Timestamp
 
@@ -102,11 +102,11 @@ class Sink:
         if (found := self._open.get(writer)) is not None:
             for record in found.records:
                 match record.kind:
-                    case Kind.ROW:
+                    case RecordKind.ROW:
                         self._checks.row(record.table, record.ts, by)
-                    case Kind.RESOLVED:
+                    case RecordKind.RESOLVED:
                         self._checks.resolved(record.ts)
-                    case Kind.DDL:
+                    case RecordKind.DDL:
                         self._checks.ddl(record.ts)
         self._decide(writer, commit=True)
         return None
@@ -130,11 +130,11 @@ class Sink:
         for kind, table, ts in records:
             resolved_ts, ddl_ts = self._journal
             match kind:
-                case Kind.ROW:
+                case RecordKind.ROW:
                     self._progress[table] = max(ts, self._progress.get(table, 0))
-                case Kind.RESOLVED:
+                case RecordKind.RESOLVED:
                     self._journal = Journal(max(ts, resolved_ts), ddl_ts)
-                case Kind.DDL:
+                case RecordKind.DDL:
                     self._journal = Journal(resolved_ts, max(ts, ddl_ts))
 
     def progress(self) -> dict[str, Timestamp]:

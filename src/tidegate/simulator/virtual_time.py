@@ -171,7 +171,7 @@ class VirtualTime:
         """SIGSTOP."""
         process.stopped = process.alive
 
-    def go_on(self, process: Process) -> None:
+    def continue_process(self, process: Process) -> None:
         """SIGCONT: everything that was due meanwhile happens now, in random order."""
         if not process.stopped:
             return

@@ -21,7 +21,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.simulator.checks import Writer
 from tidegate.simulator.etcd import EtcdClient
 from tidegate.simulator.network import SINK
-from tidegate.simulator.sink import Kind, Record
+from tidegate.simulator.sink import Record, RecordKind
 from tidegate.simulator.upstream import View
 from tidegate.simulator.virtual_time import Process, Signal, Steps
 from tidegate.simulator.world import CLUSTER, FEED, World
@@ -173,5 +173,5 @@ class Worker:
             after = max(self._at.get(name, 0), task.start_ts if stored else 0)
             upto = min(self.bounds.bound, view.reach(name)) if name in view.ready_at else 0
             rows = upstream.tables[name].between(after, upto)[: BATCH_ROWS - len(found)]
-            found += (Record(Kind.ROW, name, ts) for ts in rows)
+            found += (Record(RecordKind.ROW, name, ts) for ts in rows)
         return found

@@ -36,7 +36,7 @@ from tidegate.model.path_part import path_part
 from tidegate.sink import delta_commit
 from tidegate.sink.delta_commit import MARK, configuration
 from tidegate.sink.own_tables import OwnTables, entries_of, files_of, listed
-from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.slot_files import TableFiles
 from tidegate.sink.snapshot_rows import COMPACT_FILES, SnapshotRow
 from tidegate.sink.snapshot_table import SnapshotTable
 from tidegate.sink.store import OWN, SNAPSHOTS, DiskStore, Store, store_of, translated
@@ -94,7 +94,7 @@ class Lakehouse:
                     fix="choose a new or empty directory",
                 )
             return
-        marked = [path for path in self.slots() if self._tables.mark_of(path) is not None]
+        marked = [path for path in self.table_paths() if self._tables.mark_of(path) is not None]
         if marked:
             raise Fatal(
                 "the directory holds tables of a target whose table of snapshots is gone",
@@ -237,7 +237,7 @@ class Lakehouse:
         """The number of data files of a slot's newest version."""
         return len(files_of(self._tables.open(path)))
 
-    def slot_files(self, path: str) -> SlotFiles:
+    def files_of(self, path: str) -> TableFiles:
         """An object that deletes the files of a slot that no needed version has."""
 
         def files_at(version: int) -> list[str]:
@@ -247,9 +247,9 @@ class Lakehouse:
             self._tables.writable(path)
             self.check_writer()
 
-        return SlotFiles(self.store, path, files_at, check)
+        return TableFiles(self.store, path, files_at, check)
 
-    def slot_for(self, schema: str, table: str) -> str:
+    def path_for(self, schema: str, table: str) -> str:
         """The slot of a new table of this name. On a disk this is always the slot named after the table.
 
         In an object store a path that was ever discarded is not used again: a process that was replaced may
@@ -325,7 +325,7 @@ class Lakehouse:
         """`empty_trash` in pieces: each step removes some hundred files."""
         return self.store.emptying_trash()
 
-    def slots(self) -> list[str]:
+    def table_paths(self) -> list[str]:
         """All Delta tables at paths where slots may be, including tables of others. Links are not followed.
 
         In an object store: all folders where slots may be, because a check would take one request per folder.

@@ -80,7 +80,7 @@ class OpenTables:
         the commit right after ours, so any later file of the log counts as a later commit.
         """
         held = self.held(path)
-        if held is not None and not self._goes_on(path, int(held.version())):
+        if held is not None and not self._continues(path, int(held.version())):
             return held
         return self._load(path)
 
@@ -115,7 +115,7 @@ class OpenTables:
     def _follows(self, path: str, version: int) -> bool:
         return self._store.stamp(_commit(path, version + 1)) is not None
 
-    def _goes_on(self, path: str, version: int) -> bool:
+    def _continues(self, path: str, version: int) -> bool:
         names = self._store.names(f"{path}/_delta_log", after=f"{version + 1:020d}")
         return any(LOG_FILE.fullmatch(name) for name in names)
 

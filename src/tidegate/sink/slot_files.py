@@ -19,7 +19,7 @@ COMMITS_A_PIECE: Final = 100
 FILES_A_PIECE: Final = 200
 
 
-class SlotFiles:
+class TableFiles:
     """The files of one slot. It remembers how far it has read the log, and continues there."""
 
     def __init__(

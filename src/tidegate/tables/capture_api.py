@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.access import Token
+from tidegate.access import AccessToken
 from tidegate.errors import Fatal, InvalidInput, Retryable, cut
 from tidegate.tables.patience import patiently
 from tidegate.tables.pieces import frames
@@ -37,7 +37,7 @@ class Api:
         self, path: str, body: dict[str, Any], refusal: type[InvalidInput] | type[Fatal]
     ) -> dict[str, Any]:
         """The answer to one POST. Raises `refusal` with the server's message; Retryable after PATIENCE_S."""
-        token = Token.from_file(Path(self._token_file)) if self._token_file else None
+        token = AccessToken.from_file(Path(self._token_file)) if self._token_file else None
         headers = {"Content-Type": "application/json", **(token.header if token else {})}
 
         def attempt() -> dict[str, Any]:

@@ -25,7 +25,7 @@ def schema_of(table: TableSchema) -> pa.Schema:
     return pa.schema([(column.name, target_type(column)) for column in table.columns])
 
 
-class Reader:
+class SpanReader:
     """Reads the rows of spans as typed batches, within one task."""
 
     def __init__(self, source: SourceTable, pd: PdClient) -> None:

@@ -36,7 +36,7 @@ from tidegate.errors import InvalidInput, Undecodable
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.tables.catalogue import SourceTable, hold, tables_at
-from tidegate.tables.reader import Reader, schema_of, spans_of
+from tidegate.tables.reader import SpanReader, schema_of, spans_of
 from tidegate.tables.stream import ChangesReader, columns_of
 from tidegate.tables.stream_options import STREAM_OPTIONS, StreamOptions
 
@@ -143,7 +143,7 @@ class TableReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Region)
         with PdClient(self._table.pd) as pd:
-            reader = Reader(self._table, pd)
+            reader = SpanReader(self._table, pd)
             for batch in reader.batches([partition.span]):
                 bad = reader.first_undecodable
                 if bad is not None:

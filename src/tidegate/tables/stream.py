@@ -73,7 +73,7 @@ def columns_of(options: StreamOptions) -> StructType:
     return from_arrow_schema(columns)
 
 
-class Piece(InputPartition):
+class TaskPart(InputPartition):
     """The part of one task; its ticket gives access to nothing else."""
 
     def __init__(self, ticket: str, start: int, end: int) -> None:
@@ -133,10 +133,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first is None or last is None or first == last:
             return []
         plan = self._call(last, "plan", {"start": first.ts, "end": last.ts, "columns": self._columns()})
-        return [Piece(part["ticket"], first.ts, last.ts) for part in plan["parts"]]
+        return [TaskPart(part["ticket"], first.ts, last.ts) for part in plan["parts"]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Piece)
+        assert isinstance(partition, TaskPart)
         api = Api(self._options.server, "")
         ready = self._checked if self._options.rows == TYPED else generic
         bodies = complete(lambda past: api.changes(partition.ticket, past))

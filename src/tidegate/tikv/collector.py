@@ -25,7 +25,7 @@ from tidegate.tikv.mvcc import Change
 from tidegate.tikv.pd.gc import SafePoints
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raw.raw_pairs import decode_value
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 
 POLL_S: Final = 1.0
@@ -118,7 +118,7 @@ class Collector:
             yield from self._obsolete_raw(safe_point)
 
     def _obsolete_writes(self, safe_point: int) -> Iterator[Change]:
-        reader = Reader(self._engine)
+        reader = MvccReader(self._engine)
         cursor = self._engine.cursor(mvcc.WRITE)
         cursor.seek(b"")
         now, kept = b"", False

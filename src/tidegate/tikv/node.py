@@ -20,7 +20,7 @@ from tidegate.tikv.pd.tso import Tso, TsoMode
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.raft.raftstore import Raftstore
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.raft.region_change import Kind, NewId, RegionChange
+from tidegate.tikv.raft.region_change import CommandKind, NewId, RegionChange
 from tidegate.tikv.raft.region_table import RegionTable
 from tidegate.tikv.raw.rawkv import RawKv
 from tidegate.tikv.rpc.store import Parts, Store
@@ -121,7 +121,7 @@ class StoreNode:
         """Called before a region change takes effect. If this store becomes the leader, its max_ts must rise
         to that of the other stores, and the region needs a timestamp from PD before it serves writes.
         """
-        if change.kind not in (Kind.TRANSFER, Kind.COMMIT_MERGE):
+        if change.kind not in (CommandKind.TRANSFER, CommandKind.COMMIT_MERGE):
             return
         (now,) = change.now
         if now.leader == self.id:
@@ -133,7 +133,7 @@ class StoreNode:
         """Called after a region change. Requests that wait for a lock in a changed region are woken; when
         they are executed again, they are refused with a region error.
         """
-        if change.kind is not Kind.CHANGE_PEERS:
+        if change.kind is not CommandKind.CHANGE_PEERS:
             for region in change.before:
                 self._wake(region)
 

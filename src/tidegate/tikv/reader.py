@@ -67,7 +67,7 @@ class Record(NamedTuple):
         return self.write is not None and self.write.kind != KIND_ROLLBACK
 
 
-class Reader:
+class MvccReader:
     """Reads records of encoded keys through one cursor per column family."""
 
     __slots__ = ("_view", "_writes", "stored_lock")

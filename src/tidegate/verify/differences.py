@@ -13,7 +13,7 @@ from tidegate.consumer.comparison import canonical
 from tidegate.consumer.net_effect import factorize
 
 Row = dict[str, Any]
-Kind = Literal["changed", "missing", "extra"]
+DifferenceKind = Literal["changed", "missing", "extra"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Difference:
     target: tuple[Row, ...]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> DifferenceKind:
         """missing: only the source has it; extra: only the target; changed: both, but not the same."""
         if not self.target:
             return "missing"

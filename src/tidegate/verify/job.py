@@ -263,7 +263,7 @@ class Verification:
         self._undecodable += answer.undecodable
         return answer.value
 
-    def _near(self, cuts: Cuts) -> list[list[target.Piece]]:
+    def _near(self, cuts: Cuts) -> list[list[target.RowGroup]]:
         return self._shared(target.near(self._pieces, cuts.runs()))
 
     def _shared(self, parts: Sequence[T]) -> list[list[T]]:

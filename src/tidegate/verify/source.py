@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.tables.catalogue import SourceTable
-from tidegate.tables.reader import Reader
+from tidegate.tables.reader import SpanReader
 from tidegate.tidb import keys
 from tidegate.verify.ranges import END, Cuts, in_order
 from tidegate.verify.side import Shape, chosen, marked, marks, summed
@@ -32,7 +32,7 @@ class Found:
 def ordered_sums(source: SourceTable, rows_a_range: int, pieces: Sequence[tuple[int, int]]) -> Found:
     """Ranges of so many rows, with sums, for pieces [low, end) of words; each is scanned in key order."""
     with PdClient(source.pd) as pd:
-        reader = Reader(source, pd)
+        reader = SpanReader(source, pd)
         shape, prefix = Shape.of(reader.table), keys.record_prefix(reader.table.id)
 
         def rows(span: Span) -> Iterator[tuple[Any, Any]]:
@@ -64,7 +64,7 @@ def _asked(
     question: Callable[[Shape, Iterator[pa.RecordBatch]], Any],
 ) -> Found:
     with PdClient(source.pd) as pd:
-        reader = Reader(source, pd)
+        reader = SpanReader(source, pd)
         return Found(question(Shape.of(reader.table), reader.batches(spans)), reader.undecodable)
 
 

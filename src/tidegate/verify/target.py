@@ -20,7 +20,7 @@ BATCH_ROWS: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowGroup:
     """A row group of a data file."""
 
     file: str
@@ -30,14 +30,14 @@ class Piece:
     """The least and the greatest order word; None if the file's statistics do not have them."""
 
 
-def pieces_of(files: Sequence[Path], shape: Shape) -> list[Piece]:
+def pieces_of(files: Sequence[Path], shape: Shape) -> list[RowGroup]:
     """Every row group of the files; reads their footers."""
-    found: list[Piece] = []
+    found: list[RowGroup] = []
     for file in files:
         held = _opened(str(file)).metadata
         for group in range(held.num_row_groups):
             part = held.row_group(group)
-            found.append(Piece(str(file), group, part.num_rows, _bounds(part, shape)))
+            found.append(RowGroup(str(file), group, part.num_rows, _bounds(part, shape)))
     return found
 
 
@@ -54,7 +54,7 @@ def _bounds(group: pq.RowGroupMetaData, shape: Shape) -> tuple[int, int] | None:
     return None
 
 
-def near(pieces: Sequence[Piece], runs: Sequence[tuple[int, int]]) -> list[Piece]:
+def near(pieces: Sequence[RowGroup], runs: Sequence[tuple[int, int]]) -> list[RowGroup]:
     """The pieces that may hold rows of these runs [low, end) of words."""
     return [
         piece
@@ -63,7 +63,7 @@ def near(pieces: Sequence[Piece], runs: Sequence[tuple[int, int]]) -> list[Piece
     ]
 
 
-def batches(pieces: Sequence[Piece], shape: Shape, cuts: Cuts) -> Iterator[pa.RecordBatch]:
+def batches(pieces: Sequence[RowGroup], shape: Shape, cuts: Cuts) -> Iterator[pa.RecordBatch]:
     """The rows of the pieces in the shape's types. Groups without a row in a wanted range may be left out."""
     everything = bool(cuts.wanted.all()) and int(cuts.starts[0]) == 0
     for piece in pieces:
@@ -76,7 +76,7 @@ def batches(pieces: Sequence[Piece], shape: Shape, cuts: Cuts) -> Iterator[pa.Re
             yield conformed(rows, shape.schema, piece.file)
 
 
-def _holds(file: pq.ParquetFile, piece: Piece, shape: Shape, cuts: Cuts) -> bool:
+def _holds(file: pq.ParquetFile, piece: RowGroup, shape: Shape, cuts: Cuts) -> bool:
     """Whether a row of a wanted range is in the row group. Reads only the key's columns."""
     if not shape.key or not set(shape.key) <= set(file.schema_arrow.names):
         return True
@@ -119,16 +119,16 @@ def _opened(file: str) -> pq.ParquetFile:
         ) from None
 
 
-def sums(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> Sums:
+def sums(shape: Shape, cuts: Cuts, pieces: Sequence[RowGroup]) -> Sums:
     """The sums over the rows of the pieces."""
     return summed(shape, cuts, batches(pieces, shape, cuts))
 
 
-def fingerprints(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> tuple[U64s, U64s]:
+def fingerprints(shape: Shape, cuts: Cuts, pieces: Sequence[RowGroup]) -> tuple[U64s, U64s]:
     """Words and fingerprints of the rows in the wanted ranges."""
     return marked(shape, cuts, batches(pieces, shape, cuts))
 
 
-def rows(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> bytes:
+def rows(shape: Shape, cuts: Cuts, pieces: Sequence[RowGroup]) -> bytes:
     """The rows of the wanted ranges, as an Arrow stream."""
     return chosen(shape, cuts, batches(pieces, shape, cuts))

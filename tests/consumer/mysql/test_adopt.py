@@ -24,7 +24,7 @@ from tests.consumer.topics import Event, Mark, events_of, messages_of
 from tidegate.codec.base import Decoded, DecodedTable, WireColumn
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.assembler import Piece
+from tidegate.consumer.assembler import StagedPiece
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
 from tidegate.consumer.position import PartitionPosition, Position
@@ -150,7 +150,7 @@ class Consumer:
             *images,
         )
         (segment,) = stage(Decoded(rows=[table]), 0, self.folder / f"{first}.arrow")
-        piece = Piece(segment, first - 1, self.ts)
+        piece = StagedPiece(segment, first - 1, self.ts)
         part = PartitionPosition(self.ts, self.ts, self.ts)
         position = Position(self.ts, "m", "open-protocol", "transaction", {0: part})
         self.applier.rows({("d_adopt", "t"): [piece]}, position)

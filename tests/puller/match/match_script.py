@@ -29,7 +29,7 @@ from tidegate.model.block import OP_DELETE, OP_PUT
 from tidegate.model.span import Span
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.matched import Happening
-from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
+from tidegate.puller.match.matcher import BrokenContractError, Change, LogType, Matcher, Row, Violation
 
 _REGION, _REQUEST = 1, 7
 LONG = 40
@@ -170,11 +170,11 @@ def row_of(command: Command) -> Row:
     value = _bytes_of("".join(values))
     match command.name:
         case "initialized":
-            return Row(Kind.INITIALIZED)
+            return Row(LogType.INITIALIZED)
         case "rollback":
-            return Row(Kind.ROLLBACK, start, 0, 0, key)
+            return Row(LogType.ROLLBACK, start, 0, 0, key)
         case "prewrite" | "commit" | "committed":
-            kind = Kind[command.name.upper()]
+            kind = LogType[command.name.upper()]
             return Row(kind, start, commit, _OPERATIONS[operation], key, value, old, generation)
         case "row":
             return Row(command.number("kind"), start, commit, OP_PUT, key)

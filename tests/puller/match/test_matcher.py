@@ -16,7 +16,7 @@ from tidegate.model.span import Span
 from tidegate.puller.match import block_matcher
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.matched import Happening, Matched
-from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
+from tidegate.puller.match.matcher import BrokenContractError, Change, LogType, Matcher, Row, Violation
 from tidegate.tidb.keys import table_prefix
 
 BOUNDS = [Span(b"a", b"m"), Span(b"m", b""), Span(b"a", b"z")]
@@ -46,7 +46,7 @@ odd = st.builds(
 steps = st.one_of(
     st.tuples(st.just("rows"), st.integers(0, 2), st.lists(rows, min_size=1, max_size=8)),
     st.tuples(st.just("rows"), st.integers(0, 2), st.lists(rows, min_size=1, max_size=8)),
-    st.tuples(st.just("initialized"), st.integers(0, 2), st.just([Row(Kind.INITIALIZED)])),
+    st.tuples(st.just("initialized"), st.integers(0, 2), st.just([Row(LogType.INITIALIZED)])),
     st.tuples(st.just("resolved"), st.integers(0, 2), st.integers(1, 30)),
 )
 
@@ -142,8 +142,8 @@ def test_of_a_range_with_several_tables_only_records_count(batches: list[list[tu
     compiled, plain = BlockMatcher(), Matcher(bounds, CHECKPOINT, records=True)
     compiled.register(7, 1, 0, 0, bounds, CHECKPOINT, records=True)
     expected: list[Change] = []
-    wire = [rows_message(1, 7, [Row(Kind.INITIALIZED)])]
-    assert plain.push(Row(Kind.INITIALIZED)) == []
+    wire = [rows_message(1, 7, [Row(LogType.INITIALIZED)])]
+    assert plain.push(Row(LogType.INITIALIZED)) == []
     for batch in batches:
         pushed = [row._replace(key=key) for row, key in batch]
         wire.append(rows_message(1, 7, pushed))
@@ -174,7 +174,7 @@ def test_thousands_of_open_rows_over_many_batches_all_find_their_commit(
     random = Random(seed)
     matcher = BlockMatcher()
     matcher.register(7, 1, 0, 0, Span(b"", b""), CHECKPOINT)
-    matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
+    matcher.feed([rows_message(1, 7, [Row(LogType.INITIALIZED)])])
     open_rows = [(start, b"key%d" % i) for start in range(20, 20 + transactions) for i in range(3000)]
     random.shuffle(open_rows)
     part = len(open_rows) // batches + 1
@@ -193,7 +193,7 @@ def test_thousands_of_open_rows_over_many_batches_all_find_their_commit(
 def live() -> BlockMatcher:
     matcher = BlockMatcher()
     matcher.register(7, 1, 0, 0, Span(b"a", b"z"), CHECKPOINT)
-    matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
+    matcher.feed([rows_message(1, 7, [Row(LogType.INITIALIZED)])])
     return matcher
 
 

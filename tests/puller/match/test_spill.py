@@ -20,7 +20,7 @@ from tidegate.model.span import Span
 from tidegate.puller.match.block_matcher import BlockMatcher
 from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.match.matched import Happening
-from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row
+from tidegate.puller.match.matcher import BrokenContractError, Change, LogType, Matcher, Row
 
 
 @pytest.mark.parametrize("path", scripts(Path(__file__).parents[1] / "testdata" / "spill"))
@@ -81,10 +81,10 @@ def test_any_rows_spilled_at_any_time_match_as_in_plain_matchers(
     spilling = Spilling(tmp_path_factory.mktemp("spill"), bound)
     for i, (region, request) in enumerate(REGIONS):
         spilling.matcher.register(request, region, SPANS[i], i, BOUNDS[i], CHECKPOINT)
-    ends = [[(at, [Row(Kind.INITIALIZED)]) for at in range(3)]]
+    ends = [[(at, [Row(LogType.INITIALIZED)]) for at in range(3)]]
     for number, batch in enumerate(batches + ends):
         if number in initialized:
-            batch = [*batch, (number % 3, [Row(Kind.INITIALIZED)])]
+            batch = [*batch, (number % 3, [Row(LogType.INITIALIZED)])]
         for at, content in batch:
             for row in content if at not in broken else []:
                 try:
@@ -116,7 +116,7 @@ def test_transactions_come_out_before_the_resolved_ts_that_covers_them(
     random = Random(seed)
     spilling = Spilling(tmp_path_factory.mktemp("spill"), bound)
     spilling.matcher.register(7, 1, 0, 0, Span(b"", b""), CHECKPOINT)
-    spilling.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
+    spilling.feed([rows_message(1, 7, [Row(LogType.INITIALIZED)])])
     clock, number = 100, 0
     open_ones: dict[int, list[bytes]] = {}
     waiting: dict[int, list[tuple[int, bytes]]] = {}  # prewritten and committed, the commits on their way

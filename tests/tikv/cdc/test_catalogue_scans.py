@@ -21,7 +21,7 @@ from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream
 from tidegate.tikv.cdc.old_value import ScannedOldValues
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.raft.region_change import Kind, RegionChange
+from tidegate.tikv.raft.region_change import CommandKind, RegionChange
 
 Make = Callable[..., Cluster]
 LONG = b"L" * 400
@@ -50,21 +50,23 @@ def deregister(cluster: Cluster, client: Client, request_id: int, region_id: int
 
 def test_error_each_change_of_a_region_ends_registrations_in_its_own_way() -> None:
     region, other = Region(1, b"", b"m"), Region(2, b"m", b"")
-    split = RegionChange(Kind.SPLIT, (region,), (Region(3, b"", b"c"), Region(1, b"c", b"m", version=2)))
+    split = RegionChange(
+        CommandKind.SPLIT, (region,), (Region(3, b"", b"c"), Region(1, b"c", b"m", version=2))
+    )
     error = ended_by(split, region, 1)
     assert error is not None
     assert [each.id for each in error.epoch_not_match.current_regions] == [3, 1]
     merged = Region(2, b"", b"", version=3)
     for change, which in (
-        (RegionChange(Kind.PREPARE_MERGE, (region,), (region,)), region),
-        (RegionChange(Kind.COMMIT_MERGE, (other, region), (merged,)), other),
-        (RegionChange(Kind.ROLLBACK_MERGE, (region,), (region,)), region),
+        (RegionChange(CommandKind.PREPARE_MERGE, (region,), (region,)), region),
+        (RegionChange(CommandKind.COMMIT_MERGE, (other, region), (merged,)), other),
+        (RegionChange(CommandKind.ROLLBACK_MERGE, (region,), (region,)), region),
     ):
         error = ended_by(change, which, 1)
         assert error is not None
         assert error.HasField("epoch_not_match")
         assert not error.epoch_not_match.current_regions
-    for kind in (Kind.CHANGE_PEERS, Kind.PREPARE_FLASHBACK, Kind.FINISH_FLASHBACK):
+    for kind in (CommandKind.CHANGE_PEERS, CommandKind.PREPARE_FLASHBACK, CommandKind.FINISH_FLASHBACK):
         assert ended_by(RegionChange(kind, (region,), (region,)), region, 1) is None
 
 

@@ -384,7 +384,7 @@ def test_a_raw_write_under_way_holds_the_resolved_ts_below_itself(make: Make) ->
     marks = len(client.messages)
     client.until(lambda: len(client.messages) > marks + 1)
     assert feed.resolved_ts < data_ts
-    cluster.concurrency.let_go(hold)
+    cluster.concurrency.end_hold(hold)
     client.until(lambda: feed.resolved_ts > data_ts)
     client.close()
 

@@ -20,7 +20,7 @@ from tidegate.tikv.percolator import pessimistic, status
 from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.raft.raftstore import Command
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 LONG = b"x" * 300
 
@@ -45,7 +45,7 @@ class Rig:
         return found
 
     def do(self, command: Any, *arguments: Any) -> list[Downstream]:
-        outcome = command(Reader(self.view), *arguments)
+        outcome = command(MvccReader(self.view), *arguments)
         self.view.apply(outcome.changes)
         applied = Command(2, outcome.changes, outcome.old_values, one_pc=outcome.one_pc)
         return self.delegate.on_command(applied, OldValues(self.view, outcome.old_values))

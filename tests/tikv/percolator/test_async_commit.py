@@ -19,7 +19,7 @@ from tidegate.tikv.percolator import pessimistic
 from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.percolator.outcome import Outcome
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 LONG = b"x" * 300
 P = pb.PrewriteRequest
@@ -34,7 +34,9 @@ class Kv:
         self.concurrency.update_max_ts(max_ts)
 
     def decide(self, *arguments: Any, **more: Any) -> Outcome[Any]:
-        return prewrites.prewrite(Reader(self.view), prewrite(*arguments, **more), False, self.concurrency)
+        return prewrites.prewrite(
+            MvccReader(self.view), prewrite(*arguments, **more), False, self.concurrency
+        )
 
     def prewrite(self, *arguments: Any, **more: Any) -> Any:
         outcome = self.decide(*arguments, **more)
@@ -43,7 +45,7 @@ class Kv:
         return outcome.response
 
     def do(self, command: Any, request: Any) -> Any:
-        outcome = command(Reader(self.view), request)
+        outcome = command(MvccReader(self.view), request)
         self.view.apply(outcome.changes)
         return outcome.response
 
@@ -61,7 +63,7 @@ def test_an_async_prewrite_locks_above_all_reads_and_names_secondaries() -> None
     assert kv.view.lock(b"s") == Lock(mvcc.KIND_PUT, b"p", 10, 3000, min_commit_ts=101, secondaries=())
     assert kv.do(commits.commit, commit(10, 100, b"p", b"s", b"t")).error.commit_ts_expired.min_commit_ts
     assert not kv.do(commits.commit, commit(10, 101, b"p", b"s", b"t")).HasField("error")
-    assert Reader(kv.view).value_at(keys.encode(b"s"), 101) == LONG
+    assert MvccReader(kv.view).value_at(keys.encode(b"s"), 101) == LONG
 
 
 def test_the_chosen_ts_is_above_the_start_the_for_update_and_the_asked_ts() -> None:
@@ -216,7 +218,7 @@ def test_reads_and_one_phase_commits_from_many_threads_never_contradict(make: Ca
         thread.start()
     for thread in threads:
         thread.join()
-    reader = Reader(cluster.engine)
+    reader = MvccReader(cluster.engine)
     for ts, value in seen:
         now = reader.value_at(keys.encode(b"k"), ts) or b""
         if now != value:

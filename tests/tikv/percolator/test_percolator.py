@@ -25,7 +25,7 @@ from tidegate.tikv.percolator import commit as commits
 from tidegate.tikv.percolator import pessimistic, status
 from tidegate.tikv.percolator import prewrite as prewrites
 from tidegate.tikv.percolator.outcome import Outcome
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 LONG = b"x" * 256
 P = pb.PrewriteRequest
@@ -38,7 +38,7 @@ class Kv:
         self.view = MemoryView()
 
     def do(self, command: Any, *arguments: Any) -> Any:
-        outcome: Outcome[Any] = command(Reader(self.view), *arguments)
+        outcome: Outcome[Any] = command(MvccReader(self.view), *arguments)
         self.view.apply(outcome.changes)
         return outcome.response
 
@@ -61,7 +61,7 @@ class Kv:
         )
 
     def value(self, raw: bytes, ts: int) -> bytes | None:
-        return Reader(self.view).value_at(keys.encode(raw), ts)
+        return MvccReader(self.view).value_at(keys.encode(raw), ts)
 
     def put_version(self, raw: bytes, start_ts: int, commit_ts: int, value: bytes = b"v") -> None:
         assert not self.prewrite(start_ts, put(raw, value)).errors
@@ -181,9 +181,9 @@ def test_old_values_are_those_a_reader_at_the_start_saw(kv: Kv) -> None:
     kv.put_version(b"a", 1, 2, b"one")
     kv.put_version(b"b", 1, 2, LONG)
     request = prewrite(5, put(b"a", b"two"), delete(b"b"), put(b"c"))
-    outcome = prewrites.prewrite(Reader(kv.view), request, want_old_values=True)
+    outcome = prewrites.prewrite(MvccReader(kv.view), request, want_old_values=True)
     assert outcome.old_values == {keys.encode(b"a"): b"one", keys.encode(b"b"): LONG, keys.encode(b"c"): None}
-    assert prewrites.prewrite(Reader(kv.view), request).old_values == {}
+    assert prewrites.prewrite(MvccReader(kv.view), request).old_values == {}
 
 
 # --- rollback ---
@@ -260,7 +260,7 @@ def test_a_pessimistic_lock_is_upgraded_by_the_prewrite(kv: Kv) -> None:
     assert (list(answer.values), list(answer.not_founds)) == ([b"seen"], [False])
     assert kv.view.lock(b"k") == Lock(mvcc.KIND_PESSIMISTIC, b"k", 10, 3000, for_update_ts=25)
     request = prewrite(10, put(b"k", b"new"), for_update_ts=25, pessimistic_actions=[P.DO_PESSIMISTIC_CHECK])
-    outcome = prewrites.prewrite(Reader(kv.view), request, want_old_values=True)
+    outcome = prewrites.prewrite(MvccReader(kv.view), request, want_old_values=True)
     assert outcome.old_values == {keys.encode(b"k"): b"seen"}, (
         "read at for_update_ts, though committed after the start"
     )

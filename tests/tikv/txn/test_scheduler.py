@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.tikv.percolator.outcome import Outcome
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn.latches import Latches
 from tidegate.tikv.txn.scheduler import Task
 
 
 def task(*keys: bytes) -> Task:
-    def decide(reader: Reader) -> Outcome[Any]:
+    def decide(reader: MvccReader) -> Outcome[Any]:
         return Outcome(None, [], {})
 
     return Task(1, keys, decide, lambda response, error: None)

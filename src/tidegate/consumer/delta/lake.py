@@ -47,7 +47,7 @@ class DeltaLake(Lakehouse):
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
         """Create a new, empty table in the slot of this name."""
-        path = self.slot_for(schema, table)
+        path = self.path_for(schema, table)
         self.create(path, columns)
         return path
 
@@ -56,7 +56,7 @@ class DeltaLake(Lakehouse):
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
         """Move the rows to the slot of another name."""
-        target = self.slot_for(schema, table)
+        target = self.path_for(schema, table)
         if path != target:
             self.rename(path, target, version)
         elif version is not None:

@@ -23,7 +23,7 @@ from typing import Final
 from tidegate.consumer.position import Position
 from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
 from tidegate.sink.lakehouse import Lakehouse
-from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.slot_files import TableFiles
 from tidegate.sink.store import SNAPSHOTS
 
 REMEMBERED_MAX: Final = 1_000
@@ -35,7 +35,7 @@ class Tidying:
 
     def __init__(self, lake: Lakehouse, upkeep: Upkeep, kept: Kept = lambda since: {}) -> None:
         self._lake, self._upkeep, self._kept = lake, upkeep, kept
-        self._remembered: OrderedDict[str, SlotFiles] = OrderedDict()
+        self._remembered: OrderedDict[str, TableFiles] = OrderedDict()
         self._clean: dict[str, tuple[int, ...]] = {}
         """By path, the needed versions when a round found nothing more to do; the last is the newest
         version."""
@@ -62,18 +62,18 @@ class Tidying:
         named = lake.named_versions()
         for path, versions in self._kept(self._upkeep.oldest(position.ts)).items():
             named.setdefault(path, []).extend(versions)
-        slots = lake.slots()
-        for path in slots:
+        paths = lake.table_paths()
+        for path in paths:
             if path not in named:
                 lake.set_aside(path)
-        self._clean = {path: self._clean[path] for path in slots if path in self._clean and path in named}
-        found = {path: sorted(set(named[path])) for path in slots if path in named}
+        self._clean = {path: self._clean[path] for path in paths if path in self._clean and path in named}
+        found = {path: sorted(set(named[path])) for path in paths if path in named}
         return found | {SNAPSHOTS: [lake.version(SNAPSHOTS)]}
 
     def _tidy(self, path: str, needed: list[int]) -> Iterator[int]:
         if self._clean.get(path) == tuple(needed):
             return
-        files = self._remembered.pop(path, None) or self._lake.slot_files(path)
+        files = self._remembered.pop(path, None) or self._lake.files_of(path)
         now = time.time()
         grace = min(GRACE_S, self._upkeep.retention_hours * 3600)
         yield from files.clean(needed, now - grace, now - GRACE_S)

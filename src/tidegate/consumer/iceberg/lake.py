@@ -144,7 +144,7 @@ class IcebergLake:
         """By path, the table's snapshots that some snapshot of the target names."""
         return index.named(self.index.table())
 
-    def slots(self) -> list[str]:
+    def table_paths(self) -> list[str]:
         """The paths of all tables in the catalog except the table of snapshots."""
         return sorted(path for path in self.tables.names() if path != index.PATH)
 

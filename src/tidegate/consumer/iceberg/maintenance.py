@@ -42,11 +42,11 @@ class Tidying:
         for _ in lake.index.forget(self._upkeep.forgotten(index.all_ts(lake.index.table()))):
             yield 0
         # One piece, so that the decision is made at one moment. Later tables and snapshots are not affected.
-        slots, needed = lake.slots(), lake.named_versions()
+        paths, needed = lake.table_paths(), lake.named_versions()
         lake.index.named_since.clear()
         since = self._upkeep.oldest(position.ts)
         yield 0
-        for path in [*slots, index.PATH]:
+        for path in [*paths, index.PATH]:
             if path == index.PATH or path in self._needed(needed, since):
                 if path == index.PATH or lake.tables.is_ours(path):
                     self._expire(path, self._needed(needed, since).get(path, set()))

@@ -45,7 +45,7 @@ from tidegate.consumer.mysql.statements import (
     create_schema,
     text_of,
 )
-from tidegate.consumer.mysql.tables import alterations, beside, create_table, qualified, recasts
+from tidegate.consumer.mysql.tables import added_columns, alterations, create_table, qualified, recasts
 from tidegate.consumer.sql_replay import CreateTable as MakesTable
 from tidegate.consumer.sql_replay import Ignored, Unknown, read, tables
 from tidegate.consumer.target import Name
@@ -79,7 +79,7 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
             filled = recasts(sources)
             texts = alterations(known[name], made, sources, filled)
             known[name] = made
-            first = [AlterTable(name, beside(made, filled))] if filled else []
+            first = [AlterTable(name, added_columns(made, filled))] if filled else []
             return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
         case ddl_steps.Redefine(made, _):
             name = made.schema, made.table

@@ -83,7 +83,7 @@ def recasts(sources: tuple[Source, ...]) -> dict[str, str]:
     }
 
 
-def beside(made: Definition, filled: Mapping[str, str]) -> str:
+def added_columns(made: Definition, filled: Mapping[str, str]) -> str:
     """The changes for ALTER TABLE that add the columns of `recasts`."""
     columns = {column.name: column for column in _described(made).columns}
     return ", ".join(

@@ -71,7 +71,7 @@ class Call:
 Node = Literal | Name | Call
 
 
-class Token(NamedTuple):
+class ExpressionToken(NamedTuple):
     """kind: name, quoted, number, string, bytes, bits, symbol, end."""
 
     kind: str
@@ -152,7 +152,7 @@ def _check_depth(root: Node) -> None:
     raise Refusal(f"more than {MAX_DEPTH} operators on top of each other", level[0].at)
 
 
-def _tokens(text: str) -> list[Token]:
+def _tokens(text: str) -> list[ExpressionToken]:
     tokens, at = [], 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -160,9 +160,9 @@ def _tokens(text: str) -> list[Token]:
             quote = {"'": "a text", '"': "a text", "`": "a name"}.get(text[at])
             raise Refusal(f"{quote} lacks its closing {text[at]}" if quote else "unexpected character", at)
         if match.lastgroup != "space":
-            tokens.append(Token(match.lastgroup, match[0], at))
+            tokens.append(ExpressionToken(match.lastgroup, match[0], at))
         at = match.end()
-    return [*tokens, Token("end", "", len(text))]
+    return [*tokens, ExpressionToken("end", "", len(text))]
 
 
 def unquote(text: str) -> str:
@@ -179,28 +179,28 @@ def unquote(text: str) -> str:
 class _Parser:
     """A recursive descent parser, with one method for each rule of the grammar above."""
 
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: list[ExpressionToken]) -> None:
         self.tokens, self.next, self.depth = tokens, 0, 0
 
     # --- tokens
 
     @property
-    def token(self) -> Token:
+    def token(self) -> ExpressionToken:
         return self.tokens[self.next]
 
-    def take(self) -> Token:
+    def take(self) -> ExpressionToken:
         token = self.token
         self.next += token.kind != "end"
         return token
 
-    def takes(self, *words: str) -> Token | None:
+    def takes(self, *words: str) -> ExpressionToken | None:
         """Take the next token if it is one of these symbols or keywords; otherwise None."""
         token = self.token
         if token.word in words or (token.kind == "symbol" and token.text in words):
             return self.take()
         return None
 
-    def expect(self, word: str) -> Token:
+    def expect(self, word: str) -> ExpressionToken:
         token = self.takes(word)
         if token is None:
             raise self.refusal(f"{word} is missing")
@@ -324,7 +324,7 @@ class _Parser:
                 self.next -= token.kind != "end"
                 raise self.refusal("a value is expected")
 
-    def signed(self, token: Token) -> Node:
+    def signed(self, token: ExpressionToken) -> Node:
         operand = self.simple()
         names = {"-": "neg", "~": "~", "!": "not"}
         return Call(names[token.text], (operand,), token.at) if token.text in names else operand
@@ -334,7 +334,7 @@ class _Parser:
         self.expect(")")
         return found
 
-    def word(self, token: Token) -> Node:
+    def word(self, token: ExpressionToken) -> Node:
         word = token.word
         if word in ("NULL", "TRUE", "FALSE"):
             return Literal(word.lower(), "", token.at)
@@ -353,13 +353,13 @@ class _Parser:
             return self.text(self.take())
         return self.name(token)
 
-    def text(self, token: Token) -> Node:
+    def text(self, token: ExpressionToken) -> Node:
         found = unquote(token.text)
         while self.token.kind == "string":
             found += unquote(self.take().text)
         return Literal("string", found, token.at)
 
-    def name(self, token: Token) -> Node:
+    def name(self, token: ExpressionToken) -> Node:
         parts = [_plain_name(token)]
         while self.takes("."):
             if self.token.kind not in ("name", "quoted"):
@@ -402,11 +402,11 @@ class _Parser:
         return found
 
 
-def _plain_name(token: Token) -> str:
+def _plain_name(token: ExpressionToken) -> str:
     return token.text[1:-1].replace("``", "`") if token.kind == "quoted" else token.text
 
 
-def _number(token: Token) -> Node:
+def _number(token: ExpressionToken) -> Node:
     text = token.text.lower()
     kind = "real" if "e" in text else "decimal" if "." in text else "int"
     return Literal(kind, text, token.at)

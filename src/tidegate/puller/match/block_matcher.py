@@ -166,7 +166,7 @@ class BlockMatcher:
             try:
                 self._relieve(self._share.limit)
             finally:
-                self._open_rows.let_go()
+                self._open_rows.unpin()
                 self._share.hold(self.open_bytes)
 
     def _relieve(self, limit: int) -> None:
@@ -179,12 +179,12 @@ class BlockMatcher:
         open_rows, spilling = self._open_rows, self._spilling
         if spilling is not None:
             spilling.tend()
-        open_rows.let_go()
+        open_rows.unpin()
         if open_rows.live_bytes <= limit:
             open_rows.give_back()
             return
         open_rows.compact(drop_resolved=True)
-        open_rows.let_go()
+        open_rows.unpin()
         if open_rows.live_bytes <= limit:
             return
         if spilling is None:

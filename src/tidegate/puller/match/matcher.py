@@ -20,7 +20,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.tidb.keys import is_record
 
 
-class Kind(IntEnum):
+class LogType(IntEnum):
     """cdcpb.Event.LogType."""
 
     UNKNOWN = 0
@@ -108,20 +108,23 @@ class Matcher:
     def push(self, row: Row) -> list[Change]:
         """Apply one row; returns the changes that it completes. Raises BrokenContractError."""
         # It has no key, so it comes before the check of the span.
-        if row.kind == Kind.INITIALIZED:
+        if row.kind == LogType.INITIALIZED:
             return self._initialize()
         if not self._span.contains(row.key) or (self._records and not is_record(row.key)):
             return []
-        if row.kind in (Kind.PREWRITE, Kind.COMMIT, Kind.COMMITTED) and row.op not in (OP_PUT, OP_DELETE):
+        if row.kind in (LogType.PREWRITE, LogType.COMMIT, LogType.COMMITTED) and row.op not in (
+            OP_PUT,
+            OP_DELETE,
+        ):
             raise BrokenContractError(Violation.UNKNOWN_OPERATION, row.commit_ts)
-        if row.kind == Kind.PREWRITE:
+        if row.kind == LogType.PREWRITE:
             self._prewrite(row)
             return []
-        if row.kind == Kind.COMMITTED:
+        if row.kind == LogType.COMMITTED:
             return self._emit(row, row)
-        if row.kind == Kind.COMMIT:
+        if row.kind == LogType.COMMIT:
             return self._commit(row)
-        if row.kind == Kind.ROLLBACK:
+        if row.kind == LogType.ROLLBACK:
             self._rollback(row)
             return []
         raise BrokenContractError(Violation.UNKNOWN_KIND, row.commit_ts)
@@ -159,7 +162,7 @@ class Matcher:
         waiting, self._waiting = self._waiting, []
         changes: list[Change] = []
         for row in waiting:
-            known = self._open.pop((row.start_ts, row.key), None) if row.kind == Kind.COMMIT else None
+            known = self._open.pop((row.start_ts, row.key), None) if row.kind == LogType.COMMIT else None
             if known is None:
                 continue
             try:
@@ -168,7 +171,7 @@ class Matcher:
                 broken.changes = changes
                 raise
         for row in waiting:
-            if row.kind == Kind.ROLLBACK:
+            if row.kind == LogType.ROLLBACK:
                 self._open.pop((row.start_ts, row.key), None)
         return changes
 

@@ -5,7 +5,7 @@ its prewrite; it then waits in a second arena, `waiting`, until its registration
 
 An arena never grows in place. `compact` copies the live records to a new arena and retires the old one,
 because changes that were matched in the current call still point into it. Retired arenas are kept until
-`let_go`: if they were freed earlier, a change would be gathered from memory that is used for something else.
+`unpin`: if they were freed earlier, a change would be gathered from memory that is used for something else.
 For the same reason `reclaim`, which reuses an empty arena from its beginning, is called only before the first
 portion of a call.
 """
@@ -69,7 +69,7 @@ class OpenRows:
         """Free the space of matched prewrites for reuse. Their changes must have been gathered."""
         open_kernels.release(self._at(self.arena), self._at(self.dead), self._at(self._counts))
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         """Free the retired arenas. All changes that point into them must have been gathered."""
         self._retired.clear()
         self._addresses.forget()
@@ -140,7 +140,7 @@ class OpenRows:
         while self._counts[k.C_LIVE] > limit:
             # `_relieve` runs after the changes were copied. Without this each step would hold one more
             # arena.
-            self.let_go()
+            self.unpin()
             self.compact(drop_resolved=True, victim=int(self._registrations.table[:, k.REG_OPEN].argmax()))
 
     def double_table(self, rows: k.U64) -> None:

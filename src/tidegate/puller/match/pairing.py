@@ -69,7 +69,7 @@ class Pairing:
         """Begin a call. The results of the last call must have been taken."""
         self.outcome.clear()
         # The changes of the last call were gathered, so nothing points into the old arenas any more.
-        self.open_rows.let_go()
+        self.open_rows.unpin()
         self.open_rows.reclaim()
 
     def feed(self, messages: Sequence[bytes]) -> int:

@@ -112,7 +112,7 @@ class Spilling:
                 self.forget(number)
             raise
         # Only here are the records on disk, so that the arenas may lose them.
-        open_rows.let_go()
+        open_rows.unpin()
         open_rows.compact()
         open_rows.compact_waiting(int(counts[k.C_WAITING]))
 

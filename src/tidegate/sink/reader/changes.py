@@ -81,7 +81,7 @@ class Definition(NamedTuple):
     """Its TableInfo; None: the table was removed."""
 
 
-class Piece(NamedTuple):
+class StoredRows(NamedTuple):
     """Rows of one table, as the file stores them."""
 
     n: int
@@ -214,13 +214,13 @@ class Changes:
             )
             return [n for (n,) in found]
 
-    def piece(self, n: int, after: int) -> Piece:
+    def piece(self, n: int, after: int) -> StoredRows:
         """The piece of one of those numbers. Raises InvalidInput if it was deleted in the meantime."""
         with self._open() as connection:
             row = connection.execute("SELECT data FROM pieces WHERE n = ?", [n]).fetchone()
             if row is None:
                 raise past_it(after, self._get(connection, "said"))
-            return Piece(n, row[0])
+            return StoredRows(n, row[0])
 
     def weight(self, after: int, upto: int) -> int:
         """Bytes of the pieces with rows in (after, upto]."""

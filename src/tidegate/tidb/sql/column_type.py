@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tidegate.tidb.sql.expressions import Expressions
-from tidegate.tidb.sql.lexer import REAL_AS_FLOAT, Kind
+from tidegate.tidb.sql.lexer import REAL_AS_FLOAT, TokenKind
 
 _INTEGERS: Final = {
     "TINYINT": "TINYINT",
@@ -51,7 +51,7 @@ class ColumnTypes(Expressions):
     def column_type(self) -> str:
         """The type of a column."""
         token = self.token
-        if token.kind is not Kind.WORD or not token.key:
+        if token.kind is not TokenKind.WORD or not token.key:
             self.fail("a type")
         for read in (self._number_type, self._text_type, self._other_type):
             if (found := read()) is not None:
@@ -189,9 +189,9 @@ class ColumnTypes(Expressions):
 
     def _member(self) -> str:
         token = self.token
-        if token.kind is Kind.HEX:
+        if token.kind is TokenKind.HEX:
             text = bytes.fromhex(self.next().text)
-        elif token.kind is Kind.BIT:
+        elif token.kind is TokenKind.BIT:
             digits = self.next().text
             text = int(digits or "0", 2).to_bytes(-(-len(digits) // 8), "big")
         else:

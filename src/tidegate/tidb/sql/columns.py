@@ -6,7 +6,7 @@ from typing import Final
 
 from tidegate.tidb.sql.cursor import bare_value
 from tidegate.tidb.sql.expressions import Expr
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 from tidegate.tidb.sql.queries import Queries
 
 _NOW: Final = ("CURRENT_TIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP", "NOW")
@@ -308,7 +308,7 @@ class Columns(Queries):
         return True
 
     def _split_option(self) -> str:
-        if self.token.kind is Kind.INT:
+        if self.token.kind is TokenKind.INT:
             return self.uint()
         self.need("(")
         if self.take("BY"):

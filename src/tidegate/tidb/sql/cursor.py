@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-from tidegate.tidb.sql.lexer import Kind, ParseError, Token
+from tidegate.tidb.sql.lexer import ParseError, SqlToken, TokenKind
 from tidegate.tidb.sql.words import RESERVED, charset_name
 
 MAX_DEPTH: Final = 64
@@ -27,7 +27,7 @@ class Cursor:
     why. Otherwise such parts are written so that they keep their meaning.
     """
 
-    def __init__(self, found: list[Token], *, charset: str, sql_mode: int, exact: bool) -> None:
+    def __init__(self, found: list[SqlToken], *, charset: str, sql_mode: int, exact: bool) -> None:
         self._tokens = found
         self._place = 0
         self._depth = 0
@@ -39,16 +39,16 @@ class Cursor:
     # --- looking ----------------------------------------------------------------------------------------
 
     @property
-    def token(self) -> Token:
+    def token(self) -> SqlToken:
         """The next token."""
         return self._tokens[self._place]
 
     @property
     def ended(self) -> bool:
         """Whether nothing comes next."""
-        return self.token.kind is Kind.END
+        return self.token.kind is TokenKind.END
 
-    def ahead(self, steps: int = 1) -> Token:
+    def ahead(self, steps: int = 1) -> SqlToken:
         """The token `steps` after the next one; the END if there are fewer."""
         return self._tokens[min(self._place + steps, len(self._tokens) - 1)]
 
@@ -66,15 +66,15 @@ class Cursor:
     def fail(self, wanted: str) -> NoReturn:
         """Raise ParseError: the statement does not match the grammar."""
         token = self.token
-        seen = repr(token.text[:40]) if token.kind is not Kind.END else "the end"
+        seen = repr(token.text[:40]) if token.kind is not TokenKind.END else "the end"
         raise ParseError(
             "a statement cannot be read", where=f"character {token.at}", why=f"{seen}, not {wanted}"
         )
 
-    def next(self) -> Token:
+    def next(self) -> SqlToken:
         """Read one token, whatever it is."""
         token = self.token
-        if token.kind is Kind.END:
+        if token.kind is TokenKind.END:
             self.fail("a token")
         self._place += 1
         return token
@@ -138,7 +138,7 @@ class Cursor:
     def at_name(self) -> bool:
         """Whether a name comes next."""
         token = self.token
-        return token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.key not in RESERVED)
+        return token.kind is TokenKind.QUOTED or (token.kind is TokenKind.WORD and token.key not in RESERVED)
 
     def identifier(self) -> str:
         """A name without quotes, in its original case."""
@@ -168,7 +168,7 @@ class Cursor:
 
     def string_or_name(self) -> str:
         """The content of a string or a name."""
-        return self.next().text if self.token.kind is Kind.STRING else self.identifier()
+        return self.next().text if self.token.kind is TokenKind.STRING else self.identifier()
 
     def charset(self) -> str:
         """The name of a character set."""
@@ -191,7 +191,7 @@ class Cursor:
 
     def string(self) -> str:
         """The content of a string."""
-        if self.token.kind is not Kind.STRING:
+        if self.token.kind is not TokenKind.STRING:
             self.fail("a string")
         return self.next().text
 
@@ -211,7 +211,7 @@ class Cursor:
 
     def uint(self) -> str:
         """A whole number."""
-        if self.token.kind is not Kind.INT:
+        if self.token.kind is not TokenKind.INT:
             self.fail("a whole number")
         number = int_of(self.next().text)
         return str(number) if number is not None else self.fail("a number of at most 64 bits")

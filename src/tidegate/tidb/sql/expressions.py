@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tidegate.tidb.sql.cursor import MAX_DEPTH, quoted
-from tidegate.tidb.sql.lexer import HIGH_NOT_PRECEDENCE, PIPES_AS_CONCAT, Kind
+from tidegate.tidb.sql.lexer import HIGH_NOT_PRECEDENCE, PIPES_AS_CONCAT, TokenKind
 from tidegate.tidb.sql.literals import Literals
 from tidegate.tidb.sql.words import UNITS
 
@@ -97,7 +97,7 @@ class Expressions(Literals, ABC):
                 negated = operand.text.startswith("NOT ") != bool(negations % 2)
                 return Expr(("NOT " if negated else "") + operand.text.removeprefix("NOT "), "exists")
             return Expr("NOT " * negations + operand.text, "operation")
-        if self.token.kind is Kind.USER_VARIABLE and self.ahead().key == ":=":
+        if self.token.kind is TokenKind.USER_VARIABLE and self.ahead().key == ":=":
             return self._assignment(self.expression)
         if self.at("MATCH", "("):
             return self._match()
@@ -144,7 +144,7 @@ class Expressions(Literals, ABC):
         if self.at_any("ANY", "SOME", "ALL") and self.ahead().key == "(":
             which = self.next().key
             return ("ALL " if which == "ALL" else "ANY ") + self.subquery()
-        if self.token.kind is Kind.USER_VARIABLE and self.ahead().key == ":=":
+        if self.token.kind is TokenKind.USER_VARIABLE and self.ahead().key == ":=":
             return self._assignment(lambda: self._predicate().text).text
         return self._predicate().text
 
@@ -309,9 +309,9 @@ class Expressions(Literals, ABC):
         if self.at("("):
             return self._parentheses()
         token = self.token
-        if token.kind is Kind.USER_VARIABLE:
+        if token.kind is TokenKind.USER_VARIABLE:
             return Expr(f"@{quoted(self.next().text)}", "variable")
-        if token.kind is Kind.SYSTEM_VARIABLE:
+        if token.kind is TokenKind.SYSTEM_VARIABLE:
             return Expr(self._system_variable(), "variable")
         if (found := self.call()) is not None:
             return found

@@ -9,7 +9,7 @@ from typing import Final
 from tidegate.tidb.sql.column_type import ColumnTypes
 from tidegate.tidb.sql.cursor import bare_value
 from tidegate.tidb.sql.expressions import Expr
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 from tidegate.tidb.sql.words import RESERVED, TIMESTAMP_UNITS, UNITS
 
 _OPTIONAL_BRACES: Final = ("CURRENT_USER", "CURRENT_DATE", "CURRENT_ROLE", "UTC_DATE", "TIDB_CURRENT_TSO")
@@ -86,14 +86,14 @@ class Functions(ColumnTypes):
     def call(self) -> Expr | None:
         """A function or another construct that begins with a word, if one comes next."""
         token = self.token
-        if token.kind is Kind.SIGN:
+        if token.kind is TokenKind.SIGN:
             return self._sign_call(token.key)
-        if token.kind not in (Kind.WORD, Kind.QUOTED):
+        if token.kind not in (TokenKind.WORD, TokenKind.QUOTED):
             return None
         own = self._own_calls().get(token.key)
         if own is not None and (token.key in RESERVED or self.ahead().key == "("):
             return own()
-        if token.key in _DATE_LITERALS and self.ahead().kind is Kind.STRING:
+        if token.key in _DATE_LITERALS and self.ahead().kind is TokenKind.STRING:
             return Expr(f"{self.next().key} {bare_value(self.string())}", "call")
         if token.key in _OPTIONAL_BRACES:
             return self._optional_braces()

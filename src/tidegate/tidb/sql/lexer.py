@@ -29,7 +29,7 @@ class ParseError(InvalidInput):
     """The text is no statement of the grammar that is known here."""
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """The kind of a token."""
 
     WORD = auto()
@@ -50,10 +50,10 @@ class Kind(Enum):
     END = auto()
 
 
-class Token(NamedTuple):
+class SqlToken(NamedTuple):
     """One token."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     """Its content, without quotes and with escapes resolved."""
     key: str
@@ -89,7 +89,7 @@ _SPACES: Final = " \t\n\r\v\f"
 _PAIRS: Final = {quote: re.compile(rf"\\(.)|{quote}{quote}", re.DOTALL) for quote in "'\""}
 
 
-def tokens(text: str, sql_mode: int = 0) -> list[Token]:
+def tokens(text: str, sql_mode: int = 0) -> list[SqlToken]:
     """The tokens of a text, followed by an END."""
     if len(text) > MAX_TEXT:
         raise ParseError("a statement is too long", why=f"{len(text)} characters, at most {MAX_TEXT}")
@@ -101,17 +101,17 @@ class _Scanner:
         self._text = text
         self._mode = sql_mode
         self._at = 0
-        self._found: list[Token] = []
+        self._found: list[SqlToken] = []
         self._in_comment = False
         self._dotted = False
 
-    def run(self) -> list[Token]:
+    def run(self) -> list[SqlToken]:
         """All tokens."""
         while True:
             if space := _SPACE.match(self._text, self._at):
                 self._at = space.end()
             if self._at >= len(self._text):
-                self._add(Kind.END, "", "", self._at)
+                self._add(TokenKind.END, "", "", self._at)
                 return self._found
             self._one()
 
@@ -135,8 +135,8 @@ class _Scanner:
         else:
             self._sign(at)
 
-    def _add(self, kind: Kind, text: str, key: str, end: int, *, called: bool = False) -> None:
-        self._found.append(Token(kind, text, key, self._at, called))
+    def _add(self, kind: TokenKind, text: str, key: str, end: int, *, called: bool = False) -> None:
+        self._found.append(SqlToken(kind, text, key, self._at, called))
         self._at = end
 
     def _error(self, what: str) -> ParseError:
@@ -149,13 +149,13 @@ class _Scanner:
         following = self._text[word.end() : word.end() + 1]
         if following == "'":
             if text in "nN":
-                return self._add(Kind.CHARSET, "utf8", "", word.end())
+                return self._add(TokenKind.CHARSET, "utf8", "", word.end())
             if text in "xX":
-                return self._literal(Kind.HEX, _HEX, at)
+                return self._literal(TokenKind.HEX, _HEX, at)
             if text in "bB":
-                return self._literal(Kind.BIT, _BITS, at)
+                return self._literal(TokenKind.BIT, _BITS, at)
         if text[0] == "_" and (charset := charset_name(text[1:])) is not None:
-            return self._add(Kind.CHARSET, charset, "", word.end())
+            return self._add(TokenKind.CHARSET, charset, "", word.end())
         self._identifier(text, at, word.end())
         return None
 
@@ -167,7 +167,7 @@ class _Scanner:
         self._dotted = self._text[end : end + 1] == "."
         is_name = self._dotted or (at > 0 and self._after_dot(at))
         key = "" if is_name or not text.isascii() else text.upper()
-        self._add(Kind.WORD, text, ALIASES.get(key, key), end, called=following == "(")
+        self._add(TokenKind.WORD, text, ALIASES.get(key, key), end, called=following == "(")
 
     def _after_dot(self, at: int) -> bool:
         before = at - 1
@@ -180,14 +180,14 @@ class _Scanner:
         if name is None:
             raise self._error("a quoted name does not end")
         self._dotted = self._text[name.end() : name.end() + 1] == "."
-        self._add(Kind.QUOTED, name[1].replace("``", "`"), "", name.end())
+        self._add(TokenKind.QUOTED, name[1].replace("``", "`"), "", name.end())
 
     def _variable(self, at: int) -> None:
         system = self._text.startswith("@@", at)
         start = at + 1 + system
         prefix = _SCOPE.match(self._text, start) if system else None
         scope = prefix[0] if prefix else ""
-        kind = Kind.SYSTEM_VARIABLE if system else Kind.USER_VARIABLE
+        kind = TokenKind.SYSTEM_VARIABLE if system else TokenKind.USER_VARIABLE
         start += len(scope)
         char = self._text[start : start + 1]
         if char and char in "'\"`":
@@ -199,7 +199,7 @@ class _Scanner:
             return self._add(kind, scope + text, "", found.end())
         word = _VARIABLE.match(self._text, start)
         if word is None:
-            return self._add(Kind.SIGN, "@", "@", at + 1)
+            return self._add(TokenKind.SIGN, "@", "@", at + 1)
         return self._add(kind, scope + word[0], "", word.end())
 
     # --- literals ---------------------------------------------------------------------------------------
@@ -220,17 +220,17 @@ class _Scanner:
         text = self._unescaped(found[1], quote)
         if quote == '"' and self._mode & ANSI_QUOTES:
             self._dotted = self._text[found.end() : found.end() + 1] == "."
-            return self._add(Kind.QUOTED, text, "", found.end())
-        return self._add(Kind.STRING, text, "", found.end())
+            return self._add(TokenKind.QUOTED, text, "", found.end())
+        return self._add(TokenKind.STRING, text, "", found.end())
 
-    def _literal(self, kind: Kind, pattern: re.Pattern[str], at: int) -> None:
+    def _literal(self, kind: TokenKind, pattern: re.Pattern[str], at: int) -> None:
         found = pattern.match(self._text, at)
         if found is None:
             raise self._error("a literal is not closed or has wrong digits")
         digits = found[1]
         if digits is None:
-            digits = found[2].zfill(len(found[2]) + len(found[2]) % 2) if kind is Kind.HEX else found[2]
-        elif kind is Kind.HEX and len(digits) % 2:
+            digits = found[2].zfill(len(found[2]) + len(found[2]) % 2) if kind is TokenKind.HEX else found[2]
+        elif kind is TokenKind.HEX and len(digits) % 2:
             raise self._error("a hexadecimal string has an odd number of digits")
         self._add(kind, digits, "", found.end())
 
@@ -238,7 +238,7 @@ class _Scanner:
         text = self._text
         if self._dotted and (word := _WORD.match(text, at)):
             return self._identifier(word[0], at, word.end())
-        for kind, pattern in ((Kind.HEX, _HEX), (Kind.BIT, _BITS)):
+        for kind, pattern in ((TokenKind.HEX, _HEX), (TokenKind.BIT, _BITS)):
             if pattern.match(text, at):
                 return self._literal(kind, pattern, at)
         number = _NUMBER.match(text, at)
@@ -246,12 +246,12 @@ class _Scanner:
         if number is None:
             raise self._error("a number has wrong digits")
         if number[1]:
-            return self._add(Kind.FLOAT, number[0], "", number.end())
+            return self._add(TokenKind.FLOAT, number[0], "", number.end())
         if "." in number[0]:
-            return self._add(Kind.DECIMAL, number[0], "", number.end())
+            return self._add(TokenKind.DECIMAL, number[0], "", number.end())
         if word is not None and word.end() > number.end():
             return self._identifier(word[0], at, word.end())
-        return self._add(Kind.INT, number[0], "", number.end())
+        return self._add(TokenKind.INT, number[0], "", number.end())
 
     # --- signs and comments -----------------------------------------------------------------------------
 
@@ -261,13 +261,13 @@ class _Scanner:
             self._at = at + 2
             return
         self._dotted = False
-        self._add(Kind.SIGN, "*", "*", at + 1)
+        self._add(TokenKind.SIGN, "*", "*", at + 1)
 
     def _sign(self, at: int) -> None:
         sign = next((s for s in _SIGNS if self._text.startswith(s, at)), self._text[at])
         if len(sign) == 1 and sign not in "()+-*/%,.;=<>!~^&|?{}":
             raise self._error("a character that means nothing")
-        self._add(Kind.SIGN, sign, sign, at + len(sign))
+        self._add(TokenKind.SIGN, sign, sign, at + len(sign))
 
     def _comment(self, at: int) -> None:
         text = self._text
@@ -279,7 +279,7 @@ class _Scanner:
         if end < 0:
             raise self._error("a comment does not end")
         if text.startswith("/*+", at) and self._found and self._found[-1].key == "SELECT":
-            self._add(Kind.HINT, text[at + 3 : end], "", end + 2)
+            self._add(TokenKind.HINT, text[at + 3 : end], "", end + 2)
         else:
             self._at = end + 2
 

@@ -6,13 +6,13 @@ import math
 from typing import Final
 
 from tidegate.tidb.sql.cursor import Cursor, bare_value, int_of
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 
 _DIGITS_PER_WORD: Final = 9
 _WORDS: Final = 9
 """A decimal has at most nine words of nine digits."""
 
-_NUMBERS: Final = (Kind.INT, Kind.DECIMAL, Kind.FLOAT)
+_NUMBERS: Final = (TokenKind.INT, TokenKind.DECIMAL, TokenKind.FLOAT)
 
 
 class Literals(Cursor):
@@ -27,9 +27,9 @@ class Literals(Cursor):
         if not self.at_number():
             self.fail("a number")
         token = self.next()
-        if token.kind is Kind.FLOAT:
+        if token.kind is TokenKind.FLOAT:
             return self._float(token.text)
-        if token.kind is Kind.INT and (number := int_of(token.text)) is not None:
+        if token.kind is TokenKind.INT and (number := int_of(token.text)) is not None:
             return str(number)
         return self._decimal(token.text)
 
@@ -57,27 +57,27 @@ class Literals(Cursor):
         if self.at_number():
             return self.number()
         token = self.token
-        if token.kind is Kind.STRING:
+        if token.kind is TokenKind.STRING:
             return self.value(self._joined_strings())
-        if token.kind is Kind.CHARSET:
+        if token.kind is TokenKind.CHARSET:
             return self._introduced()
-        if token.kind in (Kind.HEX, Kind.BIT):
+        if token.kind in (TokenKind.HEX, TokenKind.BIT):
             self.next()
-            return _hex(token.text) if token.kind is Kind.HEX else _bits(token.text)
+            return _hex(token.text) if token.kind is TokenKind.HEX else _bits(token.text)
         return self.take_any("NULL", "TRUE", "FALSE") or None
 
     def _joined_strings(self) -> str:
         parts = [self.string()]
-        while self.token.kind is Kind.STRING:
+        while self.token.kind is TokenKind.STRING:
             parts.append(self.string())
         return "".join(parts)
 
     def _introduced(self) -> str:
         charset = self.next().text
         token = self.token
-        if token.kind in (Kind.HEX, Kind.BIT):
+        if token.kind in (TokenKind.HEX, TokenKind.BIT):
             self.next()
-            return _hex(token.text) if token.kind is Kind.HEX else _bits(token.text)
+            return _hex(token.text) if token.kind is TokenKind.HEX else _bits(token.text)
         return f"_{charset.upper()}{bare_value(self.string())}"
 
     def signed_literal(self) -> str:

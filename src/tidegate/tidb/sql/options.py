@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from tidegate.tidb.sql.columns import Columns
 from tidegate.tidb.sql.cursor import quoted
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 
 _NUMBERS: Final = {
     "AVG_ROW_LENGTH": "",
@@ -271,4 +271,4 @@ class Options(Columns):
 
     def policy_name(self) -> str:
         """The name of a policy, given as a string or as a name."""
-        return quoted(self.next().text) if self.token.kind is Kind.STRING else self.name()
+        return quoted(self.next().text) if self.token.kind is TokenKind.STRING else self.name()

@@ -8,7 +8,7 @@ from tidegate.tidb.sql.cursor import quoted
 from tidegate.tidb.sql.functions import Functions
 from tidegate.tidb.sql.hints import written_hints
 from tidegate.tidb.sql.joins import Join, Node, Source, cross, written
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 
 _PRIORITIES: Final = ("LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED")
 _SWITCHES: Final = (
@@ -111,7 +111,7 @@ class Queries(Functions):
         found: set[str] = set()
         priority, hints = "", ""
         while True:
-            if self.token.kind is Kind.HINT:
+            if self.token.kind is TokenKind.HINT:
                 text = self.next().text
                 hints = hints or written_hints(text)
             elif word := self.take_any(*_PRIORITIES):
@@ -132,7 +132,7 @@ class Queries(Functions):
         if (star := self._star()) is not None:
             return star
         text = self.expression()
-        named = self.take("AS") or self.token.kind is Kind.STRING or self.at_name()
+        named = self.take("AS") or self.token.kind is TokenKind.STRING or self.at_name()
         alias = self.string_or_name() if named else ""
         return f"{text} AS {quoted(alias)}" if alias else text
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from tidegate.tidb.sql.alter_table import AlterTable
 from tidegate.tidb.sql.cursor import quoted
-from tidegate.tidb.sql.lexer import Kind
+from tidegate.tidb.sql.lexer import TokenKind
 from tidegate.tidb.sql.sequences import SequenceOptions
 
 _INDEX_KINDS: Final = ("UNIQUE", "SPATIAL", "FULLTEXT", "VECTOR", "COLUMNAR")
@@ -154,7 +154,7 @@ class Statements(SequenceOptions, AlterTable):
             return "CURRENT_USER"
         user = self.string_or_name()
         host = "%"
-        if self.token.kind is Kind.USER_VARIABLE:
+        if self.token.kind is TokenKind.USER_VARIABLE:
             host = self.next().text.lower()
         elif self.take("@"):
             host = self.string_or_name().lower()
@@ -252,7 +252,7 @@ class Statements(SequenceOptions, AlterTable):
         if self.take("BY", "JOB"):
             return f"RECOVER TABLE BY JOB {self.uint()}"
         text = f"RECOVER TABLE {self.table_name()}"
-        number = self.uint() if self.token.kind is Kind.INT else "0"
+        number = self.uint() if self.token.kind is TokenKind.INT else "0"
         return f"{text} {number}" if number != "0" else text
 
     def _flashback(self) -> str:
@@ -270,10 +270,10 @@ class Statements(SequenceOptions, AlterTable):
         return text + moment
 
     def _moment(self) -> str:
-        if self.at("TO", "TIMESTAMP") and self.ahead(2).kind is Kind.STRING:
+        if self.at("TO", "TIMESTAMP") and self.ahead(2).kind is TokenKind.STRING:
             self.need("TO", "TIMESTAMP")
             return f" TO TIMESTAMP {self.bare_string()}"
-        if self.at("TO", "TSO") and self.ahead(2).kind is Kind.INT:
+        if self.at("TO", "TSO") and self.ahead(2).kind is TokenKind.INT:
             self.need("TO", "TSO")
             return f" TO TSO {self.uint()}"
         return ""

@@ -61,10 +61,10 @@ def decode(data: bytes) -> str:
     """The canonical text of type code and value, as rows contain them."""
     if not data:
         raise Undecodable("a JSON value is cut", why="no type code")
-    return "".join(_Reader(data).value(data[0], 1, 0))
+    return "".join(_JsonReader(data).value(data[0], 1, 0))
 
 
-class _Reader:
+class _JsonReader:
     """Reads one document; `left` is the number of bytes that its parts may still claim."""
 
     def __init__(self, data: bytes) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.raft.region_change import Kind, RegionChange
+from tidegate.tikv.raft.region_change import CommandKind, RegionChange
 from tidegate.tikv.raft.region_table import not_leader
 
 
 def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | None:
     """The error that ends the downstreams of a region at a store when it changes; None: they continue."""
     match change.kind:
-        case Kind.SPLIT:
+        case CommandKind.SPLIT:
             current = [each.message for each in change.now]
             return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=current))
-        case Kind.COMMIT_MERGE if region in change.gone:
+        case CommandKind.COMMIT_MERGE if region in change.gone:
             return pb.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=region.id))
-        case Kind.PREPARE_MERGE | Kind.COMMIT_MERGE | Kind.ROLLBACK_MERGE:
+        case CommandKind.PREPARE_MERGE | CommandKind.COMMIT_MERGE | CommandKind.ROLLBACK_MERGE:
             return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch())
-        case Kind.TRANSFER:
+        case CommandKind.TRANSFER:
             (now,) = change.now
             return None if now.leader == store_id else as_capture_error(not_leader(now))
-        case Kind.CHANGE_PEERS | Kind.PREPARE_FLASHBACK | Kind.FINISH_FLASHBACK:
+        case CommandKind.CHANGE_PEERS | CommandKind.PREPARE_FLASHBACK | CommandKind.FINISH_FLASHBACK:
             return None
 
 

@@ -22,7 +22,7 @@ from tidegate.tikv.cdc.resolver import LOCK_OVERHEAD, LOCKS_BYTES_MAX
 from tidegate.tikv.engine import EngineSnapshot, Range
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Write
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 
 EVENT_BYTES: Final = 32 << 10
@@ -49,7 +49,7 @@ def scan_locks(
     large: set[int] = set()
     if downstream.raw:
         return found, large
-    reader = Reader(view)
+    reader = MvccReader(view)
     old_values = ScannedOldValues(view)
     size = 0
 
@@ -119,7 +119,7 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     which is its old value.
     """
     checkpoint = downstream.checkpoint_ts
-    reader = Reader(view)
+    reader = MvccReader(view)
     split = mvcc.WriteShapes().split
     waiting: tuple[int, Write, bytes] | None = None
     now, done = b"", False

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.reader import Cursor, Reader, View
+from tidegate.tikv.reader import Cursor, MvccReader, View
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class OldValues:
         self._view = view
         self._carried = carried
         self._counts = counts or Counts()
-        self._reader: Reader | None = None
+        self._reader: MvccReader | None = None
 
     def before(self, key: bytes, ts: int) -> bytes:
         """The value that a reader at `ts` sees for the encoded key; empty if there is none."""
@@ -43,7 +43,7 @@ class OldValues:
             return self._carried[key] or b""
         self._counts.misses += 1
         if self._reader is None:
-            self._reader = Reader(self._view)
+            self._reader = MvccReader(self._view)
         return self._reader.value_at(key, ts) or b""
 
 
@@ -55,7 +55,7 @@ class ScannedOldValues:
     """
 
     def __init__(self, view: View) -> None:
-        self._reader = Reader(view)
+        self._reader = MvccReader(view)
         self._cursor: Cursor = view.cursor(mvcc.WRITE)
         self._next: bytes | None = b""
         """The next key with a record; None: there is none."""

@@ -16,7 +16,7 @@ from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream
 from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.raft.region_change import Kind, RegionChange
+from tidegate.tikv.raft.region_change import CommandKind, RegionChange
 from tidegate.tikv.raft.region_table import RegionTable
 
 REGISTRATIONS_MAX: Final = 1 << 18
@@ -94,7 +94,10 @@ class Registrations:
         """A region has changed: end the downstreams of what it was, with an error."""
         for region in change.before:
             delegate = self.delegates.get(region.id)
-            if delegate is not None and change.kind in (Kind.PREPARE_FLASHBACK, Kind.FINISH_FLASHBACK):
+            if delegate is not None and change.kind in (
+                CommandKind.PREPARE_FLASHBACK,
+                CommandKind.FINISH_FLASHBACK,
+            ):
                 delegate.flashback = change.now[0].flashback
             error = ended_by(change, region, self._store_id)
             if delegate is not None and error is not None:

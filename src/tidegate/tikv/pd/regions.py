@@ -46,7 +46,7 @@ class PdRegions:
         """Keep reporting the current view."""
         self._held = self._table.state
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Report the actual regions again."""
         self._held = None
 

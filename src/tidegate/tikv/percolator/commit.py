@@ -13,7 +13,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.outcome import Announced, Outcome, RefusedError, locked
-from tidegate.tikv.reader import Reader, Record
+from tidegate.tikv.reader import MvccReader, Record
 
 
 class _Silence:
@@ -29,7 +29,7 @@ _SILENCE: Final = _Silence()
 
 
 def commit(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.CommitRequest,
     announced: Announced = _SILENCE,
     encoded: Sequence[bytes] | None = None,
@@ -56,7 +56,7 @@ def commit(
     return Outcome(pb.CommitResponse(commit_version=commit_ts), changes)
 
 
-def _check_committed(reader: Reader, raw: bytes, key: bytes, start_ts: int) -> None:
+def _check_committed(reader: MvccReader, raw: bytes, key: bytes, start_ts: int) -> None:
     """Check that a key without its lock was committed by the transaction; otherwise raise RefusedError."""
     if not reader.record_of(key, start_ts).is_committed():
         text = f"the lock of {start_ts} on {raw.hex()} is gone: rolled back, or never there"
@@ -123,7 +123,7 @@ def _expired(raw: bytes, start_ts: int, commit_ts: int, floor: int) -> RefusedEr
 
 
 def batch_rollback(
-    reader: Reader, request: pb.BatchRollbackRequest, encoded: Sequence[bytes] | None = None
+    reader: MvccReader, request: pb.BatchRollbackRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.BatchRollbackResponse]:
     """Roll the transaction back on these keys, so that its late prewrites fail."""
     changes: list[Change] = []
@@ -136,7 +136,7 @@ def batch_rollback(
 
 
 def cleanup(
-    reader: Reader, request: pb.CleanupRequest, encoded: Sequence[bytes] | None = None
+    reader: MvccReader, request: pb.CleanupRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.CleanupResponse]:
     """Roll one key back, unless its lock has not expired at current_ts (0: in any case)."""
     changes: list[Change] = []
@@ -158,7 +158,7 @@ class CommittedError(RefusedError):
 
 
 def _rollback_key(
-    reader: Reader, raw: bytes, start_ts: int, changes: list[Change], current_ts: int = 0
+    reader: MvccReader, raw: bytes, start_ts: int, changes: list[Change], current_ts: int = 0
 ) -> None:
     key = keys.encode(raw)
     lock = reader.lock(key)
@@ -174,7 +174,7 @@ def _rollback_key(
         make_rollback(reader, key, start_ts, record, lock, changes, False)
 
 
-def rollback_lock(reader: Reader, key: bytes, lock: Lock, changes: list[Change], protect: bool) -> None:
+def rollback_lock(reader: MvccReader, key: bytes, lock: Lock, changes: list[Change], protect: bool) -> None:
     """Remove a lock and its value, and write the rollback."""
     if lock.kind == mvcc.KIND_PUT and lock.short_value is None:
         changes.append((mvcc.DEFAULT, keys.versioned(key, lock.start_ts), None))
@@ -183,7 +183,7 @@ def rollback_lock(reader: Reader, key: bytes, lock: Lock, changes: list[Change],
 
 
 def make_rollback(
-    reader: Reader,
+    reader: MvccReader,
     key: bytes,
     start_ts: int,
     record: Record,
@@ -213,7 +213,7 @@ def make_rollback(
     _collapse(reader, key, start_ts, changes)
 
 
-def _collapse(reader: Reader, key: bytes, start_ts: int, changes: list[Change]) -> None:
+def _collapse(reader: MvccReader, key: bytes, start_ts: int, changes: list[Change]) -> None:
     """Remove an unprotected rollback record directly below the new one, because it is redundant."""
     if not start_ts:
         return
@@ -228,7 +228,7 @@ def is_expired(lock: Lock, current_ts: int) -> bool:
 
 
 def resolve_locks(
-    reader: Reader,
+    reader: MvccReader,
     encoded: Sequence[bytes],
     fates: dict[int, int],
     announced: Announced = _SILENCE,

@@ -78,16 +78,16 @@ class ConcurrencyManager:
                 del self._locks[key]
 
     def hold(self, ts: int) -> int:
-        """Keep the resolved ts at or below `ts`, for a raw write in progress, until `let_go`.
+        """Keep the resolved ts at or below `ts`, for a raw write in progress, until `end_hold`.
 
-        Returns the id for `let_go`.
+        Returns the id for `end_hold`.
         """
         with self._mutex:
             self._next_hold += 1
             self._held[self._next_hold] = ts
             return self._next_hold
 
-    def let_go(self, hold: int) -> None:
+    def end_hold(self, hold: int) -> None:
         """End a hold."""
         with self._mutex:
             del self._held[hold]

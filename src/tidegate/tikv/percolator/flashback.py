@@ -13,7 +13,7 @@ from typing import Final
 
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
-from tidegate.tikv.reader import Reader, View
+from tidegate.tikv.reader import MvccReader, View
 
 BATCH_KEYS: Final = 256
 """The most keys of one command."""
@@ -36,7 +36,7 @@ def written_keys(view: View, start: bytes, end: bytes) -> Iterator[bytes]:
         cursor.seek(after(key))
 
 
-def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[Change]:
+def lock_first(reader: MvccReader, key: bytes, version: int, start_ts: int) -> list[Change]:
     """The lock on the first key, with its value at `version`."""
     value = reader.value_at(key, version)
     raw = keys.decode(key)
@@ -52,7 +52,7 @@ def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[
     ]
 
 
-def rewrite(reader: Reader, key: bytes, version: int, start_ts: int, commit_ts: int) -> list[Change]:
+def rewrite(reader: MvccReader, key: bytes, version: int, start_ts: int, commit_ts: int) -> list[Change]:
     """The record that restores a key's value at `version`; none if the value has not changed."""
     newest = reader.newest_data(key, keys.TS_MAX)
     if newest is None or newest[0] <= version or newest[1].start_ts == start_ts:

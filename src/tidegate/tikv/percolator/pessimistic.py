@@ -14,7 +14,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.outcome import Blocked, Outcome, RefusedError, abort, conflict, locked
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 
 class _Held(NamedTuple):
@@ -31,7 +31,7 @@ class _BlockedError(RefusedError):
 
 
 def pessimistic_lock(
-    reader: Reader, request: pb.PessimisticLockRequest, encoded: Sequence[bytes] | None = None
+    reader: MvccReader, request: pb.PessimisticLockRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.PessimisticLockResponse]:
     """Lock all keys against other writers at for_update_ts, or none."""
     if encoded is None:
@@ -78,7 +78,7 @@ def _result(request: pb.PessimisticLockRequest, held: _Held) -> pb.PessimisticLo
 
 
 def _lock(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.PessimisticLockRequest,
     mutation: pb.Mutation,
     key: bytes,
@@ -120,7 +120,7 @@ def _lock(
 
 
 def _check_newer(
-    reader: Reader, request: pb.PessimisticLockRequest, raw: bytes, key: bytes, force: bool
+    reader: MvccReader, request: pb.PessimisticLockRequest, raw: bytes, key: bytes, force: bool
 ) -> int:
     """The ts of a commit above for_update_ts that `force` accepts; 0 if there is none."""
     newest = reader.newest_write(key)
@@ -145,7 +145,7 @@ def _retry(request: pb.PessimisticLockRequest, raw: bytes, commit_ts: int, write
 
 
 def pessimistic_rollback(
-    reader: Reader, request: pb.PessimisticRollbackRequest, encoded: Sequence[bytes] | None = None
+    reader: MvccReader, request: pb.PessimisticRollbackRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.PessimisticRollbackResponse]:
     """Remove the transaction's pessimistic locks up to for_update_ts, without a record. Other locks stay."""
     changes: list[Change] = []

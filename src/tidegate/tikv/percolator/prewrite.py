@@ -18,7 +18,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.concurrency import Choice, ConcurrencyManager
 from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, conflict, locked
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 Newest = tuple[int, Write]
 """commit_ts and record."""
@@ -39,7 +39,7 @@ Action = int
 
 
 def prewrite(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.PrewriteRequest,
     want_old_values: bool = False,
     concurrency: ConcurrencyManager | None = None,
@@ -74,7 +74,7 @@ def prewrite(
 
 
 def flush(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.FlushRequest,
     want_old_values: bool = False,
     encoded: Sequence[bytes] | None = None,
@@ -112,7 +112,7 @@ class _Prewriter:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: MvccReader,
         request: pb.PrewriteRequest,
         want_old_values: bool,
         concurrency: ConcurrencyManager | None,
@@ -378,7 +378,7 @@ class _Prewriter:
                 changes.append((mvcc.LOCK, key, None))
 
 
-def buffer_batch_get(reader: Reader, request: pb.BufferBatchGetRequest) -> pb.BufferBatchGetResponse:
+def buffer_batch_get(reader: MvccReader, request: pb.BufferBatchGetRequest) -> pb.BufferBatchGetResponse:
     """The values that the transaction has flushed to these keys. An empty value is a deletion; keys without a
     flushed value have no pair.
     """

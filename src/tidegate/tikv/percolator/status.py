@@ -15,11 +15,11 @@ from tidegate.tikv.mvcc import Change, Lock
 from tidegate.tikv.percolator.commit import is_expired, make_rollback, rollback_lock
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.percolator.outcome import Outcome, RefusedError, lock_info
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 
 
 def check_txn_status(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.CheckTxnStatusRequest,
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
@@ -42,7 +42,7 @@ def check_txn_status(
 
 
 def _check_lock(
-    reader: Reader, request: pb.CheckTxnStatusRequest, key: bytes, lock: Lock, changes: list[Change]
+    reader: MvccReader, request: pb.CheckTxnStatusRequest, key: bytes, lock: Lock, changes: list[Change]
 ) -> pb.CheckTxnStatusResponse:
     raw: bytes = request.primary_key
     if request.verify_is_primary and lock.primary != raw:
@@ -67,7 +67,11 @@ def _check_lock(
 
 
 def _check_record(
-    reader: Reader, request: pb.CheckTxnStatusRequest, key: bytes, other: Lock | None, changes: list[Change]
+    reader: MvccReader,
+    request: pb.CheckTxnStatusRequest,
+    key: bytes,
+    other: Lock | None,
+    changes: list[Change],
 ) -> pb.CheckTxnStatusResponse:
     record = reader.record_of(key, request.lock_ts)
     if record.is_committed():
@@ -84,7 +88,7 @@ def _check_record(
 
 
 def check_secondary_locks(
-    reader: Reader,
+    reader: MvccReader,
     request: pb.CheckSecondaryLocksRequest,
     encoded: Sequence[bytes] | None = None,
     concurrency: ConcurrencyManager | None = None,
@@ -115,7 +119,7 @@ def check_secondary_locks(
 
 
 def heart_beat(
-    reader: Reader, request: pb.TxnHeartBeatRequest, encoded: Sequence[bytes] | None = None
+    reader: MvccReader, request: pb.TxnHeartBeatRequest, encoded: Sequence[bytes] | None = None
 ) -> Outcome[pb.TxnHeartBeatResponse]:
     """Extend the TTL of the primary lock to advise_lock_ttl; never shorten it. A heartbeat may also raise the
     min_commit_ts of a lock that has one, or of a pipelined transaction.

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import InvalidInput
 from tidegate.tikv.raft.region import JOINT, Peer, Region, Role
-from tidegate.tikv.raft.region_change import Kind, NewId, RegionChange, listed, settled
+from tidegate.tikv.raft.region_change import CommandKind, NewId, RegionChange, listed, settled
 
 
 class Wish(StrEnum):
@@ -97,7 +97,7 @@ def described(region: Region) -> str:
 
 def _now(region: Region, peers: Iterable[Peer], changes: int) -> RegionChange:
     now = replace(region, peers=tuple(peers), conf_ver=region.conf_ver + changes)
-    return RegionChange(Kind.CHANGE_PEERS, (region,), (now,))
+    return RegionChange(CommandKind.CHANGE_PEERS, (region,), (now,))
 
 
 def _changed(region: Region, change: PeerChange, joint: bool, new_id: NewId) -> Peer | None:

@@ -29,7 +29,7 @@ NewId = Callable[[], int]
 """A function that returns a number that was never used before."""
 
 
-class Kind(StrEnum):
+class CommandKind(StrEnum):
     """The kind of an admin command."""
 
     SPLIT = "split"
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 class RegionChange:
     """Regions before and after; both cover the same keys. The first of `before` is the command's own."""
 
-    kind: Kind
+    kind: CommandKind
     before: tuple[Region, ...]
     now: tuple[Region, ...]
 
@@ -73,7 +73,9 @@ def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
         number = new_id()
         peers = tuple(Peer(new_id(), peer.store_id, peer.role) for peer in region.peers)
         parts.append(Region(number, start, end, version, region.conf_ver, peers, region.leader, FIRST_TERM))
-    return RegionChange(Kind.SPLIT, (region,), (*parts, replace(region, start=cuts[-1], version=version)))
+    return RegionChange(
+        CommandKind.SPLIT, (region,), (*parts, replace(region, start=cuts[-1], version=version))
+    )
 
 
 def prepare_merge(source: Region, target: Region) -> RegionChange:
@@ -99,7 +101,7 @@ def prepare_merge(source: Region, target: Region) -> RegionChange:
             fix="make them alike first (`region peers`)",
         )
     now = replace(source, version=source.version + 1, conf_ver=source.conf_ver + 1, merging=target.id)
-    return RegionChange(Kind.PREPARE_MERGE, (source,), (now,))
+    return RegionChange(CommandKind.PREPARE_MERGE, (source,), (now,))
 
 
 def neighbours(source: Region, target: Region) -> None:
@@ -121,7 +123,7 @@ def commit_merge(source: Region, target: Region) -> RegionChange:
     low, high = (source, target) if source.start < target.start else (target, source)
     version = max(source.version, target.version) + 1
     now = replace(target, start=low.start, end=high.end, version=version)
-    return RegionChange(Kind.COMMIT_MERGE, (target, source), (now,))
+    return RegionChange(CommandKind.COMMIT_MERGE, (target, source), (now,))
 
 
 def rollback_merge(source: Region) -> RegionChange:
@@ -129,7 +131,7 @@ def rollback_merge(source: Region) -> RegionChange:
     if not source.merging:
         raise InvalidInput(f"region {source.id} is not being merged")
     return RegionChange(
-        Kind.ROLLBACK_MERGE, (source,), (replace(source, version=source.version + 1, merging=0),)
+        CommandKind.ROLLBACK_MERGE, (source,), (replace(source, version=source.version + 1, merging=0),)
     )
 
 
@@ -147,14 +149,16 @@ def transfer(region: Region, store_id: int) -> RegionChange:
             why=f"its voters are on {listed(region.voters)}",
             fix="transfer to one of these, or make it a voter first (`region peers --voter`)",
         )
-    return RegionChange(Kind.TRANSFER, (region,), (replace(region, leader=store_id, term=region.term + 1),))
+    return RegionChange(
+        CommandKind.TRANSFER, (region,), (replace(region, leader=store_id, term=region.term + 1),)
+    )
 
 
 def flashback(region: Region, start_ts: int) -> RegionChange:
     """From now on the region serves only the flashback `start_ts`; 0: it serves everything again."""
     if start_ts:
         settled(region, "flash back")
-    kind = Kind.PREPARE_FLASHBACK if start_ts else Kind.FINISH_FLASHBACK
+    kind = CommandKind.PREPARE_FLASHBACK if start_ts else CommandKind.FINISH_FLASHBACK
     return RegionChange(kind, (region,), (replace(region, flashback=start_ts),))
 
 

@@ -168,7 +168,7 @@ class RawKv:
 
         def then(response: Any, error: Exception | None) -> None:
             for each in hold:
-                self._concurrency.let_go(each)
+                self._concurrency.end_hold(each)
             answer(response, error)
 
         self._scheduler.submit(Task(region, stored, run, then))

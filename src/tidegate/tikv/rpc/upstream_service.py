@@ -125,7 +125,7 @@ class UpstreamService:
             case "clear":
                 faults.clear()
                 self._pd.tso.thaw()
-                self._pd.regions.let_go()
+                self._pd.regions.release()
                 for store in self._pd.stores.all():
                     if not store.is_up:
                         control.start_store(store.id)
@@ -142,7 +142,7 @@ class UpstreamService:
             case "resolved_frozen":
                 faults.resolved_frozen = request.resolved_frozen
             case "pd_stale":
-                (self._pd.regions.hold if request.pd_stale else self._pd.regions.let_go)()
+                (self._pd.regions.hold if request.pd_stale else self._pd.regions.release)()
             case "stop_store":
                 control.stop_store(request.stop_store)
             case "start_store":

@@ -28,7 +28,7 @@ from tidegate.tikv.raft.region_table import (
     flashback_in_progress,
     flashback_not_prepared,
 )
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 from tidegate.tikv.txn.call import RefusalError
 from tidegate.tikv.txn.scheduler import Answer
@@ -76,7 +76,7 @@ class Flashback:
             self._roll_back(what._replace(region=now), request, answer)
 
         if region.flashback:
-            self._go_on(lambda: then(region), answer)
+            self._continue(lambda: then(region), answer)
         else:
             self._administer(region, freeze, then, answer)
 
@@ -91,7 +91,7 @@ class Flashback:
             self._lock(what, request, answer)
             return
         fates = {lock.start_ts: 0 for _, lock in batch}
-        outcome = commit.resolve_locks(Reader(self._engine), [key for key, _ in batch], fates)
+        outcome = commit.resolve_locks(MvccReader(self._engine), [key for key, _ in batch], fates)
         self._write(what.region, outcome.changes, lambda: self._roll_back(what, request, answer), answer)
 
     def _lock(self, what: Range, request: pb.PrepareFlashbackToVersionRequest, answer: Answer) -> None:
@@ -99,7 +99,7 @@ class Flashback:
             answer(pb.PrepareFlashbackToVersionResponse(), None)
 
         first = self._first(what, request.start_ts)
-        reader = Reader(self._engine)
+        reader = MvccReader(self._engine)
         if first is None or reader.lock(first) is not None:
             done()
             return
@@ -121,7 +121,7 @@ class Flashback:
         if first is None:
             self._finish(what, answer)
         else:
-            self._go_on(lambda: self._rewrite(what, request, first, what.start, answer), answer)
+            self._continue(lambda: self._rewrite(what, request, first, what.start, answer), answer)
 
     def _first(self, what: Range, start_ts: int) -> bytes | None:
         """The key that is or will be locked for the whole range; None if the range is empty."""
@@ -131,7 +131,7 @@ class Flashback:
         return next(decisions.written_keys(self._engine, what.start, what.end), None)
 
     def _is_done(self, first: bytes, request: pb.FlashbackToVersionRequest) -> bool:
-        record = Reader(self._engine).record_of(first, request.start_ts)
+        record = MvccReader(self._engine).record_of(first, request.start_ts)
         return record.is_committed() and record.commit_ts == request.commit_ts
 
     def _rewrite(
@@ -141,7 +141,7 @@ class Flashback:
         if not batch:
             self._commit(what, request, first, answer)
             return
-        reader = Reader(self._engine)
+        reader = MvccReader(self._engine)
         changes = [
             change
             for key in batch
@@ -159,7 +159,7 @@ class Flashback:
         committed = pb.CommitRequest(
             start_version=request.start_ts, commit_version=request.commit_ts, keys=[keys.decode(first)]
         )
-        outcome = commit.commit(Reader(self._engine), committed)
+        outcome = commit.commit(MvccReader(self._engine), committed)
         if outcome.response.HasField("error"):
             answer(None, RegionError(flashback_not_prepared(what.region)))
             return
@@ -185,7 +185,7 @@ class Flashback:
                 return
             assert command.change is not None
             (now,) = command.change.now
-            self._go_on(lambda: then(now), answer)
+            self._continue(lambda: then(now), answer)
 
         command = Command(region.id, (), on_applied=applied, admin=decide)
         self._raftstore.propose(command)
@@ -204,15 +204,15 @@ class Flashback:
             if error is not None:
                 answer(None, error)
             else:
-                self._go_on(then, answer)
+                self._continue(then, answer)
 
         if not changes:
-            self._go_on(then, answer)
+            self._continue(then, answer)
             return
         command = Command(region.id, changes, on_applied=applied, one_pc=whole, region=region)
         self._raftstore.propose(command)
 
-    def _go_on(self, step: Step, answer: Answer) -> None:
+    def _continue(self, step: Step, answer: Answer) -> None:
         def run() -> None:
             try:
                 step()

@@ -12,7 +12,7 @@ from tidegate.tikv.engine import Engine
 from tidegate.tikv.percolator import prewrite
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.raft.region import Region
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn import snapshot
 from tidegate.tikv.txn.call import Call, Serve, clip, scan_range, the_key, the_keys
 
@@ -51,7 +51,7 @@ class TxnReads:
     def _buffer_batch_get(
         self, region: Region, request: pb.BufferBatchGetRequest
     ) -> pb.BufferBatchGetResponse:
-        return prewrite.buffer_batch_get(Reader(self._engine), request)
+        return prewrite.buffer_batch_get(MvccReader(self._engine), request)
 
     def _scan(self, region: Region, request: pb.ScanRequest) -> pb.ScanResponse:
         start, end = clip(region, *scan_range(request))

@@ -20,13 +20,13 @@ from tidegate.tikv.percolator.outcome import Outcome
 from tidegate.tikv.raft.raftstore import Command, Raftstore
 from tidegate.tikv.raft.region import Region
 from tidegate.tikv.raft.region_table import RegionError
-from tidegate.tikv.reader import Reader
+from tidegate.tikv.reader import MvccReader
 from tidegate.tikv.txn.latches import Latches
 from tidegate.tikv.txn.lock_waiting import LockWaiting, Waiter
 
 Answer = Callable[[Any, Exception | None], None]
 """Called once, with the response or with the error that prevented it."""
-Decide = Callable[[Reader], Outcome[Any]]
+Decide = Callable[[MvccReader], Outcome[Any]]
 
 
 class Patience(NamedTuple):
@@ -94,7 +94,7 @@ class Scheduler:
                 task.answer(None, RegionError(refusal))
                 return
         try:
-            outcome = task.decide(Reader(self._raftstore.engine))
+            outcome = task.decide(MvccReader(self._raftstore.engine))
         except Exception as error:
             self._release(task)
             task.answer(None, error)

@@ -17,7 +17,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.mvcc import Lock
 from tidegate.tikv.percolator.concurrency import ConcurrencyManager
 from tidegate.tikv.percolator.outcome import lock_info, op_of
-from tidegate.tikv.reader import Cursor, Reader, View
+from tidegate.tikv.reader import Cursor, MvccReader, View
 
 SCAN_BYTES_MAX: Final = 32 << 20
 """A scan returns fewer pairs than requested if they would exceed this size; clients request the next page."""
@@ -41,7 +41,7 @@ class SnapshotReader:
             concurrency.update_max_ts(ts)
         self._concurrency = concurrency
         self._view = view
-        self._reader = Reader(view)
+        self._reader = MvccReader(view)
         self._ts = ts
         self._bypass = frozenset(context.resolved_locks)
         self._access = frozenset(context.committed_locks)
@@ -236,7 +236,7 @@ def scan_locks(
 def mvcc_info(view: View, raw: bytes) -> pb.MvccInfo:
     """All records of a key: its lock, write records and long values, newest first."""
     key = keys.encode(raw)
-    reader = Reader(view)
+    reader = MvccReader(view)
     info = pb.MvccInfo()
     lock = reader.lock(key)
     if lock is not None:

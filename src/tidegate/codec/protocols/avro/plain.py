@@ -239,12 +239,12 @@ class AvroDecoder:
         if value is None or value[0] == DELETED:
             return [self._deleted(key, value, of_key, offset)]
         of_value = self.record(schema_id(value))
-        reader = Reader(value)
+        reader = AvroReader(value)
         cells, more = _cells(reader, of_value)
         reader.end()
         columns = wire_columns(of_value, names)
         if key is not None and of_key is not None:
-            _check_key(Reader(key), of_key, of_value)
+            _check_key(AvroReader(key), of_key, of_value)
         ts, op = (more.get("_tidb_commit_ts") or 0) & (1 << 64) - 1, more.get("_tidb_op") or ""
         if "_tidb_op" not in more or more["_tidb_op"] is None:
             op = "c"
@@ -283,7 +283,7 @@ class AvroDecoder:
                 "a delete without a value does not say when it was committed; TiCDC's classic architecture "
                 "writes such deletes also with avro-enable-watermark"
             )
-        reader = Reader(key)
+        reader = AvroReader(key)
         cells, _ = _cells(reader, of_key)
         reader.end()
         columns = wire_columns(of_key, frozenset(one.name for one in of_key.fields))
@@ -309,7 +309,7 @@ def named_ids(batch: Batch) -> Iterator[int]:
             yield int.from_bytes(head[1:], "big")
 
 
-def _check_key(reader: Reader, of_key: Record, of_value: Record) -> None:
+def _check_key(reader: AvroReader, of_key: Record, of_value: Record) -> None:
     """Raise DecodeError unless the key is complete and belongs to the table of the value."""
     if (of_key.schema, of_key.table) != (of_value.schema, of_value.table):
         raise DecodeError("key and value are of different tables")
@@ -343,7 +343,7 @@ def _ddl(value: bytes, header: bytes | None, offset: int) -> DdlMessage:
     )
 
 
-class Reader:
+class AvroReader:
     """Reads the bytes of a message after its header, from first to last."""
 
     def __init__(self, data: bytes) -> None:
@@ -380,7 +380,7 @@ class Reader:
             raise DecodeError(f"{len(self._data) - self._at} bytes follow its last member")
 
 
-def _cells(reader: Reader, record: Record) -> tuple[list[Any], dict[str, Any]]:
+def _cells(reader: AvroReader, record: Record) -> tuple[list[Any], dict[str, Any]]:
     """Read a record: the values of its columns, and its other members by name."""
     cells: list[Any] = []
     more: dict[str, Any] = {}
@@ -393,7 +393,7 @@ def _cells(reader: Reader, record: Record) -> tuple[list[Any], dict[str, Any]]:
     return cells, more
 
 
-def _value(reader: Reader, field: Field) -> Any:
+def _value(reader: AvroReader, field: Field) -> Any:
     if field.null >= 0:
         branch = reader.varint()
         if branch not in (0, 1):
