@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import canonical
 from tidegate.config.reading import config_from_json, load_config, merge_config
 from tidegate.config.settings import KafkaConfig
 from tidegate.config.sink_uri import parse_sink_uri
@@ -15,7 +15,7 @@ PLAIN = "kafka://127.0.0.1:9092/topic?protocol=open-protocol"
 
 def refused(uri: str, data: dict[str, object] | None = None) -> str:
     with pytest.raises(InvalidInput) as error:
-        settled(merge_config(data or {}, parse_sink_uri(uri)))
+        canonical(merge_config(data or {}, parse_sink_uri(uri)))
     return error.value.render()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.codec.registry import encoder, options_of, settled
+from tidegate.codec.registry import canonical, encoder, options_of
 from tidegate.config.reading import config_from_json, merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
@@ -87,7 +87,7 @@ def test_what_makes_no_sense_is_refused(own: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize("kv_mode", ["txnkv", "rawkv"])
 def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protocol: str) -> None:
     uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?{TIKV_CDC}{protocol}")
-    config = settled(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
+    config = canonical(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
     assert config.sink.protocol == "kv-json"
     assert config_from_json(config.to_json()) == config
     options = options_of(config)
@@ -108,7 +108,7 @@ def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protoc
 def test_other_forms_are_refused_with_what_to_do(kv_mode: str, protocol: str, words: str) -> None:
     uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?protocol={protocol}")
     with pytest.raises(InvalidInput, match=f"(?s){words}"):
-        settled(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
+        canonical(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
 
 
 @pytest.mark.parametrize(

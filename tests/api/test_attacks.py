@@ -154,7 +154,7 @@ def test_status_answers_and_the_feed_runs_while_the_api_is_attacked(
     # A slow machine may need long for a whole request, which is then no half one.
     for patience_s, attacks in ((PATIENT_S, works), (3.0, half)):
         for limit in ("HEAD_S", "BODY_S"):
-            monkeypatch.setattr(f"tidegate.api.door.{limit}", patience_s)
+            monkeypatch.setattr(f"tidegate.api.access_rules.{limit}", patience_s)
         with Poller(running.address) as poller, ThreadPoolExecutor(64) as pool:
             done = [pool.submit(attack) for attack in attacks]
             for one in done:
@@ -173,7 +173,7 @@ def test_half_a_request_is_not_waited_for(
 ) -> None:
     """With the other limit out of reach: each is held by its own."""
     for limit in ("HEAD_S", "BODY_S"):
-        monkeypatch.setattr(f"tidegate.api.door.{limit}", 0.5 if limit == name else 1e6)
+        monkeypatch.setattr(f"tidegate.api.access_rules.{limit}", 0.5 if limit == name else 1e6)
     host, _, port = running.address.rpartition(":")
     request = b"POST /api/v2/changefeeds HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     if name == "BODY_S":

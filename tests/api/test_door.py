@@ -23,16 +23,16 @@ from typer.testing import CliRunner
 
 from tests.certificates import Authority
 from tidegate.access import AccessToken
-from tidegate.api import door
+from tidegate.api import access_rules
+from tidegate.api.access_rules import MAX_BODY, GuardedApp, Rules
 from tidegate.api.app import _refused
-from tidegate.api.door import MAX_BODY, Door, Rules
 from tidegate.api.listening import listen, server_config
-from tidegate.api.serve import check_door
+from tidegate.api.serve import check_access
 from tidegate.cli.client import call
 from tidegate.cli.main import app as command_line
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.server.courier import PATH as MESSAGES
-from tidegate.server.courier import Courier, peer_client
+from tidegate.server.message_client import PATH as MESSAGES
+from tidegate.server.message_client import MessageClient, peer_client
 from tidegate.tls import CA, CERT, KEY, Tls
 
 SECRET = "0123456789abcdef0123"
@@ -53,7 +53,9 @@ class Running:
         listener = listen("127.0.0.1:0")
         self.port: int = listener.getsockname()[1]
         secured = None if tls is None else tls.http()
-        self._server = uvicorn.Server(server_config(Door(app, rules), door.CONNECTIONS_MAX, 1, secured))
+        self._server = uvicorn.Server(
+            server_config(GuardedApp(app, rules), access_rules.CONNECTIONS_MAX, 1, secured)
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 
@@ -189,8 +191,8 @@ def test_a_huge_body_is_not_read(serve: Callable[..., Running]) -> None:
 def test_half_a_request_does_not_live_for_ever(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HEAD_S", 0.2)
-    monkeypatch.setattr(door, "BODY_S", 0.2)
+    monkeypatch.setattr(access_rules, "HEAD_S", 0.2)
+    monkeypatch.setattr(access_rules, "BODY_S", 0.2)
     server = serve()
     assert server.raw(b"") == b""
     assert server.raw(b"POST / HTTP/1.1\r\nHost: localhost\r\n") == b""
@@ -210,12 +212,12 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
             assert address.startswith("["), "a machine may have no IPv6"
             continue
         with listener:
-            check_door(listener, Rules(token=AccessToken(SECRET)))
+            check_access(listener, Rules(token=AccessToken(SECRET)))
             if reached:
                 with pytest.raises(InvalidInput, match="other machines reach this address"):
-                    check_door(listener, Rules())
+                    check_access(listener, Rules())
             else:
-                check_door(listener, Rules())
+                check_access(listener, Rules())
 
 
 def test_the_server_says_so_at_its_start(tmp_path: Path) -> None:
@@ -344,15 +346,15 @@ def test_messages_continue_once_a_certificate_is_renewed(tmp_path: Path) -> None
     expired = replace(Authority(tmp_path, "other").signed("b"), ca=authority.signed("a").ca)
 
     async def carry() -> None:
-        courier = Courier("b", 1, lambda to: f"127.0.0.1:{server.port}", None, expired)
-        courier.send("a", b"{}")
+        message_client = MessageClient("b", 1, lambda to: f"127.0.0.1:{server.port}", None, expired)
+        message_client.send("a", b"{}")
         await asyncio.sleep(1.0)
         assert server.sizes == []
         authority.signed("b")  # into the same files
         async with asyncio.timeout(60):
             while not server.sizes:
                 await asyncio.sleep(0.05)
-        await courier.stop()
+        await message_client.stop()
 
     try:
         asyncio.run(carry())
@@ -368,7 +370,7 @@ def test_certificates_are_asked_for_before_a_capture_starts_with_tls(tmp_path: P
     answer = CliRunner().invoke(command_line, [*run, "--cert-allowed-cn", "admin"])
     assert answer.exit_code == 2
     assert "without --api-tls" in answer.stderr
-    check_door(listen("0.0.0.0:0"), Rules(), is_secure=True)  # certificates are as good as a token
+    check_access(listen("0.0.0.0:0"), Rules(), is_secure=True)  # certificates are as good as a token
 
 
 def test_a_command_shows_its_certificate(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_reader_is_described_from_what_the_api_says_of_it() -> None:
     feed_of_reader: Any = SimpleNamespace(
         config=SimpleNamespace(filter=SimpleNamespace(rules=["s.t"])), uri=reader_uri("typed", 3600, 8 << 20)
     )
-    progress: Any = SimpleNamespace(queried_ms=86_400_000, said=20, readable=40, kept=1 << 20)
+    progress: Any = SimpleNamespace(queried_ms=86_400_000, confirmed_ts=20, readable=40, kept=1 << 20)
     own: dict[str, Any] = defaultdict(int, spans=[], captures=[], initial_load=None)
     own["reader"] = reader_json(feed_of_reader, progress)
     lines = _described(defaultdict(str, tidegate=own)).splitlines()

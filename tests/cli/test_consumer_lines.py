@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tidegate.cli import consistency, consumer
 from tidegate.cli.consumer import _JsonLines, _Lines, status
 from tidegate.cli.consumer_status import summary, table
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import canonical
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer import job
@@ -24,7 +24,7 @@ from tidegate.consumer.source import Topic
 from tidegate.consumer.status import Status
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.dispatcher.consistency import Ddls, Order, Seen, Setting
+from tidegate.dispatcher.consistency import Ddls, Order, Setting, Visibility
 from tidegate.errors import Fatal
 
 QUIET = Progress(
@@ -166,14 +166,14 @@ def test_a_run_says_its_level_when_it_begins(tmp_path: Path, monkeypatch: pytest
 
 def test_at_create_the_changefeeds_own_settings_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
     def of(uri: str, **settings: object) -> Setting | None:
-        return consistency.of_changefeed(settled(merge_config(settings, parse_sink_uri(uri))))
+        return consistency.of_changefeed(canonical(merge_config(settings, parse_sink_uri(uri))))
 
     uri = "kafka://k/t?protocol=open-protocol"
     rules = [{"matcher": ["a.*"], "partition": "ts"}, {"matcher": ["b.*"], "topic": "{schema}"}]
     spread = of(uri, sink={"dispatchers": rules}, scheduler={"enable-table-across-nodes": True})
-    assert spread == Setting(Order.NOTHING, True, True, True, Ddls.EVERYWHERE, Seen.UNKNOWN)
+    assert spread == Setting(Order.NOTHING, True, True, True, Ddls.EVERYWHERE, Visibility.UNKNOWN)
     plain = of(uri)
-    assert plain == Setting(Order.TABLES, False, False, True, Ddls.EVERYWHERE, Seen.UNKNOWN)
+    assert plain == Setting(Order.TABLES, False, False, True, Ddls.EVERYWHERE, Visibility.UNKNOWN)
     assert of("kafka://k/t", tidegate={"kv-mode": "rawkv"}) is None, "keys have no tables"
     unmarked = of("kafka://k/t?protocol=canal-json")
     assert unmarked is not None

@@ -201,7 +201,7 @@ JSON = st.recursive(
 @given(JSON, st.binary(max_size=20))
 def test_a_foreign_schema_makes_a_bad_message_and_no_error(schema: Any, data: bytes) -> None:
     book = SchemaBook()
-    book.note(
+    book.add(
         1, orjson.dumps(schema, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode() if _fits(schema) else "{"
     )
     decoder = AvroDecoder(replace(AvroOptions(), book=book))
@@ -255,7 +255,7 @@ def test_a_registry_is_asked_once_for_what_it_has() -> None:
 def test_a_book_has_a_bound() -> None:
     book = SchemaBook()
     for number in range(MAX_SCHEMAS + 5):
-        book.note(number, "{}")
+        book.add(number, "{}")
         assert book.schema_of(0) == ("{}" if number < MAX_SCHEMAS + 5 else None)
     assert book.schema_of(1) is None
     assert book.schema_of(0) is not None
@@ -366,7 +366,7 @@ def test_all_of_ticdcs_new_architecture_is_read_in_bulk_as_plainly() -> None:
     records, book = list(golden.lines("messages_new/avro_before_value")), SchemaBook()
     for record in records:
         if record["kind"] == "schema":
-            book.note(record["id"], record["schema"], record["subject"])
+            book.add(record["id"], record["schema"], record["subject"])
     plain = AvroDecoder(replace(FULL, book=book))
     rows = [r for r in records if r["kind"] == "row" and "error" not in r]
     keys, values = ([bytes.fromhex(r[side]) if r[side] else None for r in rows] for side in ("key", "value"))
@@ -431,7 +431,7 @@ def test_null_extension_fields_decode_as_absent_fields() -> None:
     names = ("_tidb_op", "string"), ("_tidb_commit_ts", "long"), ("_tidb_row_level_checksum", "string")
     fields = [{"name": "a", "type": column}, *({"name": n, "type": ["null", t]} for n, t in names)]
     book = SchemaBook()
-    book.note(1, orjson.dumps({"type": "record", "name": "t", "namespace": "d.s", "fields": fields}).decode())
+    book.add(1, orjson.dumps({"type": "record", "name": "t", "namespace": "d.s", "fields": fields}).decode())
     plain = AvroDecoder(AvroOptions(book=book))
     batch = Batch([None], [b"\0\0\0\0\1" + varint(7) + bytes(3)], [0])
     for reader in (plain, AvroBulkDecoder(plain, Nothing())):

@@ -25,7 +25,7 @@ from tidegate.codec.protocols import debezium
 from tidegate.codec.protocols.debezium import fields
 from tidegate.codec.protocols.debezium.plain import DebeziumDecoder, DebeziumEncoder, DebeziumOptions
 from tidegate.codec.protocols.debezium.templates import cells
-from tidegate.codec.registry import codec_options, settled
+from tidegate.codec.registry import canonical, codec_options
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.consumer.source import Topic
@@ -371,7 +371,7 @@ def test_options_come_from_the_uri_and_the_file() -> None:
     uri = parse_sink_uri(
         "kafka://a:1/t?protocol=debezium&debezium-disable-schema=true&enable-tidb-extension=true"
     )
-    config = settled(merge_config({"sink": {"debezium": {"output_old_value": False}}}, uri))
+    config = canonical(merge_config({"sink": {"debezium": {"output_old_value": False}}}, uri))
     options = codec_options(config.codec_settings())
     assert isinstance(options, DebeziumOptions)
     assert (options.debezium_disable_schema, options.debezium_output_old_value) == (True, False)
@@ -390,7 +390,7 @@ def test_options_come_from_the_uri_and_the_file() -> None:
 )
 def test_what_its_messages_cannot_say_is_refused(settings_: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        settled(merge_config(settings_, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
+        canonical(merge_config(settings_, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
     assert named in error.value.render()
 
 

@@ -125,7 +125,7 @@ def placed(options: Any, config: dict[str, Any], records: list[dict[str, Any]]) 
     schemas, book = reader_of(options).schemas, SchemaBook()
     for record in records:
         if record["kind"] == "schema":
-            book.note(record["id"], record["schema"], record["subject"])
+            book.add(record["id"], record["schema"], record["subject"])
     return options if schemas is None else schemas.placed(options, config["topic"], "default", book)
 
 

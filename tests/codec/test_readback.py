@@ -20,7 +20,7 @@ from tidegate.codec.blocks import encode_block
 from tidegate.codec.entry import Loss
 from tidegate.codec.large import HANDLE_KEY_ONLY
 from tidegate.codec.readback import Misencoded, ReadBack, is_compared
-from tidegate.codec.registry import codec_of, codec_options, row_protocols, settled, unverified
+from tidegate.codec.registry import canonical, codec_of, codec_options, row_protocols, unverified
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
@@ -258,9 +258,9 @@ def test_protocols_whose_messages_tell_no_types_are_refused_in_words() -> None:
     with pytest.raises(
         InvalidInput, match="verify-encoded = true does not go with protocol debezium"
     ) as caught:
-        settled(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
+        canonical(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=debezium")))
     assert "without enable-tidb-extension=true" in caught.value.why
-    stated = settled(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=canal-json")))
+    stated = canonical(merge_config(checking, parse_sink_uri("kafka://a:1/t?protocol=canal-json")))
     assert stated.integrity.verify_encoded
     with pytest.raises(InvalidInput, match=r"\[integrity\]"):
         merge_config(checking | {"tidegate": {"kv_mode": "txnkv"}}, parse_sink_uri("kafka://a:1/t"))

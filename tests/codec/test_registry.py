@@ -8,7 +8,7 @@ from tidegate.claim_check import ClaimStorage
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.protocols.canal_json.plain import CanalOptions
 from tidegate.codec.protocols.kv_json.plain import KvOptions
-from tidegate.codec.registry import codec, codec_of, codec_options, key_codec_of, settled
+from tidegate.codec.registry import canonical, codec, codec_of, codec_options, key_codec_of
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
@@ -84,19 +84,19 @@ def test_what_is_not_supported_is_refused_and_the_supported_named(
 def test_what_only_the_new_architecture_has_is_written_in_its_flavour_only(uri: str, section: str) -> None:
     where = parse_sink_uri(f"kafka://a:1/t?protocol={uri}")
     with pytest.raises(InvalidInput) as caught:
-        settled(merge_config({}, where))
+        canonical(merge_config({}, where))
     assert section.replace("_", "-") in caught.value.what
     assert 'flavour = "new"' in caught.value.fix
-    new = settled(merge_config({"tidegate": {"flavour": "new"}}, where))
+    new = canonical(merge_config({"tidegate": {"flavour": "new"}}, where))
     assert getattr(stage_context(new, "t", lambda _: 3).codec, section) is True
-    read = settled(merge_config({}, where), reading=True)
+    read = canonical(merge_config({}, where), reading=True)
     assert getattr(codec_options(read.codec_settings()), section) is True
 
 
 def test_a_switch_that_says_nothing_without_another_is_refused() -> None:
     uri = parse_sink_uri("kafka://a:1/t?protocol=canal-json&output-row-key=true")
     with pytest.raises(InvalidInput, match="output-row-key") as caught:
-        settled(merge_config({"tidegate": {"flavour": "new"}}, uri))
+        canonical(merge_config({"tidegate": {"flavour": "new"}}, uri))
     assert caught.value.fix == "add enable-tidb-extension=true to the sink URI"
 
 
@@ -117,7 +117,7 @@ def test_unknown_protocols_have_no_codec() -> None:
 )
 def test_unsupported_ticdc_protocols_are_rejected_with_the_reason(protocol: str, why: str) -> None:
     with pytest.raises(InvalidInput) as error:
-        settled(merge_config({}, parse_sink_uri(f"kafka://a:1/t?protocol={protocol}")))
+        canonical(merge_config({}, parse_sink_uri(f"kafka://a:1/t?protocol={protocol}")))
     assert why in error.value.why
     assert "open-protocol" in error.value.fix
 
@@ -145,13 +145,13 @@ def test_large_messages_without_what_they_need_are_refused(
     uri: str, settings: dict[str, object], named: str
 ) -> None:
     with pytest.raises(InvalidInput, match=named):
-        settled(merge_config(settings, parse_sink_uri(uri)))
+        canonical(merge_config(settings, parse_sink_uri(uri)))
 
 
 def test_the_storage_of_claims_is_kept_as_a_secret() -> None:
     place = "claim-check-storage-uri=s3%3A%2F%2Fb%2Fp%3Fsecret-access-key%3Dhidden"
     uri = parse_sink_uri(f"{LARGE}claim-check&{place}")
-    config = settled(merge_config({}, uri))
+    config = canonical(merge_config({}, uri))
     assert "hidden" not in f"{uri} {config} {config.to_json(redact=True)}"
     made = stage_context(config, "t", lambda _: 3).codec
     assert isinstance(made, LargeOptions)

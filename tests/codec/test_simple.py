@@ -24,9 +24,9 @@ from tidegate.codec.protocols.simple import avro, avro_write, plain
 from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
 from tidegate.codec.protocols.simple.definition import version_of
 from tidegate.codec.protocols.simple.message import SimpleOptions
-from tidegate.codec.protocols.simple.plain import SimpleDecoder, tells, versions
+from tidegate.codec.protocols.simple.plain import SimpleDecoder, may_define, versions
 from tidegate.codec.protocols.simple.plain_write import SimpleEncoder
-from tidegate.codec.registry import codec_of, codec_options, settled
+from tidegate.codec.registry import canonical, codec_of, codec_options
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
@@ -84,7 +84,7 @@ def test_ddl_messages_and_definitions_are_ticdcs_bytes() -> None:
         ours = {without_build_time(ENCODER.encode_ddl(one).value or b"") for one in made}
         assert without_build_time(value) in ours
         assert versions(value) == [(s["schema"], s["table"], s["version"]) for s in sides if s]
-        assert tells(value) == (now is not None)
+        assert may_define(value) == (now is not None)
         compared += 1
     assert compared > 400
 
@@ -411,7 +411,7 @@ def test_every_avro_ddl_and_definition_is_the_json_one() -> None:
         if packed["kind"] == "ddl":
             values = [bytes.fromhex(record["value"]) for record in (packed, json_one)]
             assert versions(values[0]) == versions(values[1])
-            assert tells(values[0])
+            assert may_define(values[0])
             first, second = (describe(SimpleDecoder(OPTIONS).decode(Batch([None], [v], [0]))) for v in values)
             assert first == second
             compared += 1
@@ -423,7 +423,7 @@ def test_every_avro_ddl_and_definition_is_the_json_one() -> None:
 
 def test_json_may_be_asked_for_by_name() -> None:
     uri = parse_sink_uri("kafka://here:9092/topic?protocol=simple&encoding-format=json")
-    assert settled(merge_config({}, uri)).sink.protocol == "simple"
+    assert canonical(merge_config({}, uri)).sink.protocol == "simple"
     assert codec_options({"protocol": "simple", "encoding-format": "json"}) == OPTIONS
 
 
@@ -450,7 +450,7 @@ def test_definitions_go_once_to_each_partition_that_has_rows() -> None:
 )
 def test_what_is_not_carried_out_is_refused_at_create(option: str, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        settled(merge_config({}, parse_sink_uri(f"kafka://here:9092/topic?protocol=simple&{option}")))
+        canonical(merge_config({}, parse_sink_uri(f"kafka://here:9092/topic?protocol=simple&{option}")))
 
 
 def test_a_redefined_version_changes_how_its_rows_are_decoded_at_once() -> None:

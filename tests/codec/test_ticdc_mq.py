@@ -13,7 +13,7 @@ from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import canonical
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.errors import InvalidInput
@@ -163,7 +163,7 @@ def test_every_type_has_a_name_of_its_own_that_leads_back_to_it() -> None:
 )
 def test_what_its_messages_cannot_say_is_refused(settings: dict[str, Any], named: str) -> None:
     uri = parse_sink_uri("kafka://a:1/t?protocol=ticdc-mq")
-    assert settled(merge_config({}, uri)).sink.protocol == "ticdc-mq"
+    assert canonical(merge_config({}, uri)).sink.protocol == "ticdc-mq"
     with pytest.raises(InvalidInput) as error:
-        settled(merge_config(settings, uri))
+        canonical(merge_config(settings, uri))
     assert named in error.value.render()

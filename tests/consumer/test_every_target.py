@@ -8,7 +8,7 @@ import pytest
 
 from tests.consumer.each_target import SCHEMA, AtDelta, AtDeltaInS3, AtIceberg, AtMariaDb, Killed, Place
 from tests.consumer.story import STORY, do, done_at, position, resume, settled, state_at
-from tidegate.consumer.target import Settle, TableChanges, Target
+from tidegate.consumer.target import NetChanges, TableChanges, Target
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
 
 FIRST_COMMIT = 3
@@ -168,7 +168,7 @@ def test_a_table_that_cannot_be_settled_stops_the_write_and_all_writers(place: P
     with place.address().opened() as target:
         resume(target, ROWS)
         rows = STORY[ROWS].after["seats"]
-        good: Settle = lambda: settled(target, "seats", [], rows)  # noqa: E731
+        good: NetChanges = lambda: settled(target, "seats", [], rows)  # noqa: E731
         with pytest.raises(Fatal, match="cannot be converted"):
             target.write([good, broken], position(ROWS + 1))
     finish(place)

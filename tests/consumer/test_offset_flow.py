@@ -71,7 +71,7 @@ def test_a_copy_that_is_missing_for_long_is_said() -> None:
     (sign,) = stall_detector.news(1.0 + STALL_S)
     assert "no copy on partition 1" in sign.what
     assert "partition-num" in sign.fix
-    assert stall_detector.hopeless is None
+    assert stall_detector.lasting is None
     stall_detector.lacks([], 100.0)
     assert stall_detector.news(200.0) == []
-    assert stall_detector.standing == {}
+    assert stall_detector.present == {}

@@ -41,7 +41,7 @@ def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pi
             ("s", "t"), parts, 1, lambda: [(KNOWN, one) for one in cut], Path(folder) / "parts", old_values
         )
         for part in range(parts):
-            changes = table.settle(part)
+            changes = table.net_changes(part)
             if changes is None:
                 continue
             assert isinstance(changes.effect, Effect)

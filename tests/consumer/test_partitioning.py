@@ -12,7 +12,7 @@ import pytest
 from tests.codec.golden import lines
 from tidegate.consumer.convert import Losses, to_target
 from tidegate.consumer.definition import Definition, from_info
-from tidegate.consumer.partitioning import HASH, LIST, RANGE, Unknowable, members
+from tidegate.consumer.partitioning import HASH, LIST, RANGE, NotComputable, members
 
 COLLATIONS = {"b": "utf8mb4_bin", "ci": "utf8mb4_general_ci"}
 DAY, STAMP = datetime.date, datetime.datetime
@@ -222,10 +222,10 @@ def test_bounds_of_several_columns_are_compared_as_tuples() -> None:
     ],
 )
 def test_what_is_not_computed_says_why(kind: int, by: str | list[str], bounds: list[Any], why: str) -> None:
-    with pytest.raises(Unknowable, match=why):
+    with pytest.raises(NotComputable, match=why):
         found(kind, by, bounds, "i", [1])
 
 
 def test_partitions_that_the_definition_does_not_name() -> None:
-    with pytest.raises(Unknowable, match="does not name"):
+    with pytest.raises(NotComputable, match="does not name"):
         members(INFO, HELD, {5})

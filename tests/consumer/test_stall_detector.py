@@ -16,11 +16,11 @@ def stall_detector(protocol: str = "open-protocol", partitions: int = 2, waterma
 
 def kinds(found: StallDetector, now: float) -> list[str]:
     """Return the kinds that are newly reported."""
-    before = {id(sign) for sign in found.standing.values()}
+    before = {id(sign) for sign in found.present.values()}
     reported = found.news(now)
     assert all(sign.what and sign.where and sign.why and sign.fix for sign in reported)
     assert not before & {id(sign) for sign in reported}
-    return [kind for kind, sign in found.standing.items() if sign in reported]
+    return [kind for kind, sign in found.present.items() if sign in reported]
 
 
 def test_rows_without_a_watermark_are_reported_once_at_the_topic_end() -> None:
@@ -29,10 +29,10 @@ def test_rows_without_a_watermark_are_reported_once_at_the_topic_end() -> None:
     assert kinds(found, 1.0) == []
     assert kinds(found, 1.0 + PATIENCE_S) == ["no watermark"]
     assert kinds(found, 2.0 + PATIENCE_S) == []
-    assert found.hopeless is None, "the changefeed may only be slow"
+    assert found.lasting is None, "the changefeed may only be slow"
     found.saw([Fetched(0, 6, 1, resolved=((6, 5),)), Fetched(1, 1, 1, resolved=((6, 0),))], [0, 1], 20.0)
     assert kinds(found, 20.0) == []
-    assert found.standing == {}
+    assert found.present == {}
 
 
 def test_a_long_backlog_is_no_sign() -> None:
@@ -46,8 +46,8 @@ def test_canal_json_without_the_extension_is_reported_at_once_as_hopeless() -> N
     found = stall_detector("canal-json")
     found.saw([Fetched(0, 5, 5, ROWS, unmarked=True)], [0, 1], 1.0)
     assert kinds(found, 1.0) == ["no extension"]
-    assert found.hopeless is not None
-    assert "enable-tidb-extension=true" in found.hopeless.fix
+    assert found.lasting is not None
+    assert "enable-tidb-extension=true" in found.lasting.fix
     assert kinds(found, 100.0) == []
 
 
@@ -59,9 +59,9 @@ def test_partitions_the_changefeed_does_not_write_are_named_with_the_cure() -> N
     assert kinds(found, 1.0 + PATIENCE_S) == [], "nobody has looked since"
     found.saw([], [0, 1, 2], 1.0 + PATIENCE_S)
     assert kinds(found, 1.0 + PATIENCE_S) == ["silent partitions"]
-    assert found.hopeless is not None
-    assert "partition 2 " in found.hopeless.what
-    assert "partition-num=2" in found.hopeless.fix
+    assert found.lasting is not None
+    assert "partition 2 " in found.lasting.what
+    assert "partition-num=2" in found.lasting.fix
 
 
 def test_a_broadcast_that_is_readable_in_one_partition_first_is_no_sign() -> None:
@@ -83,7 +83,7 @@ def test_a_stalled_watermark_is_reported_again_only_after_it_has_moved() -> None
     found.saw(marks, [0, 1], STALL_S * 4)
     assert kinds(found, STALL_S * 4) == []
     assert kinds(found, STALL_S * 5) == ["stalled"]
-    assert "partition 0, 1 at 200" in found.standing["stalled"].where
+    assert "partition 0, 1 at 200" in found.present["stalled"].where
 
 
 def test_time_without_the_broker_does_not_count() -> None:

@@ -38,8 +38,16 @@ from tidegate.consumer.lag import (
 )
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
-from tidegate.consumer.status import STATUS, STUCK_S, Diary, Said, Seen, received, status_of
-from tidegate.consumer.target import Looked
+from tidegate.consumer.status import (
+    STATUS,
+    STUCK_S,
+    Observation,
+    StatusReport,
+    StatusWriter,
+    received,
+    status_of,
+)
+from tidegate.consumer.target import TargetStatus
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.consumer.targets import address_of as target_of
 from tidegate.consumer.upkeep import Upkeep
@@ -65,18 +73,20 @@ POSITION = Position(
 )
 
 
-def said(silent_s: float = 0.5, running: bool = True, trouble: str = "", *parts: Partition) -> Said:
-    return Said(NOW_MS - round(silent_s * 1000), "here", 7, running, trouble, parts or (FRESH, part(1, 1)))
+def said(silent_s: float = 0.5, running: bool = True, trouble: str = "", *parts: Partition) -> StatusReport:
+    return StatusReport(
+        NOW_MS - round(silent_s * 1000), "here", 7, running, trouble, parts or (FRESH, part(1, 1))
+    )
 
 
 def seen(
-    found: Looked | None = None,
-    last: Said | None = None,
+    found: TargetStatus | None = None,
+    last: StatusReport | None = None,
     lives: bool | None = True,
     ends: dict[int, int] | None = {0: 10, 1: 10},  # noqa: B006
     broker: str = "",
-) -> Seen:
-    return Seen("target", found or Looked(POSITION, "process 7"), last, lives, ends, broker)
+) -> Observation:
+    return Observation("target", found or TargetStatus(POSITION, "process 7"), last, lives, ends, broker)
 
 
 # --- words
@@ -85,7 +95,7 @@ def seen(
 VERDICTS = {
     "keeps up": (seen(last=said()), "running (process 7 on here), waits for nothing: it keeps up", True),
     "no snapshot": (
-        seen(Looked(None, "process 7"), said()),
+        seen(TargetStatus(None, "process 7"), said()),
         "running (process 7 on here), waits for its first snapshot",
         True,
     ),
@@ -120,7 +130,7 @@ VERDICTS = {
         False,
     ),
     "a long write": (
-        seen(Looked(POSITION, "c 1", "a write"), said(20)),
+        seen(TargetStatus(POSITION, "c 1", "a write"), said(20)),
         "running (process 7 on here), waits for a write; it has said nothing for 20 s",
         True,
     ),
@@ -130,35 +140,35 @@ VERDICTS = {
         False,
     ),
     "elsewhere": (
-        seen(Looked(POSITION, "connection 3 from there"), said(5000), lives=False),
+        seen(TargetStatus(POSITION, "connection 3 from there"), said(5000), lives=False),
         "running (connection 3 from there), waits for a newer watermark of t/0: the last is 15 s old, "
         "5 messages are not read yet",
         True,
     ),
     "died": (
-        seen(Looked(POSITION), said(200), lives=False),
+        seen(TargetStatus(POSITION), said(200), lives=False),
         "not running: process 7 on here died; it said its last word 3 min ago",
         False,
     ),
     "died just now": (
-        seen(Looked(POSITION), said(1), lives=False),
+        seen(TargetStatus(POSITION), said(1), lives=False),
         "not running: process 7 on here died",
         False,
     ),
     "ended": (
-        seen(Looked(POSITION), said(30, running=False)),
+        seen(TargetStatus(POSITION), said(30, running=False)),
         "not running: process 7 on here ended 30 s ago in order",
         False,
     ),
     "failed": (
-        seen(Looked(POSITION), said(30, False, "the topic is gone")),
+        seen(TargetStatus(POSITION), said(30, False, "the topic is gone")),
         "not running: process 7 on here ended 30 s ago with an error: the topic is gone",
         False,
     ),
-    "nobody": (seen(Looked(POSITION)), "not running: nobody runs it", False),
-    "never": (seen(Looked(None)), "not running: nobody runs it, and nothing was ever committed", False),
+    "nobody": (seen(TargetStatus(POSITION)), "not running: nobody runs it", False),
+    "never": (seen(TargetStatus(None)), "not running: nobody runs it, and nothing was ever committed", False),
     "half a write": (
-        seen(Looked(POSITION, "", "a write up to ts 7")),
+        seen(TargetStatus(POSITION, "", "a write up to ts 7")),
         "not running: nobody runs it; a write up to ts 7 is to be completed",
         False,
     ),
@@ -196,7 +206,7 @@ def test_json_lines_have_no_partitions(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_dead_consumer_is_as_far_as_its_target_and_not_as_far_as_it_said() -> None:
-    found = status_of(TOPIC, seen(Looked(POSITION), said(1), lives=False), NOW_MS)
+    found = status_of(TOPIC, seen(TargetStatus(POSITION), said(1), lives=False), NOW_MS)
     assert [one.applied for one in found.partitions] == [ago(20), ago(20)]
     assert found.lag_s == pytest.approx(20, abs=0.01)
     assert found.messages == 10
@@ -208,7 +218,7 @@ def test_a_running_consumer_is_as_far_as_it_says() -> None:
 
 
 def test_without_a_broker_the_messages_are_unknown_and_the_rest_is_shown() -> None:
-    found = status_of(TOPIC, seen(Looked(POSITION), ends=None, broker="away"), NOW_MS)
+    found = status_of(TOPIC, seen(TargetStatus(POSITION), ends=None, broker="away"), NOW_MS)
     assert found.messages is None
     assert [one.end for one in found.partitions] == [UNKNOWN, UNKNOWN]
     assert summary(found)[3:] == [
@@ -254,9 +264,9 @@ def test_a_table_of_very_many_partitions_shows_those_that_are_behind() -> None:
 
 def test_what_a_consumer_says_is_read_back(tmp_path: Path) -> None:
     assert received(tmp_path) is None
-    Diary(tmp_path, pytest.fail).write(NOW_MS, True, "why", (FRESH,))
+    StatusWriter(tmp_path, pytest.fail).write(NOW_MS, True, "why", (FRESH,))
     found = received(tmp_path)
-    assert found == Said(NOW_MS, socket.gethostname(), os.getpid(), True, "why", (FRESH,))
+    assert found == StatusReport(NOW_MS, socket.gethostname(), os.getpid(), True, "why", (FRESH,))
     assert found.lives()
     assert replace(found, host="another").lives() is None
 
@@ -269,19 +279,19 @@ def test_a_file_that_nobody_understands_is_none(tmp_path: Path, text: str) -> No
 
 def test_a_full_disk_is_said_once_until_there_is_room_again(tmp_path: Path) -> None:
     warnings: list[TidegateError] = []
-    diary = Diary(tmp_path, warnings.append)
-    diary.write(1, True, "", ())
+    status_writer = StatusWriter(tmp_path, warnings.append)
+    status_writer.write(1, True, "", ())
     part = (tmp_path / STATUS).with_suffix(".part")
     for times in (1, 2):
         part.symlink_to("/dev/full")
         for _ in range(3):
-            diary.write(2, True, "", ())
+            status_writer.write(2, True, "", ())
         assert len(warnings) == times
         found = received(tmp_path)
         assert found is not None
         assert found.at_ms == 1, "the old file stays whole"
         part.unlink()
-        diary.write(1, True, "", ())
+        status_writer.write(1, True, "", ())
     assert "No space left" in warnings[0].why
 
 
@@ -301,7 +311,7 @@ def test_the_holder_of_a_target_is_seen(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "held\n"
         assert lock_holder(tmp_path) == holder.pid
         looked = target_of(tmp_path, Upkeep(), DatabaseSettings()).look()
-        assert looked == Looked(None, f"process {holder.pid} on this machine")
+        assert looked == TargetStatus(None, f"process {holder.pid} on this machine")
         holder.kill()
     assert lock_holder(tmp_path) is None
 
@@ -318,7 +328,7 @@ def test_looking_takes_no_lock_that_could_turn_a_consumer_away(tmp_path: Path) -
     sys.addaudithook(watch)
     with target_lock(tmp_path):
         assert locks == ["fcntl.flock"]
-    assert target_of(tmp_path, Upkeep(), DatabaseSettings()).look() == Looked(None)
+    assert target_of(tmp_path, Upkeep(), DatabaseSettings()).look() == TargetStatus(None)
     with target_lock(tmp_path):
         assert target_of(tmp_path, Upkeep(), DatabaseSettings()).look().holder
     assert locks == ["fcntl.flock"] * 2

@@ -102,7 +102,7 @@ class SqliteWriter(sqlite.SqliteWriter):
 class SqliteOwner(sqlite.SqliteOwner):
     """Notes DDL in `history`."""
 
-    def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
+    def record_ddl(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
         connection.execute(HISTORY, ["ddl", 0, event.query, event.finished_ts])
 
 

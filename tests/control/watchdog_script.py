@@ -1,11 +1,11 @@
 """Scripts of a watchdog: `testdata/watchdog/*.txt`. A command is time that passes, or what changes.
 
-The keeper looks at it once a second.
+The caller looks at it once a second.
 
     watchdog patience=60s [work=rows] [report=0]     at 0 s, with a first look
     wait 59s                                         a look every second for that time, or until it is hung
     work [rows of span a]; report 7; patience 300s   what it has to do and has reported, from the next look on
-    pause 86400s                                     the keeper does not look for that time, then looks once
+    pause 86400s                                     the caller does not look for that time, then looks once
     clock 10s                                        the clock is set to that, then a look
 """
 

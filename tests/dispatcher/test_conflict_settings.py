@@ -8,7 +8,7 @@ import pytest
 
 from tests.dispatcher.test_conflict import column as column_of
 from tests.dispatcher.test_conflict import table_of
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import canonical
 from tidegate.config.reading import merge_config
 from tidegate.config.settings import DispatchRule, ReplicaConfig
 from tidegate.config.sink_uri import parse_sink_uri
@@ -24,7 +24,7 @@ def config(
     options: str = "protocol=open-protocol", rule: dict[str, Any] = RULE, **more: Any
 ) -> ReplicaConfig:
     uri = parse_sink_uri(f"kafka://127.0.0.1:1/own?{options}")
-    return settled(merge_config({"sink": {"dispatchers": [rule]}} | more, uri))
+    return canonical(merge_config({"sink": {"dispatchers": [rule]}} | more, uri))
 
 
 @pytest.mark.parametrize(

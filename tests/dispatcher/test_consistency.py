@@ -13,8 +13,8 @@ from tidegate.dispatcher.consistency import (
     TRANSACTION,
     Ddls,
     Order,
-    Seen,
     Setting,
+    Visibility,
     order_of,
     promises,
     refusals,
@@ -22,7 +22,7 @@ from tidegate.dispatcher.consistency import (
 from tidegate.dispatcher.partitions import RULES
 
 BEST = Setting(
-    Order.TABLES, pieces=False, topics=False, marks=True, ddls=Ddls.EVERYWHERE, seen=Seen.TRANSACTIONS
+    Order.TABLES, pieces=False, topics=False, marks=True, ddls=Ddls.EVERYWHERE, seen=Visibility.TRANSACTIONS
 )
 
 
@@ -80,7 +80,7 @@ def test_transaction_level_keeps_order_and_unique_keys_in_every_setting(order: O
 def test_row_level_gives_up_what_the_dispatcher_does(
     order: Order, row: str, unique: str, together: str
 ) -> None:
-    setting = replace(BEST, order=order, seen=Seen.UNKNOWN)
+    setting = replace(BEST, order=order, seen=Visibility.UNKNOWN)
     assert row in said("changes of one row", ROW, setting)
     assert unique in said("unique keys", ROW, setting)
     assert together in said("one transaction", ROW, setting)
@@ -95,12 +95,12 @@ def test_pieces_and_topics_of_tables_weaken_row_level() -> None:
 
 
 def test_what_readers_of_a_target_see_of_a_transaction() -> None:
-    whole = {seen: said("one transaction", TRANSACTION, replace(BEST, seen=seen)) for seen in Seen}
-    assert whole[Seen.SNAPSHOTS].startswith("whole in each snapshot")
-    assert whole[Seen.TRANSACTIONS].startswith("whole for every reader")
-    assert "tables may differ during a step" in whole[Seen.TABLES]
-    assert "lowest Resolved" in whole[Seen.UNKNOWN]
-    delta = replace(BEST, seen=Seen.SNAPSHOTS)
+    whole = {seen: said("one transaction", TRANSACTION, replace(BEST, seen=seen)) for seen in Visibility}
+    assert whole[Visibility.SNAPSHOTS].startswith("whole in each snapshot")
+    assert whole[Visibility.TRANSACTIONS].startswith("whole for every reader")
+    assert "tables may differ during a step" in whole[Visibility.TABLES]
+    assert "lowest Resolved" in whole[Visibility.UNKNOWN]
+    delta = replace(BEST, seen=Visibility.SNAPSHOTS)
     assert "not enforced" in said("unique keys", TRANSACTION, delta)
     assert said("one transaction", ROW, delta) == "whole in each snapshot, over all tables"
     assert "end up old, or twice" in said("one transaction", ROW, replace(delta, order=Order.VALUES))
@@ -108,12 +108,12 @@ def test_what_readers_of_a_target_see_of_a_transaction() -> None:
 
 
 def test_where_ddl_messages_are_changes_what_is_said_of_ddl() -> None:
-    of_topic = replace(BEST, seen=Seen.UNKNOWN)
+    of_topic = replace(BEST, seen=Visibility.UNKNOWN)
     assert "before all rows after it" in said("a DDL", ROW, of_topic)
     first = replace(of_topic, ddls=Ddls.FIRST)
     assert "partition 0 alone" in said("a DDL", ROW, first)
     assert "before all rows after it" in said("a DDL", TRANSACTION, first)
-    assert "before all rows after it" in said("a DDL", ROW, replace(first, seen=Seen.SNAPSHOTS))
+    assert "before all rows after it" in said("a DDL", ROW, replace(first, seen=Visibility.SNAPSHOTS))
     assert "not on the topic" in said("a DDL", TRANSACTION, replace(of_topic, ddls=Ddls.NOWHERE))
 
 

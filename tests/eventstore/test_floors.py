@@ -199,7 +199,7 @@ def test_spans_are_stirred_by_another_manifest_and_not_by_a_floor(tmp_path: Path
     page.put([(name(1), 5, 1), (name(2), 5, 1)])
     mark, versions = reader.mark(), reader.versions([name(1)])
     assert mark is not None
-    assert mark.stirred_since(None) is None
+    assert mark.changed_since(None) is None
 
     def stirred(*floors: tuple[int, int, int]) -> tuple[frozenset[str] | None, bool]:
         """Since before these: which spans, and whether the first's own versions say so."""
@@ -211,7 +211,7 @@ def test_spans_are_stirred_by_another_manifest_and_not_by_a_floor(tmp_path: Path
             == reader.versions([name(1)])
             == FloorReader(tmp_path).versions([name(1)])
         )
-        return now.stirred_since(mark), reader.versions([name(1)]) != versions
+        return now.changed_since(mark), reader.versions([name(1)]) != versions
 
     assert stirred((1, 6, 1), (2, 6, 1)) == (frozenset(), False)
     assert stirred((2, 7, 2)) == ({name(2)}, False)

@@ -242,7 +242,7 @@ def test_the_page_shows_what_is_kept_while_the_floor_is_fixed(tmp_path: Path) ->
         store.publish()
         now = page.mark()
         assert now is not None
-        assert now.stirred_since(before) == {span.id}
+        assert now.changed_since(before) == {span.id}
         assert page.versions([span.id]) != versions
         assert page.read()[span.id] == 100
 

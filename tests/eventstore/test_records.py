@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidegate.disk import DiskFull
 from tidegate.eventstore import records
-from tidegate.eventstore.records import RecordFile, Seen, Torn, read
+from tidegate.eventstore.records import ReadPosition, RecordFile, Torn, read
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=60).filter(lambda p: not p.endswith(b" ")), max_size=12)
 
@@ -43,7 +43,7 @@ def test_a_reader_that_remembers_has_what_a_new_reader_has(
     file = RecordFile(path, data.draw(st.sampled_from(["process", "fsync"])))
     versions = [file.begin(b"0")]
     expected = [b"0"]
-    seen: Seen | None = None
+    seen: ReadPosition | None = None
     known: list[bytes] = []
     for number, step in enumerate(steps):
         if step is None:

@@ -19,12 +19,12 @@ from tidegate.model.reports import (
     TO_PULLER,
     ApplicationHello,
     AtWork,
+    ConnectionClosed,
     Durable,
     Failed,
     FromApplication,
     FromPipeline,
     FromPuller,
-    Gone,
     Loaded,
     LoadState,
     PipelineHello,
@@ -40,7 +40,7 @@ from tidegate.model.reports import (
 )
 from tidegate.model.span import Span
 
-ON_THE_SOCKET = tuple(kind for kind in get_args(Report) if kind is not Gone)
+ON_THE_SOCKET = tuple(kind for kind in get_args(Report) if kind is not ConnectionClosed)
 TS = st.integers(0, (1 << 64) - 1)
 SPANS = st.builds(lambda key, more: Span(key, key + more), st.binary(), st.binary(min_size=1)) | st.builds(
     lambda key: Span(key, b""), st.binary()
@@ -83,7 +83,7 @@ def test_who_may_say_what_is_what_the_types_say() -> None:
     assert set(TO_APPLICATION) == set(get_args(ToApplication))
     said = (PullerHello, FromPuller), (PipelineHello, FromPipeline), (ApplicationHello, FromApplication)
     for hello, union in said:
-        assert {hello, *SAID_BY[hello], Gone} == set(get_args(union))
+        assert {hello, *SAID_BY[hello], ConnectionClosed} == set(get_args(union))
     assert set(SAID_BY) == set(HELLOS)
 
 

@@ -1,4 +1,4 @@
-"""The backlog of a feed, and the glance that says when to look: no report is missed."""
+"""The backlog of a feed, and the scan that says when to look: no report is missed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.floors import FloorPage
 from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.due_scan import DueScan
 from tidegate.pipeline.feed import Bounds, FeedSpec
-from tidegate.pipeline.glance import Glance
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.ranges import Range
 
@@ -38,7 +38,7 @@ class Waiting:
         self.one = Incarnation(self.spec, str(path), none, none)
         self.backlog = self.one.backlog = Backlog(self.spec, Bounds.load(self.bounds).spans)
         self.one.looks_at = NEVER
-        self.glance = Glance()
+        self.due_scan = DueScan()
 
     def bound(self, ts: int | None = None) -> None:
         """Let spans go so far; None: to the end."""
@@ -49,12 +49,12 @@ class Waiting:
     def take(self) -> list[Range]:
         return [one for share in self.backlog.take(2) for one in share.ranges]
 
-    def is_stirred(self, now: float = 0.0) -> bool:
-        return bool(self.glance.stirred([self.one], now))
+    def may_be_due(self, now: float = 0.0) -> bool:
+        return bool(self.due_scan.may_be_due([self.one], now))
 
     def rests(self) -> None:
         """It was looked at, and nothing was reported since."""
-        while self.is_stirred():
+        while self.may_be_due():
             assert self.take() == []
 
 
@@ -66,23 +66,23 @@ def waiting(tmp_path: Path) -> Waiting:
 
 
 def test_an_incarnation_is_looked_at_first_of_all(tmp_path: Path) -> None:
-    assert Waiting(tmp_path).is_stirred()
+    assert Waiting(tmp_path).may_be_due()
 
 
 def test_a_bound_that_is_raised_is_seen(waiting: Waiting) -> None:
     waiting.bound()
-    assert waiting.is_stirred()
+    assert waiting.may_be_due()
     assert waiting.take()
-    assert not waiting.is_stirred()
+    assert not waiting.may_be_due()
 
 
 def test_rows_that_come_are_seen_and_floors_that_rise_alone_are_not(waiting: Waiting) -> None:
     page = FloorPage(waiting.spec.store_dir, "process")
     held = {name: page.get(name) for name in waiting.reported["spans"]}
     page.put((name, floor + 1, version) for name, (floor, version) in held.items())
-    assert not waiting.is_stirred()
+    assert not waiting.may_be_due()
     page.put((name, floor + 1, version ^ 1) for name, (floor, version) in held.items())
-    assert waiting.is_stirred()
+    assert waiting.may_be_due()
     page.close()
 
 
@@ -90,9 +90,9 @@ def test_rows_of_spans_that_others_follow_stir_nobody_else(waiting: Waiting) -> 
     page = FloorPage(waiting.spec.store_dir, "process")
     other = "00000000000000ff"
     page.put([(other, 1, 1)])
-    waiting.is_stirred()  # a new slot, of which nobody knows whose it is
+    waiting.may_be_due()  # a new slot, of which nobody knows whose it is
     page.put([(other, 1, 2)])
-    assert not waiting.is_stirred()
+    assert not waiting.may_be_due()
     page.close()
 
 
@@ -112,17 +112,17 @@ def test_what_is_reported_while_it_looks_is_seen_next(
     monkeypatch.setattr(waiting.backlog, "look", reported_meanwhile)
     waiting.bound(1)
     for _ in range(calls):
-        assert waiting.is_stirred()
+        assert waiting.may_be_due()
         assert waiting.take() == []
-    assert waiting.is_stirred()
+    assert waiting.may_be_due()
     assert waiting.take()
 
 
 def test_it_is_looked_at_now_and_then_although_nothing_was_reported(waiting: Waiting) -> None:
     """If something was reported that the marks do not show, it is seen then."""
     waiting.one.looks_at = 100.0
-    assert not waiting.is_stirred(99.0)
-    assert waiting.is_stirred(100.0)
+    assert not waiting.may_be_due(99.0)
+    assert waiting.may_be_due(100.0)
 
 
 def test_what_was_taken_is_not_taken_again(waiting: Waiting) -> None:

@@ -15,7 +15,7 @@ from tests.pipeline.test_stripes import Keeper
 from tidegate.codec.base import Batch, Decoded
 from tidegate.codec.decode import decoder
 from tidegate.codec.protocols.avro.schema import AvroOptions
-from tidegate.codec.registry import options_of, settled
+from tidegate.codec.registry import canonical, options_of
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
@@ -93,7 +93,7 @@ def test_the_definitions_of_a_table_are_in_its_topic(tmp_path: Path) -> None:
 def test_schema_registry_subjects_are_named_by_the_topic_of_the_table() -> None:
     uri = parse_sink_uri("kafka://h/own?protocol=avro&schema-registry=http%3A%2F%2Fh%3A1")
     sink = {"dispatchers": [{"matcher": ["a.*"], "topic": "{schema}_{table}"}]}
-    made = stage_context(settled(merge_config({"sink": sink}, uri)), "own", COUNTS.__getitem__)
+    made = stage_context(canonical(merge_config({"sink": sink}, uri)), "own", COUNTS.__getitem__)
     own, other = made.codec, made.codec_of("a_t")
     assert isinstance(own, AvroOptions)
     assert isinstance(other, AvroOptions)

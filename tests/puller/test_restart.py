@@ -99,9 +99,9 @@ def test_a_range_that_is_ahead_of_a_stuck_one_resumes_from_its_own_ts(world: Wor
         world.commit({bytes([*b"t", 130 + number, 1]): b"ahead"})
     eventually(lambda: puller.status()[0].rows >= len(world.history), "the rows beyond the pin")
     goal = world.pd.tso()
-    [watched] = puller._spans.all()
+    [watched_span] = puller._spans.all()
     eventually(
-        lambda: sum(ts > goal for _, ts in puller._spans.ranges(watched)) == 3,
+        lambda: sum(ts > goal for _, ts in puller._spans.ranges(watched_span)) == 3,
         "the other regions' marks beyond it",
     )
     assert store.open_span(SPAN).resolved < world.history[pinned].commit_ts

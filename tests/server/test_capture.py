@@ -34,7 +34,7 @@ from tidegate.mounter.catalogue import Catalogue
 from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
 from tidegate.server.catalogues import Shared
-from tidegate.server.courier import scheme
+from tidegate.server.message_client import scheme
 from tidegate.server.owner_sink import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
@@ -159,7 +159,7 @@ class Running:
 
     def pipeline_pid(self, name: str) -> int:
         def pid() -> int:
-            processor = self.capture.crew.processors.get(FeedId("default", name))
+            processor = self.capture.processor_registry.processors.get(FeedId("default", name))
             return processor.pipeline_pid if processor is not None else 0
 
         return int(wait_for(pid, "a pipeline process"))

@@ -31,12 +31,12 @@ from tidegate.control.metadata import (
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.span import Span
 from tidegate.server import feed_removal
-from tidegate.server.crew import Crew
 from tidegate.server.feed_plan import FeedPlan, Paths
 from tidegate.server.feed_removal import fenced_for_good
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Node
 from tidegate.server.ownership import take_ownership
+from tidegate.server.processor_registry import ProcessorRegistry
 
 CLUSTER = 7
 ONE = FeedId("default", "one")
@@ -226,5 +226,5 @@ def test_a_capture_removes_folders_of_feeds_removed_while_it_was_away(make_node:
     (folders["torn"] / "spec-1-f00d.json").write_text("{")
     info = FeedInfo("kafka://a/b", {}, 1, 0, 3, "normal", "f00d")
     asyncio.run(node.write(Put(feed_key(CLUSTER, FeedId("default", "kept"), "info"), info.to_bytes())))
-    asyncio.run(Crew(node)._remove_folders())
+    asyncio.run(ProcessorRegistry(node)._remove_folders())
     assert {name for name, folder in folders.items() if folder.exists()} == {"kept", "other", "torn"}

@@ -124,14 +124,14 @@ def test_history_stays_until_the_processor_here_has_reported(
     work(bank, 50)
     capture.wait_checkpoint("one", pd.tso())
     (feed,) = capture.capture.reactor.feeds.values()
-    to_owner = node.post.to_owner
+    to_owner = node.router.to_owner
 
     def without_sync(message: FromProcessor) -> None:
         if not isinstance(message, Sync):
             to_owner(message)
 
     with monkeypatch.context() as silent:
-        silent.setattr(node.post, "to_owner", without_sync)
+        silent.setattr(node.router, "to_owner", without_sync)
         work(bank, 50)
         beyond = pd.tso()
         wait_for(lambda: feed.persisted >= beyond, "the stored checkpoint")

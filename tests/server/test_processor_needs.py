@@ -40,7 +40,7 @@ def test_all_that_is_held_is_needed_from_the_first_sync_on(
         cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), clock=SystemClock()
     )
     node.application = SimpleNamespace(working=SimpleNamespace(workers=0))
-    node.post = SimpleNamespace(to_owner=said.append)
+    node.router = SimpleNamespace(to_owner=said.append)
 
     async def never(key: str) -> None:
         await asyncio.sleep(3600)

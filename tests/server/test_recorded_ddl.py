@@ -95,7 +95,7 @@ def check_rows(log: Recorded, delivered: list[dict[str, Any]]) -> None:
 
 def check_spans(running: Running) -> None:
     """Nothing is followed but the tables there are and the DDL; soon nothing else is kept."""
-    processors = running.capture.crew.processors.values()
+    processors = running.capture.processor_registry.processors.values()
     tables, stripes = sorted(({*one.machine.spans.ids} for one in processors), key=len, reverse=True)
     assert 0 < len(stripes) < len(tables)
     held = running.capture.spans.held

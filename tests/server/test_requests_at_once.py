@@ -110,7 +110,7 @@ def test_a_feed_that_fails_at_every_look_releases_all_it_holds(
         raise Fatal("made to fail")
 
     with monkeypatch.context() as failing:
-        failing.setattr(capture.capture.crew.processors[ONE], "_tick", lost)
+        failing.setattr(capture.capture.processor_registry.processors[ONE], "_tick", lost)
         assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
         wait_for(lambda: not capture.capture.spans.held, "its spans to be released")
     assert not reactor.feeds[ONE]._replication.left_behind

@@ -168,7 +168,7 @@ def test_a_capture_that_is_lost_again_and_again_is_left_out_for_longer(how: str)
         elif how == "silent":
             peer.received_at -= 2 * SILENT_S
         else:
-            peer.unheard = 1, world.now - 2 * SILENT_S
+            peer.unconfirmed = 1, world.now - 2 * SILENT_S
         assert "capture b" in world.sharing.captures.lost(world.now, NOW)
         peer.asked = None
         world.peers.forget(["b"], world.now)

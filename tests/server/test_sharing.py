@@ -18,7 +18,7 @@ from tidegate.control.metadata import FeedId, grant_key
 from tidegate.control.trace import replay
 from tidegate.server import feed_shares
 from tidegate.server.coming_ranges import ComingRanges
-from tidegate.server.courier import Courier
+from tidegate.server.message_client import MessageClient
 from tidegate.server.peers import SILENT_S
 from tidegate.server.recorder import segments
 from tidegate.tikv.server import EmbeddedUpstream
@@ -156,17 +156,17 @@ def test_a_capture_that_holds_its_session_but_is_silent_is_left_behind(
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     name = second.capture.node.capture
-    sent = Courier.send
+    sent = MessageClient.send
 
-    def send(self: Courier, capture: str, message: bytes) -> None:
+    def send(self: MessageClient, capture: str, message: bytes) -> None:
         if self._headers["x-tidegate-capture"] != name:
             sent(self, capture, message)
 
-    monkeypatch.setattr(Courier, "send", send)
+    monkeypatch.setattr(MessageClient, "send", send)
     wait_for(lambda: list(shares(first)) == [first.address], "the silent one is left behind")
     delivers(first, bank)
     assert name in {one for round_ in fenced for one in round_} or second.capture.node.capture == name
-    monkeypatch.setattr(Courier, "send", sent)
+    monkeypatch.setattr(MessageClient, "send", sent)
     wait_for(lambda: len(shares(first)) == 2, "it reports again, and delivers")
     delivers(first, bank)
 
@@ -179,7 +179,7 @@ def test_a_feed_that_pauses_is_released_everywhere_and_resumes(
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     delivers(first, bank)
     assert second.call("POST", "/changefeeds/one/pause")["http"] == 200
-    processor = second.capture.crew.processors[ONE]
+    processor = second.capture.processor_registry.processors[ONE]
     wait_for(lambda: processor.pipeline_pid == 0 and not processor.machine.spans.is_open, "it rests")
     assert not any(held for held in second.capture.spans.held)
     work(bank, 60)
@@ -212,7 +212,7 @@ def test_a_capture_is_drained_and_given_ranges_again(
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     sharing = first.capture.reactor.feeds[ONE].sharing
-    processor, seen = second.capture.crew.processors[ONE], []
+    processor, seen = second.capture.processor_registry.processors[ONE], []
     machine, spans, look = processor.machine, second.capture.spans, ComingRanges.look
 
     def noted(self: ComingRanges, frontier: Mapping[str, int], checkpoint: int) -> None:

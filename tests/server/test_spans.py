@@ -28,10 +28,10 @@ from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.feed_pipeline import PIPELINE_STARTS
-from tidegate.server.making_way import MakingWay
 from tidegate.server.opening import Opening
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import status_reports
+from tidegate.server.space_release import SpaceRelease
 from tidegate.server.spans import STALLED_S, OwnerOf, SpanRegistry
 from tidegate.tidb import keys
 
@@ -275,12 +275,12 @@ def test_a_stalled_feed_is_in_the_way_of_active_feeds_that_share_its_spans() -> 
     late = 100 + STALLED_S
     registry.note_progress(ONE, 100)
     registry.note_progress(TWO, late)
-    assert registry.in_the_way_of(ONE, late) == [], "there is room"
+    assert registry.feeds_blocked_by(ONE, late) == [], "there is room"
     full(registry)
-    assert registry.in_the_way_of(ONE, late) == [TWO]
-    assert registry.in_the_way_of(ONE, late - 1) == [], "it may still advance"
-    assert registry.in_the_way_of(TWO, late) == []
-    assert registry.in_the_way_of(ONE, late + STALLED_S) == [], "the other does not advance either"
+    assert registry.feeds_blocked_by(ONE, late) == [TWO]
+    assert registry.feeds_blocked_by(ONE, late - 1) == [], "it may still advance"
+    assert registry.feeds_blocked_by(TWO, late) == []
+    assert registry.feeds_blocked_by(ONE, late + STALLED_S) == [], "the other does not advance either"
 
 
 def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
@@ -293,7 +293,7 @@ def test_feeds_without_shared_spans_are_not_in_each_others_way() -> None:
     full(registry)
     registry.note_progress(ONE, 0)
     registry.note_progress(TWO, 100)
-    assert registry.in_the_way_of(ONE, 100) == []
+    assert registry.feeds_blocked_by(ONE, 100) == []
 
 
 def test_a_feed_that_makes_way_keeps_the_spans_that_are_named() -> None:
@@ -309,7 +309,7 @@ def test_a_feed_that_makes_way_keeps_the_spans_that_are_named() -> None:
 class Standing:
     """The part of a `FeedProcessor` that looks whether it is in the way of others: it hangs, and is."""
 
-    _look_around = FeedProcessor._look_around
+    _check_space = FeedProcessor._check_space
     _begins = FeedProcessor._begins
 
     def __init__(self, waits: str, *, ready: bool) -> None:
@@ -318,8 +318,8 @@ class Standing:
         for feed in (ONE, TWO):
             spans.hold(feed, SPAN, 50)
         full(spans)
-        self._way = MakingWay(ONE)
-        assert self._way.look(0, spans, 7, {}, loads=False) is None, "it advances"
+        self._space_release = SpaceRelease(ONE)
+        assert self._space_release.look(0, spans, 7, {}, loads=False) is None, "it advances"
         spans.note_progress(TWO, STALLED_S)
         self._opening = SimpleNamespace(spans=spans)
         self.pipeline = SimpleNamespace(is_starting=waits == PIPELINE_STARTS, load_plan=None, beats={})
@@ -340,8 +340,8 @@ def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
 ) -> None:
     """A start takes longer than a running feed may go without progress: it would never be over."""
     feed = Standing(waits, ready=ready)
-    feed._look_around()  # type: ignore[arg-type]
-    assert feed._way.is_due is makes_way
+    feed._check_space()  # type: ignore[arg-type]
+    assert feed._space_release.is_due is makes_way
     assert (feed._failure is not None) is makes_way
 
 

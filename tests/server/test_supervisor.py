@@ -15,7 +15,7 @@ from tidegate.errors import Retryable
 from tidegate.ipc import ControlClient, frame
 from tidegate.model.reports import (
     TO_PULLER,
-    Gone,
+    ConnectionClosed,
     PipelineHello,
     PullerHello,
     Report,
@@ -158,7 +158,7 @@ def test_messages_go_both_ways_and_the_end_is_reported(tmp_path: Path) -> None:
             received.append(report)
             if isinstance(report, PullerHello):
                 connection.send(WATCH)
-            if isinstance(report, Gone):
+            if isinstance(report, ConnectionClosed):
                 done.set()
 
         server = ControlSocket(tmp_path / "control.sock", receive)
@@ -178,7 +178,7 @@ def test_messages_go_both_ways_and_the_end_is_reported(tmp_path: Path) -> None:
         return reported
 
     assert asyncio.run(scenario()) == WATCH
-    assert [type(each) for each in received] == [PullerHello, Status, Gone]
+    assert [type(each) for each in received] == [PullerHello, Status, ConnectionClosed]
     assert not (tmp_path / "control.sock").exists()
 
 
@@ -199,12 +199,12 @@ def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> Non
         while received != [PipelineHello]:
             await asyncio.sleep(0.01)
         client.close()
-        while received[-1] is not Gone:
+        while received[-1] is not ConnectionClosed:
             await asyncio.sleep(0.01)
         await server.close()
         return received
 
-    assert asyncio.run(scenario()) == [PipelineHello, Gone]
+    assert asyncio.run(scenario()) == [PipelineHello, ConnectionClosed]
 
 
 HELLO = frame(PIPELINE)
@@ -245,7 +245,7 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
         assert isinstance(connection.hello, PipelineHello)
         if connection.hello.changefeed == "good":
             reported.append(type(report))
-        elif connection.hello.changefeed == "other" or isinstance(report, Started | Gone):
+        elif connection.hello.changefeed == "other" or isinstance(report, Started | ConnectionClosed):
             raise Retryable("no such changefeed")
 
     async def scenario() -> None:
@@ -272,7 +272,7 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
         server._frame_s = 600
         good.send(STARTED)
         good.close()
-        while reported != [PipelineHello, Started, Started, Gone]:
+        while reported != [PipelineHello, Started, Started, ConnectionClosed]:
             await asyncio.sleep(0.01)
         await server.close()
         assert not uncaught

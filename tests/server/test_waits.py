@@ -306,7 +306,7 @@ def test_rows_in_a_stripe_with_a_lock_need_only_ticks_that_events_cause(
         transaction.commit()
         capture.wait_checkpoint("one", pd.tso())
         assert len([line for line in capture.lines("one") if "row" in line]) == handle + 1
-    (stripe,) = capture.capture.crew.processors[FeedId("default", "one")].machine.spans.tasks
+    (stripe,) = capture.capture.processor_registry.processors[FeedId("default", "one")].machine.spans.tasks
     store = capture.capture.node.captured("tidb").store
     assert store_view.read_frontier(store)[stripe] < locked_at
     held.rollback([key], Backoff())

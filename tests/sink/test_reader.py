@@ -124,7 +124,7 @@ def test_a_batch_is_what_is_between_however_pieces_and_batches_are_cut(tmp_path:
     place.write(13, 14)
     place.write(20, 30)
     place.owner.send_resolved(25)
-    assert place.changes.standing().readable == 25
+    assert place.changes.progress().readable == 25
     for cuts in ([25], [12, 13, 25], [14, 20, 25], [11, 19, 25]):
         read = [place.read(after, upto) for after, upto in zip([10, *cuts], cuts, strict=False)]
         assert sorted(ts for one in read for ts in one) == [11, 12, 13, 14, 15, 20]
@@ -158,15 +158,15 @@ def test_what_is_done_goes_and_the_file_gets_smaller(tmp_path: Path, monkeypatch
     with closing(place.sink.connect()) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     size = place.changes.path.stat().st_size
-    for said in range(12, 32):
-        place.changes.receive(5, said)
-    standing = place.changes.standing()
-    assert (standing.said, standing.kept, standing.pending, standing.queried_ms) == (31, 0, False, 5)
+    for confirmed_ts in range(12, 32):
+        place.changes.receive(5, confirmed_ts)
+    progress = place.changes.progress()
+    assert (progress.confirmed_ts, progress.kept, progress.pending, progress.queried_ms) == (31, 0, False, 5)
     with closing(place.sink.connect()) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert place.changes.path.stat().st_size < size / 4
     place.changes.receive(6, 20)
-    assert place.changes.standing().said == 31, "an older word changes nothing"
+    assert place.changes.progress().confirmed_ts == 31, "an older word changes nothing"
     with pytest.raises(InvalidInput, match="restored"):
         place.read(30, 31)
     with pytest.raises(InvalidInput, match="restored"):
@@ -180,7 +180,7 @@ def test_a_piece_that_reaches_beyond_what_is_done_stays(tmp_path: Path) -> None:
     place.owner.send_resolved(14)
     place.changes.receive(1, 13)
     assert place.read(13, 14) == [14]
-    assert 0 < place.changes.standing().kept < 2000
+    assert 0 < place.changes.progress().kept < 2000
 
 
 def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
@@ -204,7 +204,7 @@ def test_a_full_reader_waits_for_its_query_only_if_rows_are_readable(
 def test_a_reader_keeps_more_while_resolved_ts_waits_but_not_without_end(tmp_path: Path) -> None:
     place = Place(tmp_path, max_kept=20_000)
     ts = 11
-    while place.changes.standing().kept <= 40_000:
+    while place.changes.progress().kept <= 40_000:
         place.write(ts, size=4000)
         ts += 1
     with pytest.raises(Retryable, match="have reached their limit"):
@@ -224,11 +224,11 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     place.owner.send_resolved(13)
     silent_ms = round((time.time() - 200) * 1000)
     place.changes.receive(silent_ms)
-    assert not place.changes.let_go("it sent a request meanwhile", silent_ms - 1)
+    assert not place.changes.stop("it sent a request meanwhile", silent_ms - 1)
     with pytest.raises(Fatal, match="ErrReaderSilent"):
         place.owner.send_resolved(14)
-    standing = place.changes.standing()
-    assert (standing.kept, "its query sent no request" in standing.let_go) == (0, True)
+    progress = place.changes.progress()
+    assert (progress.kept, "its query sent no request" in progress.stopped_why) == (0, True)
     place.changes.receive(round(time.time() * 1000))
     with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would continue with a gap
         place.sink.open_owner(None, lambda: None)
@@ -256,17 +256,17 @@ def test_ddl_is_kept_and_what_is_below_it_can_be_read(tmp_path: Path) -> None:
     place.owner.send_ddl(replace(event(20), after={"id": 7}))
     place.owner.send_ddl(event(20, seq=1))
     place.owner.send_ddl(event(20, seq=1))
-    assert place.changes.standing().readable == 19
+    assert place.changes.progress().readable == 19
     known = place.changes.definitions()
     assert [(one.ts, one.seq, one.info) for one in known] == [
         (10, -1, {"id": 1}),
         (20, 0, {"id": 7}),
         (20, 1, None),
     ]
-    assert place.changes.standing().pending is False
+    assert place.changes.progress().pending is False
     place.owner.send_resolved(20)
-    standing = place.changes.standing()
-    assert (standing.pending, standing.place, standing.ddl) == (True, 10, 3)
+    progress = place.changes.progress()
+    assert (progress.pending, progress.place, progress.ddl) == (True, 10, 3)
 
 
 def test_ddl_is_found_by_where_a_batch_begins_and_ends(tmp_path: Path) -> None:
@@ -282,13 +282,13 @@ def test_ddl_is_found_by_where_a_batch_begins_and_ends(tmp_path: Path) -> None:
 def test_the_checkpoint_shown_is_the_querys_or_how_far_there_is_nothing(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.owner.send_resolved(15)
-    assert place.changes.standing().place == 15
+    assert place.changes.progress().place == 15
     place.write(17)
-    assert place.changes.standing().place == 15
+    assert place.changes.progress().place == 15
     place.owner.send_resolved(18)
-    assert place.changes.standing().place == 10
+    assert place.changes.progress().place == 10
     place.changes.receive(1, 18)
-    assert place.changes.standing().place == 18
+    assert place.changes.progress().place == 18
 
 
 def test_a_fenced_writer_commits_nothing_though_nobody_can_tell_it_so(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_file_of_another_form_is_refused_in_one_line(tmp_path: Path) -> None:
     with closing(sqlite3.connect(place.changes.path)) as connection:
         connection.execute("PRAGMA user_version = 0")
     for use in (
-        place.changes.standing,
+        place.changes.progress,
         lambda: place.changes.numbers(10, 20, 0),
         lambda: place.sink.fence({"here": 2}, lambda: None),
         lambda: place.sink.writer(0, lambda: None),

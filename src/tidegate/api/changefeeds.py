@@ -26,7 +26,7 @@ from tidegate.api.feed_json import (
 )
 from tidegate.api.requests import body_of, feed_id, feed_of, namespace_of, number
 from tidegate.api.status import capture_of
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import canonical
 from tidegate.config.reading import merge_config
 from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import Command, State
@@ -87,7 +87,7 @@ async def show_all(request: Request) -> Response:
         shown = [f for f in feeds if wanted == "all" or f.shown_state is not State.FINISHED]
     else:
         shown = [f for f in feeds if f.shown_state == wanted]
-    places = await capture_of(request).readers.standings(shown)
+    places = await capture_of(request).readers.progress_of_readers(shown)
     items = [brief(f, places.get(f.id)) for f in sorted(shown, key=lambda f: f.id)]
     if wanted in ("", "all"):
         unreadable, node = capture_of(request).reactor.feeds.unreadable, capture_of(request).node
@@ -109,7 +109,7 @@ async def show(request: Request) -> Response:
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)
-    places = await capture_of(request).readers.standings([feed])
+    places = await capture_of(request).readers.progress_of_readers([feed])
     return JSONResponse(full(feed, request, places.get(feed.id)))
 
 
@@ -294,7 +294,7 @@ async def verify_table(request: Request) -> Response:
     """
     body = await body_of(request)
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
-    config = settled(await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri))
+    config = canonical(await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri))
     reactor = capture_of(request).reactor
     good, bad = await tables_at(reactor.node.pd, config, number(body, "start_ts") or await reactor.now())
     eligible = [table_json(table) for table in good]

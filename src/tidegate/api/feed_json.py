@@ -22,7 +22,7 @@ from tidegate.server.new_feed import SHOWN_TABLES
 from tidegate.server.node import Node
 from tidegate.server.sharing import Proposal
 from tidegate.server.unreadable import NOT_KNOWN, UnreadableFeed
-from tidegate.sink.reader.changes import Standing
+from tidegate.sink.reader.changes import ReaderProgress
 
 UNREADABLE: Final = "unreadable"
 """The state shown for a changefeed that this version cannot read. TiCDC has no such state."""
@@ -71,7 +71,7 @@ def ts_time(ts: int) -> str:
     return datetime.fromtimestamp(physical_ms(ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def brief(feed: Feed, place: Standing | None = None) -> dict[str, Any]:
+def brief(feed: Feed, place: ReaderProgress | None = None) -> dict[str, Any]:
     """A feed in a list. `place`: for a reader, whose checkpoint is the ts up to which its query is done."""
     checkpoint = feed.checkpoint if place is None else place.place
     return {
@@ -105,7 +105,7 @@ def brief_unreadable(feed: UnreadableFeed, node: Node) -> dict[str, Any]:
     }
 
 
-def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[str, Any]:
+def full(feed: Feed, request: Request, place: ReaderProgress | None = None) -> dict[str, Any]:
     """A feed with all members. `place` as in `brief`."""
     info = feed.info
     checkpoint = feed.checkpoint if place is None else place.place
@@ -132,7 +132,7 @@ def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[st
     }
 
 
-def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
+def reader_json(feed: Feed, place: ReaderProgress | None) -> dict[str, Any] | None:
     """What is kept for a reader's query, and when its last request came; None for a changefeed."""
     if place is None:
         return None
@@ -140,7 +140,7 @@ def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
     return {
         "tables": list(feed.config.filter.rules),
         "rows": feed.uri.option("rows"),
-        "done_ts": place.said,
+        "done_ts": place.confirmed_ts,
         "readable_ts": place.readable,
         "kept_bytes": place.kept,
         "max_kept": int(feed.uri.option("max-kept")),
@@ -160,7 +160,7 @@ def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
 def own(feed: Feed, request: Request) -> dict[str, Any]:
     """Members that TiCDC does not have: what the feed waits for, totals, spans."""
     totals = feed.totals
-    processor = capture_of(request).crew.processors.get(feed.id)
+    processor = capture_of(request).processor_registry.processors.get(feed.id)
     spans = processor.machine.spans.tasks.values() if processor is not None else ()
     left_out, some = feed.left_out(SHOWN_TABLES)
     return {

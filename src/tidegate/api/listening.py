@@ -7,7 +7,7 @@ import ssl
 
 import uvicorn
 
-from tidegate.api.door import App, Patient
+from tidegate.api.access_rules import App, Patient
 from tidegate.errors import InvalidInput
 
 

@@ -1,4 +1,4 @@
-"""Messages between the captures of a cluster (`server.courier` sends them): POST /api/v2/messages.
+"""Messages between the captures of a cluster (`server.message_client` sends them): POST /api/v2/messages.
 
 A capture accepts them also while it is a standby, because it works for changefeeds of another owner.
 """
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.status import starting_capture_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
-from tidegate.server.courier import CLUSTER, SENDER
+from tidegate.server.message_client import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
 """The most messages in one request."""
@@ -45,7 +45,7 @@ async def take(request: Request) -> Response:
     unread = ""
     for message in _messages(await request.body()):
         try:
-            capture.node.post.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
+            capture.node.router.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
         except (ValueError, TypeError, RecursionError, TidegateError) as error:
             unread = unread or str(error)[:200]  # one bad message must not stop the others
     if unread:

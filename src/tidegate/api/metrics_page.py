@@ -18,7 +18,7 @@ import uvicorn
 from starlette.responses import PlainTextResponse, Response
 
 from tidegate.access import AccessToken
-from tidegate.api.door import App, Receive, Scope, Send
+from tidegate.api.access_rules import App, Receive, Scope, Send
 from tidegate.api.listening import server_config
 
 PATH: Final = "/metrics"

@@ -19,8 +19,8 @@ from typing import Final
 
 import uvicorn
 
+from tidegate.api.access_rules import CONNECTIONS_MAX, GuardedApp, Rules
 from tidegate.api.app import create_app
-from tidegate.api.door import CONNECTIONS_MAX, Door, Rules
 from tidegate.api.listening import address_of, server_config
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.log import event
@@ -51,7 +51,7 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def check_door(listener: socket.socket, rules: Rules, *, is_secure: bool = False) -> None:
+def check_access(listener: socket.socket, rules: Rules, *, is_secure: bool = False) -> None:
     """Raises InvalidInput for an address that other machines reach if clients need neither token nor
     certificate.
 
@@ -89,7 +89,7 @@ async def run(
 
     While PD does not answer, it waits.
     """
-    check_door(listener, rules, is_secure=options.api_tls is not None)
+    check_access(listener, rules, is_secure=options.api_tls is not None)
     context = None if options.api_tls is None else options.api_tls.http()
     if options.etcd:
         check_reachable(listener)
@@ -97,7 +97,7 @@ async def run(
     options = dataclasses.replace(options, address=address_of(listener), id=options.id or str(uuid.uuid4()))
     capture = Capture(options)
     app = create_app(capture)
-    server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S, context))
+    server = _Server(server_config(GuardedApp(app, rules), CONNECTIONS_MAX, CLOSE_S, context))
     # Listen before the capture is open, so that its status can be read while it waits for PD.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda served: stop.set())

@@ -75,7 +75,7 @@ def create(
         own |= {"keyspace": keyspace} if keyspace else {}
         own |= {"keyspace_id": keyspace_id} if keyspace_id is not None else {}
         settings = laid_over(settings, {"tidegate": own}) if own else settings
-        merged = registry.settled(merge_config(settings, parse_sink_uri(sink_uri)))
+        merged = registry.canonical(merge_config(settings, parse_sink_uri(sink_uri)))
         body: dict[str, Any] = {
             "namespace": namespace,
             "changefeed_id": changefeed_id,

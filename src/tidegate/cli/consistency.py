@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tidegate.config.settings import ReplicaConfig
     from tidegate.consumer.source import Topic
     from tidegate.consumer.target import Address
-    from tidegate.dispatcher.consistency import Order, Seen, Setting
+    from tidegate.dispatcher.consistency import Order, Setting, Visibility
 
 WIDTH: Final = 160
 """The width of the table if there is no terminal."""
@@ -24,12 +24,12 @@ def of_changefeed(config: ReplicaConfig) -> Setting | None:
     if not config.has_tables:
         return None
     from tidegate.codec.registry import options_of
-    from tidegate.dispatcher.consistency import Seen, order_of
+    from tidegate.dispatcher.consistency import Visibility, order_of
 
     pieces = config.scheduler.enable_table_across_nodes or bool(config.tidegate.table_cuts)
     apart = any(rule.topic for rule in config.sink.dispatchers)
     order, options = order_of(config.sink.dispatchers), options_of(config)
-    return _setting(order, options, Seen.UNKNOWN, pieces=pieces, topics=apart)
+    return _setting(order, options, Visibility.UNKNOWN, pieces=pieces, topics=apart)
 
 
 def of_consumer(topic: Topic, address: Address) -> Setting:
@@ -44,7 +44,13 @@ def of_consumer(topic: Topic, address: Address) -> Setting:
 
 
 def _setting(
-    order: Order, options: CodecOptions, seen: Seen, *, pieces: bool, topics: bool, row_mode: bool = True
+    order: Order,
+    options: CodecOptions,
+    seen: Visibility,
+    *,
+    pieces: bool,
+    topics: bool,
+    row_mode: bool = True,
 ) -> Setting:
     from tidegate.codec.registry import codec, has_marks
     from tidegate.dispatcher.consistency import Ddls, Setting

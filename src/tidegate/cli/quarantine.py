@@ -37,7 +37,7 @@ from tidegate.cli.quarantine_words import (
 from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from tidegate.sink.quarantine import Kept
+    from tidegate.sink.quarantine import QuarantineLine
 
 app = typer.Typer(help="Look into what could not be decoded.", no_args_is_help=True)
 
@@ -113,7 +113,7 @@ def show_all(
             print(f"and {more:,} more; see --limit, --table and --topic")
 
 
-def _each(found: Iterable[Kept], limit: int, do: Callable[[Kept], object]) -> int:
+def _each(found: Iterable[QuarantineLine], limit: int, do: Callable[[QuarantineLine], object]) -> int:
     """Call `do` with the first `limit` entries; returns how many more there are."""
     more = 0
     for at, kept in enumerate(found):
@@ -204,7 +204,7 @@ def replay(
         counts, missing = {True: 0, False: 0}, set(wanted.numbers)
         with statements(sql, place) as write:
 
-            def one(kept: Kept) -> None:
+            def one(kept: QuarantineLine) -> None:
                 outcome = replayed(kept)
                 missing.discard(kept.number)
                 counts[outcome.outcome.good] += 1

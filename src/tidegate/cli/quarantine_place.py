@@ -10,7 +10,7 @@ from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tidegate.consumer.target import Address
-    from tidegate.sink.quarantine import Kept
+    from tidegate.sink.quarantine import QuarantineLine
 
 
 FILE: Final = "quarantine.jsonl"
@@ -73,7 +73,7 @@ class Wanted:
     numbers: frozenset[int] = frozenset()
     """Empty: any."""
 
-    def __call__(self, kept: Kept) -> bool:
+    def __call__(self, kept: QuarantineLine) -> bool:
         """Whether an entry is selected; a torn line is, unless a table or a topic is asked for."""
         if self.numbers:
             return kept.number in self.numbers

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from tidegate.consumer.replay import Replayed, Tables
     from tidegate.consumer.target import Address
     from tidegate.consumer.topic_decoder import TopicDecoder
-    from tidegate.sink.quarantine import Kept
+    from tidegate.sink.quarantine import QuarantineLine
 
 
-def of_capture(data_dir: Path) -> Callable[[Kept], Replayed]:
+def of_capture(data_dir: Path) -> Callable[[QuarantineLine], Replayed]:
     """A function that decodes entries of a changefeed, with the tables that its capture knows."""
     from tidegate.consumer.replay import Replayed
     from tidegate.pipeline.replay import Catalogue
@@ -29,13 +29,13 @@ def of_capture(data_dir: Path) -> Callable[[Kept], Replayed]:
 
     catalogue = Catalogue(data_dir)
 
-    def one(kept: Kept) -> Replayed:
+    def one(kept: QuarantineLine) -> Replayed:
         return Replayed(decode(kept.entry, catalogue) if kept.entry is not None else still_bad(kept.why))
 
     return one
 
 
-def of_consumer(place: Place, source: str, time_zone: str) -> Callable[[Kept], Replayed]:
+def of_consumer(place: Place, source: str, time_zone: str) -> Callable[[QuarantineLine], Replayed]:
     """A function that decodes entries of a consumer, with its target's tables if they are known."""
     from tidegate.consumer.replay import Replayed
     from tidegate.consumer.replay import replay as decode
@@ -44,7 +44,7 @@ def of_consumer(place: Place, source: str, time_zone: str) -> Callable[[Kept], R
     decoder = _decoder(source, time_zone)
     tables = _tables(place.address, source, time_zone) if place.address is not None else None
 
-    def one(kept: Kept) -> Replayed:
+    def one(kept: QuarantineLine) -> Replayed:
         return (
             decode(kept.entry, decoder, tables) if kept.entry is not None else Replayed(still_bad(kept.why))
         )
@@ -74,7 +74,7 @@ def _tables(address: Address, source: str, time_zone: str) -> Tables:
 
 
 @contextmanager
-def statements(file: Path | None, place: Place) -> Iterator[Callable[[Kept, Replayed], None]]:
+def statements(file: Path | None, place: Place) -> Iterator[Callable[[QuarantineLine, Replayed], None]]:
     """A function that writes the SQL of good rows into a new file; without a file it does nothing."""
     if file is None:
         yield lambda kept, replayed: None
@@ -91,7 +91,7 @@ def statements(file: Path | None, place: Place) -> Iterator[Callable[[Kept, Repl
         out.write(b"-- Look first whether each row has changed at the target since its commit ts.\n")
         out.write(by_hand.head + b"\n")
 
-        def write(kept: Kept, replayed: Replayed) -> None:
+        def write(kept: QuarantineLine, replayed: Replayed) -> None:
             texts = [text for changes in replayed.changes for text in by_hand.statements(changes)]
             if texts and kept.entry is not None:
                 times = ", ".join(str(row["commit_ts"]) for row in replayed.outcome.rows)

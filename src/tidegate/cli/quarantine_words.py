@@ -15,7 +15,7 @@ from tidegate.log import redact
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidegate.sink.quarantine import Kept, Outcome
+    from tidegate.sink.quarantine import Outcome, QuarantineLine
 
 IMAGES: Final = ("key", "value", "old_value")
 WHY_SHOWN: Final = 100
@@ -24,7 +24,7 @@ WIDTH: Final = 200
 """The width of a table if the output is no terminal."""
 
 
-def brief(kept: Kept) -> dict[str, Any]:
+def brief(kept: QuarantineLine) -> dict[str, Any]:
     """An entry as JSON, without its bytes; secrets in its texts are hidden."""
     if kept.entry is None:
         return {
@@ -89,7 +89,7 @@ def print_table(table: Table) -> None:
     (console if console.is_terminal else Console(width=WIDTH)).print(table)
 
 
-def described(kept: Kept, entry: dict[str, Any], most: int) -> Iterator[str]:
+def described(kept: QuarantineLine, entry: dict[str, Any], most: int) -> Iterator[str]:
     """The lines that show an entry; `most`: the bytes of each image that are shown."""
     head = brief(kept)
     yield f"entry      {kept.number}"
@@ -120,13 +120,13 @@ def _short(value: Any, most: int) -> str:
     return cell(value)
 
 
-def as_json_line(kept: Kept, outcome: Outcome) -> str:
+def as_json_line(kept: QuarantineLine, outcome: Outcome) -> str:
     """Return the entry, decoded again, as one line of JSON."""
     body = {**brief(kept), "good": outcome.good, "what": redact(outcome.what), "rows": outcome.rows}
     return json.dumps(body, default=plain)
 
 
-def in_words(kept: Kept, outcome: Outcome) -> str:
+def in_words(kept: QuarantineLine, outcome: Outcome) -> str:
     """Return the entry, decoded again, for people: a line, and one for each row."""
     where = kept.entry["where"] if kept.entry is not None else {}
     head = f"entry {kept.number}  {escaped(place_words(where))}"

@@ -18,7 +18,7 @@ from tidegate import __version__
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.api.door import Rules
+    from tidegate.api.access_rules import Rules
     from tidegate.server.capture import Capture, Options
     from tidegate.tls import Tls
 
@@ -124,7 +124,7 @@ def server(
 
     from tidegate import log
     from tidegate.access import AccessToken
-    from tidegate.api.door import Rules
+    from tidegate.api.access_rules import Rules
     from tidegate.api.listening import listen
     from tidegate.etcd.client import parse_endpoints
     from tidegate.server.capture import Options, application_command

@@ -78,7 +78,7 @@ def check(
             raise InvalidInput("there is no such producer", where=f"--producer {producer[:100]}", fix=fix)
         topic, router = Topic(source, time_zone), None
         if config is not None:
-            router = Router.of(registry.settled(load_config(config, topic.uri)), topic.uri.topic)
+            router = Router.of(registry.canonical(load_config(config, topic.uri)), topic.uri.topic)
         with _shown(quiet=as_json) as reported:
             verdict = check_topic(
                 topic,

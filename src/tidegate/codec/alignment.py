@@ -27,7 +27,7 @@ def header(table: str, commit_ts: int) -> bytes:
 def resolved(marks: MarkEncoder, build_ms: int) -> Message:
     """The Resolved message that every mark consists of. The protocol must have Resolved messages."""
     message = marks.encode_resolved(0, build_ms)
-    assert message is not None, "`registry.settled` refuses protocols without Resolved"
+    assert message is not None, "`registry.canonical` refuses protocols without Resolved"
     return message
 
 

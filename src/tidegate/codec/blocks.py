@@ -86,19 +86,19 @@ class _Encoding:
 
     def run(self) -> MessageBlock:
         """The messages."""
-        bound, desk = self._plan.bind(self._build_ms), _desk()
+        bound, workspace = self._plan.bind(self._build_ms), _workspace()
         try:
-            return self._encoded(bound, desk)
+            return self._encoded(bound, workspace)
         finally:
-            DESKS.append(desk)
+            WORKSPACES.append(workspace)
             self._plan.release(bound)
 
-    def _encoded(self, bound: Bound, desk: Desk) -> MessageBlock:
+    def _encoded(self, bound: Bound, workspace: Workspace) -> MessageBlock:
         """Call the kernel until it has written all rows."""
         plan, job, results = self._plan, bound.job, _results(len(self._block))
         kept = self._describe_rows(job)
         self._describe_results(job, results)
-        data, scratch = self._first_buffer(bound, desk)
+        data, scratch = self._first_buffer(bound, workspace)
         while True:
             status = plan.encode(bound.job_at)
             if status == job_kernels.DONE:
@@ -166,16 +166,18 @@ class _Encoding:
         job[job_kernels.J_MAX_BYTES // 8] = self._options.max_message_bytes
         job[job_kernels.J_PRINTABLE // 8] = address(printable_bits()) if self._plan.quoted else 0
 
-    def _first_buffer(self, bound: Bound, desk: Desk) -> tuple[Bytes, Bytes]:
+    def _first_buffer(self, bound: Bound, workspace: Workspace) -> tuple[Bytes, Bytes]:
         """A buffer for the expected text of this block, and scratch memory for its largest value."""
         plan, rows, job = self._plan, len(self._block), bound.job
         variable = kernels.measure(bound.job_at)
         largest = int(job[job_kernels.J_NEED // 8])
-        needed, scratch = 24 * largest + _SCRATCH_SLACK, desk.scratch
+        needed, scratch = 24 * largest + _SCRATCH_SLACK, workspace.scratch
         if (plan.json_columns or len(plan.variables) > 1) and needed > SCRATCH_BYTES:
             scratch = buffer(needed)
-        job[job_kernels.J_SCRATCH // 8] = desk.scratch_at if scratch is desk.scratch else address(scratch)
-        job[job_kernels.J_STACK // 8] = desk.stack_at
+        job[job_kernels.J_SCRATCH // 8] = (
+            workspace.scratch_at if scratch is workspace.scratch else address(scratch)
+        )
+        job[job_kernels.J_STACK // 8] = workspace.stack_at
         keys = rows * plan.key_bound if plan.framed else 0
         guess = int(np.bincount(self._block.op, minlength=4)[:4] @ plan.typical) + variable + variable // 2
         size = keys + guess + plan.most_fixed + 16 * largest
@@ -195,7 +197,7 @@ def _grown(job: Int64s, data: Bytes) -> Bytes:
     return larger
 
 
-class Desk:
+class Workspace:
     """Memory that the kernels use while they write; independent of the table."""
 
     __slots__ = ("scratch", "scratch_at", "stack", "stack_at")
@@ -207,15 +209,15 @@ class Desk:
         self.scratch_at, self.stack_at = address(self.scratch), address(self.stack)
 
 
-DESKS: Final[list[Desk]] = []
-"""The desks that are free: as many as encoders have worked at the same time in this process."""
+WORKSPACES: Final[list[Workspace]] = []
+"""The workspaces that are free: as many as encoders have worked at the same time in this process."""
 
 
-def _desk() -> Desk:
+def _workspace() -> Workspace:
     try:
-        return DESKS.pop()
+        return WORKSPACES.pop()
     except IndexError:
-        return Desk()
+        return Workspace()
 
 
 _ROWS: Final = slice(job_kernels.J_ROWS // 8, job_kernels.J_PIECES // 8)

@@ -81,7 +81,7 @@ def _taken_as(column: WireColumn, cells: CellForm) -> pa.DataType:
 
 
 @dataclass(slots=True)
-class _Known:
+class _TemplatedTable:
     """A table whose messages have templates."""
 
     key: RowKey
@@ -96,8 +96,8 @@ class _Tables:
     A rank is a table's place in an order in which tables of one shape are next to each other.
     """
 
-    def __init__(self, known: Sequence[_Known], route: Routes) -> None:
-        by_shape: dict[int, list[_Known]] = {}
+    def __init__(self, known: Sequence[_TemplatedTable], route: Routes) -> None:
+        by_shape: dict[int, list[_TemplatedTable]] = {}
         for one in known:
             by_shape.setdefault(id(one.shape), []).append(one)
         self.ranked = [one for group in by_shape.values() for one in group]
@@ -141,7 +141,7 @@ class BatchDecoder:
 
     def __init__(self, plain: Decoder, form: DecodeForm) -> None:
         self._plain, self._form = plain, form
-        self._known: OrderedDict[RowKey, _Known] = OrderedDict()
+        self._known: OrderedDict[RowKey, _TemplatedTable] = OrderedDict()
         self._shapes: WeakValueDictionary[tuple[WireColumn, ...], _Shape] = WeakValueDictionary()
         self._size = 0
         self._route = Routes(form.route)
@@ -196,7 +196,7 @@ class BatchDecoder:
             if shape is None:
                 shape = self._shapes[key.columns] = _Shape(key.columns, self._form)
             templates = compiled(self._form.templates(key))
-            one = _Known(key, shape, templates, sum(template.size for template in templates))
+            one = _TemplatedTable(key, shape, templates, sum(template.size for template in templates))
             self._known[key] = one
             self._size += one.size
             while len(self._known) > MAX_TEMPLATES or (self._size > TEMPLATE_BYTES and len(self._known) > 1):

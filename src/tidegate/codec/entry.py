@@ -106,7 +106,7 @@ class Definitions:
     encode: Callable[[TableSchema, Any, int], Message]
     """The message that defines a table version, from options and the build time in ms. The pipeline sends it
     before that version's rows, to each of their partitions, in the same transaction."""
-    tells: Callable[[bytes], bool]
+    may_define: Callable[[bytes], bool]
     """Whether a value may define a table version. Cheap; a wrong True only costs time."""
     versions: Callable[[bytes], list[tuple[str, str, int]]]
     """The table versions (schema, table, version) that a value defines; empty if the value is not sound."""
@@ -147,7 +147,7 @@ class ReadCodec(Codec):
     """Whether there may be DDL messages even if there are no watermarks."""
     utc: bool = False
     """Whether TIMESTAMPs are in UTC, whatever the feed's time zone is."""
-    tells_zone: bool = False
+    states_zone: bool = False
     """Whether messages contain the zone of their TIMESTAMPs; one with another zone than the options is
     bad."""
     unread: Callable[[Any], str] = lambda options: ""

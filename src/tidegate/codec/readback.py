@@ -87,7 +87,7 @@ def is_compared(column: Column, losses: frozenset[Loss]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _VersionData:
     """The data that is the same for all blocks of a table version."""
 
     named: Callable[[str], str]
@@ -119,7 +119,7 @@ class ReadBack:
         self._options, self._codec = options, codec_of(options)
         self._decoder, self._losses = decoder(options), self._codec.losses(options)
         self._zone = "UTC" if self._codec.utc else options.time_zone
-        self._known: WeakKeyDictionary[TableSchema, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[TableSchema, _VersionData] = WeakKeyDictionary()
 
     def compare(
         self, block: RowBlock, messages: MessageBlock, partition: npt.NDArray[np.int32]
@@ -156,14 +156,14 @@ class ReadBack:
         stated = definitions.encode(table, self._options, 0)
         self._decoder.decode(Batch([stated.key], [stated.value], [0]))
 
-    def known(self, table: TableSchema) -> _Known:
+    def known(self, table: TableSchema) -> _VersionData:
         """The data that is the same for all blocks of this version."""
         found = self._known.get(table)
         if found is None:
             compared = [i for i, column in enumerate(table.columns) if is_compared(column, self._losses)]
             compared.sort(key=lambda i: table.columns[i].id)
             keys = [i for i in compared if i in table.handle_key]
-            found = self._known[table] = _Known(
+            found = self._known[table] = _VersionData(
                 self._codec.named,
                 {self._codec.named(column.name): i for i, column in enumerate(table.columns)},
                 self._virtual(table),
@@ -228,7 +228,7 @@ class _Comparison:
         block: RowBlock,
         messages: MessageBlock,
         rows: Int64s,
-        known: _Known,
+        known: _VersionData,
         losses: frozenset[Loss],
         zone: str,
     ) -> None:

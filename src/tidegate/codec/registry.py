@@ -1,6 +1,6 @@
 """All protocols; finds one by its name and settings, and refuses what is not supported, by name.
 
-The API, the command line and the consumer call `settled` on new settings. It returns them with the canonical
+The API, the command line and the consumer call `canonical` on new settings. It sets the canonical
 name of the protocol. Everywhere else, `options_of` and the entry (`codec_of`) describe a protocol fully.
 """
 
@@ -147,7 +147,7 @@ def marks(options: CodecOptions) -> OwnerMarks:
 # --- settings
 
 
-def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
+def canonical(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
     """The settings with the protocol's canonical name. InvalidInput unless such a feed can be encoded.
 
     `reading`: it is enough that its messages can be decoded.
@@ -170,8 +170,8 @@ def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
 
 
 def options_of(config: ReplicaConfig) -> CodecOptions:
-    """The options of a changefeed's protocol; raises the errors of `settled`."""
-    return codec_options(settled(config).codec_settings())
+    """The options of a changefeed's protocol; raises the errors of `canonical`."""
+    return codec_options(canonical(config).codec_settings())
 
 
 def has_marks(options: CodecOptions) -> bool:

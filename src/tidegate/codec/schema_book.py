@@ -49,7 +49,7 @@ class SchemaBook:
         self._absent: OrderedDict[int, None] = OrderedDict()
         """Ids that the registry did not have when it was asked last."""
 
-    def note(self, number: int, schema: str, subject: str | None = None) -> None:
+    def add(self, number: int, schema: str, subject: str | None = None) -> None:
         """Add a schema's id, and the subject under which it is registered, if known."""
         _keep(self._schemas, number, schema)
         self._absent.pop(number, None)
@@ -63,7 +63,7 @@ class SchemaBook:
             self._ids.move_to_end(subject)
         return found
 
-    def note_absent(self, number: int) -> None:
+    def add_absent(self, number: int) -> None:
         """Note that the registry has no schema of this id, or not yet."""
         _keep(self._absent, number, None)
 
@@ -91,7 +91,7 @@ class LocalBook(SchemaBook):
         found = super().id_of(subject)
         if found is None:
             self._last = found = self._last + 1
-            self.note(found, subject.schema, subject.name)
+            self.add(found, subject.schema, subject.name)
         return found
 
 
@@ -103,7 +103,7 @@ def register_missing(book: SchemaBook, registry: SchemaRegistry, needed: Iterabl
     """Register the schemas for which the book has no id."""
     for subject in needed:
         if book.id_of(subject) is None:
-            book.note(registry.register(subject.name, subject.schema), subject.schema, subject.name)
+            book.add(registry.register(subject.name, subject.schema), subject.schema, subject.name)
 
 
 def look_up_missing(book: SchemaBook, registry: SchemaRegistry, numbers: Iterable[int]) -> int:
@@ -125,9 +125,9 @@ def look_up_missing(book: SchemaBook, registry: SchemaRegistry, numbers: Iterabl
         found = registry.look_up(number)
         if found is None:
             absent += 1
-            book.note_absent(number)
+            book.add_absent(number)
         else:
-            book.note(number, found)
+            book.add(number, found)
     return asked
 
 

@@ -2,7 +2,7 @@
 
 The names are TiCDC's (docs/reference/settings.md): kebab-case in TOML and URIs, snake_case in JSON. A value
 in the URI wins over one in the file. Everything invalid is refused here, before anything else uses it. An
-unknown scheme or option is answered with the nearest valid name (a protocol by `codec.registry.settled`). An
+unknown scheme or option is answered with the nearest name (a protocol by `codec.registry.canonical`). An
 option that TiCDC has and Tidegate does not support yet is accepted only with TiCDC's default, so that nothing
 is silently ignored. Options that only tune TiCDC's own worker pools are accepted and have no effect.
 

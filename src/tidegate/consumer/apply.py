@@ -29,7 +29,7 @@ from tidegate.consumer.changes import (
     staged_changes,
     staged_rows,
 )
-from tidegate.consumer.ddl_floors import Barriers
+from tidegate.consumer.ddl_floors import DdlFloors
 from tidegate.consumer.ddl_steps import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
@@ -93,7 +93,7 @@ class Applier:
         self.zone, self._trust = TimestampZone(time_zone, learns=learns_zone), trust_inserts
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
-        self.ddl_floors = Barriers(clock)
+        self.ddl_floors = DdlFloors(clock)
         self._numbers = 0
         """How many files of parts were opened; makes their names distinct."""
         self._counting = threading.Lock()

@@ -47,7 +47,7 @@ from tidegate.consumer.ddl_steps import (
 from tidegate.consumer.ddl_text import renamed_columns
 from tidegate.consumer.definition import Definition, fill_value, from_info
 from tidegate.consumer.modify import change_of, known_zone
-from tidegate.consumer.partitioning import Unknowable, members
+from tidegate.consumer.partitioning import NotComputable, members
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
 from tidegate.tidb import table_info
 from tidegate.tidb.table_info import is_base_table, table_schema
@@ -128,9 +128,9 @@ def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]
         return []  # the target has no rows of this table
     try:
         if held.info is not None and held.info.get(MISPLACED):
-            raise Unknowable(_UNCHECKED)
+            raise NotComputable(_UNCHECKED)
         return [Prune(held.schema, held.table, members(before, held, event.removed_ids))]
-    except Unknowable as error:
+    except NotComputable as error:
         return [Refuse(f"the partition's rows are removed without row events, and {error}")]
 
 
@@ -155,9 +155,9 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
     other = replace(other, table_id=new_id, version=event.finished_ts, info=info)
     try:
         if held.info.get(MISPLACED):
-            raise Unknowable(_UNCHECKED)
+            raise NotComputable(_UNCHECKED)
         chosen = members(held.info, held, gone)
-    except Unknowable as error:
+    except NotComputable as error:
         return [Refuse(f"{why}{error}")]
     validated = not event.query.endswith(WITHOUT_VALIDATION)
     return [

@@ -160,7 +160,7 @@ def look_back(
                 topic,
                 reader,
                 Range(wanted.partition, start, end),
-                lambda value: definitions.tells(decoder.opened(value) or b""),
+                lambda value: definitions.may_define(decoder.opened(value) or b""),
             )
             if trouble:
                 return trouble
@@ -180,7 +180,7 @@ def look_back(
 
 
 def _definitions(
-    topic: Topic, reader: Consumer, window: Range, tells: Callable[[bytes], bool]
+    topic: Topic, reader: Consumer, window: Range, may_define: Callable[[bytes], bool]
 ) -> tuple[list[Message], str]:
     """The messages of a window that may define a table version, and the broker's error, if any."""
     reported, at = [], window.start
@@ -190,7 +190,7 @@ def _definitions(
             taken = _take(reader, Range(window.partition, at, window.end))
         finally:
             reader.unassign()
-        reported += [message for message in taken.messages if tells(message.value() or b"")]
+        reported += [message for message in taken.messages if may_define(message.value() or b"")]
         if taken.trouble or taken.next_offset == at:
             return reported, taken.trouble
         at = taken.next_offset

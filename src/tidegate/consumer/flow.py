@@ -121,7 +121,7 @@ class Flow:
         self._epoch = position.epoch
         self._switches = set(position.switches)
         """The ts at which the number of partitions changes, as long as not all partitions have reached it."""
-        self._spoken: set[int] = set()
+        self._with_watermark: set[int] = set()
         """Topics of which one partition has brought two Resolved; for `asked`."""
         self._members: dict[int, list[int]] = {}
         """The partitions of each topic."""
@@ -162,7 +162,7 @@ class Flow:
             for number, state in self._at.items()
             if not state.next_offset
             and not self.watermarks.of(number)
-            and topic_index(number) in self._spoken
+            and topic_index(number) in self._with_watermark
         ]
 
     def leave(self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...]) -> None:
@@ -198,7 +198,7 @@ class Flow:
             self.assembler.add(part.segments)
             for ts, offset in part.resolved:
                 if 0 < self.watermarks.of(part.partition) < ts:
-                    self._spoken.add(topic_index(part.partition))
+                    self._with_watermark.add(topic_index(part.partition))
                 if self.watermarks.advance(part.partition, ts):
                     state.marks.append((offset, ts))
             if len(state.marks) > MAX_MARKS:

@@ -33,7 +33,7 @@ CLOSE_S: Final = 3.0
 POLL_S: Final = 0.05
 
 
-class Voice(Protocol):
+class FailureListener(Protocol):
     """Gets reports of a failure, and of its end."""
 
     def warn(self, error: TidegateError, /) -> None:
@@ -46,8 +46,8 @@ class Voice(Protocol):
 class GroupOffsets:
     """Writes the offsets of one group. Not thread-safe; only `close` blocks."""
 
-    def __init__(self, topic: Topic, group: str, voice: Voice) -> None:
-        self._topic, self._group, self._voice = topic, group, voice
+    def __init__(self, topic: Topic, group: str, listener: FailureListener) -> None:
+        self._topic, self._group, self._listener = topic, group, listener
         self._client = Consumer(
             client_settings(topic.uri, topic.config.sink.kafka_config)
             | {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
@@ -110,14 +110,14 @@ class GroupOffsets:
             self._failed(self._answer, now)
         elif self._failing:
             self._failing = False
-            self._voice.note(f"the offsets of group {self._group} are kept again")
+            self._listener.note(f"the offsets of group {self._group} are kept again")
 
     def _failed(self, why: str, now: float) -> None:
         """Report the first of several failures, and pause. The next request sends all offsets again."""
         self._sent, self._asked_at, self._not_before = {}, None, now + PAUSE_S
         if not self._failing:
             self._failing = True
-            self._voice.warn(
+            self._listener.warn(
                 Retryable(
                     "the broker does not take the consumer group's offsets",
                     where=f"group {self._group} at {self._topic.uri.bootstrap}",

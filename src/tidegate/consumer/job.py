@@ -64,7 +64,7 @@ from tidegate.consumer.selection import Selection
 from tidegate.consumer.settings import Settings, topic_of
 from tidegate.consumer.source import Topic
 from tidegate.consumer.stall_detector import StallDetector
-from tidegate.consumer.status import Diary
+from tidegate.consumer.status import StatusWriter
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import address_of
 from tidegate.consumer.watermark import Mode
@@ -149,7 +149,7 @@ class Consumer:
         self._reported_at = math.inf  # no report before the position is known
         self._ends: dict[int, int] = {}
         """The end of each partition, as the last round reported it."""
-        self._diary = Diary(address.folder, listener.warn, settings.rules.schema_changes)
+        self._status_writer = StatusWriter(address.folder, listener.warn, settings.rules.schema_changes)
         self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         beginning = Beginning(
             settings, topic, address, target, self._applier, self._offsets, self._attempts, listener
@@ -190,7 +190,7 @@ class Consumer:
                     if self._due():
                         self._applied_at = time.monotonic()
                         self._committer.commit(self._applied_at)
-                        self._notices.tell_what_is_inexact(self._applier.stats)
+                        self._notices.report_inexact(self._applier.stats)
                         self._tidy()
                     elif news is not None and not news.fetched:
                         time.sleep(POLL_S)
@@ -208,7 +208,7 @@ class Consumer:
     def progress(self) -> Progress:
         """The state of the run, for status lines."""
         stats, flow = self._applier.stats, self._flow
-        signs = "; ".join(sign.what for sign in self._stall_detector.standing.values())
+        signs = "; ".join(sign.what for sign in self._stall_detector.present.values())
         return Progress(
             ts=self._committer.position.ts,
             watermark=flow.watermarks.lowest,
@@ -239,15 +239,15 @@ class Consumer:
         try:
             yield
         except TidegateError as error:
-            self._diary.write(_now_ms(), False, error.what, self._partitions(), self._ignored())
+            self._status_writer.write(_now_ms(), False, error.what, self._partitions(), self._ignored())
             raise
-        self._diary.write(_now_ms(), False, "", self._partitions(), self._ignored())
+        self._status_writer.write(_now_ms(), False, "", self._partitions(), self._ignored())
         if self._group is not None:
             self._group.close(self._committer.position)
 
     def _record(self, progress: Progress) -> None:
         """Write what others read from outside: the status file, and offsets for lag tools."""
-        self._diary.write(_now_ms(), True, progress.trouble, progress.partitions, self._ignored())
+        self._status_writer.write(_now_ms(), True, progress.trouble, progress.partitions, self._ignored())
         if self._group is not None:
             self._group.keep(self._committer.position, time.monotonic())
 
@@ -304,9 +304,9 @@ class Consumer:
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
         self._stall_detector.saw(news.fetched, at_end, now)
         signs = self._stall_detector.news(now)
-        hopeless = self._stall_detector.hopeless
-        if hopeless is not None and (self._settings.until is not None or self._stall_detector.unreadable):
-            raise hopeless
+        lasting = self._stall_detector.lasting
+        if lasting is not None and (self._settings.until is not None or self._stall_detector.unreadable):
+            raise lasting
         for sign in signs:
             self._listener.warn(sign)
         for part in news.fetched:

@@ -21,7 +21,7 @@ from tidegate.sink.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
+class DroppedTable:
     """A table that a DDL drops or empties, and the version of its folder that still holds the rows."""
 
     table_id: int
@@ -36,7 +36,7 @@ class DdlJournal:
         self._store, self._name = store, name
 
     def intend(
-        self, message: DdlMessage, steps: Sequence[str], before: str | None, going: Sequence[Going]
+        self, message: DdlMessage, steps: Sequence[str], before: str | None, going: Sequence[DroppedTable]
     ) -> None:
         """Note a DDL durably; Fatal when it was noted before, and the table's definition was another then."""
         line: dict[str, Any] = {"ts": message.ts, "schema": message.schema, "table": message.table}
@@ -54,10 +54,10 @@ class DdlJournal:
         line |= {"steps": list(steps), "before": before, "dropped": dropped}
         self._store.append(self._name, orjson.dumps(line))
 
-    def gone(self, since: int = 0) -> list[Going]:
+    def gone(self, since: int = 0) -> list[DroppedTable]:
         """The tables that DDLs at or after ts `since` dropped or emptied, in the order it happened."""
         lines = [line for line in self._lines() if line["ts"] >= since]
-        return [Going(*one) for line in lines for one in line.get("dropped", ())]
+        return [DroppedTable(*one) for line in lines for one in line.get("dropped", ())]
 
     def _lines(self) -> list[dict[str, Any]]:
         return [orjson.loads(line) for line in self._store.lines(self._name)]

@@ -35,13 +35,13 @@ from tidegate.consumer.ddl_steps import Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.definition_files import DefinitionFiles
 from tidegate.consumer.directory_lock import OWN
-from tidegate.consumer.journal import DdlJournal, Going
+from tidegate.consumer.journal import DdlJournal, DroppedTable
 from tidegate.consumer.lake import Lake
 from tidegate.consumer.lake_steps import LakeSteps, Table
 from tidegate.consumer.net_effect import BagEffect, Effect, Ints, factorize
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, Parted, Settle, TableChanges
+from tidegate.consumer.target import Name, NetChanges, Parted, TableChanges
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.sink.snapshot_rows import SnapshotRow
 
@@ -167,14 +167,14 @@ class LakeTarget:
 
     # --- rows
 
-    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+    def write(self, tables: Sequence[NetChanges], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Compute and write the changes of tables in parallel, with one commit for each table.
 
         `reached` is not stored: only `commit` stores a position. A table in parts has a commit for each part;
         readers see them when a snapshot names the last one. Raises the first failure, but only when no writer
         runs any more.
         """
-        work = [self._pool.submit(self._write_table, settle) for settle in tables]
+        work = [self._pool.submit(self._write_table, net_changes) for net_changes in tables]
         work += [self._pool.submit(self._write_parts, table) for table in parted]
         # All of them, also after a failure: `recover` must not run while a writer still commits.
         wait(work)
@@ -183,13 +183,13 @@ class LakeTarget:
 
     def _write_parts(self, table: Parted) -> None:
         for part in range(table.parts):
-            self._write_table(partial(table.settle, part))
+            self._write_table(partial(table.net_changes, part))
 
-    def _write_table(self, settle: Settle) -> None:
+    def _write_table(self, net_changes: NetChanges) -> None:
         """Write one table's changes in one commit, unless another process has taken the target over."""
         # Before the net effect is computed, which is the costly part.
         self.lake.check_writer()
-        changes = settle()
+        changes = net_changes()
         if changes is None:
             return
         table = self.tables[changes.definition.schema, changes.definition.table]
@@ -248,7 +248,7 @@ class LakeTarget:
             message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
         )
 
-    def _going(self, steps: Sequence[ddl_steps.Step]) -> list[Going]:
+    def _going(self, steps: Sequence[ddl_steps.Step]) -> list[DroppedTable]:
         """The tables whose rows these steps drop."""
         names: list[Name] = []
         for step in steps:
@@ -258,7 +258,7 @@ class LakeTarget:
                 case ddl_steps.Create(made):
                     names.append((made.schema, made.table))
         held = [self.tables[name] for name in names if name in self.tables]
-        return [Going(table.definition.table_id, table.path, table.version) for table in held]
+        return [DroppedTable(table.definition.table_id, table.path, table.version) for table in held]
 
     def dropped(self) -> dict[int, Dropped]:
         """By table id, where the rows are of tables that were dropped or truncated."""

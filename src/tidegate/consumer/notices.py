@@ -65,7 +65,7 @@ class Notices:
                 )
             )
 
-    def tell_what_is_inexact(self, stats: Stats) -> None:
+    def report_inexact(self, stats: Stats) -> None:
         """Report new differences from the source, each kind once; `Progress` counts them."""
         if stats.bad_rows and not self._reported_bad_row:
             self._reported_bad_row = True

@@ -69,7 +69,7 @@ class PartedTable:
         """Split the rows into parts. Errors in the rows are raised here."""
         self._cut_once()
 
-    def settle(self, part: int) -> TableChanges | None:
+    def net_changes(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing."""
         at = self._cut_once()
         if not at[part]:

@@ -8,7 +8,7 @@ the partitioning in the table's TableInfo. That is exact for
 
 as TiDB does it (`pkg/table/tables/partition.go`): NULL is below every bound and in partition 0 of a hash, and
 a hash is the absolute remainder. Everything else (KEY, other expressions, text whose collation folds letters)
-raises Unknowable, because a wrong guess would remove other rows.
+raises NotComputable, because a wrong guess would remove other rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Mask: TypeAlias = pa.Array
 """One boolean per row, never null."""
 
 
-class Unknowable(Exception):
+class NotComputable(Exception):
     """The rows of a partition cannot be found from the rows alone; the message says why."""
 
 
@@ -88,16 +88,16 @@ class Members:
 def members(info: Mapping[str, Any], held: Definition, ids: Collection[int]) -> Members:
     """The partitions of `info` (TiDB's TableInfo) with these physical ids, as a test of rows of `held`.
 
-    Raises Unknowable.
+    Raises NotComputable.
     """
     partition = info.get("partition") or {}
     definitions = partition.get("definitions") or []
     wanted = [at for at, one in enumerate(definitions) if one["id"] in ids]
     if not wanted:
-        raise Unknowable("the table's definition does not name these partitions")
+        raise NotComputable("the table's definition does not name these partitions")
     kind = partition["type"]
     if kind not in (RANGE, HASH, LIST):
-        raise Unknowable("rows are spread over partitions by KEY, whose hash is TiDB's own")
+        raise NotComputable("rows are spread over partitions by KEY, whose hash is TiDB's own")
     operands = _operands(partition, held)
     make = {RANGE: _range, LIST: _list, HASH: _hash}[kind]
     masks = tuple(make(definitions, at, operands) for at in wanted)
@@ -118,14 +118,14 @@ def _operands(partition: Mapping[str, Any], held: Definition) -> list[_Operand]:
             return [_column_operand(column)]
     if (call := _CALL.fullmatch(expression)) is not None:
         return [_call_operand(call.group(1).lower(), _column(held, call.group(2).replace("``", "`")))]
-    raise Unknowable(f"the partitioning expression {expression!r} is not one that is computed here")
+    raise NotComputable(f"the partitioning expression {expression!r} is not one that is computed here")
 
 
 def _column(held: Definition, name: str) -> TargetColumn:
     for column in held.columns:
         if column.name.lower() == name.lower():
             return column
-    raise Unknowable(f"the partitioning column '{name}' is not at the target")
+    raise NotComputable(f"the partitioning column '{name}' is not at the target")
 
 
 def _column_operand(column: TargetColumn) -> _Operand:
@@ -140,13 +140,15 @@ def _column_operand(column: TargetColumn) -> _Operand:
         )
     if column.mysql_type in STRINGS and pa.types.is_string(column.type):
         return _text_operand(column)
-    raise Unknowable(f"partitions by column '{column.name}' are not computed here: its type is {column.type}")
+    raise NotComputable(
+        f"partitions by column '{column.name}' are not computed here: its type is {column.type}"
+    )
 
 
 def _text_operand(column: TargetColumn) -> _Operand:
     collation = column.collation
     if not collation.endswith("_bin"):
-        raise Unknowable(f"column '{column.name}' is compared by {collation or 'an unknown collation'}")
+        raise NotComputable(f"column '{column.name}' is compared by {collation or 'an unknown collation'}")
     if collation == "utf8mb4_0900_bin":
         return _Operand(
             column, pa.string(), lambda batch: batch.column(column.name), lambda text: pa.scalar(_text(text))
@@ -163,7 +165,7 @@ def _text_operand(column: TargetColumn) -> _Operand:
 def _call_operand(function: str, column: TargetColumn) -> _Operand:
     kinds = {"year": (DATE, DATETIME), "to_days": (DATE, DATETIME), "unix_timestamp": (TIMESTAMP,)}[function]
     if column.mysql_type not in kinds:
-        raise Unknowable(f"{function.upper()} of column '{column.name}' is not computed here")
+        raise NotComputable(f"{function.upper()} of column '{column.name}' is not computed here")
 
     def value(batch: pa.RecordBatch) -> pa.Array:
         held = batch.column(column.name)
@@ -187,7 +189,7 @@ def _call_operand(function: str, column: TargetColumn) -> _Operand:
 def _text(literal: str) -> str:
     quoted = _QUOTED.fullmatch(literal.strip())
     if quoted is None:
-        raise Unknowable(f"the partition bound {literal!r} is not a plain text")
+        raise NotComputable(f"the partition bound {literal!r} is not a plain text")
     return quoted.group(1).replace("''", "'")
 
 
@@ -200,7 +202,7 @@ def _integer(literal: str) -> int:
         return int(year if call.group(1).lower() == "year" else days)
     text = literal.strip().strip("'")
     if not re.fullmatch(r"[+-]?\d+", text):
-        raise Unknowable(f"the partition bound {literal!r} is not an integer")
+        raise NotComputable(f"the partition bound {literal!r} is not an integer")
     return int(text)
 
 
@@ -209,19 +211,19 @@ def _number(literal: str, wide: pa.DataType) -> pa.Scalar:
     try:
         return pa.scalar(Decimal(value) if pa.types.is_decimal(wide) else value, wide)
     except (pa.ArrowInvalid, OverflowError) as error:
-        raise Unknowable(f"the partition bound {literal!r} does not fit its column") from error
+        raise NotComputable(f"the partition bound {literal!r} does not fit its column") from error
 
 
 def _moment(literal: str, column: TargetColumn) -> pa.Scalar:
     if column.mysql_type == TIMESTAMP:
-        raise Unknowable(f"bounds of TIMESTAMP column '{column.name}' depend on a session's time zone")
+        raise NotComputable(f"bounds of TIMESTAMP column '{column.name}' depend on a session's time zone")
     try:
         text = _text(literal)[:10] if column.mysql_type == DATE else _text(literal)
         found = to_target(pa.array([text]), on_calendar(column), "UTC", Losses())
     except Undecodable as error:
-        raise Unknowable(f"the partition bound {literal!r} is no date") from error
+        raise NotComputable(f"the partition bound {literal!r} is no date") from error
     if found.null_count:
-        raise Unknowable(f"the partition bound {literal!r} is no day of the calendar")
+        raise NotComputable(f"the partition bound {literal!r} is no day of the calendar")
     return (key_texts(found) if pa.types.is_string(column.type) else found)[0]
 
 
@@ -304,7 +306,7 @@ def _hash(definitions: Sequence[Any], at: int, operands: Sequence[_Operand]) -> 
     (operand,) = operands
     count = len(definitions)
     if not pa.types.is_integer(operand.type):
-        raise Unknowable("a hash of unsigned 64-bit integers is not computed here")
+        raise NotComputable("a hash of unsigned 64-bit integers is not computed here")
 
     def mask(batch: pa.RecordBatch) -> Mask:
         value = operand.of(batch)

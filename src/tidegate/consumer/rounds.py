@@ -48,7 +48,7 @@ class FetchRounds:
     def __init__(self, topic: Topic, flow: Flow | OffsetFlow, offsets: Offsets, staging: Path) -> None:
         """`staging`: the directory of fetched rows until they are applied."""
         self._topic, self._flow, self._offsets, self._staging = topic, flow, offsets, staging
-        self._hollow: dict[int, int] = {}
+        self._without_rows: dict[int, int] = {}
         """The ends of partitions that are not read because they hold only aborted transactions."""
 
     def fetch(self, fetcher: Fetcher, wanted: Mapping[int, int]) -> News:
@@ -75,14 +75,16 @@ class FetchRounds:
     def _visible(self, fetcher: Fetcher, ends: Mapping[int, int]) -> dict[int, int]:
         """The ends of unread partitions; 0 for those that hold only aborted transactions."""
         ranges = [
-            Range(p, 0, end, PEEK_BYTES) for p, end in ends.items() if end > 0 and self._hollow.get(p) != end
+            Range(p, 0, end, PEEK_BYTES)
+            for p, end in ends.items()
+            if end > 0 and self._without_rows.get(p) != end
         ]
         with TemporaryDirectory(dir=self._staging) as staged:
             found = fetcher.fetch(self._topic, ranges, Path(staged)) if ranges else []
         for part in found:
             if not (part.messages or part.trouble or part.outage):
-                self._hollow[part.partition] = ends[part.partition]
-        return {p: 0 if self._hollow.get(p) == end else end for p, end in ends.items()}
+                self._without_rows[part.partition] = ends[part.partition]
+        return {p: 0 if self._without_rows.get(p) == end else end for p, end in ends.items()}
 
 
 def unread_of(topic: Topic, flow: Flow | OffsetFlow, partitions: list[int]) -> list[int]:

@@ -57,7 +57,7 @@ class Topic:
             self.uri: SinkUri = uri
             self.names: tuple[str, ...] = names
             """Sorted, so that a partition has the same number in whatever order the user names the topics."""
-            self.config: ReplicaConfig = registry.settled(load_config(None, self.uri), reading=True)
+            self.config: ReplicaConfig = registry.canonical(load_config(None, self.uri), reading=True)
             settings = self.config.codec_settings() | {"time-zone": self.time_zone}
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
@@ -99,13 +99,13 @@ class Topic:
         A DDL header may name it, see `ddl_header.timestamp_zone`.
         """
         reader = registry.reader_of(self.options)
-        return "UTC" if reader.utc else self.time_zone if reader.tells_zone else self.given_zone
+        return "UTC" if reader.utc else self.time_zone if reader.states_zone else self.given_zone
 
     @property
     def learns_zone(self) -> bool:
         """Whether the user or a DDL header must name the zone."""
         reader = registry.reader_of(self.options)
-        return not (reader.utc or reader.tells_zone)
+        return not (reader.utc or reader.states_zone)
 
     def settings(self) -> dict[str, Any]:
         """Settings of a reader for librdkafka. Holds secrets: never log it."""

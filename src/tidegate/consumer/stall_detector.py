@@ -13,7 +13,7 @@ still keep the target unchanged for ever. Each sign is reported once, as an erro
 | the lowest watermark does not advance | after `STALL_S`; again when it has advanced in between |
 | no message of `MANY_BAD` can be decoded: the wrong protocol | at once |
 
-The first two and the last can never pass by themselves: `hopeless`. They end a run with `until`, and the last
+The first two and the last can never pass by themselves: `lasting`. They end a run with `until`, and the last
 ends any run.
 """
 
@@ -35,7 +35,7 @@ MANY_BAD: Final = 20
 
 
 @dataclass(slots=True)
-class _Seen:
+class _PartitionState:
     """The state of one partition in this run."""
 
     watermark: int
@@ -68,12 +68,12 @@ class StallDetector:
     began: float
     by_offset: bool = False
     """Whether there are no watermarks to wait for."""
-    hopeless: InvalidInput | None = None
+    lasting: InvalidInput | None = None
     """A sign that cannot pass by itself, if there is one."""
-    standing: dict[str, InvalidInput] = field(default_factory=dict)
+    present: dict[str, InvalidInput] = field(default_factory=dict)
     """The signs that hold now, by kind."""
     _reported: set[str] = field(default_factory=set)
-    _partitions: dict[int, _Seen] = field(init=False)
+    _partitions: dict[int, _PartitionState] = field(init=False)
     _counts: _Counts = field(default_factory=_Counts)
     _fresh: bool = field(init=False)
     _marked: float | None = None
@@ -84,13 +84,13 @@ class StallDetector:
     _lacking_since: float = 0.0
 
     def __post_init__(self) -> None:
-        self._partitions = {number: _Seen(ts) for number, ts in self.watermarks.items()}
+        self._partitions = {number: _PartitionState(ts) for number, ts in self.watermarks.items()}
         self._fresh = not any(self.watermarks.values())
         self._moved, self._lowest = self.began, min(self.watermarks.values())
 
     def join(self, numbers: Iterable[int]) -> None:
         """Add partitions that are read from now on."""
-        self._partitions |= {number: _Seen(0) for number in numbers}
+        self._partitions |= {number: _PartitionState(0) for number in numbers}
         # The new partitions have no watermark yet, so the patience with silent ones begins again.
         self._marked = None
 
@@ -135,21 +135,21 @@ class StallDetector:
             seen.end_since, seen.end_last = None, float("-inf")
 
     def news(self, now: float) -> list[InvalidInput]:
-        """The signs that have newly appeared. Also updates `standing` and `hopeless`."""
-        self.standing = {}
+        """The signs that have newly appeared. Also updates `present` and `lasting`."""
+        self.present = {}
         for kind, sign in (_SIGNS_BY_OFFSET if self.by_offset else _SIGNS).items():
             found = sign(self, now)
             if found is not None:
-                self.standing[kind] = found
-        self.hopeless = next((self.standing[kind] for kind in _HOPELESS if kind in self.standing), None)
-        fresh = [found for kind, found in self.standing.items() if kind not in self._reported]
-        self._reported |= self.standing.keys()
+                self.present[kind] = found
+        self.lasting = next((self.present[kind] for kind in _LASTING if kind in self.present), None)
+        fresh = [found for kind, found in self.present.items() if kind not in self._reported]
+        self._reported |= self.present.keys()
         return fresh
 
     @property
     def unreadable(self) -> bool:
         """Whether the topic has another protocol: then its messages do not belong into quarantine."""
-        return "unreadable" in self.standing
+        return "unreadable" in self.present
 
     # --- the signs
 
@@ -278,4 +278,4 @@ _SIGNS_BY_OFFSET: Final = {
     "unreadable": StallDetector._unreadable,
     "lacking": StallDetector._lacks_copies,
 }
-_HOPELESS: Final = ("unreadable", "no extension", "silent partitions")
+_LASTING: Final = ("unreadable", "no extension", "silent partitions")

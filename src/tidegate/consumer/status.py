@@ -33,7 +33,7 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import IGNORING
 from tidegate.consumer.schema_changes import SchemaChanges
 from tidegate.consumer.source import Topic
-from tidegate.consumer.target import Address, Looked
+from tidegate.consumer.target import Address, TargetStatus
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 STATUS: Final = "status.json"
@@ -46,7 +46,7 @@ STUCK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StatusReport:
     """The last report of a consumer."""
 
     at_ms: int
@@ -74,7 +74,7 @@ class Said:
         return Path(f"/proc/{self.pid}").exists() if self.host == socket.gethostname() else None
 
 
-class Diary:
+class StatusWriter:
     """Writes `status.json` of a running consumer. A full or failing disk never stops the consumer."""
 
     def __init__(self, folder: Path, warn: Callable[[TidegateError], None], schema_changes: str = "") -> None:
@@ -92,7 +92,7 @@ class Diary:
     ) -> None:
         """Replace the file atomically: a reader finds the old one or the new one."""
         host, pid = socket.gethostname(), os.getpid()
-        said = Said(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
+        said = StatusReport(at_ms, host, pid, running, trouble, partitions, self._schema_changes, ignored)
         part = self._path.with_suffix(".part")
         try:
             part.write_bytes(said.to_bytes())
@@ -105,7 +105,7 @@ class Diary:
             self._failing = False
 
 
-def received(folder: Path) -> Said | None:
+def received(folder: Path) -> StatusReport | None:
     """The last report of the consumer of this folder; None if there is none that can be read."""
     try:
         body: dict[str, Any] = orjson.loads((folder / STATUS).read_bytes())
@@ -113,7 +113,7 @@ def received(folder: Path) -> Said | None:
             return None
         partitions = tuple(Partition(**one) for one in body.pop("partitions"))
         ignored = tuple(map(str, body.pop("ignored", ())))
-        return Said(**body, partitions=partitions, ignored=ignored)
+        return StatusReport(**body, partitions=partitions, ignored=ignored)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # the report is optional: a torn file, or one of another release, counts as none
 
@@ -149,12 +149,12 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """The information about one consumer from its target, its folder and the broker."""
 
     target: str
-    found: Looked
-    said: Said | None
+    found: TargetStatus
+    said: StatusReport | None
     lives: bool | None
     """Whether the reporting process exists; None: it is not known."""
     ends: Mapping[int, int] | None
@@ -162,7 +162,7 @@ class Seen:
     broker: str = ""
     """Why the broker does not answer."""
 
-    def fresh(self, now_ms: int) -> Said | None:
+    def fresh(self, now_ms: int) -> StatusReport | None:
         """A report of a moment ago, by a process that is not known to be dead."""
         said = self.said
         if said is None or not said.running or self.lives is False:
@@ -191,10 +191,10 @@ def look(topic: Topic, address: Address, now_ms: int) -> Status:
     except Retryable as error:
         broker = f"{error.what}: {error.why}"
     lives = said.lives() if said is not None else None
-    return status_of(topic, Seen(str(address), found, said, lives, ends, broker), now_ms)
+    return status_of(topic, Observation(str(address), found, said, lives, ends, broker), now_ms)
 
 
-def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
+def status_of(topic: Topic, seen: Observation, now_ms: int) -> Status:
     """Combine what was found. Pure."""
     held = seen.found.position
     position = held.over(topic.names) if held is not None else None
@@ -221,7 +221,7 @@ def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
     )
 
 
-def _schema_changes(seen: Seen, position: Position | None) -> str:
+def _schema_changes(seen: Observation, position: Position | None) -> str:
     """The policy: `ignore` from the target's rules, the others only from the consumer's report."""
     if position is not None and IGNORING in position.rules:
         return SchemaChanges.IGNORE
@@ -229,7 +229,7 @@ def _schema_changes(seen: Seen, position: Position | None) -> str:
 
 
 def _partitions(
-    topic: Topic, seen: Seen, position: Position | None, fresh: Said | None
+    topic: Topic, seen: Observation, position: Position | None, fresh: StatusReport | None
 ) -> tuple[Partition, ...]:
     """The partitions as a running consumer reports them; otherwise as the target's position has them."""
     kept = position.partitions if position is not None else {}
@@ -248,14 +248,14 @@ def _partitions(
     return tuple(found)
 
 
-def _who(seen: Seen, now_ms: int) -> str:
+def _who(seen: Observation, now_ms: int) -> str:
     if seen.said is None or (seen.fresh(now_ms) is None and seen.silent(now_ms) is None):
         return seen.found.holder
     return f"process {seen.said.pid} on {seen.said.host}"
 
 
 def _waits_for(
-    seen: Seen, position: Position | None, partitions: tuple[Partition, ...], now_ms: int
+    seen: Observation, position: Position | None, partitions: tuple[Partition, ...], now_ms: int
 ) -> tuple[bool, str]:
     """Whether a running consumer is stuck, and what it waits for."""
     fresh, silent_s, doing = seen.fresh(now_ms), seen.silent(now_ms), seen.found.doing
@@ -275,7 +275,7 @@ def _waits_for(
     return False, "its first snapshot" if position is None else "nothing: it keeps up"
 
 
-def _not_running(seen: Seen, position: Position | None, now_ms: int) -> str:
+def _not_running(seen: Observation, position: Position | None, now_ms: int) -> str:
     said = seen.said
     if said is None:
         text = "nobody runs it" if position is not None else "nobody runs it, and nothing was ever committed"
@@ -290,7 +290,7 @@ def _not_running(seen: Seen, position: Position | None, now_ms: int) -> str:
     return f"not running: {text}"
 
 
-def _check_topics(topic: Topic, found: Looked, address: Address) -> None:
+def _check_topics(topic: Topic, found: TargetStatus, address: Address) -> None:
     others = set(found.position.topics) - set(topic.names) if found.position is not None else set()
     if others:
         raise InvalidInput(

@@ -28,7 +28,7 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.dispatcher.consistency import Seen
+from tidegate.dispatcher.consistency import Visibility
 
 Name: TypeAlias = tuple[str, str]
 """Schema and table."""
@@ -43,7 +43,7 @@ class TableChanges:
     """A `BagEffect` for a table without a key. The values are in the types of the target's `values`."""
 
 
-Settle: TypeAlias = Callable[[], TableChanges | None]
+NetChanges: TypeAlias = Callable[[], TableChanges | None]
 """Reads and converts the staged rows of one table and returns their net effect; None when it is empty.
 
 It may `execute` a step for this table first, because rows can show a column that no DDL announced. Called
@@ -66,9 +66,9 @@ class Parted(Protocol):
         """About how many bytes all parts have."""
 
     def prepare(self) -> None:
-        """Read and convert all rows, and split them into parts on disk. `settle` does so if needed."""
+        """Read and convert all rows, and split them into parts on disk. `net_changes` does so if needed."""
 
-    def settle(self, part: int) -> TableChanges | None:
+    def net_changes(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing. May be called again, from any thread.
 
         No key has changes in two parts. But rows of different parts may have the same value of another unique
@@ -76,7 +76,7 @@ class Parted(Protocol):
         """
 
     def may_delete(self, part: int) -> bool:
-        """Whether the part may delete a row: otherwise `settle` need not be called for its deletes."""
+        """Whether the part may delete a row: otherwise `net_changes` need not be called for its deletes."""
 
 
 class Target(Protocol):
@@ -118,7 +118,7 @@ class Target(Protocol):
         it.
         """
 
-    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+    def write(self, tables: Sequence[NetChanges], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Write the changes of these tables; `reached` is the position afterwards, and says how `parted` is
         split.
 
@@ -156,7 +156,7 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class TargetStatus:
     """The record of a consumer at its target, seen from outside."""
 
     position: Position | None
@@ -201,13 +201,13 @@ class Address(Protocol):
         """Whether partitions may be at different moments in it."""
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Visibility:
         """Which intermediate states its readers can see."""
 
     def opened(self) -> AbstractContextManager[Target]:
         """Take the target over until the end of the context; InvalidInput when that is not possible."""
 
-    def look(self) -> Looked:
+    def look(self) -> TargetStatus:
         """The record there, without taking it over; InvalidInput or Retryable when it cannot be read."""
 
     def definitions(self) -> Mapping[Name, Definition]:

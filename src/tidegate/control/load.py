@@ -68,7 +68,7 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LoadRemainder:
     """The rest of a range."""
 
     id: str
@@ -95,8 +95,8 @@ class LoadQueue:
                 fix="remove the changefeed and create it again, best with a new topic: all is loaded then",
             )
         self._ranges = len(plan.ranges)
-        self._left: deque[Left] = deque()
-        self._out: dict[str, Left] = {}
+        self._left: deque[LoadRemainder] = deque()
+        self._out: dict[str, LoadRemainder] = {}
         self._rows: dict[str, int] = {}
         self._done: set[str] = set()
         self._before = 0
@@ -107,9 +107,9 @@ class LoadQueue:
             if left_from is None:
                 self._done.add(one.id)
             else:
-                self._left.append(Left(one.id, Span(bytes.fromhex(left_from), one.span.end), rows))
+                self._left.append(LoadRemainder(one.id, Span(bytes.fromhex(left_from), one.span.end), rows))
 
-    def take(self, tasks: int) -> list[Left]:
+    def take(self, tasks: int) -> list[LoadRemainder]:
         """A share for one of `tasks` tasks. Empty: no range is left to give out."""
         # Rounded up: the last ranges must go out even if there are fewer of them than tasks.
         count = min(SHARE_MAX, -(-len(self._left) // max(tasks, 1)))
@@ -122,7 +122,7 @@ class LoadQueue:
         """Whether a share is out, of which a part may come back."""
         return bool(self._out)
 
-    def settle(self, outcome: Iterable[tuple[str, int, str | None]], share: Iterable[Left]) -> None:
+    def settle(self, outcome: Iterable[tuple[str, int, str | None]], share: Iterable[LoadRemainder]) -> None:
         """Take back a share. `outcome`: (range id, entries durable in all, key where the rest begins) of each
         range that was begun.
         """

@@ -38,7 +38,7 @@ class Order(IntEnum):
     """The reader does not know the dispatch rules."""
 
 
-class Seen(StrEnum):
+class Visibility(StrEnum):
     """The units in which the readers of a target see the changes that a consumer writes."""
 
     SNAPSHOTS = "named snapshots only"
@@ -67,7 +67,7 @@ class Setting:
     marks: bool
     """Whether the protocol carries watermarks."""
     ddls: Ddls
-    seen: Seen
+    seen: Visibility
     row_mode: bool = True
     """Whether the target may have applied partitions up to different moments."""
 
@@ -138,8 +138,8 @@ _OF_A_ROW: Final = {
 def _without_marks(setting: Setting) -> dict[str, str]:
     """The guarantees of row mode if the progress is kept as offsets."""
     unique = {
-        Seen.SNAPSHOTS: "not enforced by tables of files",
-        Seen.UNKNOWN: "two rows that exchange a value may collide",
+        Visibility.SNAPSHOTS: "not enforced by tables of files",
+        Visibility.UNKNOWN: "two rows that exchange a value may collide",
     }
     nowhere = setting.ddls is Ddls.NOWHERE
     return {
@@ -157,7 +157,7 @@ def _without_marks(setting: Setting) -> dict[str, str]:
 
 def _unique_keys(setting: Setting) -> Promise:
     about, kept = "unique keys", "a value is free before another row takes it"
-    if setting.seen is Seen.SNAPSHOTS:
+    if setting.seen is Visibility.SNAPSHOTS:
         return Promise(about, "not enforced by tables of files", "not enforced by tables of files")
     if setting.order is Order.TABLES and not setting.pieces:
         return Promise(about, kept, kept)
@@ -171,17 +171,17 @@ def _one_transaction(setting: Setting) -> Promise:
 
 
 _WHOLE: Final = {
-    Seen.SNAPSHOTS: "whole in each snapshot, over all tables",
-    Seen.TRANSACTIONS: "whole for every reader, over all tables",
-    Seen.TABLES: "whole in each table up to --transaction-max-bytes; tables may differ during a step",
-    Seen.UNKNOWN: "whole, if all partitions are applied up to the lowest Resolved",
+    Visibility.SNAPSHOTS: "whole in each snapshot, over all tables",
+    Visibility.TRANSACTIONS: "whole for every reader, over all tables",
+    Visibility.TABLES: "whole in each table up to --transaction-max-bytes; tables may differ during a step",
+    Visibility.UNKNOWN: "whole, if all partitions are applied up to the lowest Resolved",
 }
 
 
 def _in_row_mode(setting: Setting) -> str:
-    if setting.seen is Seen.SNAPSHOTS and setting.order <= Order.ROWS:
+    if setting.seen is Visibility.SNAPSHOTS and setting.order <= Order.ROWS:
         return "whole in each snapshot, over all tables"
-    if setting.seen is Seen.SNAPSHOTS:
+    if setting.seen is Visibility.SNAPSHOTS:
         return "whole in each snapshot, but for rows that end up old, or twice"
     if setting.order is Order.TABLES and not setting.pieces:
         return "its rows of one table together, those of several tables apart"
@@ -194,7 +194,7 @@ def _slow_partition(setting: Setting) -> Promise:
     own = "delays its own rows, and DDL"
     if setting.order is Order.ALIGNED:
         own = "delays its own rows, DDL, and messages behind an alignment mark"
-    row = f"{own}; every snapshot waits for it" if setting.seen is Seen.SNAPSHOTS else own
+    row = f"{own}; every snapshot waits for it" if setting.seen is Visibility.SNAPSHOTS else own
     return Promise("a partition that lags", row, "delays everything")
 
 
@@ -202,11 +202,11 @@ def _ddl(setting: Setting) -> Promise:
     about, kept = "a DDL", "after all rows before it, before all rows after it"
     if setting.ddls is Ddls.NOWHERE:
         return Promise(about, *["not on the topic: columns follow the rows"] * 2)
-    if setting.seen is Seen.UNKNOWN and setting.ddls is Ddls.FIRST:
+    if setting.seen is Visibility.UNKNOWN and setting.ddls is Ddls.FIRST:
         return Promise(about, "on partition 0 alone: the others do not say when it took effect", kept)
     return Promise(about, kept, kept)
 
 
 def _restart(setting: Setting) -> Promise:
-    who = "readers of committed messages" if setting.seen is Seen.UNKNOWN else "the target"
+    who = "readers of committed messages" if setting.seen is Visibility.UNKNOWN else "the target"
     return Promise("a restart, a kill", *[f"nothing is lost or doubled for {who}"] * 2)

@@ -91,7 +91,7 @@ def reports(store: Path) -> Iterator[Report]:
                 yield Report(span_id, file, "lost" in json.loads(path.read_bytes()))
 
 
-def settle(store: Path, report: Report) -> None:
+def remove_report(store: Path, report: Report) -> None:
     """Remove a report, because the segment was repaired or no longer exists."""
     _path(store, report.span_id, report.file).unlink(missing_ok=True)
 

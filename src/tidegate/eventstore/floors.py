@@ -89,7 +89,7 @@ class PageMark:
     inode: int
     entries: bytes
 
-    def stirred_since(self, before: PageMark | None) -> frozenset[str] | None:
+    def changed_since(self, before: PageMark | None) -> frozenset[str] | None:
         """The spans whose manifest version changed since an earlier mark: new rows may have arrived for them.
 
         Returns None if new rows may have arrived for any span. If only a span's floor rose, it is left out,

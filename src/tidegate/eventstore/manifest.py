@@ -41,7 +41,7 @@ import orjson
 
 from tidegate.errors import Fatal
 from tidegate.eventstore import records
-from tidegate.eventstore.records import RecordFile, Seen
+from tidegate.eventstore.records import ReadPosition, RecordFile
 from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
@@ -83,7 +83,7 @@ class Manifest:
     dropped_to: Timestamp = 0
     next_file: int = 0
     version: int = field(default=_UNKNOWN, compare=False)
-    """The version of the file that this was read from (`records.Seen.version`)."""
+    """The version of the file that this was read from (`records.ReadPosition.version`)."""
     torn: bool = field(default=False, compare=False)
     """Whether bytes follow the file's last whole record: an append under way, or one that was cut off."""
 
@@ -315,7 +315,7 @@ class ManifestReader:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MANIFEST
-        self._known: tuple[tuple[int, int, int], Seen, Manifest] | None = None
+        self._known: tuple[tuple[int, int, int], ReadPosition, Manifest] | None = None
 
     def read(self) -> Manifest:
         """The manifest as it is now. Raises FileNotFoundError, Torn, or Fatal if its format is unknown."""

@@ -48,7 +48,7 @@ class Torn(Retryable):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReadPosition:
     """The position up to which a file was read."""
 
     nonce: int
@@ -67,14 +67,14 @@ class Seen:
 class Reading:
     """The result of `read`. `records`: those not seen before; if `whole`, all records, the base first."""
 
-    seen: Seen
+    seen: ReadPosition
     records: list[bytes]
     whole: bool
     torn: bool
     """Whether bytes follow that are not a whole record: an append under way, or one that was cut off."""
 
 
-def read(path: Path, seen: Seen | None = None) -> Reading:
+def read(path: Path, seen: ReadPosition | None = None) -> Reading:
     """The records of a file; only those appended since `seen` if the file still has the same base.
 
     Raises FileNotFoundError, Torn.
@@ -95,7 +95,7 @@ def read(path: Path, seen: Seen | None = None) -> Reading:
     if not same and not records:
         raise _torn(path, at, "its CRC32C does not match its bytes")
     before = seen.count if seen is not None and same else -1
-    return Reading(Seen(nonce, before + len(records), at + end), records, not same, torn)
+    return Reading(ReadPosition(nonce, before + len(records), at + end), records, not same, torn)
 
 
 def _nonce(path: Path, head: bytes) -> int:
@@ -148,7 +148,7 @@ class RecordFile:
 
     def __init__(self, path: Path, durable: Durability) -> None:
         self._path, self._durable = path, durable
-        self._seen: Seen | None = None  # what is on disk; None: the next write must be a base
+        self._seen: ReadPosition | None = None  # what is on disk; None: the next write must be a base
         self._base_bytes = 0
 
     @property
@@ -164,7 +164,7 @@ class RecordFile:
         head = _HEAD.pack(_MAGIC, nonce, 0, 0)[:16]
         data = head + struct.pack("<II", crc32c(head), 0) + _framed(base)
         replace_file(self._path, data, self._durable)
-        self._seen, self._base_bytes = Seen(nonce, 0, len(data)), len(data)
+        self._seen, self._base_bytes = ReadPosition(nonce, 0, len(data)), len(data)
         return nonce
 
     def append(self, record: bytes) -> int:
@@ -184,7 +184,7 @@ class RecordFile:
                     os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
-        self._seen = Seen(seen.nonce, seen.count + 1, seen.end + len(data))
+        self._seen = ReadPosition(seen.nonce, seen.count + 1, seen.end + len(data))
         return self._seen.version
 
 

@@ -31,7 +31,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 
 
-class Whole(Disk, Protocol):
+class StoreServices(Disk, Protocol):
     """The parts of `store.EventStore` that a span needs."""
 
     def relieve(self) -> None:
@@ -54,7 +54,7 @@ class Whole(Disk, Protocol):
 class SpanStore:
     """The changes of one span. Made by `EventStore.open_span`."""
 
-    def __init__(self, store: Whole, span: Span) -> None:
+    def __init__(self, store: StoreServices, span: Span) -> None:
         """Open or create the folder of the span, and clean up after a crash.
 
         Rows that the files do not prove count as not resolved, and are pulled again.

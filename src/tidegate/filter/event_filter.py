@@ -25,10 +25,10 @@ class EventFilter:
         self._start_ts = frozenset(config.ignore_txn_start_ts)
         self._rules: tuple[EventRule, ...] = read_rules(config.event_filters, case_sensitive=case_sensitive)
         self._zone = time_zone
-        odd = [ts for ts in self._start_ts if not 0 <= ts < 1 << 64]
-        if odd:
+        invalid = [ts for ts in self._start_ts if not 0 <= ts < 1 << 64]
+        if invalid:
             raise InvalidInput(
-                f"{str(odd[0])[:40]} is not the start-ts of a transaction",
+                f"{str(invalid[0])[:40]} is not the start-ts of a transaction",
                 where="filter.ignore-txn-start-ts",
                 fix="give numbers of 64 bits",
             )

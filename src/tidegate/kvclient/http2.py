@@ -128,7 +128,7 @@ class Call:
         self._input = bytearray()  # the beginning of an incomplete frame
         self._left = 0  # missing bytes of the current DATA frame
         self._is_last = False  # whether that frame ends the stream
-        self._owed = 0  # bytes received since the last grant
+        self._unacknowledged = 0  # bytes received since the last grant
         self._block: bytearray | None = None  # headers that continue in the next frame
         self._block_flags = 0
         self._header_bytes = 0
@@ -158,10 +158,10 @@ class Call:
         """Let the peer send as much again as was received; without this it stops after a window."""
         # A grant for each message would cost two frames each. Below a quarter the peer still has three
         # quarters of its window.
-        if self._owed >= WINDOW_BYTES // 4 and self.end is None:
-            self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(self._owed))
-            self._put(FrameKind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._owed))
-            self._owed = 0
+        if self._unacknowledged >= WINDOW_BYTES // 4 and self.end is None:
+            self._put(FrameKind.WINDOW_UPDATE, 0, 0, _U32.pack(self._unacknowledged))
+            self._put(FrameKind.WINDOW_UPDATE, 0, _STREAM, _U32.pack(self._unacknowledged))
+            self._unacknowledged = 0
 
     def ping(self) -> None:
         """Send a ping, which the peer must answer."""
@@ -207,7 +207,7 @@ class Call:
             # frames, whose size `_may_come` has bounded.
             if kind == FrameKind.DATA and not flags & _PADDED:
                 at += _HEAD.size
-                self._owe(size)
+                self._count_received(size)
                 self._left, self._is_last = size, bool(flags & _END_STREAM)
                 if not size:
                     self._ended_frame()
@@ -254,7 +254,7 @@ class Call:
         try:
             match kind:
                 case FrameKind.DATA:
-                    self._owe(len(payload))
+                    self._count_received(len(payload))
                     self._is_last = bool(flags & _END_STREAM)
                     self._take(memoryview(_without_padding(payload, flags)), messages)
                     self._ended_frame()
@@ -371,9 +371,9 @@ class Call:
 
     # --- messages ------------------------------------------------------------------------------------
 
-    def _owe(self, size: int) -> None:
-        self._owed += size
-        if self._owed > WINDOW_BYTES:
+    def _count_received(self, size: int) -> None:
+        self._unacknowledged += size
+        if self._unacknowledged > WINDOW_BYTES:
             self._finish(grpc.StatusCode.INTERNAL, "the peer sent more than its window")
 
     def _take(self, part: memoryview, messages: list[bytes]) -> None:

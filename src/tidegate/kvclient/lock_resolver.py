@@ -57,18 +57,18 @@ class Fate:
     """The transaction is live, but can only commit above the caller's ts, so its lock may be ignored."""
 
 
-class Living(NamedTuple):
+class LiveTransactions(NamedTuple):
     """Prewritten keys of live transactions: their number, and their smallest start_ts (0: there are none)."""
 
     keys: int = 0
     oldest: int = 0
 
-    def __add__(self, other: object) -> Living:
+    def __add__(self, other: object) -> LiveTransactions:
         """The sum of both."""
-        if not isinstance(other, Living):
+        if not isinstance(other, LiveTransactions):
             return NotImplemented
         stamps = [ts for ts in (self.oldest, other.oldest) if ts]
-        return Living(self.keys + other.keys, min(stamps, default=0))
+        return LiveTransactions(self.keys + other.keys, min(stamps, default=0))
 
 
 class LockResolver:
@@ -144,7 +144,7 @@ class LockResolver:
 
         self._requester.by_region(keys, backoff, send)
 
-    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> Living:
+    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> LiveTransactions:
         """Clear the locks in `span` with start_ts <= max_ts that needlessly hold back a change stream.
 
         These are prewritten puts and deletes of ended transactions; all other locks stay. Returns the locks
@@ -153,7 +153,7 @@ class LockResolver:
         decides which locks have expired; 0: get one from PD.
         """
         now = now or self._pd.tso()
-        at, live = span.start, Living()
+        at, live = span.start, LiveTransactions()
         ended: dict[int, Fate] = {}
         while span.end == b"" or at < span.end:
             region = self._pd.regions.locate_start(at)
@@ -180,17 +180,19 @@ class LockResolver:
                 at = decode_bytes(region.end_key)[0]
         return live
 
-    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int) -> Living:
+    def _clear_ended(
+        self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int
+    ) -> LiveTransactions:
         """Clear a page of locks, except those of live transactions, which it returns. Adds to `ended`."""
         by_txn: dict[int, list[Any]] = {}
         for lock in locks:
             if lock.lock_type in TRACKED:
                 by_txn.setdefault(lock.lock_version, []).append(lock)
-        live = Living()
+        live = LiveTransactions()
         for start_ts, members in by_txn.items():
             fate = ended.get(start_ts) or self._fate_or_live(members[0], backoff, now)
             if fate.live:
-                live += Living(len(members), start_ts)
+                live += LiveTransactions(len(members), start_ts)
                 continue
             ended[start_ts] = fate
             self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)

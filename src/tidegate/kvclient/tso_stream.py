@@ -25,7 +25,7 @@ class TsoStream:
     """
 
     def __init__(self) -> None:
-        self._open: _Open | None = None
+        self._open: _OpenCall | None = None
         self._lock = threading.Lock()  # of `_open`; not held while anything is waited for
 
     def ask(self, stub: pdpb_pb2_grpc.PDStub, cluster_id: int, count: int) -> Any:
@@ -59,12 +59,12 @@ class TsoStream:
         """
         self._end(self._swap(None))
 
-    def _swap(self, new: _Open | None) -> _Open | None:
+    def _swap(self, new: _OpenCall | None) -> _OpenCall | None:
         with self._lock:
             old, self._open = self._open, new
         return old
 
-    def _end(self, known: _Open | None) -> None:
+    def _end(self, known: _OpenCall | None) -> None:
         if known is not None:
             known.requests.end()
             known.call.cancel()
@@ -72,7 +72,7 @@ class TsoStream:
             known.requests.join(CALL_TIMEOUT_S)
 
 
-class _Open(NamedTuple):
+class _OpenCall(NamedTuple):
     stub: pdpb_pb2_grpc.PDStub
     requests: Requests
     answers: queue.SimpleQueue[Any]
@@ -81,13 +81,13 @@ class _Open(NamedTuple):
     reader: threading.Thread
 
 
-def _opened(stub: pdpb_pb2_grpc.PDStub) -> _Open:
+def _opened(stub: pdpb_pb2_grpc.PDStub) -> _OpenCall:
     requests, answers = Requests(), queue.SimpleQueue[Any]()
     call = stub.Tso(requests)
     at_end(call, lambda: answers.put(_why_ended(call)))
     reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
     reader.start()
-    return _Open(stub, requests, answers, call, reader)
+    return _OpenCall(stub, requests, answers, call, reader)
 
 
 def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:

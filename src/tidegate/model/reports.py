@@ -272,16 +272,16 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ConnectionClosed:
     """The connection has ended. This is never sent: the receiver makes it when the socket closes."""
 
 
 ToPuller = SafePoint | Watch | Unwatch | DropBelow | Remove
 ToApplication = Run | End
 Hello = PullerHello | PipelineHello | ApplicationHello
-FromApplication = ApplicationHello | Working | Ended | Failed | Gone
-FromPuller = PullerHello | Status | Refused | Failed | Gone
-FromPipeline = PipelineHello | Started | Durable | Loaded | Failed | Gone
+FromApplication = ApplicationHello | Working | Ended | Failed | ConnectionClosed
+FromPuller = PullerHello | Status | Refused | Failed | ConnectionClosed
+FromPipeline = PipelineHello | Started | Durable | Loaded | Failed | ConnectionClosed
 Report = ToPuller | ToApplication | FromPuller | FromPipeline | FromApplication
 
 TO_PULLER: Final[tuple[type[ToPuller], ...]] = (SafePoint, Watch, Unwatch, DropBelow, Remove)

@@ -75,7 +75,7 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     _ask_the_plain_twin(block, group, outcomes, checks)
     if (outcomes == BY_COLUMNS).any():
         _compare_columns(group, outcomes, checks.carried[group.position])
-        _accuse_lost_versions(block, group, outcomes)
+        _mark_lost_versions(block, group, outcomes)
         by_columns = checks.outcomes[group.position] == BY_COLUMNS
         carried = checks.carried[group.position]
         carried[by_columns, 1] = 0  # now the version: the second sum is compared and not needed any more
@@ -137,7 +137,7 @@ def _compare_columns(
         outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)
 
 
-def _accuse_lost_versions(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
+def _mark_lost_versions(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
     """Count excused old images as mismatched if they look like version 0 only because of a damaged header."""
     names, old_values = block.column("key"), block.column("old_value")
     for i in np.flatnonzero(outcomes[:, 1] == Outcome.EXCUSED).tolist():

@@ -120,7 +120,7 @@ class ConnectedWorker:
     """Why it was killed. None if its incarnation was over."""
     machine: str = ""
     """The machine on which it runs; empty for this one."""
-    _dog: Watchdog = field(default_factory=Watchdog)
+    _watchdog: Watchdog = field(default_factory=Watchdog)
 
     @property
     def who(self) -> str:
@@ -132,7 +132,7 @@ class ConnectedWorker:
         """Give it a piece. `now`: monotonic. The watchdog is new: earlier silence belongs to
         another piece.
         """
-        self.work, self.silent_s, self.is_stuck, self._dog = work, 0.0, False, Watchdog()
+        self.work, self.silent_s, self.is_stuck, self._watchdog = work, 0.0, False, Watchdog()
         self.given_at = now
         self.pieces.put(work)
 
@@ -179,7 +179,7 @@ class ConnectedWorker:
         patience_s = own.stall_timeout if knows else own.start_timeout
         slow_s = SLOW_S if delivers else SLOW_FIRST_S
         slow_s = min(patience_s, slow_s * 2 ** min(work.of.failures, SLOWER_MAX))
-        found = self._dog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
+        found = self._watchdog.step(now, work.words, (self.said, beats), min(STUCK_S, slow_s))
         return Silence(0.0 if found is None else found.silent_s, slow_s, patience_s, delivers)
 
     def note(self, work: Work, silence: Silence) -> bool:

@@ -25,7 +25,7 @@ from tidegate.pipeline.workforce import Workforce
 
 
 class Conversation:
-    """Handles each worker's pieces and passes on their results. Many threads call `attend`."""
+    """Handles each worker's pieces and passes on their results. Many threads call `serve_worker`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Conversation:
         self._changed, self._timetable = threads.changed, timetable
         self._workforce, self._incarnations = workforce, incarnations
 
-    def attend(self, worker: ConnectedWorker) -> None:
+    def serve_worker(self, worker: ConnectedWorker) -> None:
         """Send one worker its pieces, one after another, until its connection has ended or it was killed."""
         with self._changed:
             self._workforce.join(worker, time.monotonic())
@@ -47,7 +47,7 @@ class Conversation:
                     self._workforce.release(worker)
                     self._changed.notify_all()
                 work = worker.pieces.get()
-                if work is None or not self._see_through(worker, work):
+                if work is None or not self._run_piece(worker, work):
                     return
         finally:
             with self._changed:
@@ -56,7 +56,7 @@ class Conversation:
             worker.line.close()
             worker.process.close()
 
-    def _see_through(self, worker: ConnectedWorker, work: Work) -> bool:
+    def _run_piece(self, worker: ConnectedWorker, work: Work) -> bool:
         """Handle one piece from start to end. Returns whether the worker still lives.
 
         The order matters. The failure is reported first, so that no more work of the incarnation is given
@@ -67,7 +67,7 @@ class Conversation:
         one = work.of
         error: TidegateError | None = None
         try:
-            self._speak(worker, work)
+            self._exchange(worker, work)
         except Dead as dead:
             with self._changed:
                 worker.kill()
@@ -91,12 +91,12 @@ class Conversation:
             worker.finished(one, well=error is None and not one.over)
             # Rows may have arrived while the piece was out.
             if error is None and one.backlog is not None:
-                one.stirred = not one.over
+                one.may_be_due = not one.over
             self._timetable.back(one.key, work.kind)
             self._changed.notify_all()
         return not killed
 
-    def _speak(self, worker: ConnectedWorker, work: Work) -> None:
+    def _exchange(self, worker: ConnectedWorker, work: Work) -> None:
         """Send the piece, and pass on the worker's messages until its result.
 
         Raises the error that the worker reported, and Dead if the connection ended without a result.
@@ -111,7 +111,7 @@ class Conversation:
                     assert one.backlog is not None
                     seconds = time.monotonic() - began
                     took = {"batch_ms": round(seconds * 1000)}
-                    one.note_pace(work.bytes, seconds)
+                    one.record_pace(work.bytes, seconds)
                     one.backlog.done(ranges)
                     self._incarnations.durable(one, Durable(one.spec.token, spans, {**stats, **took}))
                     return

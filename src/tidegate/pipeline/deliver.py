@@ -129,7 +129,7 @@ class Worker:
 
         `tell` is called with what is durable so far, at most every `TELL_S`.
         """
-        tell = _seldom(tell)
+        tell = _at_intervals(tell)
         groups = [ranges] if self._merges else [[one] for one in ranges]
         # Outside the loop: after a lost slot each stretch goes on from its last commit.
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
@@ -221,7 +221,7 @@ class Worker:
             if block.num_rows:
                 encoded = self.encode(block, schemas, part=piece.part, conflicts=stretch.conflicts)
                 cutter.met += encoded.split
-                self._note_growth(block, encoded)
+                self._measure_growth(block, encoded)
                 keep_misencoded(self.access, stretch.name, encoded)
                 if not piece.again:
                     keep_damaged(self.access, stretch.name, encoded)
@@ -261,7 +261,7 @@ class Worker:
         # By the growth of the last piece, because it is not known before encoding.
         return min(int(room / self._growth), PIECE_BYTES)
 
-    def _note_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
+    def _measure_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
         self._growth = max(encoded.size / weight(block), GROWTH_MIN)
 
     def transaction(self, writer: Writer) -> Transaction:
@@ -303,16 +303,16 @@ class Worker:
         return encoded
 
 
-def _seldom(tell: Tell) -> Tell:
+def _at_intervals(tell: Tell) -> Tell:
     reported = time.monotonic()
 
-    def tell_now_and_then(spans: Mapping[str, int]) -> None:
+    def report_at_intervals(spans: Mapping[str, int]) -> None:
         nonlocal reported
         if time.monotonic() - reported >= TELL_S:
             reported = time.monotonic()
             tell(spans)
 
-    return tell_now_and_then
+    return report_at_intervals
 
 
 def _follows(config: ReplicaConfig) -> Follows:

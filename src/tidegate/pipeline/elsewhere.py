@@ -255,7 +255,7 @@ class RemoteAccess:
         return self._ask(GetBegun(records), Begun)
 
 
-class Heart:
+class AliveReporter:
     """Sends Alive on the line when work was done, at intervals. Callable from several threads."""
 
     def __init__(self, line: StreamLine) -> None:
@@ -287,8 +287,8 @@ def serve(address: str, nonce: str, _: Iterator[int]) -> None:
     # The process may be doing anything when the line ends, so it is killed. Spark's next task gets a new one.
     end_with(line)
     line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, nonce)))
-    heart = Heart(line)
-    kept.OPENED[0] = lambda secret: RemoteAccess(capture, secret, heart.beat)
+    reporter = AliveReporter(line)
+    kept.OPENED[0] = lambda secret: RemoteAccess(capture, secret, reporter.beat)
     work(line, Tasks(kept.begin, kept.deliver, load, kept.rest))
 
 

@@ -59,9 +59,9 @@ class Host:
         self._incarnations = incarnations = Incarnations(
             threads, timetable, workforce, self._requests, cores, on_over, elsewhere=elsewhere
         )
-        attend = Conversation(threads, timetable, workforce, incarnations).attend
+        serve_worker = Conversation(threads, timetable, workforce, incarnations).serve_worker
         self._supply = Supply(
-            threads, workforce, self.socket, opened, attend, incarnations.resize, elsewhere=elsewhere
+            threads, workforce, self.socket, opened, serve_worker, incarnations.resize, elsewhere=elsewhere
         )
         self._signs = SignsOfLife(threads, timetable, workforce, incarnations, self._supply, on_look)
         self._placement = Placement(threads, timetable, workforce, incarnations, self._requests, self._signs)
@@ -82,7 +82,7 @@ class Host:
 
     # --- for workers elsewhere: `service.Works`
 
-    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
+    def serve_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
         """Give pieces of work to a worker on another machine, until it has ended or was given up."""
         self._supply.come_elsewhere(line, hello, end_job)
 

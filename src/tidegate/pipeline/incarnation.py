@@ -64,7 +64,7 @@ class Incarnation:
     """Whether a worker elsewhere was given up with a piece of it, and may still be writing."""
     leases: Leases[Any] = field(init=False)
     """Which worker has which of its slots."""
-    stirred: bool = False
+    may_be_due: bool = False
     """Whether rows of it may be due."""
     looks_at: float = 0.0
     """When it is looked at in any case (monotonic)."""
@@ -75,7 +75,7 @@ class Incarnation:
     store: str = field(init=False)
     """The folder of its event store."""
     bounds_mark: object = None
-    """The mark of the bounds file at the last glance."""
+    """The mark of the bounds file at the last scan."""
     beats: Beats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Incarnation:
         """Set `at_once` to as many of `workers` as the sink and the number of slots allow."""
         self.at_once = min(self.spec.sink.describe().at_once(workers), self.spec.slots)
 
-    def note_pace(self, size: int, seconds: float) -> None:
+    def record_pace(self, size: int, seconds: float) -> None:
         """Note how long a piece with `size` bytes of entries took. A small piece says nothing
         about the pace.
         """

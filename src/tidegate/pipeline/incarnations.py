@@ -181,15 +181,15 @@ class Incarnations:
         with self._changed:
             if one.over:
                 return
-            one.over, one.stirred = True, False
+            one.over, one.may_be_due = True, False
             self._timetable.over(one.key)
             self._changed.notify_all()
         self._requests.drop(one)
         if one.error is not None:
             self._report(one, failure(one.error))
-        self._threads.start(f"end of {one.spec.changefeed}", partial(self._see_off, one))
+        self._threads.start(f"end of {one.spec.changefeed}", partial(self._wait_and_end, one))
 
-    def _see_off(self, one: Incarnation) -> None:
+    def _wait_and_end(self, one: Incarnation) -> None:
         """Wait until no worker has a piece of it, and kill the workers that do not finish by themselves.
 
         `on_over` comes last. Killing is enough for a process on this machine. A worker on another machine may

@@ -39,7 +39,7 @@ class Jobs(Protocol):
 
 
 class WorkerProcess(Protocol):
-    """`processes.Process` here, `Elsewhere` on another machine."""
+    """`processes.Process` here, `RemoteProcess` on another machine."""
 
     @property
     def pid(self) -> int: ...
@@ -81,7 +81,7 @@ class LocalJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteProcess:
     """A worker process on another machine, which the host cannot kill for certain.
 
     Its later writes do no harm: the host forgets the secret of the incarnation, the next writer in its slot

@@ -31,14 +31,14 @@ OPENED: Final[list[Callable[[str], Access]]] = [local]
 """Opens the access for the `spec` of a piece of work. One function for the whole process."""
 
 
-class _Kept(NamedTuple):
+class _KeptWorker(NamedTuple):
     """The state that a process keeps of an incarnation, and when it was last used (monotonic)."""
 
     worker: Worker
     used: float
 
 
-WORKERS: Final[dict[str, _Kept]] = {}
+WORKERS: Final[dict[str, _KeptWorker]] = {}
 """The workers of this process, by the `spec` of their pieces, in the order of their last use."""
 
 
@@ -80,7 +80,7 @@ def with_worker(
     except BaseException:
         worker.slot.close()
         raise
-    WORKERS[piece.spec] = _Kept(worker, time.monotonic())
+    WORKERS[piece.spec] = _KeptWorker(worker, time.monotonic())
     return done
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
+from tidegate.control.load import LoadPlan, LoadQueue, LoadRemainder, Pace
 from tidegate.model.reports import Loaded
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
@@ -73,7 +73,7 @@ class InitialLoad:
                 self._changed.notify_all()
             raise
 
-    def _take(self) -> list[Left]:
+    def _take(self) -> list[LoadRemainder]:
         """Wait for a share that the pace allows. Empty: no range is left, or another thread has failed."""
         with self._changed:
             while not self._failed:
@@ -88,13 +88,13 @@ class InitialLoad:
                 self._changed.wait(min(wait, PAUSE_S) if wait else None)
             return []
 
-    def _run_task(self, share: list[Left]) -> Sequence[LoadReport]:
+    def _run_task(self, share: list[LoadRemainder]) -> Sequence[LoadReport]:
         rows_max, bytes_max = self._pace.share(self._tasks)
         return self._ask(
             Load(str(self._spec.path), self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max)
         )
 
-    def _take_back(self, share: list[Left], reports: Sequence[LoadReport]) -> None:
+    def _take_back(self, share: list[LoadRemainder], reports: Sequence[LoadReport]) -> None:
         rows, size = sum(r.read_rows for r in reports), sum(r.read_bytes for r in reports)
         self._pace.spent(time.monotonic(), rows, size)
         self._queue.settle([(r.report.span, r.rows, r.left_from) for r in reports], share)

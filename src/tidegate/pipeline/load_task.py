@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.control.load import Left
+from tidegate.control.load import LoadRemainder
 from tidegate.errors import Fenced
 from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
@@ -63,7 +63,7 @@ def _load(task: Load, worker: Worker) -> list[LoadReport]:
     return loader.durable
 
 
-def _check_granted(share: Sequence[Left], granted: Sequence[Span]) -> None:
+def _check_granted(share: Sequence[LoadRemainder], granted: Sequence[Span]) -> None:
     for one in share:
         if not any(held.covers(one.span) for held in granted):
             raise Fenced(
@@ -84,7 +84,7 @@ class Loader:
         self.durable: list[LoadReport] = []
         """The reports as of the last commit."""
 
-    def run(self, share: Sequence[Left]) -> None:
+    def run(self, share: Sequence[LoadRemainder]) -> None:
         """Load one range after another, until all are done or a limit is reached."""
         for one in share:
             if self._is_over():
@@ -99,7 +99,7 @@ class Loader:
         # Copies, because the reports go on counting.
         self.durable = [replace(reported, report=replace(reported.report)) for reported in self._reports]
 
-    def _load(self, one: Left, reported: LoadReport) -> None:
+    def _load(self, one: LoadRemainder, reported: LoadReport) -> None:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         for page in pages(self._pd, snapshot, one.span):

@@ -1,6 +1,6 @@
 """Gives the pieces of work that are due to the workers that are free.
 
-    Glance, Backlog --> Timetable --> a piece of work --> a worker
+    DueScan, Backlog --> Timetable --> a piece of work --> a worker
 
 One thread decides, the one that calls `run`. At most one range of a span is with a worker, and the next range
 of that span is given out only when this one is durable. So no worker waits for another.
@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from tidegate.pipeline.connected_worker import Work
+from tidegate.pipeline.due_scan import DueScan
 from tidegate.pipeline.failures import known
-from tidegate.pipeline.glance import Glance
 from tidegate.pipeline.incarnation import Incarnation, Key
 from tidegate.pipeline.incarnations import Incarnations
 from tidegate.pipeline.load_requests import LoadRequests
@@ -31,7 +31,7 @@ QUIET_GLANCE_S: Final = 0.02
 """The same pause when nothing was due for QUIET_S."""
 QUIET_GLANCES_A_S: Final = 5000.0
 """How many changefeeds are glanced at in a second when nothing is due, at most. Each costs some microseconds
-of every glance, so beyond 100 changefeeds the pause grows with their number.
+of every scan, so beyond 100 changefeeds the pause grows with their number.
 """
 REST_S: Final = 2.0
 """The pause between two looks at a changefeed of which no change was seen, with up to fifty changefeeds."""
@@ -40,7 +40,7 @@ RESTING_LOOKS_A_S: Final = 25.0
 grows with their number.
 """
 REST_MAX_S: Final = 10.0
-"""The longest such pause. It bounds the delay if a glance misses a change."""
+"""The longest such pause. It bounds the delay if a scan misses a change."""
 GATHER_S: Final = 0.1
 """The pause until the next look at rows that are left to wait for more (`Backlog.gathers`)."""
 HOME_S: Final = 1.0
@@ -62,7 +62,7 @@ class Placement:
         self._threads, self._changed = threads, threads.changed
         self._timetable, self._workforce, self._incarnations = timetable, workforce, incarnations
         self._requests, self._signs = requests, signs
-        self._glance = Glance()
+        self._due_scan = DueScan()
         self._handed_at = float("-inf")
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class Placement:
         return 0 if len(self._incarnations) == 1 else one.piece_bytes
 
     def _rest(self) -> None:
-        """Wait until something may be due and a worker is free, or until it is time for a glance."""
+        """Wait until something may be due and a worker is free, or until it is time for a scan."""
         quiet = time.monotonic() - self._handed_at > QUIET_S
         with self._changed:
             self._threads.check()
@@ -93,8 +93,8 @@ class Placement:
     def _ready(self) -> list[Key]:
         """The changefeeds that must be looked at and may have another worker, in the order of their turns."""
         room = self._timetable.room
-        stirred = [(one.key, one.at_once) for one in self._incarnations if one.stirred]
-        found = [key for key, most in stirred if room(key, most) and not self._waits_for_home(key)]
+        may_be_due = [(one.key, one.at_once) for one in self._incarnations if one.may_be_due]
+        found = [key for key, most in may_be_due if room(key, most) and not self._waits_for_home(key)]
         return self._timetable.in_turn(found) if found else found
 
     def _waits_for_home(self, key: Key) -> bool:
@@ -114,11 +114,11 @@ class Placement:
         now = time.monotonic()
         with self._changed:
             running = [one for one in self._incarnations if one.backlog is not None and not one.over]
-        stirred = self._glance.stirred(running, now)  # without the lock, because it reads files
+        may_be_due = self._due_scan.may_be_due(running, now)  # without the lock, because it reads files
         with self._changed:
-            for one in stirred:
+            for one in may_be_due:
                 # It may have ended while the files were read without the lock.
-                one.stirred = not one.over
+                one.may_be_due = not one.over
             while self._workforce.any_free() and (work := self._next_begin_or_load()) is not None:
                 self._give(work)
             ready, is_free = self._ready(), bool(self._workforce.free)
@@ -146,7 +146,7 @@ class Placement:
             if one is None or not free:
                 return  # it is looked at again when a worker becomes free
             # Reset this before the look: a change during the look must set it again.
-            one.stirred = False
+            one.may_be_due = False
         assert one.backlog is not None
         rest_s = min(REST_MAX_S, max(REST_S, len(self._incarnations) / RESTING_LOOKS_A_S))
         one.looks_at = time.monotonic() + rest_s
@@ -164,7 +164,7 @@ class Placement:
                     self._give(Work(one, Deliver(one.path, tuple(ranges)), WorkKind.DELIVER, words, size))
                 else:  # the free worker has died meanwhile, or the incarnation is over
                     one.backlog.give_back(ranges)
-                    one.stirred = not one.over
+                    one.may_be_due = not one.over
 
     def _give(self, work: Work) -> None:
         """Give a piece to the free worker that suits it best, with the lease of the slot for its writer."""

@@ -97,7 +97,7 @@ Kind = TypeVar("Kind")
 class Works(Protocol):
     """The part of `pipeline.host.Host` that the service uses."""
 
-    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
+    def serve_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
         """Give a worker pieces of work until it ends. `end_job`: cancels its Spark job."""
         ...
 
@@ -187,10 +187,10 @@ class Service:
         if not context.add_callback(line.end):
             return
         threading.Thread(target=line.feed, args=(requests,), name="worker-in", daemon=True).start()
-        threading.Thread(target=self._attend, args=(line,), name="worker", daemon=True).start()
+        threading.Thread(target=self._serve_worker, args=(line,), name="worker", daemon=True).start()
         yield from line.outgoing()
 
-    def _attend(self, line: StreamLine) -> None:
+    def _serve_worker(self, line: StreamLine) -> None:
         hello = self._hello(line)
         if hello is None:
             line.close()
@@ -203,7 +203,7 @@ class Service:
             self._refused = f"{hello.machine:.80} has Tidegate {hello.version:.20}, this is {__version__}"
         else:
             self._refused = ""
-            self._works.attend_elsewhere(line, hello, end_job)
+            self._works.serve_elsewhere(line, hello, end_job)
             return
         line.close()
 

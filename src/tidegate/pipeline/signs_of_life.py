@@ -126,4 +126,4 @@ class SignsOfLife:
 
 def _waits(one: Incarnation, out: Collection[Key]) -> bool:
     """Whether it waits for nothing but a free worker."""
-    return not one.over and one.key not in out and (one.backlog is None or one.stirred)
+    return not one.over and one.key not in out and (one.backlog is None or one.may_be_due)

@@ -1,6 +1,6 @@
 """Keeps the Spark jobs of workers running, and accepts their connections.
 
-    Jobs.run (a thread for each) --> a process --> socket --> ConnectedWorker --> `attend`
+    Jobs.run (a thread for each) --> a process --> socket --> ConnectedWorker --> `serve_worker`
          ^-------- again, whenever it has ended
 
 On this machine there are as many workers as `Jobs.size` says, and a spare one for each worker whose sink does
@@ -22,7 +22,7 @@ from tidegate.errors import Retryable
 from tidegate.ipc import FramedSocket, socket_name
 from tidegate.pipeline.connected_worker import ConnectedWorker
 from tidegate.pipeline.failures import known
-from tidegate.pipeline.jobs import Elsewhere, Jobs, WorkerProcess
+from tidegate.pipeline.jobs import Jobs, RemoteProcess, WorkerProcess
 from tidegate.pipeline.lines import Line
 from tidegate.pipeline.threads import Threads
 from tidegate.pipeline.work import ElsewhereHello, WorkerHello, parse
@@ -56,18 +56,18 @@ class Supply:
         workforce: Workforce,
         address: Path,
         opened: Callable[[int], WorkerProcess],
-        attend: Callable[[ConnectedWorker], None],
+        serve_worker: Callable[[ConnectedWorker], None],
         resize: Callable[[int], None],
         *,
         elsewhere: bool,
     ) -> None:
         """`address`: the socket where workers of this machine connect. `opened`: opens a handle of the
-        process with a pid. `attend`: gives a worker pieces until it is gone. `resize`: called with the number
-        of cores of a cluster, at first and whenever it has changed.
+        process with a pid. `serve_worker`: gives a worker pieces until it is gone. `resize`: called with the
+        number of cores of a cluster, at first and whenever it has changed.
         """
         self._threads, self._changed, self._workforce = threads, threads.changed, workforce
         self._address, self._opened = address, opened
-        self._attend, self._resize, self._elsewhere = attend, resize, elsewhere
+        self._serve_worker, self._resize, self._elsewhere = serve_worker, resize, elsewhere
         self._jobs: Jobs | None = None
         self._kept = 0
         """How many jobs are kept running."""
@@ -124,9 +124,9 @@ class Supply:
 
     def come_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
         """Attend a worker on another machine until it has ended or was given up."""
-        process = Elsewhere(hello.pid, line, end_job)
+        process = RemoteProcess(hello.pid, line, end_job)
         try:
-            self._attend(ConnectedWorker(line, process, machine=hello.machine or "?"))
+            self._serve_worker(ConnectedWorker(line, process, machine=hello.machine or "?"))
         except Exception as error:  # as in `Threads.start`: an unexpected error ends the host
             self._threads.fail(known(error, "a worker was lost", hello.machine))
 
@@ -192,7 +192,7 @@ class Supply:
         except (ValueError, OSError):
             line.close()  # if it was a worker, its job ends now, and `_keep_job` starts another one
             return
-        self._attend(worker)
+        self._serve_worker(worker)
 
 
 def _without_frames(text: str) -> str:

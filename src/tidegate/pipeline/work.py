@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from tidegate.control.load import Left
+from tidegate.control.load import LoadRemainder
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.reports import Failed
 from tidegate.model.timestamp import Timestamp
@@ -135,7 +135,7 @@ class Load:
     spec: str
     pd: str
     ts: Timestamp
-    share: tuple[Left, ...]
+    share: tuple[LoadRemainder, ...]
     rows_max: int
     """0: no limit. The worker may read one page more."""
     bytes_max: int
@@ -212,7 +212,7 @@ class Tasks:
 
 
 _WIRE: Final = Wire()
-_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(Left)})
+_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(LoadRemainder)})
 _WIRE.add(
     {
         "Lease": _WIRE.part(Lease),

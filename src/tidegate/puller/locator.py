@@ -65,7 +65,7 @@ class Locator:
 
     def _find(self, tasks: list[Locate], closing: threading.Event) -> None:
         # A span may have been given up since the task was put, and PD need not be asked for it.
-        wanted = [task for task in tasks if not task.watched.gone and not task.watched.paused]
+        wanted = [task for task in tasks if not task.watched_span.gone and not task.watched_span.paused]
         found: list[tuple[Locate, list[Found]]] = []
         regions = 0
         for number, parts in cover(self._pd, [task.bounds for task in wanted]):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff
-from tidegate.kvclient.lock_resolver import Living, LockResolver
+from tidegate.kvclient.lock_resolver import LiveTransactions, LockResolver
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model import timestamp
@@ -101,7 +101,7 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
                 alive()
 
 
-def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> Living:
+def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> LiveTransactions:
     """Resolve the locks of a range.
 
     Keys that look like a keyspace's may be plain keys of API V1 with the same first bytes. A store rejects a

@@ -54,7 +54,7 @@ from tidegate.puller.span_table import SpanTable
 from tidegate.puller.store_protocol import Sink
 from tidegate.puller.stuck_spans import StuckSpans
 from tidegate.puller.upkeep import Upkeep
-from tidegate.puller.watched_span import Locate, Watched
+from tidegate.puller.watched_span import Locate, WatchedSpan
 from tidegate.tidb.keys import stripe_ids
 
 LOG: Final = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class Puller:
         if self._on_watch is not None:
             # Called even if nothing is missing, because it replaces the ts that an earlier `watch` wanted.
             self._on_watch(span, start_ts)
-        watched = self._spans.add(
+        watched_span = self._spans.add(
             span,
             sink,
             self._registrar.new_request_id(),
@@ -187,7 +187,7 @@ class Puller:
         )
         self._sealer.stir()
         self._sealer.moved()
-        self._inbox.put(lambda: self._registrar.locate(Locate(watched, span, History())))
+        self._inbox.put(lambda: self._registrar.locate(Locate(watched_span, span, History())))
 
     def keep_above(self, safe_point: Timestamp, keyspace_id: int = -1) -> None:
         """Set the safe point. Upstream may have no history below it, so no guarded range starts there.
@@ -199,27 +199,27 @@ class Puller:
 
     def unwatch(self, span: Span) -> None:
         """Stop pulling a span; sealed changes stay in the store. Unknown spans are ignored."""
-        watched = self._spans.remove(span)
-        if watched is None:
+        watched_span = self._spans.remove(span)
+        if watched_span is None:
             return
         # Wait for the coordinator; otherwise the next `watch` could get the span store that is being closed.
         left = threading.Event()
-        self._inbox.put(lambda: self._leave(watched, left))
+        self._inbox.put(lambda: self._leave(watched_span, left))
         left.wait(LEAVE_S)
 
-    def _leave(self, watched: Watched, left: threading.Event) -> None:
-        self._registrar.leave(watched)
-        watched.sink.close()
+    def _leave(self, watched_span: WatchedSpan, left: threading.Event) -> None:
+        self._registrar.leave(watched_span)
+        watched_span.sink.close()
         left.set()
 
     def status(self) -> list[SpanStatus]:
         """The status of each span."""
         return self._spans.status(self._kv_mode, self._waiting)
 
-    def _waiting(self, watched: Watched) -> str:
+    def _waiting(self, watched_span: WatchedSpan) -> str:
         return (
             self._upkeep.backpressure.words
-            if watched.paused or self._upkeep.backpressure.waits
+            if watched_span.paused or self._upkeep.backpressure.waits
             else self._held_up
         )
 
@@ -235,8 +235,8 @@ class Puller:
             thread.join(10)
         self._upkeep.close()
         if self.failure is None:
-            for watched in self._spans.all():
-                self._upkeep.keep(watched)
+            for watched_span in self._spans.all():
+                self._upkeep.keep(watched_span)
 
     @property
     def streams(self) -> list[Stream]:
@@ -318,11 +318,11 @@ class Puller:
                 # manifest would claim that they are stored. The error ends the stream, so no mark rises.
                 raise Retryable("the puller closes", why="rows of a stream still waited for room")
         for number, block in matched.blocks:
-            watched = self._spans.numbered(number)
-            if watched is not None:
-                watched.sink.append(block)
-                watched.rows += block.num_rows
-                watched.bytes += block.nbytes
+            watched_span = self._spans.numbered(number)
+            if watched_span is not None:
+                watched_span.sink.append(block)
+                watched_span.rows += block.num_rows
+                watched_span.bytes += block.nbytes
         if matched.blocks:
             self._sealer.stir()
         if len(matched.marks):

@@ -37,7 +37,7 @@ from tidegate.puller.range_lock import Locked, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed
 from tidegate.puller.safe_points import SafePoints
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
+from tidegate.puller.watched_span import Locate, RegisteredRange, WatchedSpan
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Registrar:
         self._numbers = itertools.count(1)
         self.streams: dict[int, Stream] = {}
         """The open streams, by store id."""
-        self.held: dict[Registration, RegisteredRange] = {}
+        self.registered: dict[Registration, RegisteredRange] = {}
         self.admission = Admission[RegisteredRange]()
         self._urgency = Urgency()
         self._refused: list[Locate] = []
@@ -82,7 +82,7 @@ class Registrar:
 
     def locate(self, task: Locate) -> None:
         """Register a range at the leader that a store has named; otherwise ask PD for its regions."""
-        if task.watched.gone or task.watched.paused:
+        if task.watched_span.gone or task.watched_span.paused:
             return
         region = task.region
         if region is not None and self._pd.known_address(region.leader_store_id) is not None:
@@ -94,7 +94,7 @@ class Registrar:
     def _located(self, answers: list[tuple[Locate, list[Found]]]) -> None:
         """Register the parts that PD has located; locate the uncovered parts again later."""
         for task, parts in answers:
-            for found in parts if not (task.watched.gone or task.watched.paused) else ():
+            for found in parts if not (task.watched_span.gone or task.watched_span.paused) else ():
                 match found:
                     case Part(bounds, region, limits):
                         self._register(task, bounds, region, limits)
@@ -102,30 +102,30 @@ class Registrar:
                         self._again(Reason.PD, replace(task, bounds=bounds))
 
     def _again(self, reason: Reason, task: Locate) -> None:
-        task.watched.errors[reason] += 1
+        task.watched_span.errors[reason] += 1
         history = replace(task.history, attempts=task.history.attempts + 1)
         after = feed.pause_s(reason, task.history.attempts, self._random)
         self._inbox.after(after, lambda: self.locate(replace(task, history=history, region=None)))
 
     def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
         """Lock a region's part of the range, with adjacent free ranges, and queue it for its store."""
-        watched, store_id = task.watched, region.leader_store_id
+        watched_span, store_id = task.watched_span, region.leader_store_id
         stream = self._stream_to(store_id)
         # PD has named a store whose address it no longer knows; it will name another one.
         if stream is None:
             self._again(Reason.PD, replace(task, bounds=bounds))
             return
-        answer, mark = self._spans.lock(watched, bounds, region, limits)
+        answer, mark = self._spans.lock(watched_span, bounds, region, limits)
         match answer:
             case Locked(resolved, locked):
-                fresh = task.fresh or region.id in watched.regions
-                request_id = next(self._numbers) if fresh else watched.request_id
-                watched.request_ids.add(request_id)
-                watched.regions[region.id] += 1
+                fresh = task.fresh or region.id in watched_span.regions
+                request_id = next(self._numbers) if fresh else watched_span.request_id
+                watched_span.request_ids.add(request_id)
+                watched_span.regions[region.id] += 1
                 one = RegionFeed(locked, region, task.history, self._random)
-                held = RegisteredRange(watched, one, stream, mark, request_id, resolved)
-                watched.feeds.add(held)
-                self.admission.wait(store_id, held, self._urgency.is_urgent(resolved))
+                registered = RegisteredRange(watched_span, one, stream, mark, request_id, resolved)
+                watched_span.feeds.add(registered)
+                self.admission.wait(store_id, registered, self._urgency.is_urgent(resolved))
                 self._admit(store_id)
             case Stale(rest):
                 for part in rest:
@@ -135,40 +135,44 @@ class Registrar:
 
     def _admit(self, store_id: int) -> None:
         """Send the registrations that the store may scan now."""
-        while (held := self.admission.next(store_id)) is not None:
+        while (registered := self.admission.next(store_id)) is not None:
             # As late as possible: the safe point may have risen while the range waited.
-            if held.watched.guarded and held.resolved < self._safe_points.of(held.watched.span):
-                self._refuse(held)
+            if registered.watched_span.guarded and registered.resolved < self._safe_points.of(
+                registered.watched_span.span
+            ):
+                self._refuse(registered)
                 continue
-            watched = held.watched
-            held.registration = held.stream.register(
-                held.feed.region,
-                held.request_id,
-                watched.number,
-                held.mark,
-                held.feed.bounds,
-                held.resolved,
-                records=watched.records,
+            watched_span = registered.watched_span
+            registered.registration = registered.stream.register(
+                registered.feed.region,
+                registered.request_id,
+                watched_span.number,
+                registered.mark,
+                registered.feed.bounds,
+                registered.resolved,
+                records=watched_span.records,
             )
-            self.held[held.registration] = held
+            self.registered[registered.registration] = registered
 
-    def _refuse(self, held: RegisteredRange) -> None:
+    def _refuse(self, registered: RegisteredRange) -> None:
         """Do not register a range whose scan could lack versions that GC has removed. Its span stops until
         `try_refused`.
         """
         # Not `release`, which would admit the next range from within `_admit`.
-        self._give_back(held)
-        self.admission.done(held.stream.store_id, held)
-        self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
-        safe_point = self._safe_points.of(held.watched.span)
-        held.watched.refused = f"a safe point at or below {held.resolved}: it is {safe_point}"
-        self._safe_points.refuse(held.watched.span, held.resolved)
+        self._give_back(registered)
+        self.admission.done(registered.stream.store_id, registered)
+        self._refused.append(Locate(registered.watched_span, registered.feed.bounds, History(), fresh=True))
+        safe_point = self._safe_points.of(registered.watched_span.span)
+        registered.watched_span.refused = (
+            f"a safe point at or below {registered.resolved}: it is {safe_point}"
+        )
+        self._safe_points.refuse(registered.watched_span.span, registered.resolved)
 
     def try_refused(self) -> None:
         """Locate the refused ranges again: the safe point is lower, or a span is no longer guarded."""
         refused, self._refused = self._refused, []
         for task in refused:
-            task.watched.refused = ""
+            task.watched_span.refused = ""
         for task in refused:
             self.locate(task)
 
@@ -182,79 +186,83 @@ class Registrar:
 
     def noted(self, note: Note) -> None:
         """React to a stream's note about a registration."""
-        held = self.held.get(note.registration)
+        registered = self.registered.get(note.registration)
         # The registration was released meanwhile, and its note is late.
-        if held is None:
+        if registered is None:
             return
         match note.happening:
             case Happening.INITIALIZED:
-                self._lost_why.pop(held.stream.store_id, None)
-                self.step(held, feed.Initialized())
+                self._lost_why.pop(registered.stream.store_id, None)
+                self.step(registered, feed.Initialized())
             case Happening.FAILED:
-                self.step(held, feed.Failed(cdcpb.Event.FromString(note.event).error))
+                self.step(registered, feed.Failed(cdcpb.Event.FromString(note.event).error))
             case Happening.VIOLATED:
                 assert note.violation is not None
-                self.step(held, feed.Violated(note.violation, note.commit_ts))
+                self.step(registered, feed.Violated(note.violation, note.commit_ts))
 
-    def step(self, held: RegisteredRange, event: feed.Event) -> None:
+    def step(self, registered: RegisteredRange, event: feed.Event) -> None:
         """Apply an event to a range's state machine. Raises the error of `Stop`, which ends the puller."""
         fresh = False
-        effects = held.feed.step(event)
+        effects = registered.feed.step(event)
         if isinstance(event, feed.Initialized):
             # From here on silence means that the resolved ts does not rise, so it is measured from zero.
-            held.moved_at = 0.0
-            self._ended_scan(held)
+            registered.moved_at = 0.0
+            self._ended_scan(registered)
         for effect in effects:
             match effect:
                 case feed.Deregister():
-                    held.stream.deregister(held.request_id, held.feed.region.id)
+                    registered.stream.deregister(registered.request_id, registered.feed.region.id)
                     fresh = True
                 case feed.Relocate(reason, after_s, history, leader_store):
-                    self.release(held)
-                    held.watched.errors[reason] += 1
-                    region = replace(held.feed.region, leader_store_id=leader_store) if leader_store else None
-                    task = Locate(held.watched, held.feed.bounds, history, region, fresh)
+                    self.release(registered)
+                    registered.watched_span.errors[reason] += 1
+                    region = (
+                        replace(registered.feed.region, leader_store_id=leader_store)
+                        if leader_store
+                        else None
+                    )
+                    task = Locate(registered.watched_span, registered.feed.bounds, history, region, fresh)
                     self._inbox.after(after_s, partial(self.locate, task))
                 case feed.Stop(error):
                     raise error
 
-    def _ended_scan(self, held: RegisteredRange) -> None:
-        self.admission.done(held.stream.store_id, held)
-        self._admit(held.stream.store_id)
+    def _ended_scan(self, registered: RegisteredRange) -> None:
+        self.admission.done(registered.stream.store_id, registered)
+        self._admit(registered.stream.store_id)
 
-    def release(self, held: RegisteredRange) -> None:
+    def release(self, registered: RegisteredRange) -> None:
         """Unlock the range at the ts that it has reached; another range may be scanned now."""
-        self._give_back(held)
-        self._ended_scan(held)
+        self._give_back(registered)
+        self._ended_scan(registered)
 
-    def _give_back(self, held: RegisteredRange) -> None:
-        if held.registration is not None:
-            held.stream.matcher.stop(held.registration)
-            del self.held[held.registration]
-        held.watched.feeds.discard(held)
+    def _give_back(self, registered: RegisteredRange) -> None:
+        if registered.registration is not None:
+            registered.stream.matcher.stop(registered.registration)
+            del self.registered[registered.registration]
+        registered.watched_span.feeds.discard(registered)
         # After `stop`: rows that still arrive must not be added to a range that another registration may
         # lock.
-        self._spans.unlock(held)
-        region = held.feed.region
-        held.watched.regions[region.id] -= 1
-        if not held.watched.regions[region.id]:
-            del held.watched.regions[region.id]
-        if held.request_id != held.watched.request_id:
-            held.watched.request_ids.discard(held.request_id)
+        self._spans.unlock(registered)
+        region = registered.feed.region
+        registered.watched_span.regions[region.id] -= 1
+        if not registered.watched_span.regions[region.id]:
+            del registered.watched_span.regions[region.id]
+        if registered.request_id != registered.watched_span.request_id:
+            registered.watched_span.request_ids.discard(registered.request_id)
 
-    def release_all(self, watched: Watched) -> None:
+    def release_all(self, watched_span: WatchedSpan) -> None:
         """Unlock all ranges of a span, and ask the stores to end their registrations."""
-        for held in list(watched.feeds):
-            self.release(held)
+        for registered in list(watched_span.feeds):
+            self.release(registered)
         for stream in self.streams.values():
-            for request_id in watched.request_ids:
+            for request_id in watched_span.request_ids:
                 stream.deregister(request_id)
 
-    def leave(self, watched: Watched) -> None:
+    def leave(self, watched_span: WatchedSpan) -> None:
         """Release everything that belongs to a span that is no longer watched."""
-        self.release_all(watched)
-        self._spans.forget(watched)
-        self._refused = [task for task in self._refused if task.watched is not watched]
+        self.release_all(watched_span)
+        self._spans.forget(watched_span)
+        self._refused = [task for task in self._refused if task.watched_span is not watched_span]
 
     def stream_lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
         """Register the ranges of a lost stream again. Raises `error` if it is set."""
@@ -269,5 +277,5 @@ class Registrar:
             event(LOG, logging.WARNING, "stream lost", store=stream.store_id, why=why)
         # Before the steps: each of them would otherwise admit the next waiting range on the dead stream.
         waiting = self.admission.drop(stream.store_id)
-        for held in [*waiting, *(h for h in self.held.values() if h.stream is stream)]:
-            self.step(held, feed.StreamLost(why))
+        for registered in [*waiting, *(h for h in self.registered.values() if h.stream is stream)]:
+            self.step(registered, feed.StreamLost(why))

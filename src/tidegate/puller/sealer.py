@@ -17,7 +17,7 @@ from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model import timestamp
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.store_protocol import Sink
-from tidegate.puller.watched_span import Watched
+from tidegate.puller.watched_span import WatchedSpan
 
 SEAL_REST: Final = 4
 SEAL_REST_S: Final = 0.25
@@ -42,7 +42,7 @@ class Sealer:
     def __init__(
         self,
         store: Sink,
-        minima: Callable[[], list[tuple[Watched, Timestamp]]],
+        minima: Callable[[], list[tuple[WatchedSpan, Timestamp]]],
         interval_s: float,
         clock: Clock,
         closing: threading.Event,
@@ -118,10 +118,10 @@ class Sealer:
         with self.passing:
             minima = self._minima()
             now = self._clock.monotonic()
-            for watched, least in minima:
-                if watched.sink.resolved < least < timestamp.MAX and not watched.gone:
-                    watched.sink.seal(least)
-                    watched.moved_at = now
+            for watched_span, least in minima:
+                if watched_span.sink.resolved < least < timestamp.MAX and not watched_span.gone:
+                    watched_span.sink.seal(least)
+                    watched_span.moved_at = now
             self._store.publish()
 
     def _await_seal(self) -> None:

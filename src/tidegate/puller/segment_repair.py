@@ -24,7 +24,7 @@ from tidegate.puller.store_protocol import Sink, SpanSink
 LOOK_S: Final = 0.02
 
 
-def repull(
+def repair_segment(
     pd: PdClient,
     span: Span,
     upto: Timestamp,

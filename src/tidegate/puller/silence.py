@@ -25,17 +25,17 @@ LOOK_SHARE: Final = 10
 
 
 def look(
-    held: Iterable[tuple[RegisteredRange, Timestamp]], streams: Collection[Stream], now: float
+    registered: Iterable[tuple[RegisteredRange, Timestamp]], streams: Collection[Stream], now: float
 ) -> list[tuple[RegisteredRange, float]]:
     """The silent ones among the registered ranges, each with the seconds of its silence.
 
-    `held`: the ranges, each with its resolved ts. `now`: monotonic seconds. If a scan has been silent for
-    half of its patience, its stream checks from now on whether messages arrive for it (`Stream.doubt`).
+    `registered`: the ranges, each with its resolved ts. `now`: monotonic seconds. If a scan has been silent
+    for half of its patience, its stream checks from now on whether messages arrive for it (`Stream.doubt`).
     """
     busy = {stream for stream in streams if not stream.keeps_up()}
     doubted: dict[Stream, list[Registration]] = {stream: [] for stream in streams}
     silent = []
-    for one, ts in held:
+    for one, ts in registered:
         assert one.registration is not None
         scanning = one.feed.state is State.SCANNING
         patience = one.feed.patience_s(SILENT_S)

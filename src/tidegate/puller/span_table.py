@@ -25,7 +25,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.store_protocol import SpanSink
-from tidegate.puller.watched_span import RegisteredRange, Watched
+from tidegate.puller.watched_span import RegisteredRange, WatchedSpan
 
 
 class SpanTable:
@@ -34,107 +34,111 @@ class SpanTable:
     def __init__(self) -> None:
         self._state = threading.Lock()  # guards all of it, and the range locks of the spans
         self._frontier = Frontier()
-        self._spans: list[Watched | None] = []
-        self._watched: dict[Span, Watched] = {}
+        self._spans: list[WatchedSpan | None] = []
+        self._by_span: dict[Span, WatchedSpan] = {}
 
-    def find(self, span: Span) -> Watched | None:
+    def find(self, span: Span) -> WatchedSpan | None:
         """A watched span by its bounds."""
         with self._state:
-            return self._watched.get(span)
+            return self._by_span.get(span)
 
-    def numbered(self, number: int) -> Watched | None:
+    def numbered(self, number: int) -> WatchedSpan | None:
         """A span by its number; None if it is no longer watched."""
         # Without the lock, because the list only grows and a number is never used twice.
         return self._spans[number]
 
-    def all(self) -> list[Watched]:
+    def all(self) -> list[WatchedSpan]:
         """The spans that are watched now."""
         with self._state:
-            return list(self._watched.values())
+            return list(self._by_span.values())
 
     def add(
         self, span: Span, sink: SpanSink, request_id: int, *, records: bool, guarded: bool, now: float
-    ) -> Watched:
-        """Watch a span above its sink's ts. `now`: monotonic seconds; for the rest see `Watched`."""
+    ) -> WatchedSpan:
+        """Watch a span above its sink's ts. `now`: monotonic seconds; for the rest see `WatchedSpan`."""
         with self._state:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
             lock = RangeLock(span, sink.ranges)
-            watched = Watched(
+            watched_span = WatchedSpan(
                 number, request_id, span, sink, lock, free_mark, records=records, guarded=guarded
             )
-            watched.request_ids.add(watched.request_id)
-            watched.moved_at = now
-            self._spans.append(watched)
-            self._watched[span] = watched
-            return watched
+            watched_span.request_ids.add(watched_span.request_id)
+            watched_span.moved_at = now
+            self._spans.append(watched_span)
+            self._by_span[span] = watched_span
+            return watched_span
 
-    def remove(self, span: Span) -> Watched | None:
+    def remove(self, span: Span) -> WatchedSpan | None:
         """Stop watching a span. Its marks are released by `forget`, after its ranges were unlocked."""
         with self._state:
-            watched = self._watched.pop(span, None)
-            if watched is not None:
-                watched.gone = True
-                self._spans[watched.number] = None
-            return watched
+            watched_span = self._by_span.pop(span, None)
+            if watched_span is not None:
+                watched_span.gone = True
+                self._spans[watched_span.number] = None
+            return watched_span
 
-    def forget(self, watched: Watched) -> None:
+    def forget(self, watched_span: WatchedSpan) -> None:
         """Release the last mark of a removed span."""
         with self._state:
-            self._frontier.release(watched.free_mark)
+            self._frontier.release(watched_span.free_mark)
 
-    def status(self, kv_mode: str, waiting: Callable[[Watched], str]) -> list[SpanStatus]:
-        """`Watched.status` of each span."""
+    def status(self, kv_mode: str, waiting: Callable[[WatchedSpan], str]) -> list[SpanStatus]:
+        """`WatchedSpan.status` of each span."""
         with self._state:
-            return [watched.status(kv_mode, waiting(watched)) for watched in self._watched.values()]
+            return [
+                watched_span.status(kv_mode, waiting(watched_span)) for watched_span in self._by_span.values()
+            ]
 
     def lock(
-        self, watched: Watched, bounds: Span, region: RegionInfo, limits: Span
+        self, watched_span: WatchedSpan, bounds: Span, region: RegionInfo, limits: Span
     ) -> tuple[Locked | Stale | Wait, int]:
         """Lock a region's part of a range, with adjacent free ranges in `limits`; also returns its mark."""
         with self._state:
-            answer, mark = watched.lock.lock(bounds, region.id, region.epoch_version, limits), -1
+            answer, mark = watched_span.lock.lock(bounds, region.id, region.epoch_version, limits), -1
             if isinstance(answer, Locked):
-                mark = self._frontier.hold(watched.number, answer.resolved)
-                self._frontier.put(watched.free_mark, watched.lock.free_resolved)
+                mark = self._frontier.hold(watched_span.number, answer.resolved)
+                self._frontier.put(watched_span.free_mark, watched_span.lock.free_resolved)
             return answer, mark
 
-    def unlock(self, held: RegisteredRange) -> None:
+    def unlock(self, registered: RegisteredRange) -> None:
         """Unlock a range at the ts that it has reached."""
-        region = held.feed.region
+        region = registered.feed.region
         # The mark is released last: it limits the minimum until the mark of the free ranges covers the range.
         with self._state:
-            resolved = self._frontier.at(held.mark)
-            held.watched.lock.unlock(held.feed.bounds, region.id, region.epoch_version, resolved)
-            free = None if held.watched.gone else held.watched.lock.free_resolved
-            self._frontier.put(held.watched.free_mark, free)
-            self._frontier.release(held.mark)
+            resolved = self._frontier.at(registered.mark)
+            registered.watched_span.lock.unlock(
+                registered.feed.bounds, region.id, region.epoch_version, resolved
+            )
+            free = None if registered.watched_span.gone else registered.watched_span.lock.free_resolved
+            self._frontier.put(registered.watched_span.free_mark, free)
+            self._frontier.release(registered.mark)
 
-    def restart(self, watched: Watched) -> None:
+    def restart(self, watched_span: WatchedSpan) -> None:
         """Begin a span again at its resolved ts. All its ranges must have been unlocked."""
         with self._state:
-            watched.lock = RangeLock(watched.span, watched.sink.resolved)
-            self._frontier.put(watched.free_mark, watched.sink.resolved)
+            watched_span.lock = RangeLock(watched_span.span, watched_span.sink.resolved)
+            self._frontier.put(watched_span.free_mark, watched_span.sink.resolved)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
         """Raise marks. All rows at or below them must have been appended."""
         with self._state:
             self._frontier.advance(marks, resolved)
 
-    def minima(self) -> list[tuple[Watched, Timestamp]]:
+    def minima(self) -> list[tuple[WatchedSpan, Timestamp]]:
         """All spans, each with its smallest mark."""
         with self._state:
             spans = [w for w in self._spans if w is not None]
             minima = self._frontier.minima(len(self._spans)).tolist()
-        return [(watched, minima[watched.number]) for watched in spans]
+        return [(watched_span, minima[watched_span.number]) for watched_span in spans]
 
     def at(self, ranges: Iterable[RegisteredRange]) -> list[tuple[RegisteredRange, Timestamp]]:
         """The resolved ts of locked ranges."""
         with self._state:
-            return [(held, self._frontier.at(held.mark)) for held in ranges]
+            return [(registered, self._frontier.at(registered.mark)) for registered in ranges]
 
-    def ranges(self, watched: Watched) -> list[tuple[Span, Timestamp]]:
+    def ranges(self, watched_span: WatchedSpan) -> list[tuple[Span, Timestamp]]:
         """The resolved ts of each part of a span, in key order."""
         with self._state:
-            held = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched.feeds]
-            return sorted([*held, *watched.lock.free])
+            registered = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched_span.feeds]
+            return sorted([*registered, *watched_span.lock.free])

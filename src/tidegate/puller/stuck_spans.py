@@ -9,7 +9,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.puller.lock_cleaner import STUCK_S, Behind, Stuck
 from tidegate.puller.region_feed import State
 from tidegate.puller.span_table import SpanTable
-from tidegate.puller.watched_span import RegisteredRange, Watched
+from tidegate.puller.watched_span import RegisteredRange, WatchedSpan
 
 
 class StuckSpans:
@@ -22,14 +22,14 @@ class StuckSpans:
         """The spans."""
         now = self._clock.monotonic()
         return [
-            Stuck(watched.sink.resolved, partial(self._behind, watched))
-            for watched in self._spans.all()
-            if now - watched.moved_at >= STUCK_S
+            Stuck(watched_span.sink.resolved, partial(self._behind, watched_span))
+            for watched_span in self._spans.all()
+            if now - watched_span.moved_at >= STUCK_S
         ]
 
-    def _behind(self, watched: Watched, target: Timestamp) -> list[Behind]:
+    def _behind(self, watched_span: WatchedSpan, target: Timestamp) -> list[Behind]:
         """The live ranges of a span whose resolved ts is below `target`."""
-        live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
+        live = [held for held in list(watched_span.feeds) if held.feed.state is State.LIVE]
         return [
             Behind(held.feed.bounds, ts, partial(self._lock_lives, held))
             for held, ts in self._spans.at(live)

@@ -25,7 +25,7 @@ from tidegate.puller.registrar import Registrar
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.span_table import SpanTable
 from tidegate.puller.store_protocol import Sink
-from tidegate.puller.watched_span import Locate, RegisteredRange, Watched
+from tidegate.puller.watched_span import Locate, RegisteredRange, WatchedSpan
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Upkeep:
         spans = self._spans.all()
         # A paused span uses space, too, but giving it up once more frees none.
         taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
-        deed = self.backpressure.look(
+        action = self.backpressure.look(
             store.pressure,
             # A single span that is given up early helps no other span.
             crowded=store.crowded if len(taken) > 1 else "",
@@ -87,15 +87,15 @@ class Upkeep:
             event(LOG, logging.WARNING, "puller waits", why=self.backpressure.words)
         elif before and not self.backpressure.words:
             event(LOG, logging.INFO, "puller continues", after=before)
-        if deed is Action.SHED:
+        if action is Action.SHED:
             most = greediest(taken, store.disk_bytes, len(spans))
             if most is not None:
                 self._give_up(most)
-        elif deed is Action.RESUME:
-            for watched in spans:
-                if watched.paused:
-                    watched.paused = False
-                    self._registrar.locate(Locate(watched, watched.span, History(), fresh=True))
+        elif action is Action.RESUME:
+            for watched_span in spans:
+                if watched_span.paused:
+                    watched_span.paused = False
+                    self._registrar.locate(Locate(watched_span, watched_span.span, History(), fresh=True))
         if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
@@ -105,41 +105,45 @@ class Upkeep:
                 self._part_from_those_behind(spans)
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
-            for watched in spans:
-                if self._is_torn(watched):
-                    self.keep(watched)
+            for watched_span in spans:
+                if self._is_torn(watched_span):
+                    self.keep(watched_span)
         self._inbox.after(TEND_S, self.tend)
 
-    def _count_spilled(self) -> Counter[Watched]:
+    def _count_spilled(self) -> Counter[WatchedSpan]:
         """The bytes of spilled open transactions of each span; their sum counts towards the store's quota."""
         by_stream = {stream: stream.spilled() for stream in self._registrar.streams.values()}
-        found: Counter[Watched] = Counter()
+        found: Counter[WatchedSpan] = Counter()
         if any(by_stream.values()):
-            for registration, held in self._registrar.held.items():
-                found[held.watched] += by_stream.get(held.stream, {}).get(registration.number, 0)
+            for registration, registered in self._registrar.registered.items():
+                found[registered.watched_span] += by_stream.get(registered.stream, {}).get(
+                    registration.number, 0
+                )
         before, self.spilled = self.spilled, found.total()
         self._store.charge(disk=self.spilled - before)
         return found
 
     def _wake_silent(self) -> None:
         """Register ranges again that have been silent for long on a live stream."""
-        seen = self._spans.at(self._registrar.held.values())
-        for held, silent_s in silence.look(seen, self._registrar.streams.values(), self._clock.monotonic()):
-            self._wake(held, silent_s)
+        seen = self._spans.at(self._registrar.registered.values())
+        for registered, silent_s in silence.look(
+            seen, self._registrar.streams.values(), self._clock.monotonic()
+        ):
+            self._wake(registered, silent_s)
 
-    def _wake(self, held: RegisteredRange, silent_s: float) -> None:
+    def _wake(self, registered: RegisteredRange, silent_s: float) -> None:
         event(
             LOG,
             logging.WARNING,
             "silent region is registered again",
-            region=held.feed.region.id,
-            store=held.stream.store_id,
-            state=str(held.feed.state),
+            region=registered.feed.region.id,
+            store=registered.stream.store_id,
+            state=str(registered.feed.state),
             silent_s=round(silent_s),
         )
-        self._registrar.step(held, feed.Silent())
+        self._registrar.step(registered, feed.Silent())
 
-    def _give_up(self, watched: Watched) -> None:
+    def _give_up(self, watched_span: WatchedSpan) -> None:
         """Stop pulling a span, and discard its changes above its resolved ts.
 
         This holds the sealer's lock. Otherwise a pass that has already taken its minima could seal the span
@@ -149,24 +153,24 @@ class Upkeep:
             LOG,
             logging.WARNING,
             "span given up until there is room",
-            span=span_id(watched.span, self._kv_mode),
+            span=span_id(watched_span.span, self._kv_mode),
         )
         # First: what the locator has found for this span meanwhile must not be registered.
-        watched.paused = True
+        watched_span.paused = True
         with self._sealer.passing:
-            self._registrar.release_all(watched)
-            self._spans.restart(watched)
+            self._registrar.release_all(watched_span)
+            self._spans.restart(watched_span)
             try:
-                watched.sink.shed()
+                watched_span.sink.shed()
             except Retryable as error:
                 event(LOG, logging.WARNING, "a span's data was not discarded", error=error.what)
 
-    def _is_torn(self, watched: Watched) -> bool:
+    def _is_torn(self, watched_span: WatchedSpan) -> bool:
         """Whether a part of a span is far ahead of another; after a crash that part would be pulled again."""
-        times = [ts for _, ts in self._spans.ranges(watched)]
+        times = [ts for _, ts in self._spans.ranges(watched_span)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _part_from_those_behind(self, spans: list[Watched]) -> None:
+    def _part_from_those_behind(self, spans: list[WatchedSpan]) -> None:
         """For each stripe with slow ranges, store the changes of the other ranges and record their ts in the
         manifest, so that readers that want no table of the slow ranges can continue.
 
@@ -174,21 +178,21 @@ class Upkeep:
         span, which every changefeed of tables follows.
         """
         limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
-        for watched in spans:
-            if not watched.records or watched.paused or watched.sink.resolved >= limit:
+        for watched_span in spans:
+            if not watched_span.records or watched_span.paused or watched_span.sink.resolved >= limit:
                 continue
-            ranges = self._spans.ranges(watched)
+            ranges = self._spans.ranges(watched_span)
             near = [ts for _, ts in ranges if ts >= limit]
             # If many ranges are behind, readers wait anyway, and each pass would write a manifest for
             # nothing.
             if near and len(ranges) - len(near) <= BEHIND_MAX:
                 least = min(near)
-                self.keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
+                self.keep(watched_span, [(span, least if ts >= limit else ts) for span, ts in ranges])
                 self._sealer.moved()  # publish the new manifest's version now, without waiting for a mark
 
-    def keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
+    def keep(self, watched_span: WatchedSpan, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
         """Store the changes and ts of each range (or of `ranges`), so that a restart resumes from there."""
         try:
-            watched.sink.keep(ranges or self._spans.ranges(watched))
+            watched_span.sink.keep(ranges or self._spans.ranges(watched_span))
         except Retryable as error:
             event(LOG, logging.WARNING, "a restart will pull more than necessary", error=error.what)

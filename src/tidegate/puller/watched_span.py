@@ -20,7 +20,7 @@ from tidegate.puller.store_protocol import SpanSink
 
 
 @dataclass(eq=False, slots=True)
-class Watched:
+class WatchedSpan:
     """A watched span. `number` identifies it in the frontier's minima and in the matchers' blocks."""
 
     number: int
@@ -70,7 +70,7 @@ class Watched:
 class RegisteredRange:
     """A locked range with its registration."""
 
-    watched: Watched
+    watched_span: WatchedSpan
     feed: RegionFeed
     stream: Stream
     mark: int
@@ -91,7 +91,7 @@ class Locate:
     `fresh`: register it with a new request id, because a store may still send events for the last one.
     """
 
-    watched: Watched
+    watched_span: WatchedSpan
     bounds: Span
     history: History
     region: RegionInfo | None = None

@@ -10,7 +10,7 @@ from tidegate.clock import Clock
 from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, Peer, Peers
 
 
-class Here(Protocol):
+class DividingCapture(Protocol):
     """The capture that divides, and what it knows of others (`server.node.Node`)."""
 
     capture: str
@@ -40,7 +40,7 @@ class Here(Protocol):
 class AbleCaptures:
     """The captures among which a changefeed is shared. Lives in one asyncio loop."""
 
-    def __init__(self, node: Here, peers: Peers, reachable: Callable[[], list[Peer]]) -> None:
+    def __init__(self, node: DividingCapture, peers: Peers, reachable: Callable[[], list[Peer]]) -> None:
         self._node, self._peers, self._reachable = node, peers, reachable
         self.is_owner_cut_off = False
         """Whether upstream reaches other captures but not the owner, which must then resign."""

@@ -22,7 +22,16 @@ from tidegate import metrics
 from tidegate.clock import Clock
 from tidegate.errors import TidegateError
 from tidegate.log import event
-from tidegate.model.reports import ApplicationHello, End, Ended, Failed, FromApplication, Gone, Run, Working
+from tidegate.model.reports import (
+    ApplicationHello,
+    ConnectionClosed,
+    End,
+    Ended,
+    Failed,
+    FromApplication,
+    Run,
+    Working,
+)
 from tidegate.server.supervisor import Child, Connection, spawn
 
 LOG: Final = logging.getLogger(__name__)
@@ -71,7 +80,7 @@ class Application:
         self._child: Child | None = None
         self._connection: Connection | None = None
         self._running: dict[tuple[str, int], Running] = {}
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._warm = False
         """Keep the application running even while there is no incarnation to run."""
@@ -105,8 +114,8 @@ class Application:
 
     def _want(self) -> None:
         self._wanted.set()
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(), name="application keeper")
+        if self._supervisor is None:
+            self._supervisor = asyncio.create_task(self._supervise(), name="application supervisor")
 
     async def end(self, one: Running) -> None:
         """End an incarnation; returns when no worker works for it any more."""
@@ -149,7 +158,7 @@ class Application:
             case Failed():
                 self._said = report.error()
                 event(LOG, logging.ERROR, "application failed", error=str(self._said))
-            case Gone():
+            case ConnectionClosed():
                 if self._connection is connection:
                     self._connection = None
             case _:
@@ -169,10 +178,10 @@ class Application:
 
     async def stop(self) -> None:
         """End the process."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._supervisor
         if self._child is not None:
             await self._child.stop(STOP_S)
         self._lose("the application was ended")
@@ -185,7 +194,7 @@ class Application:
             one.how = str(self._said) if self._said is not None else how
             one.gone.set()
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         """Start the application whenever something must run and no application is running."""
         while True:
             await self._wanted.wait()

@@ -50,17 +50,17 @@ from tidegate.server import compilation
 from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.candidacy import Candidacy, until_etcd_answers
 from tidegate.server.catalogues import Catalogues
-from tidegate.server.courier import Courier
-from tidegate.server.crew import Crew
 from tidegate.server.data_folder import check_mode, lock_folder
 from tidegate.server.feed_plan import Paths
 from tidegate.server.lifetime import Lifetime
 from tidegate.server.membership import CaptureInfo, Membership, Resigned, capture_name
+from tidegate.server.message_client import MessageClient
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.new_feed import Refused as RequestRefused
 from tidegate.server.node import Node
 from tidegate.server.owner_sink import OpenSink, open_owner
 from tidegate.server.ownership import identified, take_ownership
+from tidegate.server.processor_registry import ProcessorRegistry
 from tidegate.server.puller_process import store_dir
 from tidegate.server.pullers import PullerOptions, Pullers
 from tidegate.server.reactor import Reactor
@@ -223,8 +223,8 @@ class Capture:
             ballast=ballast,
             follow=follow_nothing if options.record is None else Recorder(options.record).follow,
         )
-        self.crew = Crew(self.node)
-        self.reactor = Reactor(self.node, self.crew.end)
+        self.processor_registry = ProcessorRegistry(self.node)
+        self.reactor = Reactor(self.node, self.processor_registry.end)
         self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
         socket = ControlSocket(paths.socket, self._receive)
         await socket.open()
@@ -232,12 +232,12 @@ class Capture:
         stack.push_async_callback(self.pullers.stop)
         stack.push_async_callback(application.stop)
         self.pullers.of(TABLE_MODE)
-        stack.push_async_callback(self.crew.stop)
+        stack.push_async_callback(self.processor_registry.stop)
         if self._candidacy is None:
-            self.crew.start()
+            self.processor_registry.start()
         else:
             await self._be_elected(self._candidacy)
-            self.crew.take_over()
+            self.processor_registry.take_over()
         await self.reactor.start()
         if self._candidacy is not None:
             stack.push_async_callback(self._candidacy.leave)
@@ -317,11 +317,13 @@ class Capture:
 
     async def _be_elected(self, candidacy: Candidacy) -> None:
         """Work as a standby, with all processes running, until this capture is elected as owner."""
-        node, crew, options = self.node, self.crew, self.options
+        node, processor_registry, options = self.node, self.processor_registry, self.options
         node.over, node.ids, node.others = candidacy.over, candidacy.ids, candidacy.others
         address_of = lambda to: node.others().get(to, "")  # noqa: E731
-        crew.start(Courier(node.capture, self.cluster, address_of, options.token, options.api_tls))
-        crew.stand_by()
+        processor_registry.start(
+            MessageClient(node.capture, self.cluster, address_of, options.token, options.api_tls)
+        )
+        processor_registry.stand_by()
         node.application.warm()
         self.takes_messages = True
         owner = await candidacy.until_elected()
@@ -415,7 +417,7 @@ class Capture:
             case ApplicationHello():
                 self.node.application.receive(connection, cast(FromApplication, report))
             case PipelineHello(changefeed, incarnation, _):
-                processor = self.crew.processors.get(FeedId.parse(changefeed))
+                processor = self.processor_registry.processors.get(FeedId.parse(changefeed))
                 if processor is not None:
                     processor.receive(incarnation, cast(FromPipeline, report))
 

@@ -59,7 +59,7 @@ class FeedLife:
             await self._leave(forget=forget)
 
     async def _leave(self, *, forget: bool = False) -> None:
-        await self._replication.settle()
+        await self._replication.wait_for_tasks()
         await self._replication.close(forget=forget)
 
     async def command(self, command: Command) -> None:

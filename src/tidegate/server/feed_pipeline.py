@@ -24,10 +24,10 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event
 from tidegate.model.progress import load_key
 from tidegate.model.reports import (
+    ConnectionClosed,
     Durable,
     Failed,
     FromPipeline,
-    Gone,
     Loaded,
     LoadState,
     PipelineHello,
@@ -210,7 +210,7 @@ class FeedPipeline:
                 self._count(stats)
             case Failed():
                 self._fail(report.error())
-            case Gone():
+            case ConnectionClosed():
                 current.gone.set()
                 current.last_words = asyncio.create_task(self._receive_last_words(current))
             case _:

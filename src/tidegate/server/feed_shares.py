@@ -127,7 +127,7 @@ class FeedShares:
 
     # --- it continues --------------------------------------------------------------------------------
 
-    def look_around(self, owner: Owner | None, *, is_starting: bool) -> None:
+    def check_shares(self, owner: Owner | None, *, is_starting: bool) -> None:
         """Notice captures that come and go, and loads that differ; if needed, set `reason` to divide again.
 
         `is_starting`: some granted ranges are not delivered yet; until they are, no better division is

@@ -32,7 +32,7 @@ class _Watch:
     def __init__(self, clock: Clock, stall_s: float, start_s: float) -> None:
         """`stall_s`: how long work may take. `start_s`: how long the first work may take."""
         self.clock, self.stall_s, self.start_s = clock, stall_s, start_s
-        self.dog = Watchdog()
+        self.watchdog = Watchdog()
         self._looked_at = float("-inf")
 
     def is_due(self) -> bool:
@@ -73,14 +73,14 @@ class PipelineWatch(_Watch):
             return None
         now, to_do = self.clock.monotonic(), work()
         if not to_do:
-            self.dog.step(now, to_do, None, self.stall_s)
+            self.watchdog.step(now, to_do, None, self.stall_s)
             return None
         beats = self.beats = read_beats(self._beats)
         # The first batch takes longer, because it starts Python workers and loads kernels.
         self._delivers = self._delivers or bool(beats)
         reports = (self._messages, tuple(sorted(beats.items())))
         patience = self.stall_s if self._delivers else self.start_s
-        hung = self.dog.step(now, to_do, reports, patience)
+        hung = self.watchdog.step(now, to_do, reports, patience)
         if hung is None:
             return None
         return Retryable(
@@ -100,7 +100,7 @@ class SinkWatch(_Watch):
         if not self.is_due():
             return None
         patience = self.stall_s if opened else self.start_s
-        hung = self.dog.step(self.clock.monotonic(), thread.at, thread.answers, patience)
+        hung = self.watchdog.step(self.clock.monotonic(), thread.at, thread.answers, patience)
         if hung is None:
             return None
         return Retryable(

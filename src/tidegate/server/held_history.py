@@ -56,7 +56,7 @@ class HeldHistory:
 
     async def tend(self, *, force: bool = False) -> bool:
         """Renew the safepoints that are due, one for each keyspace; False: PD did not answer."""
-        self._note_released()
+        self._log_released()
         scopes = {f.scope for f in self._feeds.values()}
         scopes |= {one.scope for one in self._feeds.unreadable.values() if one.scope is not None}
         for scope in scopes - self._guards.keys():
@@ -74,7 +74,7 @@ class HeldHistory:
                 return True
             if hold.safe_point > self.node.histories.get(scope, History()).safe_point:
                 # Before PD is asked, because from then on history below the safepoint may go at any moment.
-                self.tell_needs()
+                self.report_needs()
                 self._keep_above(scope, History(hold.needed, hold.safe_point))
             try:
                 least = await asyncio.to_thread(self._update, scope, hold)
@@ -97,7 +97,7 @@ class HeldHistory:
         for captured in self._captured():
             captured.spans.keep_above(history.safe_point, scope)
 
-    def tell_needs(self) -> None:
+    def report_needs(self) -> None:
         """Set the ts from which each owner here may still read DDL. Processors set their own."""
         for feed in self._feeds.values():
             feed.captured.spans.needed(OwnerOf(feed.id), *feed.needs)
@@ -132,7 +132,7 @@ class HeldHistory:
         """Whether history is held for a feed: not if it is finished, or stopped for longer than gc-ttl."""
         return feed.life.state in HELD and (not feed.released or feed.id in self._resuming)
 
-    def _note_released(self) -> None:
+    def _log_released(self) -> None:
         released = {f.id: f for f in self._feeds.values() if f.life.state in HELD and f.released}
         for name in released.keys() - self._released:
             event(LOG, logging.WARNING, "history released", changefeed=str(name), gc_ttl_s=self.node.gc_ttl_s)

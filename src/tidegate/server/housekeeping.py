@@ -67,7 +67,7 @@ class Housekeeping:
             self._woken.clear()
             if await self._history.tend(force=force):
                 await self._history.release_predecessors(self.node.clock.monotonic() - began)
-            self._history.tell_needs()
+            self._history.report_needs()
             self._tend_catalogues()
             await self._placement.end_drains()
             await self._look_at_disk()

@@ -84,7 +84,7 @@ class Jobs:
                 raise
             raise self.failure from None
 
-    async def settle(self) -> None:
+    async def wait_for_tasks(self) -> None:
         """Wait until no task is running, however long that takes."""
         while under_way := [job for job in self._tasks if not job.done()]:
             await asyncio.wait(under_way)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidegate.codec.registry import codec_of, options_of, settled
+from tidegate.codec.registry import canonical, codec_of, options_of
 from tidegate.config.reading import merge_config
 from tidegate.config.settings import ReplicaConfig
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
@@ -63,7 +63,7 @@ def check_new(
     uri = parse_sink_uri(sink_uri)
     checked = merge_config(config, uri)
     if not uri.is_reader:  # a reader takes rows, in no protocol
-        checked = settled(checked)
+        checked = canonical(checked)
     by_subject = (
         checked.has_tables and not uri.is_reader and codec_of(options_of(checked)).schemas is not None
     )

@@ -39,8 +39,8 @@ from tidegate.server.application import Application
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.commits import Commits
 from tidegate.server.feed_plan import Paths
+from tidegate.server.message_router import MessageRouter
 from tidegate.server.owner_sink import OpenSink
-from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
 from tidegate.server.recorder import Follow, follow_nothing
 from tidegate.server.spans import SpanRegistry
@@ -102,7 +102,7 @@ class Node:
     """Called with the reason when this capture may not continue, such as another owner."""
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
     """Reserved space for small files on a full disk; it also knows whether the disk is full."""
-    post: Post = field(default_factory=Post)
+    router: MessageRouter = field(default_factory=MessageRouter)
     pulse: Pulse = field(default_factory=Pulse)
     next_grant: int = 1
     next_message: int = 1

@@ -70,7 +70,7 @@ class Opening:
         """Read the catalogue at the stored checkpoint, and hold the spans. Raises as `FeedDdl.open`."""
         machine, ddl, store = self._machine, self.ddl, self.plan.paths.store
         # History first: nothing may be registered before it is known from where it is complete.
-        self.note_history()
+        self.receive_history()
         self.say_needs(store_view.read_frontier(store))
         # Before the catalogue is read, so that no change of a floor is missed in between.
         self._node.pulse.follow(store, self._feed, self._wake)
@@ -190,7 +190,7 @@ class Opening:
             machine.sync_soon()
             self._wake()
 
-    def note_history(self) -> None:
+    def receive_history(self) -> None:
         """Take what the owner says about upstream's history. An owner on this capture has said it already, in
         the same order.
         """

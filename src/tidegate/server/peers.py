@@ -84,7 +84,7 @@ class Peer:
     """Epoch and sequence of its last message about its state."""
     version: str = ""
     """The version of its program; empty: not known yet."""
-    unheard: tuple[int, float] | None = None
+    unconfirmed: tuple[int, float] | None = None
     """The first message to it that it has not confirmed: its sequence, and when it was sent."""
     known: int = 0
     """Up to which ts it knows DDL."""
@@ -180,7 +180,7 @@ class Peer:
         """Whether it may still read upstream's history."""
         if self.runs:
             return True
-        first_at = self.unheard[1] if self.unheard is not None else float("-inf")
+        first_at = self.unconfirmed[1] if self.unconfirmed is not None else float("-inf")
         is_silent = now - max(self.received_at, first_at) > 2 * SILENT_S
         return not is_silent and (self.asked is None or not self.rests)
 
@@ -190,19 +190,19 @@ class Peer:
 
     def is_deaf(self, now: float) -> bool:
         """Whether it does not confirm our messages."""
-        return self.unheard is not None and now - self.unheard[1] > SILENT_S
+        return self.unconfirmed is not None and now - self.unconfirmed[1] > SILENT_S
 
     def say(self, sequence: int, now: float) -> None:
         """Note a message to it."""
         # The first message that is not confirmed counts. Later ones must not put the end of the patience
         # off.
-        if self.unheard is None:
-            self.unheard = sequence, now
+        if self.unconfirmed is None:
+            self.unconfirmed = sequence, now
 
     def has(self, sequence: int) -> None:
         """Note that it has confirmed our messages up to `sequence`."""
-        if self.unheard is not None and sequence >= self.unheard[0]:
-            self.unheard = None
+        if self.unconfirmed is not None and sequence >= self.unconfirmed[0]:
+            self.unconfirmed = None
         if self.opens is not None and sequence >= self.opens[0]:
             self.opens = None
 

@@ -125,7 +125,7 @@ class Placement:
             event(LOG, logging.INFO, "capture is drained", capture=capture)
         return self.left_on(capture)
 
-    async def note_drained(self) -> None:
+    async def read_drained(self) -> None:
         """Read which captures are drained. A restarted capture is not drained any more.
 
         Neither is one that has been gone for `DRAINED_S`, because its data folder may be lost, and its key
@@ -149,7 +149,7 @@ class Placement:
         """Let a drained capture that has restarted get ranges again."""
         if self.node.drained:
             try:
-                await self.note_drained()
+                await self.read_drained()
             except Retryable as error:
                 event(LOG, logging.WARNING, "drained captures not read", error=str(error))
 

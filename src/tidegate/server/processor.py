@@ -33,12 +33,12 @@ from tidegate.server.feed_pipeline import FeedPipeline
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_words import words_of_load
 from tidegate.server.jobs import to_its_end, unexpected
-from tidegate.server.making_way import MakingWay
+from tidegate.server.message_router import Box
 from tidegate.server.node import Node
 from tidegate.server.opening import Opening
-from tidegate.server.post import Box
 from tidegate.server.processor_words import words_of_slowest
 from tidegate.server.reader_bounds import ReaderBounds
+from tidegate.server.space_release import SpaceRelease
 from tidegate.server.span_loads import SpanLoads
 
 LOG: Final = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class FeedProcessor:
         """The open catalogue and spans; None: it holds nothing."""
         self._bounds = ReaderBounds(node, self.machine)
         self.pipeline = FeedPipeline(node, feed, self.machine, self._bounds, self._fail, self._wake.set)
-        self._way = MakingWay(feed)
+        self._space_release = SpaceRelease(feed)
         self._reported_at = float("-inf")
         self.received_at = node.clock.monotonic()
         """When the last message of its owner came."""
@@ -137,7 +137,7 @@ class FeedProcessor:
                 if self.machine.receive(parse(json.loads(message), FROM_OWNER)):
                     self.received_at = self.node.clock.monotonic()
                     if self._opening is not None:
-                        self._opening.note_history()
+                        self._opening.receive_history()
             except ValueError as error:
                 event(
                     LOG,
@@ -163,20 +163,20 @@ class FeedProcessor:
         except Exception as error:
             LOG.exception("changefeed %s: unexpected error", self.id)
             self._fail(unexpected(error))
-        self._look_around()
+        self._check_space()
         if self._failure is not None and not self._over:
             await self._end_work()
             await to_its_end(self.pipeline.end())
             self.machine.failed(Failed.of(self._failure))
             self._over = True
-        if self._way.is_due and self._over:
-            self._way.done()
+        if self._space_release.is_due and self._over:
+            self._space_release.done()
             self._close(but={DDL_SPAN_ID})
         self._send_report()
         self.machine.ready = self.node.application.working.workers > 0
-        self._weigh()
+        self._measure_loads()
         for said in self.machine.tick(self.node.clock.monotonic()):
-            self.node.post.to_owner(said)
+            self.node.router.to_owner(said)
 
     async def _reach(self, dispatch: Dispatch) -> None:
         """Reach the goal of a Dispatch, whatever was done before."""
@@ -187,14 +187,14 @@ class FeedProcessor:
                 case Wish.REST | Wish.DELETE:
                     self._close(forget=dispatch.wish is Wish.DELETE)
                     self.machine.needs = MAX
-                    self._way.over()  # it holds nothing now, and may prepare again
+                    self._space_release.over()  # it holds nothing now, and may prepare again
                     self.machine.given_up()
                 case Wish.PREPARE:
                     self.machine.given_up()
-                    if not self._way.is_done:
+                    if not self._space_release.is_done:
                         await self._prepare(dispatch)
                 case Wish.RUN:
-                    self._way.over()
+                    self._space_release.over()
                     await self._open(dispatch)
                     await self.pipeline.start(dispatch, self._opened)
                 case _:
@@ -287,14 +287,14 @@ class FeedProcessor:
             self._opening.close(forget=forget, but=but)
         self._shut()
 
-    def _look_around(self) -> None:
+    def _check_space(self) -> None:
         """Fail if the event store fills up, this feed makes no progress, and others need its space."""
         opening, dispatch = self._opening, self.machine.dispatch
-        if opening is None or dispatch is None or self._way.is_due or self._begins:
+        if opening is None or dispatch is None or self._space_release.is_due or self._begins:
             return
         now, checkpoint = self.node.clock.monotonic(), dispatch.checkpoint
         loads = self.pipeline.load_plan is not None
-        failure = self._way.look(now, opening.spans, checkpoint, self.pipeline.beats, loads=loads)
+        failure = self._space_release.look(now, opening.spans, checkpoint, self.pipeline.beats, loads=loads)
         if failure is not None:
             self._fail(failure)
 
@@ -317,7 +317,7 @@ class FeedProcessor:
             self._bounds.write(opening)
         self.pipeline.look()
 
-    def _weigh(self) -> None:
+    def _measure_loads(self) -> None:
         """Measure from time to time how many bytes of changes arrive for each span."""
         now, machine, opening = self.node.clock.monotonic(), self.machine, self._opening
         if self.node.shared and opening is not None and self._span_loads.is_due(now):

@@ -34,9 +34,9 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import FeedId, GrantedRange
 from tidegate.log import event
 from tidegate.model.span import Span
+from tidegate.server.message_router import Box
 from tidegate.server.node import Node
 from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
-from tidegate.server.post import Box
 from tidegate.server.sharing import CAPTURES_S
 
 LOG: Final = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class ProcessorLink:
         """Set when a processor has answered this owner."""
         self._box = Box(self._on_mail)
         self._is_mail_due = False
-        node.post.owners[str(feed)] = self._box
+        node.router.owners[str(feed)] = self._box
 
     def reachable(self) -> list[Peer]:
         """The processors that messages may be sent to: our own, and those of captures that have a session.
@@ -203,7 +203,7 @@ class ProcessorLink:
 
     def _send(self, peer: Peer, message: FromOwner) -> None:
         peer.say(message.header.sequence, self._node.clock.monotonic())
-        self._node.post.to_processor(message)
+        self._node.router.to_processor(message)
 
     def _on_mail(self) -> None:
         if not self._is_mail_due:

@@ -165,14 +165,14 @@ class _Orders:
 
     def _do(self, order: Order) -> bool:
         try:
-            _obey(order, self._store, self._puller)
+            _perform(order, self._store, self._puller)
         except Retryable as error:
             _report(self._control, error)
             return False
         return True
 
 
-def _obey(order: Order, store: EventStore, puller: Puller) -> None:
+def _perform(order: Order, store: EventStore, puller: Puller) -> None:
     match order:
         case Watch(span, start_ts, guarded):
             puller.watch(span, start_ts, guarded=guarded)

@@ -24,7 +24,7 @@ from tidegate.control.watchdog import Hung, Watchdog
 from tidegate.disk import disk_bytes
 from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event, redact
-from tidegate.model.reports import Failed, FromPuller, Gone, PullerHello, Refused, Status
+from tidegate.model.reports import ConnectionClosed, Failed, FromPuller, PullerHello, Refused, Status
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.node import Captured
 from tidegate.server.processes import described
@@ -85,7 +85,7 @@ class Pullers:
         """The number of reports of each puller, by process id. Its hello, sent before it opens the store,
         does not count.
         """
-        self._keepers: list[asyncio.Task[None]] = []
+        self._supervisors: list[asyncio.Task[None]] = []
         self._trouble = ("", 0)
         """The last error that a puller has reported, and when it was first reported, in ms."""
 
@@ -96,8 +96,8 @@ class Pullers:
             store.mkdir(parents=True, exist_ok=True)
             catalogues = self._open_catalogues(store) if kv_mode == TABLE_MODE else None
             self._modes[kv_mode] = Captured(store, SpanRegistry(kv_mode), catalogues)
-            keeper = asyncio.create_task(self._keep(kv_mode), name=f"puller keeper {kv_mode}")
-            self._keepers.append(keeper)
+            supervisor = asyncio.create_task(self._supervise(kv_mode), name=f"puller supervisor {kv_mode}")
+            self._supervisors.append(supervisor)
         return self._modes[kv_mode]
 
     @property
@@ -107,9 +107,9 @@ class Pullers:
 
     async def stop(self) -> None:
         """End the processes."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
         await asyncio.gather(*(puller.stop() for puller in self.processes.values()))
 
     def receive(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
@@ -120,7 +120,7 @@ class Pullers:
         match report:
             case PullerHello():
                 spans.connect(connection)
-            case Gone():
+            case ConnectionClosed():
                 spans.disconnect(connection)
             case Status():
                 spans.receive_status(report)
@@ -139,7 +139,7 @@ class Pullers:
             self._trouble = (text, self._clock.now_ms())
         return FeedError(text, "CDC:ErrPuller", self._trouble[1], self._options.address)
 
-    async def _keep(self, kv_mode: str) -> None:
+    async def _supervise(self, kv_mode: str) -> None:
         """Start the puller of a mode, and restart it with a growing pause whenever it ends."""
         options, wait = self._options, RESTART_FIRST_S
         keep_free = self._keep_free()

@@ -62,7 +62,7 @@ Wake = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class FollowerCounts:
     """The number of followers of a store, and how many of them are eager."""
 
     all: int
@@ -84,32 +84,32 @@ class _Follower:
     """The spans whose rows it delivers; None: not known, so any rows may be its own."""
     eager_until: float = float("inf")
     woken_at: float = float("-inf")
-    owed: bool = False
+    is_pending: bool = False
     """Whether the page has changed since it was last woken."""
 
     def is_eager(self, now: float) -> bool:
         """Whether each change wakes it."""
         return now < self.eager_until
 
-    def pause_s(self, now: float, crowd: Crowd) -> float:
+    def pause_s(self, now: float, counts: FollowerCounts) -> float:
         """The least time between two wake-ups."""
         if self.is_eager(now):
             # Minus half a look, because followers are woken only at looks, which rounds the pause.
-            return crowd.eager / EAGER_WAKES_A_S - LOOK_S / 2
+            return counts.eager / EAGER_WAKES_A_S - LOOK_S / 2
         if now < self.eager_until + LONG_S:
-            return min(CALMEST_S / 2, max(CALM_S, crowd.all / (2 * CALM_WAKES_A_S)))
-        return calmer_s(crowd.all)
+            return min(CALMEST_S / 2, max(CALM_S, counts.all / (2 * CALM_WAKES_A_S)))
+        return calmer_s(counts.all)
 
     def wake(self, now: float) -> None:
         """Call all functions, those first that come first."""
-        self.owed, self.woken_at = False, now
+        self.is_pending, self.woken_at = False, now
         for wake in sorted(self.wakes, key=self.wakes.__getitem__, reverse=True):
             wake()
 
-    def rows_came(self, stirred: Set[str] | None) -> bool:
-        """Whether its rows may have come, if the manifests of `stirred` (None: of any) have changed."""
-        return stirred is None or (
-            bool(stirred) and (self.spans is None or not stirred.isdisjoint(self.spans))
+    def rows_came(self, changed_spans: Set[str] | None) -> bool:
+        """Whether its rows may have come, if the manifests of `changed_spans` (None: of any) have changed."""
+        return changed_spans is None or (
+            bool(changed_spans) and (self.spans is None or not changed_spans.isdisjoint(self.spans))
         )
 
 
@@ -173,17 +173,17 @@ class Pulse:
             changed = mark != seen
             if changed:
                 self._seen[store] = mark
-            stirred = mark.stirred_since(seen) if changed and mark is not None else frozenset[str]()
+            changed_spans = mark.changed_since(seen) if changed and mark is not None else frozenset[str]()
             for follower in followers.values():
-                follower.owed = follower.owed or changed
-                if changed and follower.rows_came(stirred):
+                follower.is_pending = follower.is_pending or changed
+                if changed and follower.rows_came(changed_spans):
                     follower.eager_until = now + EAGER_S
             eager = sum(follower.is_eager(now) for follower in followers.values())
-            crowd = Crowd(len(followers), eager)
+            counts = FollowerCounts(len(followers), eager)
             calm, a_second = [], 0.0
             for follower in followers.values():
-                pause_s = follower.pause_s(now, crowd)
-                is_due = follower.owed and now >= follower.woken_at + pause_s
+                pause_s = follower.pause_s(now, counts)
+                is_due = follower.is_pending and now >= follower.woken_at + pause_s
                 if follower.is_eager(now):
                     if is_due:
                         follower.wake(now)

@@ -86,7 +86,7 @@ class Reactor:
         node.owned = self.housekeeping.owned
         if node.shared:
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
-            await self.placement.note_drained()
+            await self.placement.read_drained()
         # Before anything is registered: if a hold expired while no owner ran, history may be lost.
         await self.history.tend(force=True)
         for feed in self.feeds.values():
@@ -107,7 +107,7 @@ class Reactor:
             known = FeedStatus.from_bytes(status) if status is not None else FeedStatus(info.start_ts)
             self.feeds[feed] = Feed(self.node, feed, info, known)
         except Exception as error:
-            self.node.post.owners.pop(str(feed), None)
+            self.node.router.owners.pop(str(feed), None)
             found = self.feeds.unreadable[feed] = UnreadableFeed.of(feed, stored, status, error)
             event(LOG, logging.ERROR, "changefeed cannot be read", changefeed=str(feed), why=found.why)
 
@@ -219,7 +219,7 @@ class Reactor:
             await self._forget_progress(found)
             # Last, because a feed of the same name has its folder and progress in the same places.
             del self.feeds[feed]
-            node.post.owners.pop(str(feed), None)
+            node.router.owners.pop(str(feed), None)
         await self.history.tend(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 

@@ -45,9 +45,9 @@ from tidegate.sink.reader.changes import (
     SEQ,
     SEQ_A_TS,
     Changes,
-    Standing,
+    ReaderProgress,
     StoredRows,
-    past_it,
+    already_confirmed,
     piece_schema,
 )
 from tidegate.sink.reader.sink import SILENT_CODE
@@ -151,15 +151,15 @@ class Readers:
     async def remove_orphans(self) -> None:
         """Remove readers that no query has read from for ORPHAN_S."""
         feeds = dict(self._reactor.feeds)
-        for name, standing in (await self.standings(feeds.values())).items():
-            silent_s = feeds[name].node.clock.now_ms() / 1000 - standing.queried_ms / 1000
-            if not standing.used and silent_s > ORPHAN_S:
+        for name, progress in (await self.progress_of_readers(feeds.values())).items():
+            silent_s = feeds[name].node.clock.now_ms() / 1000 - progress.queried_ms / 1000
+            if not progress.used and silent_s > ORPHAN_S:
                 event(LOG, logging.WARNING, "reader removed: no query has read from it", changefeed=str(name))
                 await self._reactor.remove(name)
 
     async def create(
         self, feed: FeedId, tables: Sequence[str], rows: str, start_ts: int, hold_s: int, max_kept: int
-    ) -> Standing:
+    ) -> ReaderProgress:
         """Create a reader, or take the existing one if its options are the same and no query has used it."""
         uri = reader_uri(rows, hold_s or self._reactor.node.gc_ttl_s, max_kept or MAX_KEPT)
         rules = list(rules_of(tables, rows))
@@ -193,38 +193,38 @@ class Readers:
             }
             new = await self.do(check_new, feed, uri.render(), settings, start_ts, 0)
             found = await self._reactor.create(new)
-            return await self.do(_changes(found).standing)
+            return await self.do(_changes(found).progress)
         if not found.uri.is_reader:
             raise InvalidInput(f"{feed} is a changefeed, not a reader", fix="choose another name")
-        standing = await self.do(_changes(found).standing)
-        if standing.used:
+        progress = await self.do(_changes(found).progress)
+        if progress.used:
             raise InvalidInput(
-                f"reader {feed.name} exists, and its query has read up to ts {standing.said}",
+                f"reader {feed.name} exists, and its query has read up to ts {progress.confirmed_ts}",
                 where="option reader",
                 why="the checkpoint of the query that began with it is elsewhere, or gone",
                 fix="start the query with that checkpoint; or remove the changefeed, or choose another name",
             )
         same = found.uri == uri and list(found.config.filter.rules) == rules
-        if not same or start_ts not in (0, standing.start_ts):
+        if not same or start_ts not in (0, progress.start_ts):
             raise InvalidInput(
                 f"reader {feed.name} exists with other options",
-                where=f"it has {', '.join(found.config.filter.rules)} from ts {standing.start_ts} on, "
+                where=f"it has {', '.join(found.config.filter.rules)} from ts {progress.start_ts} on, "
                 f"{found.uri.render()}",
                 fix="give the same options; or remove the changefeed, or choose another name",
             )
-        return standing
+        return progress
 
-    async def standings(self, feeds: Iterable[Feed]) -> dict[FeedId, Standing]:
+    async def progress_of_readers(self, feeds: Iterable[Feed]) -> dict[FeedId, ReaderProgress]:
         """The progress of the readers among the feeds; a reader whose file is missing, cannot be read or
         has another form is left out.
         """
         readers = [feed for feed in feeds if feed.uri.is_reader]
 
-        def look() -> dict[FeedId, Standing]:
+        def look() -> dict[FeedId, ReaderProgress]:
             found = {}
             for feed in readers:
                 with contextlib.suppress(Retryable, Fatal):
-                    found[feed.id] = _changes(feed).standing()
+                    found[feed.id] = _changes(feed).progress()
             return found
 
         return await self.do(look) if readers else {}
@@ -243,9 +243,9 @@ class Readers:
         found = self._reactor.feeds.get(feed) if feed is not None else None
         if found is not None and found.uri.is_reader:
             changes = _changes(found)
-            standing = await self.do(changes.standing)
-            history = await self.do(_history, found, changes, standing)
-            columns = history.after(standing.said) if history is not None else None
+            progress = await self.do(changes.progress)
+            history = await self.do(_history, found, changes, progress)
+            columns = history.after(progress.confirmed_ts) if history is not None else None
             if columns is not None:
                 return columns
         reactor = self._reactor
@@ -304,7 +304,7 @@ class Readers:
         # In constant time, so that a wrong seal does not tell how much of it was right.
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
-        await self._note_query(found)
+        await self._record_query(found)
         return ticket, changes, found.uri.option("rows") == "generic"
 
     def _feed(self, feed: FeedId, instance: str) -> Feed:
@@ -318,21 +318,21 @@ class Readers:
             )
         return found
 
-    async def _receive(self, feed: FeedId, asked: Query, said: int = 0) -> Feed:
+    async def _receive(self, feed: FeedId, asked: Query, confirmed_ts: int = 0) -> Feed:
         found = self._feed(feed, asked.instance)
-        await self._note_query(found, said)
+        await self._record_query(found, confirmed_ts)
         return found
 
-    async def _note_query(self, found: Feed, said: int = 0) -> None:
+    async def _record_query(self, found: Feed, confirmed_ts: int = 0) -> None:
         now, instance = asyncio.get_running_loop().time(), found.info.instance
         at, before = self._received.get(instance, (float("-inf"), -1))
         # A write waits for the disk, and each batch asks several times.
-        if said <= before and now - at < QUERIED_S:
+        if confirmed_ts <= before and now - at < QUERIED_S:
             return
-        await self.do(_changes(found).receive, found.node.clock.now_ms(), said, used=said > 0)
+        await self.do(_changes(found).receive, found.node.clock.now_ms(), confirmed_ts, used=confirmed_ts > 0)
         if len(self._received) >= QUERIED_MAX:
             self._received.clear()
-        self._received[instance] = now, max(said, before)
+        self._received[instance] = now, max(confirmed_ts, before)
 
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
@@ -375,11 +375,11 @@ def _changes(feed: Feed) -> Changes:
     return Changes(feed.plan.folder)
 
 
-def _history(found: Feed, changes: Changes, standing: Standing) -> History | None:
+def _history(found: Feed, changes: Changes, progress: ReaderProgress) -> History | None:
     """The history of a reader of typed rows; None for generic rows."""
     if found.uri.option("rows") != "typed":
         return None
-    return _known(changes.path.parent, standing.instance, standing.ddl, found.config.filter.rules[0])
+    return _known(changes.path.parent, progress.instance, progress.ddl, found.config.filter.rules[0])
 
 
 @lru_cache(256)
@@ -390,12 +390,12 @@ def _known(folder: Path, instance: str, ddl: int, rule: str) -> History:
 
 def _latest(found: Feed, asked: Query, start: int, max_bytes: int, target: int) -> dict[str, Any]:
     changes = _changes(found)
-    standing = changes.standing()
-    _check_place(found, standing, start)
-    upto = max(start, standing.readable)
+    progress = changes.progress()
+    _check_place(found, progress, start)
+    upto = max(start, progress.readable)
     if target:  # it may be below the start of a reader that was created later
         upto = max(start, min(upto, target))
-    history = _history(found, changes, standing)
+    history = _history(found, changes, progress)
     if history is not None:
         check_columns(history, asked, start)
         stop = history.stop(start)
@@ -406,20 +406,20 @@ def _latest(found: Feed, asked: Query, start: int, max_bytes: int, target: int) 
     end = changes.cut(start, last, max_bytes)
     if end == start and (reached or 0 < target <= upto):
         end = last  # there are no rows, but the query must reach the DDL, or its target
-    return {"upto": end, "readable": standing.readable, "waits": _waits(found)}
+    return {"upto": end, "readable": progress.readable, "waits": _waits(found)}
 
 
-def _check_place(found: Feed, standing: Standing, start: int) -> None:
+def _check_place(found: Feed, progress: ReaderProgress, start: int) -> None:
     """Raises Refused if changes after `start` may have been removed."""
-    if standing.let_go:
+    if progress.stopped_why:
         raise Refused(
             SILENT_CODE,
             f"nothing is kept for reader {found.id.name} any more",
-            why=standing.let_go,
+            why=progress.stopped_why,
             fix="remove its changefeed, and start a new query with a new checkpoint",
         )
-    if start < standing.said:
-        raise past_it(start, standing.said)
+    if start < progress.confirmed_ts:
+        raise already_confirmed(start, progress.confirmed_ts)
 
 
 def _check_state(found: Feed) -> None:
@@ -447,15 +447,15 @@ def _waits(found: Feed) -> str:
 
 def _plan(found: Feed, asked: Query, start: int, end: int) -> dict[str, Any]:
     changes = _changes(found)
-    standing = changes.standing()
-    _check_place(found, standing, start)
-    if end > standing.readable and end > standing.start_ts:
+    progress = changes.progress()
+    _check_place(found, progress, start)
+    if end > progress.readable and end > progress.start_ts:
         raise Retryable(
             f"some changes up to ts {end} have not come yet",
-            where=f"reader {found.id.name}, readable up to {standing.readable}",
+            where=f"reader {found.id.name}, readable up to {progress.readable}",
             why="the capture's files are older than the query's checkpoint",
         )
-    history = _history(found, changes, standing)
+    history = _history(found, changes, progress)
     if history is not None:
         check_columns(history, asked, start, replay=True)
     parts = 1 if history is not None else PARTS

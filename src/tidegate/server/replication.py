@@ -117,9 +117,9 @@ class Replication:
             node.pulse.leave(store, record.id, self._on_floors)
             await to_its_end(self._end_incarnation())  # shielded: a pause must not leave its processes
 
-    async def settle(self) -> None:
+    async def wait_for_tasks(self) -> None:
         """Wait for background tasks, after the loop has ended."""
-        await self._jobs.settle()
+        await self._jobs.wait_for_tasks()
 
     async def close(self, *, forget: bool = False) -> None:
         """Release catalogue and spans; the next start opens them at the stored checkpoint.
@@ -203,7 +203,7 @@ class Replication:
         first = await self.ddl.definitions() if record.loading else []
         thread = self.sink.begin()
         self.waiting_for = "sink"
-        async with self._jobs.watched(self._look_out, LOOK_S):
+        async with self._jobs.watched(self._check_sink, LOOK_S):
             await self.shares.fence_all(plan, grants, thread)
             sink = await self.sink.open(plan, grants[lead], thread, first)
         if await record.adopt_settings(sink.delivered_to):
@@ -244,8 +244,8 @@ class Replication:
         effects = self._effects
         while not (effects.is_target_reached or effects.is_repartitioned or self.shares.reason):
             self._tick()
-            self._look_out()
-            self.shares.look_around(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
+            self._check_sink()
+            self.shares.check_shares(self.owner, is_starting=self.waiting_for == PIPELINE_STARTS)
             if self._jobs.failure is not None:
                 raise self._jobs.failure
             await self._pause()
@@ -290,7 +290,7 @@ class Replication:
         if sink is not None and (over := self._effects.records_over(owner)):
             self._jobs.spawn(sink.forget(over))
 
-    def _look_out(self) -> None:
+    def _check_sink(self) -> None:
         """Notice if the sink hangs."""
         hung = self.sink.look()
         if hung is not None:

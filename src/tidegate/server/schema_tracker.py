@@ -67,7 +67,7 @@ class SchemaTracker:
         self._stopped = False
         self._moving: Future[Shared] | None = None
         """Another catalogue that is being opened, because the shared one has forgotten our next steps."""
-        self._estranged = False
+        self._must_reopen = False
         self._lacking: dict[int, TableVersion] = {}
         """The tables of `left_out`, by physical id."""
         self.initial: tuple[SpanTask, ...] = ()
@@ -106,7 +106,7 @@ class SchemaTracker:
         """Whether the feed must open its catalogue again, because an error came while a job was being
         applied, so that the catalogue may have only a part of it.
         """
-        return self._estranged or self._shared.catalogue.broken
+        return self._must_reopen or self._shared.catalogue.broken
 
     def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
         """Begin at the checkpoint; what was finished at or before it is history.
@@ -217,7 +217,7 @@ class SchemaTracker:
             if shared.catalogue.since > self._place:
                 return False
             if not shared.reaches(self._place, self._given, self._missing()):
-                self._estranged = True
+                self._must_reopen = True
                 raise Retryable(
                     "the changefeed has to open its catalogue again",
                     where=f"DDL up to {self._place}",

@@ -27,7 +27,7 @@ from tidegate.log import event
 from tidegate.model.key_range import scope_of
 from tidegate.model.timestamp import Timestamp, readable
 from tidegate.puller.match.budget import StreamMemory
-from tidegate.puller.segment_repair import repull
+from tidegate.puller.segment_repair import repair_segment
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -72,15 +72,15 @@ class SegmentRepairs:
             return  # nobody follows the span, so nobody reads it
         if report.file == MANIFEST:
             span.rewrite()
-            damage.settle(self._store.folder, report)
+            damage.remove_report(self._store.folder, report)
             event(LOG, logging.INFO, "manifest written again", span=span.id)
             return
         found = span.assess(report.file)
         if found is None:
-            damage.settle(self._store.folder, report)
+            damage.remove_report(self._store.folder, report)
         elif not found.batches:
             span.repair(found, [])
-            damage.settle(self._store.folder, report)
+            damage.remove_report(self._store.folder, report)
             event(LOG, logging.INFO, "directory of a segment written again", span=span.id, file=found.file)
         elif not report.lost and found.upto <= span.resolved:
             self._repair(span, report, found)
@@ -101,7 +101,7 @@ class SegmentRepairs:
         if missing:
             self._give_up(report, found, f"TiKV no longer has {missing} of the changes")
             return
-        damage.settle(self._store.folder, report)
+        damage.remove_report(self._store.folder, report)
         self.repaired += 1
         event(
             LOG, logging.INFO, "segment repaired", span=span.id, file=found.file, batches=len(found.batches)
@@ -116,7 +116,7 @@ class SegmentRepairs:
             pulled = aside.open_span(found.span)
             pulled.begin(found.after)
             kv_mode, memory = self._store.kv_mode, self._memory
-            repull(self._pd, found.span, found.upto, aside, self._closing, kv_mode, memory)
+            repair_segment(self._pd, found.span, found.upto, aside, self._closing, kv_mode, memory)
             return span.repair(found, _segments(folder / span.id, pulled, found.after, found.upto))
         finally:
             aside.close()

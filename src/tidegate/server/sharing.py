@@ -19,7 +19,7 @@ from tidegate.control.metadata import CAPTURES_MAX, GRANTS_MAX
 from tidegate.control.share import Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.able_captures import AbleCaptures, Here
+from tidegate.server.able_captures import AbleCaptures, DividingCapture
 from tidegate.server.peers import WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
@@ -55,7 +55,7 @@ class Proposal:
 class Sharing:
     """The sharing of one changefeed. Lives in one asyncio loop."""
 
-    node: Here
+    node: DividingCapture
     wanted: Span
     peers: Peers
     reachable: Callable[[], list[Peer]]

@@ -181,7 +181,7 @@ class SpanRegistry:
         """Note that a feed that holds spans has delivered something, or has nothing to deliver."""
         self._progress_at[feed] = now
 
-    def in_the_way_of(self, feed: FeedId, now: float) -> list[FeedId]:
+    def feeds_blocked_by(self, feed: FeedId, now: float) -> list[FeedId]:
         """While the event store fills up: the feeds with progress that share spans with a stuck one.
 
         An owner delivers nothing, so it is in nobody's way.

@@ -28,7 +28,7 @@ from tidegate.errors import Fatal, TidegateError
 from tidegate.ipc import HEADER, MAX_FRAME, frame, parsed
 from tidegate.launcher import bound
 from tidegate.log import event
-from tidegate.model.reports import HELLOS, SAID_BY, Gone, Hello, Report, parse
+from tidegate.model.reports import HELLOS, SAID_BY, ConnectionClosed, Hello, Report, parse
 from tidegate.model.wire import Kind
 from tidegate.server.processes import kill_session
 
@@ -130,7 +130,7 @@ Handler = Callable[[Connection, Report], Awaitable[None]]
 
 
 class ControlSocket:
-    """Listens on a Unix socket; gives each message to the handler, the hello first and `Gone` last."""
+    """Listens on a Unix socket; gives messages to the handler, the hello first, `ConnectionClosed` last."""
 
     def __init__(
         self, path: Path, handler: Handler, hello_s: float = HELLO_S, frame_s: float = FRAME_S
@@ -193,7 +193,7 @@ class ControlSocket:
 
     async def _say_gone(self, connection: Connection) -> None:
         try:
-            await self._handler(connection, Gone())
+            await self._handler(connection, ConnectionClosed())
         except BROKEN as error:  # for example a hello that names no changefeed
             event(LOG, logging.WARNING, "end of a control connection not reported", reason=str(error))
 

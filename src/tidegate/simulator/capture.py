@@ -19,7 +19,7 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.etcd.election import META, capture_prefix, drained_prefix, owner_prefix
 from tidegate.etcd.session import RENEWALS, LocalLease
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.post import Post
+from tidegate.server.message_router import MessageRouter
 from tidegate.server.sharing import CAPTURES_S
 from tidegate.simulator.etcd import EtcdClient
 from tidegate.simulator.owner_task import OwnerTask
@@ -83,7 +83,7 @@ class Control:
         self.capture = machine.name
         self.process = Process(machine.name)
         self.client = EtcdClient(world.etcd, world.network, self.process, machine.name, world.off)
-        self.post = Post(self._begin_processor, machine.name, self._send)
+        self.router = MessageRouter(self._begin_processor, machine.name, self._send)
         self.clock = machine.clock
         self.process.rate = machine.clock.rate
         self.epoch = self.owner_rev = 0
@@ -98,7 +98,7 @@ class Control:
         self._next_grant = self._next_message = 1
         world.time.spawn(self.process, self._run())
 
-    # --- the capture as the machines see it (`server.able_captures.Here`) ----------------------------------
+    # --- the capture as the machines see it (`server.able_captures.DividingCapture`) --------------------
 
     def others(self) -> Mapping[str, str]:
         """The other captures, as of the last look."""
@@ -259,11 +259,11 @@ class Control:
         self.world.timeline.counts["messages received"] += 1
         if self.world.timeline.whole:
             self.world.note(self.capture, f"receives from {sender}: {words(message)}")
-        self.post.deliver(sender, message)
+        self.router.deliver(sender, message)
 
     def _begin_processor(self, changefeed: str) -> None:
         self.processor = ProcessorTask(self)
-        self.post.processors[changefeed] = self.processor.box
+        self.router.processors[changefeed] = self.processor.box
         self.world.time.spawn(self.process, self.processor.run())
 
 

@@ -12,16 +12,16 @@ from typing import Final
 from tidegate.control.metadata import Delete, Put
 from tidegate.etcd.election import drained_prefix
 from tidegate.simulator.capture import Capture, Moment
-from tidegate.simulator.network import ETCD, SINK, Weather
+from tidegate.simulator.network import ETCD, SINK, Conditions
 from tidegate.simulator.upstream import at
 from tidegate.simulator.virtual_time import Process
 from tidegate.simulator.worker import Worker
 from tidegate.simulator.world import CLUSTER, World
 
-CALM: Final = Weather()
+CALM: Final = Conditions()
 LOSES_S: Final = 12.0
 """How long a catalogue misses DDL. Seconds."""
-BAD: Final = Weather(lost=0.2, doubled=0.1, late=0.2)
+BAD: Final = Conditions(lost=0.2, doubled=0.1, late=0.2)
 
 
 class Faults:
@@ -40,7 +40,7 @@ class Faults:
     def heal(self) -> None:
         """End all faults: every capture runs, and all connections work."""
         world = self._world
-        world.network.weather = CALM
+        world.network.conditions = CALM
         world.network.cuts.clear()
         world.network.slow.clear()
         if ETCD in world.network.down:
@@ -224,10 +224,10 @@ class Faults:
 
     def bad_network(self) -> str:
         network = self._world.network
-        network.weather = BAD
+        network.conditions = BAD
 
         def end() -> None:
-            network.weather = CALM
+            network.conditions = CALM
 
         return f"messages are lost, doubled and late {self._later(2.0, 20.0, end)}"
 

@@ -21,13 +21,13 @@ QUICK_S: Final = (0.0005, 0.005)
 SLOW_S: Final = (0.05, 12.0)
 """How long a late message takes, at least and at most. Others overtake it."""
 AGAIN_S: Final = (0.3, 2.0)
-"""The pause before a message that met a cut is sent again, as in `server.courier`."""
+"""The pause before a message that met a cut is sent again, as in `server.message_client`."""
 ATTEMPTS: Final = 12
 """After this number of attempts a message is lost."""
 
 
 @dataclass(slots=True)
-class Weather:
+class Conditions:
     """The shares of messages that are lost, duplicated and late."""
 
     lost: float = 0.0
@@ -41,7 +41,7 @@ class Network:
 
     time: VirtualTime
     timeline: Timeline
-    weather: Weather = field(default_factory=Weather)
+    conditions: Conditions = field(default_factory=Conditions)
     cuts: set[tuple[str, str]] = field(default_factory=set)
     """(from, to) of each cut."""
     down: set[str] = field(default_factory=set)
@@ -51,20 +51,20 @@ class Network:
 
     def send(self, source: str, to: str, deliver: Callable[[], None]) -> None:
         """Send a message, which may arrive once, twice or never."""
-        rng, weather, counts = self.time.rng, self.weather, self.timeline.counts
+        rng, conditions, counts = self.time.rng, self.conditions, self.timeline.counts
         counts["messages sent"] += 1
         chance = rng.random()
-        if chance < weather.lost:
+        if chance < conditions.lost:
             counts["messages lost"] += 1
             return
-        copies = 2 if chance < weather.lost + weather.doubled else 1
+        copies = 2 if chance < conditions.lost + conditions.doubled else 1
         counts["messages doubled"] += copies - 1
         for _ in range(copies):
             self.time.after(self._delay_s(), self._arrive, source, to, deliver, ATTEMPTS)
 
     def _delay_s(self) -> float:
         rng = self.time.rng
-        if self.weather.late and rng.random() < self.weather.late:
+        if self.conditions.late and rng.random() < self.conditions.late:
             self.timeline.counts["messages late"] += 1
             return rng.uniform(*SLOW_S)
         return rng.uniform(*QUICK_S)

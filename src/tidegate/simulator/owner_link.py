@@ -22,8 +22,8 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
+from tidegate.server.message_router import Box
 from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
-from tidegate.server.post import Box
 from tidegate.server.sharing import CAPTURES_S
 from tidegate.simulator.virtual_time import Signal, Steps
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
@@ -54,7 +54,7 @@ class OwnerLink:
         self._time, self._off = control.world.time, control.world.off
         self._box = Box(self._on_mail)
         self._mail_due = False
-        control.post.owners[str(FEED)] = self._box
+        control.router.owners[str(FEED)] = self._box
 
     @property
     def _now(self) -> float:
@@ -107,7 +107,7 @@ class OwnerLink:
 
     def _send(self, peer: Peer, message: FromOwner) -> None:
         peer.say(message.header.sequence, self._now)
-        self._control.post.to_processor(message)
+        self._control.router.to_processor(message)
 
     def ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> Steps[None]:
         """Ask processors to give up what they do; wait until each has, or counts as gone."""

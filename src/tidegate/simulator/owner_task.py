@@ -128,7 +128,7 @@ class OwnerTask:
         """Deliver until the key space must be divided again. Raises the failure of the incarnation."""
         while not self._reshare:
             self._tick()
-            self._look_around()
+            self._check_shares()
             if self._failure is not None:
                 raise self._failure
             yield self.wake.wait(CAPTURES_S)
@@ -350,7 +350,7 @@ class OwnerTask:
 
     # --- who gets what -------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
+    def _check_shares(self) -> None:
         """Divide the key space again if captures come or go, or their loads differ too much."""
         now, sharing = self._now, self.sharing
         if not sharing.is_due(now):

@@ -16,7 +16,7 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.model.reports import Durable, Failed, Started
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.server.post import Box
+from tidegate.server.message_router import Box
 from tidegate.simulator.virtual_time import Signal, Steps, Task
 from tidegate.simulator.worker import BoundsFile, Report, Worker
 from tidegate.simulator.world import CLUSTER, FEED, INSTANCE
@@ -85,9 +85,9 @@ class ProcessorTask:
             machine.failed(Failed.of(self._failure))
             self._over = True
         machine.ready = self._control.machine.application_at <= self._time.now
-        self._weigh()
+        self._measure_loads()
         for said in machine.tick(self._control.clock.monotonic()):
-            self._control.post.to_owner(said)
+            self._control.router.to_owner(said)
 
     def _reach(self, dispatch: Dispatch) -> Steps[None]:
         """Bring the processor to the state that the Dispatch asks for, from any earlier state."""
@@ -251,7 +251,7 @@ class ProcessorTask:
     def _write_bounds(self) -> None:
         self._bounds.bound, self._bounds.spans = self.machine.reach, self.machine.spans.tasks
 
-    def _weigh(self) -> None:
+    def _measure_loads(self) -> None:
         now = self._time.now
         if now - self._weighed_at >= WEIGH_S and self.machine.spans.is_open:
             self._weighed_at = now

@@ -83,7 +83,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class QuarantineLine:
     """One line of a quarantine file."""
 
     number: int
@@ -113,7 +113,7 @@ def still_bad(why: str) -> Outcome:
     return Outcome(False, why)
 
 
-def entries(path: Path) -> Iterator[Kept]:
+def entries(path: Path) -> Iterator[QuarantineLine]:
     """Yield the lines of a quarantine file, one in memory at a time; none if there is no file."""
     if not path.exists():
         return
@@ -124,9 +124,9 @@ def entries(path: Path) -> Iterator[Kept]:
                 if not isinstance(found, dict) or not isinstance(found.get("where"), dict):
                     raise ValueError("it is not an entry")
             except (ValueError, RecursionError) as error:
-                yield Kept(number, len(line), None, str(error))
+                yield QuarantineLine(number, len(line), None, str(error))
             else:
-                yield Kept(number, len(line), found)
+                yield QuarantineLine(number, len(line), found)
 
 
 def sound_entries(path: Path) -> Iterator[dict[str, Any]]:

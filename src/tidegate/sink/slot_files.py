@@ -49,7 +49,7 @@ class TableFiles:
         yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
             self._catch_up(needed[0])
-            yield from self._delete_data(self._strays(needed[0], data_before), needed[0])
+            yield from self._delete_data(self._unnamed_files(needed[0], data_before), needed[0])
         yield from self._delete(self._log, self._old_log(needed, log_before))
 
     def _old_log(self, needed: Sequence[int], before: float) -> list[str]:
@@ -83,7 +83,7 @@ class TableFiles:
     def _begin(self, version: int, times: Mapping[str, float]) -> None:
         self._history.begin(version, self._files_at(version), _time_of(version, times))
 
-    def _strays(self, oldest: int, before: float) -> list[str]:
+    def _unnamed_files(self, oldest: int, before: float) -> list[str]:
         """Files that no version from `oldest` on has: from older versions, or from killed writes."""
         if _time_of(oldest, self._store.files(self._log)) > before:
             self.left = True  # a reader may still use the version before `oldest`

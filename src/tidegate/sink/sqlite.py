@@ -232,7 +232,7 @@ class SqliteOwner:
         if ts > before.resolved_ts:
             self._write_journal(Journal(before.ddl_ts, before.ddl_seq, ts, before.instance))
 
-    def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
+    def record_ddl(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
         """Write a DDL into an open transaction. By default it is only in the journal."""
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -247,7 +247,7 @@ class SqliteOwner:
     def _write_journal(self, after: Journal, event: DdlEvent | None = None) -> None:
         with self._fenced() as connection:
             if event is not None:
-                self.note(connection, event)
+                self.record_ddl(connection, event)
             self._ledger.keep(connection, {JOURNAL_KEY: after.to_bytes()})
         self.journal = after
 

@@ -164,7 +164,7 @@ class EmbeddedUpstream:
         self.pd_members = PdMembers(new_server, self._listen, tls)
         self._pd_addresses = [pd_addr, *[f"{pd_addr.rpartition(':')[0]}:0"] * (pd_members - 1)]
         self._stopping = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        self._heartbeats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self.pd_addr = ""
 
     # --- life ---
@@ -208,7 +208,7 @@ class EmbeddedUpstream:
         self.operators.resume()
         self._collector.start()
         self._splitter.start()
-        self._heart.start()
+        self._heartbeats.start()
         self.pd_members.serve(handlers, pages.get)
         addresses = tuple(store.address for store in self.stores.all())
         return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)

@@ -74,7 +74,7 @@ class Life:
         self.target.recover()
         self.applier = Applier(self.target, folder)
         self._steps, self._dies_at = itertools.count(), dies_at
-        for owner, step in ((self.target._hold, "run_ddl"), (self.target._progress, "note_ddl")):
+        for owner, step in ((self.target._hold, "run_ddl"), (self.target._progress, "record_ddl")):
             setattr(owner, step, self._mortal(getattr(owner, step)))
 
     def _mortal(self, whole: Any) -> Any:
@@ -636,7 +636,7 @@ def test_a_schema_is_dropped_in_an_order_that_a_restart_has_too(server: MySqlSer
 def test_a_snapshot_forgets_no_ddl_that_was_begun(server: MySqlServer, tmp_path: Path) -> None:
     with Life(server, "ddl", tmp_path) as life:
         progress = life.target._progress
-        progress.note_ddl("begun")
+        progress.record_ddl("begun")
         progress.move("position")
         assert progress.take_again().ddl == "begun"
         progress.move("position", ddl_over=True)

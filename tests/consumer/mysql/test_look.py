@@ -14,7 +14,7 @@ from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.target import Looked
+from tidegate.consumer.target import TargetStatus
 from tidegate.errors import Retryable
 
 POSITION = Position(7, "t", "open-protocol", "transaction", {0: PartitionPosition(3, 7, 7)})
@@ -30,19 +30,19 @@ def held(mariadb: MySqlServer, request: pytest.FixtureRequest) -> Iterator[Progr
     progress.hold.close()
 
 
-def look(server: MySqlServer, name: str) -> Looked:
+def look(server: MySqlServer, name: str) -> TargetStatus:
     return MySqlAddress(server, name, Path("nowhere")).look()
 
 
 def test_of_a_consumer_that_there_never_was_nothing_is_seen(mariadb: MySqlServer) -> None:
-    assert look(mariadb, "never") == Looked(None)
+    assert look(mariadb, "never") == TargetStatus(None)
 
 
 def test_on_a_server_without_our_tables_nothing_is_seen_and_none_is_made(mariadb: MySqlServer) -> None:
     connection = mariadb.connect()
     with connection.cursor() as cursor:
         cursor.execute("DROP DATABASE IF EXISTS tidegate")
-        assert look(mariadb, "never") == Looked(None)
+        assert look(mariadb, "never") == TargetStatus(None)
         assert cursor.execute("SHOW DATABASES LIKE 'tidegate'") == 0
     connection.close()
 
@@ -68,11 +68,11 @@ def test_who_writes_how_far_and_what_was_begun(
 def test_a_ddl_that_was_begun_is_seen_until_it_is_over(
     mariadb: MySqlServer, held: Progress, request: pytest.FixtureRequest
 ) -> None:
-    held.note_ddl(
+    held.record_ddl(
         '{"done":[],"begun":{"name":"n","query":"ALTER TABLE\\n  t ADD x INT","at":0,"evidence":[]}}'
     )
     assert look(mariadb, request.node.name).doing == "a DDL, ALTER TABLE t ADD x INT"
-    held.note_ddl('{"done":["n"],"begun":null}')
+    held.record_ddl('{"done":["n"],"begun":null}')
     assert look(mariadb, request.node.name).doing == ""
 
 
@@ -86,7 +86,7 @@ def test_a_dead_consumer_has_no_holder_and_a_position(
 ) -> None:
     held.move(POSITION.to_json())
     held.hold.close()
-    assert look(mariadb, request.node.name) == Looked(POSITION)
+    assert look(mariadb, request.node.name) == TargetStatus(POSITION)
 
 
 def test_looking_takes_nothing_over(

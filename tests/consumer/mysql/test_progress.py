@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from tidegate.consumer.mysql.hold import Hold
-from tidegate.consumer.mysql.progress import Held, Progress
+from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 
@@ -36,7 +36,7 @@ def rows(mariadb: MySqlServer, name: str) -> Iterator[Connection]:
     connection.close()
 
 
-def taken(server: MySqlServer, name: str) -> tuple[Progress, Held]:
+def taken(server: MySqlServer, name: str) -> tuple[Progress, TargetRecord]:
     progress = Progress(Hold(server, name))
     return progress, progress.take_over()
 
@@ -64,14 +64,14 @@ def test_a_batch_moves_the_position_when_all_its_lanes_are_through(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, held = taken(mariadb, name)
-    assert held == Held(None, None, None, {})
+    assert held == TargetRecord(None, None, None, {})
     assert first.begin("p1", {0: "a", 1: "b"}) == [0, 1]
     for lane in (0, 1):
         write(first.hold.lane_connection(lane), first, name, lane, lane)
     first.end("p1")
     first.move("p2")
     _, held = taken(mariadb, name)
-    assert held == Held("p2", None, None, {})
+    assert held == TargetRecord("p2", None, None, {})
     assert ids(rows, name) == [0, 1]
 
 
@@ -82,7 +82,7 @@ def test_a_restart_writes_the_lanes_that_are_missing_and_no_other(
     first.begin("p1", {0: "a", 1: "b"})
     write(first.hold.lane_connection(1), first, name, 1, 1)
     second, held = taken(mariadb, name)
-    assert held == Held(None, "p1", None, {})
+    assert held == TargetRecord(None, "p1", None, {})
     assert second.begin("p1", {0: "a", 1: "b"}) == [0]
     write(second.hold.lane_connection(0), second, name, 0, 0)
     second.end("p1")
@@ -133,14 +133,14 @@ def test_an_old_consumer_that_wakes_up_can_do_nothing_at_any_step(
     for step in (
         lambda: old.end("p1"),
         lambda: old.move("p9"),
-        lambda: old.note_ddl("ddl", {(name, "t"): "{}"}),
+        lambda: old.record_ddl("ddl", {(name, "t"): "{}"}),
         old.hold.check_lock,
     ):
         old.hold._control = mariadb.connect()
         with pytest.raises(Fenced):
             step()
     third, held = taken(mariadb, name)
-    assert held == Held(None, "p1", None, {})
+    assert held == TargetRecord(None, "p1", None, {})
     third.begin("p1", {0: "a"})
     third.end("p1")
     old.hold._control = mariadb.connect()
@@ -216,14 +216,14 @@ def test_definitions_move_with_the_ddl_that_made_them(
     mariadb: MySqlServer, rows: Connection, name: str
 ) -> None:
     first, _ = taken(mariadb, name)
-    first.note_ddl("d1", {(name, "t"): "one", (name, "u"): "two"})
-    first.note_ddl("d2", {(name, "u"): "three"}, gone=[(name, "t")])
+    first.record_ddl("d1", {(name, "t"): "one", (name, "u"): "two"})
+    first.record_ddl("d2", {(name, "u"): "three"}, gone=[(name, "t")])
     _, held = taken(mariadb, name)
-    assert held == Held(None, None, "d2", {(name, "u"): "three"})
+    assert held == TargetRecord(None, None, "d2", {(name, "u"): "three"})
     other = Progress(Hold(mariadb, f"{name}-other"))
     other.take_over()
     with pytest.raises(InvalidInput, match="two consumers"):
-        other.note_ddl("d1", {(name, "u"): "four"})
+        other.record_ddl("d1", {(name, "u"): "four"})
 
 
 def test_a_password_is_never_shown(mariadb: MySqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +287,7 @@ def test_a_batch_whose_begin_lost_its_answer_is_begun_once(
     assert first.begin("p1", {0: "a"}) == [0]
     write(first.hold.lane_connection(0), first, name, 0, 5)
     first.end("p1")
-    assert taken(mariadb, name)[1] == Held("p1", None, None, {})
+    assert taken(mariadb, name)[1] == TargetRecord("p1", None, None, {})
 
 
 def test_a_lane_whose_commit_lost_its_answer_is_seen_to_be_through(
@@ -397,7 +397,7 @@ def test_a_transaction_that_nobody_can_end_is_waited_for_and_seen(
     connection.begin()
     old.lane(0, connection)
     insert(connection, name, 7)
-    found: list[tuple[Progress, Held]] = []
+    found: list[tuple[Progress, TargetRecord]] = []
     taker = threading.Thread(target=lambda: found.append(taken(mariadb, name)))
     taker.start()
     while not running(rows, "UPDATE%lanes%SET token"):

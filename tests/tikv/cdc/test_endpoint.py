@@ -371,7 +371,7 @@ def test_the_stores_of_one_process_share_what_marks_may_cost() -> None:
 
 def rest(cluster: Cluster) -> None:
     """Until nothing has been written for a while."""
-    while time.monotonic() - cluster.raftstore.stirred_at <= 0.4:
+    while time.monotonic() - cluster.raftstore.active_at <= 0.4:
         time.sleep(0.02)
 
 

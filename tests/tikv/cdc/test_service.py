@@ -31,10 +31,10 @@ def test_a_version_is_semantic_or_none(text: str, version: tuple[int, int, int])
 
 def test_only_the_first_version_of_a_connection_counts() -> None:
     connection = Connection(multiplexing=True)
-    connection.greet("4.0.8")
-    connection.greet("8.5.0")
+    connection.set_client_version("4.0.8")
+    connection.set_client_version("8.5.0")
     assert connection.batches_resolved_ts
     assert not connection.checks_cluster_id
     old = Connection(multiplexing=False)
-    old.greet("4.0.7")
+    old.set_client_version("4.0.7")
     assert not old.batches_resolved_ts

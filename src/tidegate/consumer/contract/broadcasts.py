@@ -52,7 +52,7 @@ class ResolvedMarks:
         self._joined[state.topic] = min(ts, self._joined.get(state.topic, ts))
         self._marks.setdefault(ts, set()).add(state.number)
 
-    def settle(self) -> bool:
+    def check_passed(self) -> bool:
         """Check the Resolved that all partitions have passed. Returns False if there are no new ones."""
         # Partitions that are not written, as the producer has announced, hold nothing back.
         written = [
@@ -82,7 +82,7 @@ class _Ddl:
     place: tuple[int, int]
     """Partition and offset of its first message."""
     partitions: set[int] = field(default_factory=set)
-    settled: bool = False
+    checked: bool = False
     """Whether all partitions have passed it, so that it is checked."""
 
 
@@ -137,12 +137,12 @@ class Ddls:
         if not self._strict:
             state.table_ddl[table] = max(state.table_ddl.get(table, 0), ddl.ts)
 
-    def settle(self, low: int) -> None:
+    def check_passed(self, low: int) -> None:
         """Check the DDLs below `low`; that of `low` may still come: TiCDC sends it after Resolved, too."""
         for ddl in self._ddls.values():
-            if ddl.settled or ddl.ts >= low:
+            if ddl.checked or ddl.ts >= low:
                 continue
-            ddl.settled = True
+            ddl.checked = True
             if self._ddl_to is not DdlTo.ALL or ddl.ts <= self._floor:
                 continue
             partition, offset = ddl.place
@@ -152,6 +152,6 @@ class Ddls:
                 if wanted and state.topic == ddl.topic and number not in ddl.partitions:
                     self._verdict.violated(Rule.DDL_MISSING, state, -1, ddl.ts, why)
         if len(self._ddls) > DDLS:
-            for key in [key for key, ddl in self._ddls.items() if ddl.settled][: DDLS // 2]:
+            for key in [key for key, ddl in self._ddls.items() if ddl.checked][: DDLS // 2]:
                 self._forgotten = max(self._forgotten, key[0])
                 del self._ddls[key]

@@ -12,9 +12,9 @@ from tidegate.consumer.contract.rows import Rows
 from tidegate.consumer.contract.verdict import Rule, Unjudged, Verdict
 from tidegate.consumer.layouts import Layouts
 
-HOME_BITS: Final = 32
+PLACE_BITS: Final = 32
 """A ts and a partition's number are stored in one integer, the number in the lower bits."""
-HOME_MASK: Final = (1 << HOME_BITS) - 1
+PLACE_MASK: Final = (1 << PLACE_BITS) - 1
 
 
 class Changes:
@@ -34,7 +34,7 @@ class Changes:
         self._partitions, self._layouts, self._places = partitions, layouts, places
         self._verdict, self._remember, self._strict = verdict, remember, strict
         self._has_topics = len({one.topic for one in partitions.values()}) > 1
-        self._homes: dict[int, int] = {}
+        self._first_places: dict[int, int] = {}
         """By change (row, ts, operation): its ts, and the partition where it appeared."""
         self._newest: dict[int, int] = {}
         """By row: the greatest ts that has appeared, and its partition."""
@@ -44,7 +44,7 @@ class Changes:
     @property
     def pressed(self) -> bool:
         """Whether more than half of the changes that may be remembered are."""
-        return len(self._homes) > self._remember // 2
+        return len(self._first_places) > self._remember // 2
 
     def take(self, state: Partition, rows: Rows, first: int, end: int) -> None:
         """Check rows between two marks of a partition.
@@ -53,7 +53,7 @@ class Changes:
         restarts repeats whole stretches, so they keep neither the order nor the promise of Resolved. TiCDC
         may send a row of exactly R after Resolved R, so its limit is one less.
         """
-        homes, newest, found = self._homes, self._newest, self._verdict
+        first_places, newest, found = self._first_places, self._newest, self._verdict
         here, began, forgotten = state.number, state.began, self._forgotten
         limit = state.resolved if self._strict else state.resolved - 1
         unsure = max(forgotten, began)
@@ -64,27 +64,27 @@ class Changes:
                 found.unjudged[Unjudged.KEYLESS if ts else Unjudged.UNTIMED] += 1
                 continue
             change = hash((row, ts, rows.op[i]))
-            home = homes.get(change)
-            if home is not None:
+            first_place = first_places.get(change)
+            if first_place is not None:
                 found.again += 1
-                if home & HOME_MASK != here and not self._places.moves:
-                    why = f"it appeared on {self._at(home & HOME_MASK)} before"
+                if first_place & PLACE_MASK != here and not self._places.moves:
+                    why = f"it appeared on {self._at(first_place & PLACE_MASK)} before"
                     self._verdict.violated(Rule.MOVED, state, rows.offset[i], ts, why, rows.table[i])
                 continue
-            place = homes[change] = ts << HOME_BITS | here
+            place = first_places[change] = ts << PLACE_BITS | here
             epoch = self._layouts.epoch(state.topic, ts)
             row = hash((row, epoch)) if epoch else row  # place and order are promised within an epoch only
             known = newest.get(row, 0)
-            if ts >= known >> HOME_BITS:
+            if ts >= known >> PLACE_BITS:
                 newest[row] = place
-            if known and known & HOME_MASK != here:
+            if known and known & PLACE_MASK != here:
                 self._judge_move(state, rows, i, known)
             if ts <= unsure:
-                if ts <= limit or ts < known >> HOME_BITS:
+                if ts <= limit or ts < known >> PLACE_BITS:
                     why_not = Unjudged.FORGOTTEN if ts <= forgotten else Unjudged.BEGINNING
                     found.unjudged[why_not] += 1
             else:
-                self._judge_order(state, rows, i, known >> HOME_BITS, limit)
+                self._judge_order(state, rows, i, known >> PLACE_BITS, limit)
             state.highest = max(state.highest, ts)
             if not self._strict:
                 table = rows.table[i]
@@ -92,9 +92,9 @@ class Changes:
 
     def _judge_move(self, state: Partition, rows: Rows, i: int, known: int) -> None:
         """Check a row that was on another partition before."""
-        places = state.partition, self._partitions[known & HOME_MASK].partition
+        places = state.partition, self._partitions[known & PLACE_MASK].partition
         if not self._places.may_move(state.topic, rows.table[i], places):
-            why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
+            why = f"the row's change of {known >> PLACE_BITS} is on {self._at(known & PLACE_MASK)}"
             self._verdict.violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
 
     def _at(self, number: int) -> str:
@@ -127,14 +127,16 @@ class Changes:
         distinguishes a violation from a repetition. Below it only repetitions may come. Changes are ordered
         by ts across all partitions, so that one number says what is forgotten.
         """
-        if len(self._homes) <= self._remember:
+        if len(self._first_places) <= self._remember:
             return
-        ordered = sorted(self._homes.values())
-        upto = ordered[len(ordered) // 2] >> HOME_BITS
-        below = bisect_left(ordered, (low + 1) << HOME_BITS)
+        ordered = sorted(self._first_places.values())
+        upto = ordered[len(ordered) // 2] >> PLACE_BITS
+        below = bisect_left(ordered, (low + 1) << PLACE_BITS)
         if below > len(ordered) // 4:
             upto = min(upto, low)
         self._forgotten = max(self._forgotten, upto)
-        end = (upto + 1) << HOME_BITS
-        self._homes = {change: home for change, home in self._homes.items() if home >= end}
+        end = (upto + 1) << PLACE_BITS
+        self._first_places = {
+            change: first_place for change, first_place in self._first_places.items() if first_place >= end
+        }
         self._newest = {row: known for row, known in self._newest.items() if known >= end}

@@ -154,8 +154,8 @@ class TopicCheck:
                 self._verdict.unjudged[Unjudged.UNDEFINED] += 1
             else:
                 self._verdict.violated(Rule.DECODABLE, state, bad.offset, 0, bad.why)
-        if self._marks.settle():
-            self._ddls.settle(self._marks.low)
+        if self._marks.check_passed():
+            self._ddls.check_passed(self._marks.low)
         self._changes.forget(self._marks.low)
 
     def finish(self) -> Verdict:

@@ -17,9 +17,9 @@ from tidegate.consumer.directory_lock import OWN, lock_holder
 from tidegate.consumer.lake_target import LakeByHand, LakeTarget
 from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.position import Position
-from tidegate.consumer.target import Looked, Name
+from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.dispatcher.consistency import Seen
+from tidegate.dispatcher.consistency import Visibility
 from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.object_store import ObjectStore
 from tidegate.sink.store import Store
@@ -46,9 +46,9 @@ class DeltaAddress:
         return True
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Visibility:
         """Readers see all tables at one ts."""
-        return Seen.SNAPSHOTS
+        return Visibility.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
@@ -60,13 +60,13 @@ class DeltaAddress:
             finally:
                 target.close()
 
-    def look(self) -> Looked:
+    def look(self) -> TargetStatus:
         """The newest snapshot's position, and which process holds the directory's lock."""
         lake = Lakehouse(self.root)
         lake.check()
         text, pid = lake.position(), lock_holder(self.root)
         holder = f"process {pid} on this machine" if pid is not None else ""
-        return Looked(Position.from_json(text) if text is not None else None, holder)
+        return TargetStatus(Position.from_json(text) if text is not None else None, holder)
 
     def definitions(self) -> Mapping[Name, Definition]:
         """The definitions in the newest snapshot."""
@@ -99,9 +99,9 @@ class BucketAddress:
         return True
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Visibility:
         """Readers see all tables at one ts."""
-        return Seen.SNAPSHOTS
+        return Visibility.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
@@ -114,12 +114,12 @@ class BucketAddress:
         finally:
             target.close()
 
-    def look(self) -> Looked:
+    def look(self) -> TargetStatus:
         """The newest snapshot's position. The store does not show whether a process still writes."""
         lake = Lakehouse(self.store)
         lake.check()
         text = lake.position()
-        return Looked(Position.from_json(text) if text is not None else None)
+        return TargetStatus(Position.from_json(text) if text is not None else None)
 
     def definitions(self) -> Mapping[Name, Definition]:
         """The definitions in the newest snapshot."""

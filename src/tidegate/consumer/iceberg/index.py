@@ -93,7 +93,7 @@ class Index:
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
         """Name a snapshot, in one commit, which must directly follow the last one that this process knows."""
         added = _rows_of(ts, rows, position)
-        small = self._crowd()
+        small = self._small_files()
         if small:
             table = self.table()
             added = pa.concat_tables([*(read(table, task, COLUMNS) for task in small), added])
@@ -104,7 +104,7 @@ class Index:
         self.named_since |= {(row.path, row.version) for row in rows}
         self._small = 1 if small or self._small is None else self._small + 1
 
-    def _crowd(self) -> list[FileScanTask]:
+    def _small_files(self) -> list[FileScanTask]:
         """The small files, if there are so many that they must be merged; otherwise none."""
         if self._small is not None and self._small <= FILES_MAX:
             return []

@@ -18,9 +18,9 @@ from tidegate.consumer.iceberg.maintenance import Tidying
 from tidegate.consumer.iceberg.snapshots import newest_position, open_snapshot
 from tidegate.consumer.lake_target import LakeByHand, LakeTarget
 from tidegate.consumer.position import Position
-from tidegate.consumer.target import Looked, Name
+from tidegate.consumer.target import Name, TargetStatus
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.dispatcher.consistency import Seen
+from tidegate.dispatcher.consistency import Visibility
 from tidegate.sink.store import DiskStore
 
 NO_UPKEEP: Final = Upkeep()
@@ -44,9 +44,9 @@ class IcebergAddress:
         return True
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Visibility:
         """Readers see all tables at one ts."""
-        return Seen.SNAPSHOTS
+        return Visibility.SNAPSHOTS
 
     @contextmanager
     def opened(self) -> Iterator[IcebergTarget]:
@@ -58,12 +58,12 @@ class IcebergAddress:
             finally:
                 target.close()
 
-    def look(self) -> Looked:
+    def look(self) -> TargetStatus:
         """The newest snapshot's position, and which process holds the directory's lock."""
         IcebergLake(self.root).check()
         text, pid = newest_position(self.root), lock_holder(self.root)
         holder = f"process {pid} on this machine" if pid is not None else ""
-        return Looked(Position.from_json(text) if text is not None else None, holder)
+        return TargetStatus(Position.from_json(text) if text is not None else None, holder)
 
     def definitions(self) -> Mapping[Name, Definition]:
         """The definitions in the newest snapshot."""

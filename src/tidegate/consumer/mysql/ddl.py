@@ -35,12 +35,12 @@ from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.replay import COPY, Tables, after_skipped, missing, replayed, session
 from tidegate.consumer.mysql.session import SCHEMA, USUAL
 from tidegate.consumer.mysql.statements import (
-    Again,
     AlterTable,
     CreateTable,
     DeleteRows,
     Recast,
     RenameTable,
+    Repeatable,
     Statement,
     create_schema,
     text_of,
@@ -63,7 +63,7 @@ def statements(step: ddl_steps.Step, known: dict[Name, Definition]) -> list[Stat
             return _created(made, held)
         case ddl_steps.Drop(schema, table):
             return (
-                [Again(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
+                [Repeatable(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
                 if known.pop((schema, table), None)
                 else []
             )
@@ -114,10 +114,10 @@ def _recasts(name: Name, sources: tuple[ddl_steps.Source, ...], filled: dict[str
 def _created(made: Definition, held: Definition | None) -> list[Statement]:
     text = create_table(made)
     if held is not None and create_table(held) == text:
-        return [Again(f"TRUNCATE TABLE {qualified(made.schema, made.table)}")]
+        return [Repeatable(f"TRUNCATE TABLE {qualified(made.schema, made.table)}")]
     gone: list[Statement] = []
     if held is not None:
-        gone = [Again(f"DROP TABLE IF EXISTS {qualified(held.schema, held.table)}")]
+        gone = [Repeatable(f"DROP TABLE IF EXISTS {qualified(held.schema, held.table)}")]
     return [create_schema(made.schema), *gone, CreateTable((made.schema, made.table), text)]
 
 
@@ -269,7 +269,7 @@ class DdlRun:
             raise missing(name)
         check_columns(taken, asked)
         # While rows are applied no DDL is under way, so this note loses nothing.
-        self._progress.note_ddl(_progress_text(self._done, self._begun), {name: taken.to_json().decode()})
+        self._progress.record_ddl(_progress_text(self._done, self._begun), {name: taken.to_json().decode()})
         self._definitions[name] = taken
 
     def execute(self) -> None:
@@ -300,7 +300,7 @@ class DdlRun:
         was, now = self._before, self._definitions
         made = {name: one.to_json().decode() for name, one in now.items() if was.get(name) is not one}
         done = [*self._done, self._now]
-        self._progress.note_ddl(_progress_text(done, None), made, [name for name in was if name not in now])
+        self._progress.record_ddl(_progress_text(done, None), made, [name for name in was if name not in now])
         self._done, self._begun = done, None
 
     def _execute(self, number: int, statement: Statement, session: str) -> None:
@@ -316,7 +316,7 @@ class DdlRun:
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
         note |= {"alters": statement.text} if isinstance(statement, AlterTable) else {}
-        self._progress.note_ddl(_progress_text(self._done, note))
+        self._progress.record_ddl(_progress_text(self._done, note))
         # Directly before the statement: nothing but the lock guards what is no transaction.
         self._hold.check_lock()
         if isinstance(statement, DeleteRows):
@@ -356,7 +356,7 @@ class DdlRun:
     def _has_run(self, statement: Statement, evidence: Sequence[str]) -> bool:
         """Whether the begun statement took effect; Fatal when the table is neither as before nor as after."""
         match statement:
-            case Again(_) | DeleteRows() | Recast():
+            case Repeatable(_) | DeleteRows() | Recast():
                 return False
             case CreateTable(name, _):
                 return self._look(name) is not None

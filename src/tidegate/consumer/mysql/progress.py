@@ -48,7 +48,7 @@ TABLES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TargetRecord:
     """The record that a new consumer finds at the target."""
 
     position: str | None
@@ -99,7 +99,7 @@ class Progress:
 
     # --- taking over
 
-    def take_again(self) -> Held:
+    def take_again(self) -> TargetRecord:
         """Take the target over from our own lost connection, and read; Fenced when another consumer has it.
 
         If we took it over from the other, it would then take it over from us, and so on.
@@ -108,7 +108,7 @@ class Progress:
             self.hold.take_lock(again=True)
             return self._taken(again=True)
 
-    def take_over(self) -> Held:
+    def take_over(self) -> TargetRecord:
         """End an earlier consumer of this name, or an earlier connection of our own, and read what is stored.
 
         Retryable when the server does not answer, InvalidInput when the server is not suitable.
@@ -122,7 +122,7 @@ class Progress:
             hold.take_lock()
             return self._taken()
 
-    def _taken(self, *, again: bool = False) -> Held:
+    def _taken(self, *, again: bool = False) -> TargetRecord:
         """While holding the lock: end the lanes, raise the token, read."""
         hold = self.hold
         self._end_lanes()
@@ -132,13 +132,13 @@ class Progress:
         )
         self._lanes = _Lanes({n: b for n, b, _ in lanes}, {n: d for n, _, d in lanes})
         self._batch, self._begun = row.batch, row.begun is not None
-        return Held(row.position, row.begun, row.ddl, self.definitions.all())
+        return TargetRecord(row.position, row.begun, row.ddl, self.definitions.all())
 
     def _end_lanes(self) -> None:
         found = self.hold.rows(f"SELECT lane FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", self.hold.consumer)
         self.hold.end_lanes(lane for (lane,) in found)
 
-    def look_on(self) -> tuple[Held, str]:
+    def look_on(self) -> tuple[TargetRecord, str]:
         """The record without definitions, and which connection has the lock, in words; takes nothing
         over.
 
@@ -146,7 +146,7 @@ class Progress:
         """
         with self.hold.looking():
             position, begun, ddl = self._kept() or (None, None, None)
-            return Held(position, begun, ddl, {}), self.hold.holder()
+            return TargetRecord(position, begun, ddl, {}), self.hold.holder()
 
     def definitions_kept(self) -> Mapping[tuple[str, str], str]:
         """This consumer's definitions, by schema and name; takes nothing over.
@@ -298,7 +298,7 @@ class Progress:
                 *(position, self.hold.consumer, self.hold.token),
             )
 
-    def note_ddl(
+    def record_ddl(
         self,
         noted: str,
         known: Mapping[tuple[str, str], str] | None = None,

@@ -19,10 +19,10 @@ from tidegate.consumer.mysql.found import Found
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.statements import (
-    Again,
     AlterTable,
     CreateTable,
     RenameTable,
+    Repeatable,
     Statement,
     create_schema,
 )
@@ -196,7 +196,7 @@ def replayed(step: Replay, known: dict[Name, Definition], tables: Tables, *, beg
                 known.pop(name, None)
         case sql_replay.Truncate(name):
             held(name)
-            made.statements = [Again(f"TRUNCATE TABLE {qualified(*name)}")]
+            made.statements = [Repeatable(f"TRUNCATE TABLE {qualified(*name)}")]
             known[name] = _unread(name, adopted=False)
             made.read[name] = False
         case sql_replay.RenameTables(pairs):
@@ -258,14 +258,14 @@ def _drop_schema(schema: str, known: dict[Name, Definition], tables: Tables) -> 
     ours = [name for name in known if name[0] == schema]
     others = tables.others(schema, known)
     if not others:
-        return [Again(f"DROP DATABASE IF EXISTS {quoted(schema)}")]
+        return [Repeatable(f"DROP DATABASE IF EXISTS {quoted(schema)}")]
     unowned = [name for name in tables.all(schema) if tables.droppable(name)]
     return _drop(list(dict.fromkeys([*ours, *unowned])))
 
 
 def _drop(names: list[Name]) -> list[Statement]:
     listed = ", ".join(qualified(*name) for name in sorted(names))
-    return [Again(f"DROP TABLE IF EXISTS {listed}")] if names else []
+    return [Repeatable(f"DROP TABLE IF EXISTS {listed}")] if names else []
 
 
 def _unread(name: Name, *, adopted: bool) -> Definition:

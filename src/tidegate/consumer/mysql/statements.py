@@ -12,7 +12,7 @@ from tidegate.consumer.target import Name
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Repeatable:
     """A statement that may run twice."""
 
     text: str
@@ -60,18 +60,20 @@ class Recast:
     change: Change
 
 
-Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
+Statement = Repeatable | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
 
 
-def create_schema(name: str, options: str = "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin") -> Again:
+def create_schema(
+    name: str, options: str = "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+) -> Repeatable:
     """Creates a schema if it does not exist."""
-    return Again(f"CREATE DATABASE IF NOT EXISTS {quoted(name)} {options}")
+    return Repeatable(f"CREATE DATABASE IF NOT EXISTS {quoted(name)} {options}")
 
 
-def text_of(statement: Again | CreateTable | AlterTable | RenameTable) -> str:
+def text_of(statement: Repeatable | CreateTable | AlterTable | RenameTable) -> str:
     """The SQL of a statement."""
     match statement:
-        case Again(text) | CreateTable(_, text):
+        case Repeatable(text) | CreateTable(_, text):
             return text
         case AlterTable(name, text):
             return f"ALTER TABLE {qualified(*name)} {text}"

@@ -34,17 +34,17 @@ from tidegate.consumer.mysql.hold import Hold
 from tidegate.consumer.mysql.lanes import LANES, Lanes
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.mysql.parts import PartedLane, check_size, order
-from tidegate.consumer.mysql.progress import Held, Progress
+from tidegate.consumer.mysql.progress import Progress, TargetRecord
 from tidegate.consumer.mysql.rendering import Statements, add_deletes, add_inserts
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Looked, Name, Parted, Settle
-from tidegate.dispatcher.consistency import Seen
+from tidegate.consumer.target import Name, NetChanges, Parted, TargetStatus
+from tidegate.dispatcher.consistency import Visibility
 from tidegate.errors import Fatal, Retryable
 
-SETTLERS: Final = 2
+CHANGE_READERS: Final = 2
 """Threads that read, convert and render rows."""
 PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Pauses between attempts to write after an error that may pass; after the last attempt the error is
@@ -81,13 +81,13 @@ class MySqlTarget:
         self._progress = Progress(self._hold)
         self._lanes = Lanes(server, self._hold, self._progress, lanes, self.stats)
         self._definitions: dict[Name, Definition] = {}
-        self._held = Held(None, None, None, {})
+        self._held = TargetRecord(None, None, None, {})
         """The record that the last takeover found."""
         self._begun: Position | None = None
         self._packet = 0
         """The server's max_allowed_packet, in bytes."""
         self._ddl: DdlRun | None = None
-        self._settlers = ThreadPoolExecutor(SETTLERS, thread_name_prefix="settle")
+        self._change_readers = ThreadPoolExecutor(CHANGE_READERS, thread_name_prefix="changes")
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
@@ -123,10 +123,10 @@ class MySqlTarget:
 
     # --- rows
 
-    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+    def write(self, tables: Sequence[NetChanges], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Write by lanes, a transaction each, and move the position; `parted`: see `parts`."""
         # A table is rendered by the thread that reads it, so its rows are released once it has statements.
-        work = [self._settlers.submit(self._ready, settle) for settle in tables]
+        work = [self._change_readers.submit(self._ready, net_changes) for net_changes in tables]
         wait(work)
         lanes: dict[int, Statements] = {}
         for number, part in filter(None, (done.result() for done in work)):
@@ -167,7 +167,7 @@ class MySqlTarget:
         split = check_size(parted, self._transaction_bytes, self._lanes.count, str(self._server))
         # Before the batch begins: rows may be wrong, and a table that is not known yet needs a query in the
         # control connection, which must not fail while lanes write.
-        work = [self._settlers.submit(table.prepare) for table in parted]
+        work = [self._change_readers.submit(table.prepare) for table in parted]
         wait(work)
         for done in work:
             done.result()
@@ -188,7 +188,7 @@ class MySqlTarget:
             for lane in work:
                 lane.compare(self._progress)
             left = {
-                lane.number: partial(self._lanes.write_parts, lane, self._settlers, split=split)
+                lane.number: partial(self._lanes.write_parts, lane, self._change_readers, split=split)
                 for lane in work
                 if not lane.through
             }
@@ -213,9 +213,9 @@ class MySqlTarget:
                     raise
                 time.sleep(PAUSES_S[attempt])
 
-    def _ready(self, settle: Settle) -> tuple[int, Statements] | None:
+    def _ready(self, net_changes: NetChanges) -> tuple[int, Statements] | None:
         """The statements of one table, and the number of its lane."""
-        changes = settle()
+        changes = net_changes()
         if changes is None:
             return None
         made, table = Statements(), changes.definition
@@ -226,7 +226,7 @@ class MySqlTarget:
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
         made = Statements()
-        changes = table.settle(part) if inserting or table.may_delete(part) else None
+        changes = table.net_changes(part) if inserting or table.may_delete(part) else None
         if changes is not None:
             (add_inserts if inserting else add_deletes)(made, changes, self._packet)
         return made
@@ -308,7 +308,7 @@ class MySqlTarget:
 
     def close(self) -> None:
         """Close the connections."""
-        self._settlers.shutdown()
+        self._change_readers.shutdown()
         self._lanes.close()
         self._hold.close()
 
@@ -340,9 +340,9 @@ class MySqlAddress:
         return self.by_offset
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> Visibility:
         """With one lane, whole steps; with several, each table's part of a step, as a table has one lane."""
-        return Seen.TRANSACTIONS if self.lanes == 1 else Seen.TABLES
+        return Visibility.TRANSACTIONS if self.lanes == 1 else Visibility.TABLES
 
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
@@ -360,7 +360,7 @@ class MySqlAddress:
         finally:
             target.close()
 
-    def look(self) -> Looked:
+    def look(self) -> TargetStatus:
         """The content of this consumer's row, and which connection has its lock."""
         held, holder = Progress(Hold(self.server, self.consumer)).look_on()
         doing = ""
@@ -369,7 +369,7 @@ class MySqlAddress:
             doing = f"a write up to ts {upto}"
         elif (query := begun_in(held.ddl)) is not None:
             doing = f"a DDL, {' '.join(query.split())[:80]}"
-        return Looked(Position.from_json(held.position) if held.position else None, holder, doing)
+        return TargetStatus(Position.from_json(held.position) if held.position else None, holder, doing)
 
     def definitions(self) -> Mapping[Name, Definition]:
         """The definitions in the consumer's own tables."""

@@ -5,9 +5,9 @@ its prewrite; it then waits in a second arena, `waiting`, until its registration
 
 An arena never grows in place. `compact` copies the live records to a new arena and retires the old one,
 because changes that were matched in the current call still point into it. Retired arenas are kept until
-`unpin`: if they were freed earlier, a change would be gathered from memory that is used for something else.
-For the same reason `reclaim`, which reuses an empty arena from its beginning, is called only before the first
-portion of a call.
+`unpin`: if they were freed earlier, a change would be gathered from memory that is used for something
+else. For the same reason `reclaim`, which reuses an empty arena from its beginning, is called only before the
+first portion of a call.
 """
 
 from __future__ import annotations

@@ -89,12 +89,12 @@ class StoredRows(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ReaderProgress:
     """The progress of a reader and its changefeed."""
 
     instance: str
     start_ts: int
-    said: int
+    confirmed_ts: int
     """The query has confirmed everything up to here; start_ts at first."""
     queried_ms: int
     """Wall-clock time of the query's last request."""
@@ -103,10 +103,10 @@ class Standing:
     readable: int
     """All rows up to here are in the file."""
     pending: bool
-    """Whether rows or DDL above `said` can be read."""
+    """Whether rows or DDL above `confirmed_ts` can be read."""
     ddl: int
     """The number of definitions."""
-    let_go: str
+    stopped_why: str
     """Why changes are not stored for the reader any more; empty: they are stored."""
     used: bool
     """Whether its query has read from it, so that the query's checkpoint names this reader."""
@@ -114,7 +114,7 @@ class Standing:
     @property
     def place(self) -> int:
         """The checkpoint that users see. If there is nothing to read, it is as high as `readable`."""
-        return self.said if self.pending else max(self.said, self.readable)
+        return self.confirmed_ts if self.pending else max(self.confirmed_ts, self.readable)
 
 
 def piece_schema(columns: pa.Schema) -> pa.Schema:
@@ -133,20 +133,20 @@ class Changes:
         with self._open(new=True) as connection, sqlite.exclusive(connection):
             self._put(connection, "instance", instance)
             self._put(connection, "start_ts", start_ts)
-            self._put(connection, "said", start_ts)
+            self._put(connection, "confirmed_ts", start_ts)
             self._put(connection, "queried_ms", now_ms)
             self._put(connection, "kept", 0)
-            self._put(connection, "let_go", "")
+            self._put(connection, "stopped_why", "")
             self._put(connection, "used", 0)
             self._put(connection, "secret", secrets.token_bytes(32))
             for one in tables:
-                note(connection, one)
+                write_definition(connection, one)
         self.path.chmod(0o600)
 
-    def standing(self) -> Standing:
+    def progress(self) -> ReaderProgress:
         """The progress of the reader and its changefeed."""
         with self._open() as connection:
-            return self._standing(connection)
+            return self._progress(connection)
 
     def secret(self) -> bytes:
         """The key with which the reader's tickets are sealed."""
@@ -154,9 +154,9 @@ class Changes:
             found: bytes = self._get(connection, "secret")
             return found
 
-    def receive(self, now_ms: int, said: int = 0, *, used: bool = False) -> None:
-        """Record a request of the query, which has confirmed everything up to `said`; delete pieces that are
-        confirmed as a whole.
+    def receive(self, now_ms: int, confirmed_ts: int = 0, *, used: bool = False) -> None:
+        """Record a request of the query, which has confirmed everything up to `confirmed_ts`; delete pieces
+        that are confirmed as a whole.
 
         `used`: the query has begun to read, so its checkpoint names this reader.
         """
@@ -165,11 +165,11 @@ class Changes:
                 self._put(connection, "queried_ms", now_ms)
                 if used:
                     self._put(connection, "used", 1)
-                said = max(said, self._get(connection, "said"))
-                self._put(connection, "said", said)
-            self._drop(connection, said)
+                confirmed_ts = max(confirmed_ts, self._get(connection, "confirmed_ts"))
+                self._put(connection, "confirmed_ts", confirmed_ts)
+            self._drop(connection, confirmed_ts)
 
-    def let_go(self, why: str, queried_ms: int) -> bool:
+    def stop(self, why: str, queried_ms: int) -> bool:
         """Delete all pieces for good; later requests fail with `why`. False, and no effect, if the query made
         a request after `queried_ms`.
         """
@@ -177,7 +177,7 @@ class Changes:
             with sqlite.exclusive(connection):
                 if self._get(connection, "queried_ms") != queried_ms:
                     return False
-                self._put(connection, "let_go", why)
+                self._put(connection, "stopped_why", why)
             self._drop(connection, MAX_TS)
         return True
 
@@ -204,9 +204,9 @@ class Changes:
         deleted.
         """
         with self._open() as connection:
-            said = self._get(connection, "said")
-            if said > after:
-                raise past_it(after, said)
+            confirmed_ts = self._get(connection, "confirmed_ts")
+            if confirmed_ts > after:
+                raise already_confirmed(after, confirmed_ts)
             found = connection.execute(
                 "SELECT n FROM pieces INDEXED BY by_first "
                 "WHERE first_ts <= ? AND last_ts > ? AND n > ? AND part % ? = ? ORDER BY n",
@@ -219,7 +219,7 @@ class Changes:
         with self._open() as connection:
             row = connection.execute("SELECT data FROM pieces WHERE n = ?", [n]).fetchone()
             if row is None:
-                raise past_it(after, self._get(connection, "said"))
+                raise already_confirmed(after, self._get(connection, "confirmed_ts"))
             return StoredRows(n, row[0])
 
     def weight(self, after: int, upto: int) -> int:
@@ -253,27 +253,27 @@ class Changes:
             found = connection.execute("SELECT * FROM ddl ORDER BY ts, seq, schema_name, table_name")
             return [Definition(*row)._replace(info=orjson.loads(row[8]) if row[8] else None) for row in found]
 
-    def _standing(self, connection: sqlite3.Connection) -> Standing:
-        said, readable = self._get(connection, "said"), readable_of(connection)
+    def _progress(self, connection: sqlite3.Connection) -> ReaderProgress:
+        confirmed_ts, readable = self._get(connection, "confirmed_ts"), readable_of(connection)
         pending = connection.execute(
             "SELECT EXISTS (SELECT 1 FROM pieces WHERE last_ts > ? AND first_ts <= ?) "
             "OR EXISTS (SELECT 1 FROM ddl WHERE ts > ? AND ts <= ?)",
-            [said, readable, said, readable],
+            [confirmed_ts, readable, confirmed_ts, readable],
         )
-        return Standing(
+        return ReaderProgress(
             self._get(connection, "instance"),
             self._get(connection, "start_ts"),
-            said,
+            confirmed_ts,
             self._get(connection, "queried_ms"),
             kept_of(connection),
             readable,
             bool(pending.fetchone()[0]),
             int(connection.execute("SELECT count(*) FROM ddl").fetchone()[0]),
-            self._get(connection, "let_go"),
+            self._get(connection, "stopped_why"),
             bool(self._get(connection, "used")),
         )
 
-    def _drop(self, connection: sqlite3.Connection, said: int) -> None:
+    def _drop(self, connection: sqlite3.Connection, confirmed_ts: int) -> None:
         """Delete pieces up to a ts and return their pages to the disk, in short transactions, so that writers
         are not blocked for long. Work that takes longer than `DROP_S` is left for the next call.
         """
@@ -281,7 +281,8 @@ class Changes:
         while time.monotonic() < until:
             with sqlite.exclusive(connection):
                 gone = connection.execute(
-                    "SELECT n, bytes FROM pieces WHERE last_ts <= ? ORDER BY last_ts LIMIT ?", [said, AT_ONCE]
+                    "SELECT n, bytes FROM pieces WHERE last_ts <= ? ORDER BY last_ts LIMIT ?",
+                    [confirmed_ts, AT_ONCE],
                 ).fetchall()
                 if gone:
                     kept = kept_of(connection) - sum(size for _, size in gone)
@@ -324,17 +325,17 @@ def check_form(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def past_it(start: int, said: int) -> InvalidInput:
+def already_confirmed(start: int, confirmed_ts: int) -> InvalidInput:
     """The error for a query that asks for changes that it has confirmed before."""
     return InvalidInput(
-        f"the query asks from ts {start}, but it has confirmed everything up to ts {said} before",
+        f"the query asks from ts {start}, but it has confirmed everything up to ts {confirmed_ts} before",
         where="its checkpoint",
         why="it is a copy, or an older one was restored; the changes in between are no longer kept",
         fix="start a new query with a new checkpoint",
     )
 
 
-def note(connection: sqlite3.Connection, one: Definition) -> None:
+def write_definition(connection: sqlite3.Connection, one: Definition) -> None:
     """Write a definition into an open transaction."""
     info = orjson.dumps(one.info) if one.info is not None else None
     connection.execute("INSERT OR REPLACE INTO ddl VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [*one[:8], info])

@@ -28,9 +28,9 @@ from tidegate.sink.reader.changes import (
     Definition,
     check_form,
     kept_of,
-    note,
     piece_schema,
     readable_of,
+    write_definition,
 )
 from tidegate.sink.sqlite import Ledger, SqliteOwner, SqliteWriter, as_retryable
 
@@ -185,10 +185,10 @@ class ReaderOwner(SqliteOwner):
         self._check_queried()
         super().send_resolved(ts, build_ms)
 
-    def note(self, connection: Any, event: DdlEvent) -> None:
+    def record_ddl(self, connection: Any, event: DdlEvent) -> None:
         """Write a table's definition from this DDL on, or its removal."""
         names = event.schema, event.table, event.old_schema, event.old_table
-        note(
+        write_definition(
             connection,
             Definition(event.finished_ts, event.seq, *names, event.action, event.query, event.after),
         )
@@ -204,16 +204,16 @@ class ReaderOwner(SqliteOwner):
             self._watches_since = time.monotonic()
         if time.monotonic() - self._watches_since < GRACE_S:
             return
-        queried_ms = self._changes.standing().queried_ms
+        queried_ms = self._changes.progress().queried_ms
         silent_s = now - queried_ms / 1000
         if silent_s > self._sink.hold_s:
             hours = f"{silent_s / 3600:.1f} hours (hold: {self._sink.hold_s} s)"
-            self._changes.let_go(f"its query sent no request for {hours}", queried_ms)
+            self._changes.stop(f"its query sent no request for {hours}", queried_ms)
             self._check_kept()
 
     def _check_kept(self) -> None:
         """Raise Fatal if the reader's changes were deleted: changes that came later would leave a gap."""
-        why = self._changes.standing().let_go
+        why = self._changes.progress().stopped_why
         if why:
             raise Fatal(
                 f"[{SILENT_CODE}]nothing is kept for reader {self._sink.name} any more",

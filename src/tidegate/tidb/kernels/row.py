@@ -50,7 +50,7 @@ from tidegate.tidb.kernels.row_context import (
     find_line,
     put_missing,
 )
-from tidegate.tidb.kernels.row_v2 import MOST_LINES, decode_small, decode_v2, note_lines
+from tidegate.tidb.kernels.row_v2 import MOST_LINES, decode_small, decode_v2, index_lines
 from tidegate.tidb.kernels.value import PLAN_CELL
 from tidegate.tidb.row import LARGE, V2
 
@@ -178,7 +178,7 @@ def decode_rows(
     store_u64(context + CONTEXT_DATUMS, table.datums)
     store_u64(context + CONTEXT_FREE, free)
     plan, columns = table.plan, table.columns
-    note_lines(plan, columns, context)
+    index_lines(plan, columns, context)
     for i in range(row_count):
         row = load_i64(rows + 8 * i)
         start, end = load_bounds(block.value_ends, row)

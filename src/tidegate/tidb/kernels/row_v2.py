@@ -173,7 +173,7 @@ def decode_v2(
 
 
 @inline
-def note_lines(plan: int, columns: int, context: int) -> None:
+def index_lines(plan: int, columns: int, context: int) -> None:
     """Store the number of each column's line by the column's id, for `decode_small`."""
     lines = context + LINES_AT
     for at in range(0, 256, 8):

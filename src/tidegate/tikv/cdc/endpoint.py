@@ -203,8 +203,8 @@ class Endpoint:
     def _register(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
         if connection.id not in self._registrations.connections:
             return
-        connection.greet(request.header.ticdc_version)
-        self._raftstore.stirred_at = time.monotonic()
+        connection.set_client_version(request.header.ticdc_version)
+        self._raftstore.active_at = time.monotonic()
         region = self._admit(connection, request)
         if isinstance(region, pb.Error):
             event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=region)

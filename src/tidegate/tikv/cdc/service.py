@@ -49,7 +49,7 @@ class Connection:
         """(request id, region id) -> registration."""
         self.is_open = True
 
-    def greet(self, version: str) -> None:
+    def set_client_version(self, version: str) -> None:
         """Set the version from a request's header; only the first one counts."""
         if self.version is None:
             self.version = parse_version(version)

@@ -82,7 +82,7 @@ class Ticker:
             if self._stopping.wait(pause_s(self._tick_s, self._cpu_s, stores)):
                 return
             # A client needs the resolved ts of all stores, so a write at any of them ends the rest of all.
-            quiet = time.monotonic() - self._raftstore.stirred_at > QUIET_S
+            quiet = time.monotonic() - self._raftstore.active_at > QUIET_S
             skipped = (skipped + 1) % QUIET_TICKS if quiet else 0
             if skipped:
                 continue

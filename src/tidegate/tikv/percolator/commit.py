@@ -230,24 +230,25 @@ def is_expired(lock: Lock, current_ts: int) -> bool:
 def resolve_locks(
     reader: MvccReader,
     encoded: Sequence[bytes],
-    fates: dict[int, int],
+    txn_statuses: dict[int, int],
     announced: Announced = _SILENCE,
 ) -> Outcome[pb.ResolveLockResponse]:
-    """Commit or roll back the locks on these encoded keys. `fates`: start_ts -> commit_ts; 0: rolled back.
+    """Commit or roll back the locks on these encoded keys. `txn_statuses`: start_ts -> commit_ts; 0: rolled
+    back.
 
     Keys without a lock, or with a lock of another transaction, stay as they are.
     """
     changes: list[Change] = []
-    committers = {ts: _Committer(ts, announced, changes) for ts in set(fates.values()) if ts}
+    committers = {ts: _Committer(ts, announced, changes) for ts in set(txn_statuses.values()) if ts}
     try:
         for key in encoded:
             stored = reader.stored_lock(key)
             if stored is None:
                 continue
             start_ts = mvcc.decode_lock(stored).start_ts
-            if fates.get(start_ts):
-                committers[fates[start_ts]].commit(key, stored, start_ts)
-            elif start_ts in fates:
+            if txn_statuses.get(start_ts):
+                committers[txn_statuses[start_ts]].commit(key, stored, start_ts)
+            elif start_ts in txn_statuses:
                 _rollback_key(reader, keys.decode(key), start_ts, changes)
     except RefusedError as refused:
         return Outcome(pb.ResolveLockResponse(error=refused.error))

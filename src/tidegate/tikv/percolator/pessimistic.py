@@ -17,7 +17,7 @@ from tidegate.tikv.percolator.outcome import Blocked, Outcome, RefusedError, abo
 from tidegate.tikv.reader import MvccReader
 
 
-class _Held(NamedTuple):
+class _LockedKey(NamedTuple):
     """A locked key: its value if requested, and the ts of the newer commit that was accepted (0: none)."""
 
     value: bytes | None
@@ -67,7 +67,7 @@ def _refusal(refused: RefusedError, force: bool) -> pb.PessimisticLockResponse:
     return response
 
 
-def _result(request: pb.PessimisticLockRequest, held: _Held) -> pb.PessimisticLockKeyResult:
+def _result(request: pb.PessimisticLockRequest, held: _LockedKey) -> pb.PessimisticLockKeyResult:
     result = pb.PessimisticLockKeyResult(existence=held.value is not None)
     if request.return_values or held.conflict_ts:
         result.value = held.value or b""
@@ -84,7 +84,7 @@ def _lock(
     key: bytes,
     changes: list[Change],
     force: bool,
-) -> _Held:
+) -> _LockedKey:
     raw: bytes = mutation.key
     start_ts, at = request.start_version, request.for_update_ts
     must_be_new = mutation.assertion == pb.NotExist or mutation.op == pb.Insert
@@ -104,7 +104,7 @@ def _lock(
     if must_be_new and value is not None:
         raise RefusedError(pb.KeyError(already_exist=pb.AlreadyExist(key=raw)))
     if request.lock_only_if_exists and value is None:
-        return _Held(None, conflict_ts)
+        return _LockedKey(None, conflict_ts)
     if before is None or before.for_update_ts < at:
         wanted = Lock(
             mvcc.KIND_PESSIMISTIC,
@@ -116,7 +116,7 @@ def _lock(
             locked_with_conflict=bool(conflict_ts),
         )
         changes.append((mvcc.LOCK, key, mvcc.encode_lock(wanted)))
-    return _Held(value, conflict_ts)
+    return _LockedKey(value, conflict_ts)
 
 
 def _check_newer(

@@ -101,7 +101,7 @@ class Raftstore:
         self.regions = regions
         self.observers: dict[int, Observer] = {}
         self.members: dict[int, Member] = {}
-        self.stirred_at = time.monotonic()
+        self.active_at = time.monotonic()
         """When a command was last applied or a registration was added, in monotonic seconds."""
         self.written: dict[int, int] = {}
         """Approximate bytes written to each region since the splitter last removed its entry."""
@@ -270,7 +270,7 @@ class Raftstore:
         _answer(command, error)
 
     def _observe(self, commands: list[Command]) -> None:
-        self.stirred_at = time.monotonic()
+        self.active_at = time.monotonic()
         for observer in list(self.observers.values()):
             observer.on_applied(commands)
 

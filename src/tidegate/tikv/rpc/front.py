@@ -48,23 +48,23 @@ class Front:
         self._stopping = threading.Event()
         self._life, self._end = os.pipe()
         self._child: subprocess.Popen[bytes] | None = None
-        self._keeper = threading.Thread(target=self._keep, name="pd front", daemon=True)
+        self._supervisor = threading.Thread(target=self._supervise, name="pd front", daemon=True)
 
     def start(self) -> None:
         """Start the relay."""
         self._child = self._spawn()
-        self._keeper.start()
+        self._supervisor.start()
 
     def stop(self) -> None:
         """Refuse new connections and end the open ones."""
         self._stopping.set()
         os.close(self._end)
-        if self._keeper.is_alive():
-            self._keeper.join()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
         self._listener.close()
         os.close(self._life)
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         while self._child is not None:
             self._child.wait()
             if self._stopping.wait(AGAIN_S):

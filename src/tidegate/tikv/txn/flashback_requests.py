@@ -90,8 +90,8 @@ class Flashback:
         if not batch:
             self._lock(what, request, answer)
             return
-        fates = {lock.start_ts: 0 for _, lock in batch}
-        outcome = commit.resolve_locks(MvccReader(self._engine), [key for key, _ in batch], fates)
+        txn_statuses = {lock.start_ts: 0 for _, lock in batch}
+        outcome = commit.resolve_locks(MvccReader(self._engine), [key for key, _ in batch], txn_statuses)
         self._write(what.region, outcome.changes, lambda: self._roll_back(what, request, answer), answer)
 
     def _lock(self, what: Range, request: pb.PrepareFlashbackToVersionRequest, answer: Answer) -> None:

@@ -172,21 +172,21 @@ class TxnWrites:
     def _resolve(
         self, region: Region, request: pb.ResolveLockRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        fates = _fates(request)
+        txn_statuses = _txn_statuses(request)
         if not request.keys:
-            self._resolve_region(region, fates, answer)
+            self._resolve_region(region, txn_statuses, answer)
             return
 
         def decide(reader: MvccReader) -> Outcome[pb.ResolveLockResponse]:
-            return commit.resolve_locks(reader, stored, fates, self._announced(region.id))
+            return commit.resolve_locks(reader, stored, txn_statuses, self._announced(region.id))
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
-    def _resolve_region(self, region: Region, fates: dict[int, int], answer: Answer) -> None:
+    def _resolve_region(self, region: Region, txn_statuses: dict[int, int], answer: Answer) -> None:
         """Resolve all locks of the given transactions in the region, in rounds of RESOLVE_LOCKS_MAX."""
         found = []
         for key, lock in snapshot.locks_in(self._engine, region.start, region.end):
-            if lock.start_ts in fates:
+            if lock.start_ts in txn_statuses:
                 found.append(key)
                 if len(found) == RESOLVE_LOCKS_MAX:
                     break
@@ -195,19 +195,19 @@ class TxnWrites:
             return
 
         def decide(reader: MvccReader) -> Outcome[pb.ResolveLockResponse]:
-            return commit.resolve_locks(reader, found, fates, self._announced(region.id))
+            return commit.resolve_locks(reader, found, txn_statuses, self._announced(region.id))
 
         def then(response: pb.ResolveLockResponse | None, error: Exception | None) -> None:
             ended = error is not None or response is None or response.HasField("error")
             if ended or len(found) < RESOLVE_LOCKS_MAX:
                 answer(response, error)
             else:
-                self._scheduler.later(lambda: self._resolve_region(region, fates, answer))
+                self._scheduler.later(lambda: self._resolve_region(region, txn_statuses, answer))
 
         self._scheduler.submit(Task(region, found, decide, then))
 
 
-def _fates(request: pb.ResolveLockRequest) -> dict[int, int]:
+def _txn_statuses(request: pb.ResolveLockRequest) -> dict[int, int]:
     if request.txn_infos:
         return {info.txn: info.status for info in request.txn_infos}
     return {request.start_version: request.commit_version}

@@ -7,7 +7,7 @@ from tidegate.codec.large import Large
 from tidegate.codec.opening import opening
 from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
 from tidegate.codec.protocols.simple.message import SimpleOptions
-from tidegate.codec.protocols.simple.plain import SimpleDecoder, parts, tells, versions
+from tidegate.codec.protocols.simple.plain import SimpleDecoder, may_define, parts, versions
 from tidegate.codec.protocols.simple.plain_write import SimpleEncoder, size
 from tidegate.codec.protocols.simple.plan import plan
 from tidegate.codec.protocols.simple.templates import ROUTE, cells, templates
@@ -34,11 +34,11 @@ CODEC: Final = RowCodec(
     binary=SimpleBulkDecoder,
     definitions=Definitions(
         encode=lambda table, options, build_ms: SimpleEncoder(options).encode_definition(table, build_ms),
-        tells=tells,
+        may_define=may_define,
         versions=versions,
     ),
     checksums=lambda options: bool(options.has_checksums),
     large=LARGE,
-    tells_zone=True,
+    states_zone=True,
     losses=lambda options: frozenset({Loss.BAD_TEXT}),
 )

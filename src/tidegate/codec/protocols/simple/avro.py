@@ -30,7 +30,7 @@ def is_avro(value: bytes) -> bool:
     return value[:1] == bytes([MESSAGE])
 
 
-def tells(value: bytes) -> bool:
+def may_define(value: bytes) -> bool:
     """Whether a value in Avro is a BOOTSTRAP or a DDL, which define table versions."""
     return value[1:2] in (bytes([2 * _BOOTSTRAP]), bytes([2 * _DDL]))
 

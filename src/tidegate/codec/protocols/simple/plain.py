@@ -60,9 +60,9 @@ _ALL_BITS: Final = (1 << 64) - 1
 _INTEGER: Final = re.compile(r"-?[0-9]+")
 
 
-def tells(value: bytes) -> bool:
+def may_define(value: bytes) -> bool:
     """Whether a message may define a table version. Inside a text the quotes of the name would be escaped."""
-    return avro.tells(value) if avro.is_avro(value) else b'"tableSchema"' in value
+    return avro.may_define(value) if avro.is_avro(value) else b'"tableSchema"' in value
 
 
 def versions(value: bytes) -> list[tuple[str, str, int]]:
@@ -94,7 +94,7 @@ class SimpleDecoder:
         """Rows, watermarks and DDL; a message that is not valid becomes one BadMessage."""
         for i in range(len(batch)):
             value = at(batch.values, i)
-            if value is not None and tells(value):
+            if value is not None and may_define(value):
                 self._learn(value)
         return decode_plainly(batch, self._message)
 

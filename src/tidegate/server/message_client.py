@@ -2,7 +2,7 @@
 
     send(capture, message) --> queue of that capture --> POST /api/v2/messages
 
-Each message replaces the one before, and its sender repeats it, so the courier promises little. A message
+Each message replaces the one before, and its sender repeats it, so the client promises little. A message
 that could not be sent is tried again while it is among the newest `QUEUE_MAX`. It may arrive twice if an
 answer is lost.
 """
@@ -52,7 +52,7 @@ def peer_client(
     return httpx.AsyncClient(timeout=timeout_s, trust_env=False, verify=verify, headers=headers)
 
 
-class Courier:
+class MessageClient:
     """The queues to all other captures. Lives in one asyncio loop."""
 
     def __init__(

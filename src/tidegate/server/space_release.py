@@ -23,7 +23,7 @@ LOG: Final = logging.getLogger(__name__)
 OTHERS_SHOWN: Final = 3
 
 
-class MakingWay:
+class SpaceRelease:
     """For one changefeed on one capture. Times are monotonic, in seconds."""
 
     def __init__(self, feed: FeedId) -> None:
@@ -46,7 +46,7 @@ class MakingWay:
         if self._passed != before or loads:
             spans.note_progress(self._feed, now)
             return None
-        others = spans.in_the_way_of(self._feed, now)
+        others = spans.feeds_blocked_by(self._feed, now)
         if not others:
             return None
         names = ", ".join(map(str, others[:OTHERS_SHOWN])) + (", ..." if len(others) > OTHERS_SHOWN else "")

@@ -15,13 +15,13 @@ from tidegate.consumer.row_clock import Clock
 from tidegate.consumer.selection import Chosen
 from tidegate.consumer.target import Name
 
-MAX_BARRIERS: Final = 1024
+MAX_DDL_FLOORS: Final = 1024
 """Tables whose last DDL is remembered. A producer that restarts repeats only what came since its
 checkpoint."""
 
 
-class Barriers:
-    """The ts of the last DDL, by table, for the newest `MAX_BARRIERS`."""
+class DdlFloors:
+    """The ts of the last DDL, by table, for the newest `MAX_DDL_FLOORS`."""
 
     def __init__(self, clock: Clock | None) -> None:
         """`clock`: how rows of a topic that is read by offset say their ts; None: nothing is discarded."""
@@ -60,7 +60,8 @@ class Barriers:
         if (event := chosen.event) is not None and event.table:
             about |= {(event.old_schema, event.old_table)}
         for name in sorted(about):
+            # Removed first, so that the new entry comes last.
             self._ts.pop(name, None)
             self._ts[name] = message.ts
-        while len(self._ts) > MAX_BARRIERS:
+        while len(self._ts) > MAX_DDL_FLOORS:
             del self._ts[next(iter(self._ts))]

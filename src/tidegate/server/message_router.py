@@ -1,7 +1,7 @@
 """Carries messages between the owners of changefeeds and their processors, on one capture or several.
 
-    owner --> Post --> processor's box                      on the same capture
-    owner --> Post --> Courier ~~HTTP~~> Post --> box       on another one
+    owner --> MessageRouter --> processor's box                                     on the same capture
+    owner --> MessageRouter --> MessageClient ~~HTTP~~> MessageRouter --> box       on another one
 
 Messages are bytes in bounded boxes, even on one capture, so neither side ever holds an object of the other. A
 message may be lost, come twice or overtake another one. Both sides repeat what is still true every few
@@ -64,7 +64,7 @@ def nowhere(capture: str, message: bytes) -> None:
     """Drops the message, because there is no other capture."""
 
 
-class Post:
+class MessageRouter:
     """The boxes of a capture, by changefeed."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """The processors of a capture, for changefeeds of any owner.
 
-A processor runs from its owner's first message. Owners reach it by `server.post` only. The capture starts and
-ends the crew, and its event stores are looked after by `server.upkeep`.
+A processor runs from its owner's first message. Owners reach it by `server.message_router` only. The
+capture starts and ends the registry, and its event stores are looked after by `server.upkeep`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
 from tidegate.log import event
-from tidegate.server.courier import Courier
 from tidegate.server.feed_removal import folders_used
+from tidegate.server.message_client import MessageClient
+from tidegate.server.message_router import MessageRouter, nowhere
 from tidegate.server.node import Node
-from tidegate.server.post import Post, nowhere
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.upkeep import Upkeep
 
@@ -34,22 +34,22 @@ SILENT_S: Final = 60.0
 """A processor without messages for this long has no owner: an owner sends some every few seconds."""
 
 
-class Crew:
+class ProcessorRegistry:
     """The processors of one capture. Lives in one asyncio loop."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.processors: dict[FeedId, FeedProcessor] = {}
-        self._courier: Courier | None = None
+        self._message_client: MessageClient | None = None
         self._sequences: dict[FeedId, int] = {}
         """The sequences of processors that have ended. An owner drops messages with a lower sequence."""
         self._upkeep = Upkeep(node, self.processors)
         self._tasks: list[asyncio.Task[None]] = []
-        node.post = Post(self.begin, node.capture, self._send)
+        node.router = MessageRouter(self.begin, node.capture, self._send)
 
-    def start(self, courier: Courier | None = None) -> None:
-        """Begin to wake processors when rows arrive. `courier`: sends to other captures, if there are any."""
-        self._courier = courier
+    def start(self, message_client: MessageClient | None = None) -> None:
+        """Begin to wake processors when rows arrive. `message_client`: sends to other captures, if any."""
+        self._message_client = message_client
         self._tasks = [
             asyncio.create_task(self.node.pulse.run(), name="pulse"),
             asyncio.create_task(self._upkeep.run(), name="upkeep of the event stores"),
@@ -72,11 +72,11 @@ class Crew:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(processor.stop() for processor in self.processors.values()))
-        if self._courier is not None:
-            await self._courier.stop()
+        if self._message_client is not None:
+            await self._message_client.stop()
 
     def _send(self, capture: str, message: bytes) -> None:
-        send = self._courier.send if self._courier is not None else nowhere
+        send = self._message_client.send if self._message_client is not None else nowhere
         send(capture, message)
 
     def begin(self, changefeed: str) -> None:
@@ -89,12 +89,12 @@ class Crew:
         processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
         self.node.follow(trace.PROCESSOR, str(feed), processor.machine)
         self.processors[feed] = processor
-        self.node.post.processors[changefeed] = processor.box
+        self.node.router.processors[changefeed] = processor.box
         processor.start()
 
     async def end(self, feed: FeedId) -> None:
         """End the processor of a changefeed, because the changefeed is removed or has no owner."""
-        self.node.post.processors.pop(str(feed), None)
+        self.node.router.processors.pop(str(feed), None)
         if (processor := self.processors.get(feed)) is None:
             return
         self._sequences[feed] = processor.machine.sequence + LAST_WORDS
@@ -116,7 +116,7 @@ class Crew:
             except TidegateError as error:
                 event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
                 continue
-            if stored is None and feed not in self.processors and str(feed) not in node.post.owners:
+            if stored is None and feed not in self.processors and str(feed) not in node.router.owners:
                 event(LOG, logging.INFO, "folder of a removed changefeed removed", changefeed=str(feed))
                 await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
 
@@ -127,7 +127,7 @@ class Crew:
             await asyncio.sleep(RETIRE_S)
             now = self.node.clock.monotonic()
             for feed, processor in list(self.processors.items()):
-                if now - processor.received_at < SILENT_S or str(feed) in self.node.post.owners:
+                if now - processor.received_at < SILENT_S or str(feed) in self.node.router.owners:
                     continue
                 try:
                     stored = await self.node.read(feed_key(self.node.cluster, feed, "info"))

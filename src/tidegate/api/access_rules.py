@@ -117,7 +117,7 @@ class Rules:
         return True
 
 
-class Door:
+class GuardedApp:
     """The application with the rules in front of it."""
 
     def __init__(self, app: App, rules: Rules) -> None:

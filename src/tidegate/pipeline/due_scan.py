@@ -1,4 +1,4 @@
-"""Which incarnations have changed since the last glance: cheap enough to be done a hundred times a second.
+"""Which incarnations have changed since the last scan: cheap enough to be done a hundred times a second.
 
 Rows of a changefeed may have become due when the manifest of one of its spans has changed, or its bounds
 file. The store's page of floors shows changed manifests: one comparison of a few kilobytes serves all
@@ -15,22 +15,22 @@ from tidegate.eventstore.floors import PageMark
 from tidegate.pipeline.incarnation import Incarnation
 
 
-class Glance:
+class DueScan:
     """Finds incarnations that have changed. For one thread."""
 
     def __init__(self) -> None:
         self._pages: dict[str, PageMark | None] = {}
         """The mark of each store's page. Keys are strings: comparing `Path`s costs more than the rest."""
 
-    def stirred(self, incarnations: Iterable[Incarnation], now: float) -> list[Incarnation]:
-        """The incarnations of which rows may have become due since the last glance, and those whose time to
+    def may_be_due(self, incarnations: Iterable[Incarnation], now: float) -> list[Incarnation]:
+        """The incarnations of which rows may have become due since the last scan, and those whose time to
         be looked at has come (`looks_at`, monotonic like `now`).
         """
         there = list(incarnations)
         spans = {store: self._turned(store) for store in {one.store for one in there}}
         for gone in self._pages.keys() - spans.keys():
             del self._pages[gone]
-        return [one for one in there if self._is_stirred(one, spans[one.store], now)]
+        return [one for one in there if self._may_be_due(one, spans[one.store], now)]
 
     def _turned(self, store: str) -> frozenset[str] | None:
         """The spans whose manifest has changed. None: it may be any of them."""
@@ -38,9 +38,9 @@ class Glance:
         self._pages[store] = mark
         if mark is None:
             return None
-        return frozenset() if mark == before else mark.stirred_since(before)
+        return frozenset() if mark == before else mark.changed_since(before)
 
-    def _is_stirred(self, one: Incarnation, turned: frozenset[str] | None, now: float) -> bool:
+    def _may_be_due(self, one: Incarnation, turned: frozenset[str] | None, now: float) -> bool:
         assert one.backlog is not None
         mark = one.bounds_mark
         with suppress(OSError):  # `Backlog.look` reads the file as well, and raises the error
