@@ -28,7 +28,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from starlette.routing import Route
 
 from tidegate import errors, metrics
-from tidegate.api import app, door, forward, metrics_page
+from tidegate.api import access_rules, app, forward, metrics_page
 from tidegate.cli.main import app as commands
 from tidegate.config import settings
 from tidegate.config.fields import duration_text, kebab
@@ -219,7 +219,7 @@ The API is TiCDC's API v2 (tiflow `cdc/api/v2`, ticdc `api/v2`), so TiCDC's own 
 not have, and members below `tidegate`, are ours. Any capture can be asked; a standby forwards the request to the
 owner, except for {_names(forward.OWN)}.
 
-- A body is JSON with `Content-Type: application/json`, {door.MAX_BODY >> 20} MiB at most, sent within {door.BODY_S:.0f} s.
+- A body is JSON with `Content-Type: application/json`, {access_rules.MAX_BODY >> 20} MiB at most, sent within {access_rules.BODY_S:.0f} s.
 - With `--token-file` a request needs `Authorization: Bearer TOKEN`.
 - The Host header must be an IP address, `localhost`, or a name given by `--allow-host`.
 - `namespace` and `keyspace` are two names of one thing.
