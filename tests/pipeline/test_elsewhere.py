@@ -241,7 +241,7 @@ def refusal(here: Here, message: Any) -> Failed:
         ({"type": "get-span"}, "get-span has the members [], not ['span']"),
         ({"type": "get-spec", "more": 1}, "get-spec has the members ['more'], not []"),
         ({"type": "set-aside", "entries": 3}, "a list of entries is none"),
-        ({"type": "set-aside", "entries": [{"key": {"base64": "?"}}]}, "not in base64"),
+        ({"type": "set-aside", "entries": [{"key": {"base64": 5}}]}, "not in base64"),
         ({"type": "get-base", "ts": "1"}, "'1' is not int"),
         ({"type": "get-granted", "lease": {"slot": 1}}, "lease has the members ['slot']"),
         ({"type": "read-base", "base": ["../../../x", 1], "offset": 0}, "'../../../x' is not int"),
