@@ -169,7 +169,9 @@ def test_no_owner_reaches_for_a_processor_of_its_capture() -> None:
     for module in modules:
         tree = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text())
         reads = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert not reads & {"processors", "processor_registry", "registry", "machine"}, f"{module} reads a processor"
+        assert not reads & {"processors", "processor_registry", "registry", "machine"}, (
+            f"{module} reads a processor"
+        )
 
 
 def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:

@@ -121,6 +121,29 @@ def test_nothing_is_released_until_a_processor_has_answered() -> None:
     assert peers.needs(5.0) == MAX
 
 
+def test_a_lost_dispatch_is_not_confirmed_by_a_later_message() -> None:
+    peers = Peers()
+    peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)
+    peer.ask(wanted(Wish.PREPARE, 5, 100, 80), 0.0)
+    said = Sync(header(1, 1), "v", 2, 0, [], [], needs=MAX, last_sequence=6)
+    reports.take(peer, said, None, 2.0, loading=False)
+    assert peers.needs(2.0) == MAX, "it has an Announce, and has opened nothing"
+    peer.ask(wanted(Wish.PREPARE, 7, 100, 80), 3.0)
+    assert peers.needs(3.0) == 80, "now it may open"
+
+
+def test_a_dispatch_that_was_lost_and_withdrawn_holds_nothing() -> None:
+    """While nothing of ours arrives, and its own messages do."""
+    peers = Peers()
+    peer = peers["b"]
+    for sequence, wish in ((5, Wish.PREPARE), (6, Wish.REST)):
+        peer.ask(wanted(wish, sequence, 100, 80), 0.0)
+        peer.say(sequence, 0.0)
+    peer.received_at = later = 1.0 + 2 * SILENT_S
+    assert peers.needs(1.0) == 80
+    assert peers.needs(later) == MAX
+
+
 def test_what_a_processor_kept_for_an_earlier_owner_is_held_as_well() -> None:
     peers = Peers()
     peer, reports = peers["b"], ProcessorReports("a", peers, no_loads)

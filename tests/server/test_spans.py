@@ -411,6 +411,29 @@ def test_an_owner_neither_keeps_rows_nor_lets_them_go() -> None:
     assert puller.take() == [("drop_below", 70)]
 
 
+def test_rows_that_were_dropped_are_pulled_again_though_the_owner_holds_the_span() -> None:
+    """Two feeds of keys share a span. One of them releases its rows, and needs them again."""
+    registry, puller = connected()
+    for feed in (ONE, TWO):
+        registry.hold(OwnerOf(feed), SPAN, 50)
+        registry.hold(feed, SPAN, 50)
+    registry.release(ONE)
+    puller.take()
+    registry.drop_below({TWO: (70, 70), OwnerOf(ONE): (0, 50), OwnerOf(TWO): (0, 70)})
+    assert puller.take() == [("drop_below", 70)]
+    registry.hold(ONE, SPAN, 50)
+    assert puller.take() == [("watch", 50)]
+
+
+def test_nothing_is_dropped_of_what_an_opening_owner_holds() -> None:
+    registry, puller = connected()
+    registry.hold(OwnerOf(ONE), SPAN, 50)
+    registry.hold(TWO, SPAN, 60)
+    puller.take()
+    registry.drop_below({TWO: (70, 70)})
+    assert puller.take() == [], "its processor will need the rows from 50 on"
+
+
 def test_spans_are_raised_before_the_owner_may_let_their_history_go() -> None:
     """Otherwise a puller that lost its store registers them where history may be gone."""
     done: list[object] = []

@@ -77,13 +77,15 @@ class FeedDdl:
         """Whether `open` was successful and the catalogue is not broken."""
         return self._tracker is not None and not self._tracker.broken
 
-    async def open(self, checkpoint: int, waits: Callable[[str], None]) -> tuple[list[DdlBatch], int]:
+    async def open(
+        self, checkpoint: int, waits: Callable[[str], None], held_from: int = 0
+    ) -> tuple[list[DdlBatch], int]:
         """The DDL above a checkpoint as far as it is known, and up to which ts that is.
 
         `waits` is called with what it waits for, in words. Raises as `check_held` and `check_history`.
         """
         self.check_held(checkpoint)
-        tracker = await self._open_tracker(checkpoint, waits)
+        tracker = await self._open_tracker(checkpoint, waits, held_from)
         kept_from = self.base_ts(checkpoint)
         self.hold(kept_from)
         waits("DDL puller" if self._plan.config.has_tables else "puller")
@@ -177,7 +179,7 @@ class FeedDdl:
         return resolved if resolved >= max(checkpoint, start) else 0
 
     async def _open_tracker(
-        self, checkpoint: int, waits: Callable[[str], None]
+        self, checkpoint: int, waits: Callable[[str], None], held_from: int
     ) -> SchemaTracker | KeyTracker:
         config = self._plan.config
         if not config.has_tables:
@@ -186,7 +188,8 @@ class FeedDdl:
         assert catalogues is not None
         waits("catalogue from upstream")
         if not self._is_owners and config.check_gc_safe_point:
-            await catalogues.run(catalogues.leave_out, checkpoint, self.history.needed)
+            # The hold may be lower by now for another changefeed. It is not ours, and may rise again.
+            await catalogues.run(catalogues.leave_out, checkpoint, max(self.history.needed, held_from))
         safe_point = self.history.safe_point if config.check_gc_safe_point else MAX
         gone = checkpoint < safe_point < MAX
         if gone and not await catalogues.run(catalogues.serves, checkpoint, safe_point):

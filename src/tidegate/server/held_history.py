@@ -194,6 +194,9 @@ class HeldHistory:
         if not self._has_predecessors or owner_for_s < PREDECESSORS_S:
             return
         node, front = self.node, holder_key(self.node.cluster, "")
+        # The first hold of this owner knew no processor. Now it counts those that have reported since.
+        if not await self.tend(force=True):
+            return
         try:
             for kv in await node.under(front):
                 if (term := kv.key.removeprefix(front)) == node.term:

@@ -74,7 +74,7 @@ class Opening:
         self.say_needs(store_view.read_frontier(store))
         # Before the catalogue is read, so that no change of a floor is missed in between.
         self._node.pulse.follow(store, self._feed, self._wake)
-        batches, known = await ddl.open(dispatch.checkpoint, waits)
+        batches, known = await ddl.open(dispatch.checkpoint, waits, self._held_from)
         self._is_open = True
         self.coming.open(ddl.initial, batches)
         machine.open(dispatch.checkpoint, ddl.initial, batches, known)
@@ -83,7 +83,7 @@ class Opening:
         # Spans that an earlier opening held, and that have ended since.
         for name in self.spans.within(self._feed, self.ranges) - {ddl.span_id, *(task.id for task in tasks)}:
             self.spans.drop(self._feed, name)
-        self.say_needs(store_view.read_frontier(store))
+        self._report_needs()
         self.arrivals.check_beginning_of(machine.spans.ids)
 
     def raise_to(self, checkpoint: int) -> None:
@@ -93,6 +93,7 @@ class Opening:
             self._pass_ddl(batch)
         # After the DDLs that were passed, so that spans they add are raised, too.
         machine.raise_to(checkpoint)
+        self._report_needs()
         self.spans.try_again(self._feed, checkpoint)
         # Last: from here on the spans are reported under the new Dispatch.
         machine.confirm()
@@ -189,6 +190,11 @@ class Opening:
         if machine.needs < before:
             machine.sync_soon()
             self._wake()
+
+    def _report_needs(self) -> None:
+        """Report the needs at once: until then the owner holds what it held at the Dispatch."""
+        self.say_needs(store_view.read_frontier(self.plan.paths.store))
+        self._machine.sync_soon()
 
     def receive_history(self) -> None:
         """Take what the owner says about upstream's history. An owner on this capture has said it already, in

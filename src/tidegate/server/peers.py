@@ -140,7 +140,10 @@ class Peer:
         """
         before, self.asked, self.asked_at = self.asked, dispatch, now
         self.given_up.clear()
-        is_new = before is None or _opened_for(before) != _opened_for(dispatch)
+        # A processor that has taken a Dispatch needs something. One that has confirmed a later message and
+        # needs nothing has never got it.
+        is_lost = self.opens is None and self.needs == MAX
+        is_new = before is None or is_lost or _opened_for(before) != _opened_for(dispatch)
         if is_new and dispatch.wish in (Wish.RUN, Wish.PREPARE):
             least = self.opens[1] if self.opens is not None else MAX
             needed = min(least, dispatch.needed, dispatch.checkpoint)
@@ -171,10 +174,17 @@ class Peer:
         shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
         return now - self.failed_at >= shunned_s
 
-    @property
-    def history(self) -> tuple[int, ...]:
+    def history(self, now: float) -> tuple[int, ...]:
         """Each ts from which history must be held for it."""
-        return (self.needs,) if self.opens is None else (self.needs, self.opens[1])
+        if self.opens is None or self._never_took_it(now):
+            return (self.needs,)
+        return self.needs, self.opens[1]
+
+    def _never_took_it(self, now: float) -> bool:
+        """Whether a Dispatch was withdrawn that was lost: none of our messages arrives, while its own do."""
+        is_withdrawn = self.asked is not None and self.asked.wish is Wish.REST
+        hears_nothing = self.unconfirmed is not None and now - self.unconfirmed[1] > 2 * SILENT_S
+        return is_withdrawn and hears_nothing
 
     def may_read(self, now: float) -> bool:
         """Whether it may still read upstream's history."""
@@ -302,7 +312,7 @@ class Peers:
         has given everything up does not count; nor does one that does not run and has been silent for long,
         because it must open its spans again anyway.
         """
-        return min((least for peer in self if peer.may_read(now) for least in peer.history), default=MAX)
+        return min((least for peer in self if peer.may_read(now) for least in peer.history(now)), default=MAX)
 
 
 def _opened_for(dispatch: Dispatch) -> tuple[Goal, int]:

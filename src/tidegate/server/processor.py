@@ -28,7 +28,7 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.log import event
 from tidegate.model.reports import Failed, FromPipeline
 from tidegate.model.timestamp import MAX
-from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.catalogues import DDL_SPAN
 from tidegate.server.feed_pipeline import FeedPipeline
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_words import words_of_load
@@ -171,7 +171,7 @@ class FeedProcessor:
             self._over = True
         if self._space_release.is_due and self._over:
             self._space_release.done()
-            self._close(but={DDL_SPAN_ID})
+            self._close()
         self._send_report()
         self.machine.ready = self.node.application.working.workers > 0
         self._measure_loads()

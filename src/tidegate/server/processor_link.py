@@ -34,6 +34,7 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import FeedId, GrantedRange
 from tidegate.log import event
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
 from tidegate.server.message_router import Box
 from tidegate.server.node import Node
 from tidegate.server.peers import ANNOUNCE_S, Peer, Peers
@@ -151,8 +152,11 @@ class ProcessorLink:
         self._send(peer, message)
 
     def end_leftover(self, peer: Peer) -> None:
-        """Let a processor release what an earlier owner granted it."""
-        if peer.holds and peer.asked is None and peer.grant is None:
+        """Let a processor release what an earlier owner granted it, or asked it to open.
+
+        Until then it may hold upstream's history.
+        """
+        if (peer.holds or peer.needs < MAX) and peer.asked is None and peer.grant is None:
             self.dispatch(peer, Wish.REST)
 
     def repeat(self) -> None:

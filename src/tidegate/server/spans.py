@@ -139,7 +139,10 @@ class SpanRegistry:
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._held_by.setdefault(feed, set()).add(name)
         self._spans[name] = span
-        if start_ts < before or self._guarded(name) is not was_guarded:
+        # What was dropped is pulled again, also if another holder has asked for it before: an owner's hold of
+        # rows keeps none of them.
+        is_dropped = self._dropped.get(name, 0) > start_ts
+        if start_ts < before or is_dropped or self._guarded(name) is not was_guarded:
             self._watch(name, span)
 
     def drop(self, feed: Holder, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
@@ -236,11 +239,12 @@ class SpanRegistry:
         """Drop segments that no holder needs. `limits`: the ts of rows and DDL that each has finished.
 
         An owner reads no rows. So its hold of a span of rows, which it has if a feed follows keys, neither
-        keeps rows nor lets them go: while no processor holds the span, everything in it stays.
+        keeps rows nor lets them go: while no processor holds the span, everything in it stays. An owner
+        without a limit is still opening, and has asked no processor for anything yet, so it keeps everything.
         """
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
-            readers = (feed for feed in holders if ddl or isinstance(feed, FeedId))
+            readers = (one for one in holders if ddl or isinstance(one, FeedId) or one not in limits)
             # A holder without a limit has finished nothing, so nothing may be dropped for it.
             limit = min((limits[feed][ddl] if feed in limits else 0 for feed in readers), default=0)
             if limit > self._dropped.get(name, 0):
