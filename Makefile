@@ -70,6 +70,9 @@ simulate: setup ## captures that share a changefeed, in virtual time with random
 captures: setup ## three captures share a changefeed over etcd: killed, stopped, resigned, joined; how long each takeover takes
 	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
 
+guards: setup ## each guard of docs/guarantees.md removed in turn, and the tests that must fail then: make guards ONLY="coverage attempt"
+	@$(PY) -m tools.guards $(foreach name,$(ONLY),--only $(name))
+
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
 	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)
 
@@ -88,6 +91,7 @@ docs: setup ## write the pages of docs/ that are made from code and recorded vec
 	@$(PY) -m tools.format_pages
 	@$(PY) -m tools.ddl_page
 	@$(PY) -m tools.modify_page
+	@$(PY) -m tools.guards --write
 
 lock: ## resolve pyproject.toml again into the lock files
 	@tools/lock
@@ -96,4 +100,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore simulate captures hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore simulate captures guards hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean

@@ -1,0 +1,89 @@
+"""The guards of tools/guards.txt are in this source, and docs/guarantees.md names only what exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tools import guards
+from tools.guards import PAGE, ROOT, SOURCE, Guard, Wrong, functions, known
+
+LINES = PAGE.read_text().splitlines()
+SECTIONS = re.split(r"^### ", PAGE.read_text().partition("## The guards")[0], flags=re.MULTILINE)[1:]
+NAMED = re.compile(r"`(?:([\w./-]*\.(?:py|txt)|[\w./-]+/)(?:::(\w+)(?:\[[^`]*\])?)?|make ([a-z-]+)[^`]*)`")
+"""A file or folder, with a test in it, or a target of the Makefile. A file without a folder is next to the
+one that is named before it."""
+
+
+def named(text: str) -> tuple[list[Path], list[str]]:
+    """The files and folders that a text names, and what it names that is not there."""
+    files: list[Path] = []
+    gone: list[str] = []
+    folder = ROOT
+    for name, test, target in NAMED.findall(text):
+        if target:
+            if f"\n{target}:" not in (ROOT / "Makefile").read_text():
+                gone.append(f"make {target}")
+            continue
+        bases = (ROOT if "/" in name else folder, SOURCE / "tidegate")
+        found = next((base / name for base in bases if (base / name).exists()), None)
+        if found is None or (test and f"def {test}(" not in found.read_text()):
+            gone.append(f"{name}::{test}" if test else name)
+        else:
+            files.append(found)
+            folder = found if found.is_dir() else found.parent
+    return files, gone
+
+
+@pytest.mark.parametrize("guard", known(), ids=lambda guard: guard.name)
+def test_a_guard_can_be_removed_and_its_tests_are_there(guard: Guard) -> None:
+    source = (SOURCE / "tidegate" / guard.file).read_text()
+    compile(guard.removed(source), guard.file, "exec")
+    function = functions(source)[guard.where]
+    body = "\n".join(source.splitlines()[function.lineno - 1 : function.end_lineno])
+    for change in guard.changes:
+        assert "\n".join(change.lines) in body, f"not in {guard.where}"
+    assert guard.tests
+    for test in guard.tests:
+        file, _, name = test.partition("::")
+        assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test
+
+
+def test_names_of_guards_are_unique() -> None:
+    names = [guard.name for guard in known()]
+    assert len(set(names)) == len(names) > 40
+
+
+def test_the_table_of_guards_is_what_the_list_says() -> None:
+    assert PAGE.read_text() == guards.drawn(PAGE.read_text()), "run: make docs"
+
+
+def test_lines_that_have_changed_are_reported() -> None:
+    (guard,) = guards.guards("promise a: it holds\n\nguard one: it is kept\ncode a.py f\n-    a\n+    b\n")
+    assert guard.removed("def f():\n    a\n") == "def f():\n    b\n"
+    for text in ("def f():\n    ab\n", "def f():\n    a\n    a\n", "def f():\n        a\n"):
+        with pytest.raises(Wrong, match="not once"):
+            guard.removed(text)
+    for text in ("code a.py f\n", "guard one: it is kept\nwhat is this\n"):
+        with pytest.raises(Wrong, match="line"):
+            guards.guards(text)
+
+
+def test_files_tests_and_targets_that_the_guarantees_name_are_there() -> None:
+    assert named(PAGE.read_text())[1] == []
+
+
+def test_what_the_guarantees_name_wrongly_is_found() -> None:
+    text = "`tests/test_guards.py::test_it`, `gone.py`, `make tea`"
+    files, gone = named(f"`eventstore/order.py`, `records.py`, `pieces.py`, {text}")
+    assert [file.name for file in files] == ["order.py", "records.py"]
+    assert gone == ["pieces.py", "tests/test_guards.py::test_it", "gone.py", "make tea"]
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])
+def test_each_guarantee_names_the_code_that_keeps_it_and_its_tests(section: str) -> None:
+    kept, _, checked = section.partition("- Checked by:")
+    _, _, kept = kept.partition("- Kept by:")
+    assert [file for file in named(kept)[0] if SOURCE in file.parents], "no code"
+    assert [file for file in named(checked)[0] if ROOT / "tests" in file.parents], "no test"
