@@ -112,6 +112,18 @@ def test_committing_twice_the_same_settles_to_the_same_commit_ts(pd: PdClient) -
     assert txn.settle() == commit_ts
 
 
+def test_a_commit_that_arrives_while_its_fate_is_looked_up_is_found(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    txn = Transaction(pd)
+    txn.put(b"late", b"1")
+    commit_ts = txn.commit()
+    look, looks = TwoPhase.committed_at, iter([0])
+    monkeypatch.setattr(TwoPhase, "committed_at", lambda self, backoff: next(looks, look(self, backoff)))
+    assert txn.settle() == commit_ts, "the rollback was refused, so it looked again"
+
+
+
 def test_a_large_transaction_is_cut_into_requests(pd: PdClient) -> None:
     txn = Transaction(pd)
     keys = [b"big%06d" % n for n in range(20_000)]

@@ -262,7 +262,8 @@ class TwoPhase:
                 )
                 response = self._requester.send(region, "KvBatchRollback", request, backoff)
                 if response.HasField("error"):
-                    raise Fatal(
+                    # It may be committed by now. `settle` then looks again, so this is not Fatal.
+                    raise WriteConflict(
                         "TiKV refuses a rollback",
                         where=f"start_ts {self.start_ts}",
                         why=str(response.error),
