@@ -60,7 +60,7 @@ cluster: setup ## a Spark cluster under another user, its parts killed and stopp
 chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20 FEEDS=2
 	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --feed-seeds $(or $(FEEDS),20) --chaos-seconds 6 $(PYTEST_ARGS)
 
-explore: setup ## every order of events in which captures take a changefeed over or share it: 7 million states, 14 minutes
+explore: setup ## every order of events in which captures take a changefeed over or share it: 9 million states, about 20 minutes
 	@$(PY) -m tests.control.takeover
 	@$(PY) -m tests.control.sharing
 

@@ -495,6 +495,8 @@ FAULTS: Final = {
     "drops": "a message or an answer is lost",
     "doubles": "a message comes twice",
     "repeats": "a Dispatch is repeated",
+    "upgrades": "a capture starts again with another version",
+    "cuts": "the network is cut, or a cut ends",
 }
 
 

@@ -3,8 +3,9 @@
 `sharing_model` has the steps, `sharing_world` the nouns and the promises. This file explores, breadth first.
 It also shows that each guard is needed: `testdata/sharing.txt` has the shortest violation without it.
 
-The worlds are small: two ranges, three tables, one DDL, two or three captures, at most two owners. They have
-no initial load, no change of the number of partitions or of the changefeed's rules, and one writer a capture.
+The worlds are small: two ranges, three tables, one DDL, two or three captures, at most two owners. Ranges
+move, are joined and divided; captures die, are upgraded, and are cut off from one another. The worlds have no
+initial load, no change of the number of partitions or of the changefeed's rules, and one writer a capture.
 Time is constant. Guards of the edges (`server/feed.py`, the sinks) are the model's own, and it leaves them
 out. Guards of the machines are the product's, and they are patched away.
 
@@ -17,15 +18,16 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
-from tests.control.sharing_model import Model, Step
+from tests.control.sharing_model import OTHER_VERSION, Model, Step
 from tests.control.sharing_world import Bounds, Budget, Mail, Violation, World, words
 
 from tidegate.control.barrier import Barrier
@@ -36,12 +38,14 @@ from tidegate.control.messages import (
     DispatchResponse,
     FromOwner,
     Message,
+    RangeProgress,
     Sync,
 )
 from tidegate.control.metadata import Grant, GrantedRange
 from tidegate.control.owner import Owner
 from tidegate.control.processor import Processor
 from tidegate.model.timestamp import MAX
+from tidegate.server.able_captures import AbleCaptures
 
 TRACES: Final = Path(__file__).parent / "testdata" / "sharing.txt"
 HEAL_STEPS: Final = 400
@@ -80,11 +84,17 @@ GUARDS: Final[Mapping[str, str]] = {
     "ddl_cap": "the checkpoint stays below a DDL that is not delivered",
     "ddl_agreement": "the checkpoint waits while a capture knows other DDL than the owner",
     "ddl_ahead": "reports of a capture that knows DDL further than the owner count up to where both agree",
+    "edges": "a range with other edges than before counts as not delivered until it is reported",
+    "ranges_in_reports": "a report counts for the ranges that it names, and for no others of its capture",
+    "version": "captures of another version get no ranges while one of the owner's version can have them",
     "old_reports": "reports under an old token or incarnation do not count",
     "owner_proof": "an owner that has opened the sink looks whether it still is the owner",
 }
 
 _receive: Final = Processor.receive
+_grant: Final = Owner.grant
+_report: Final = Owner.report
+_able: Final = AbleCaptures.able
 
 
 def _of_any_epoch(self: Processor, message: FromOwner) -> bool:
@@ -111,6 +121,29 @@ def _any_report(self: Owner, capture: str, incarnation: int, granted: GrantedRan
     return self._ranges.get(granted.id)
 
 
+def _with_old_edges(self: Owner, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
+    before = list(self._ranges.items())
+    _grant(self, capture, incarnation, ranges)
+    for new in ranges:
+        known = [one.checkpoint for span, one in before if span.intersect(new.id) is not None]
+        self._ranges[new.id].checkpoint = max(known, default=0)
+
+
+def _for_all_ranges(self: Owner, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
+    reached = min((one.checkpoint_ts for one in progress), default=0)
+    for known in self._ranges.values():
+        if known.capture == capture:
+            known.checkpoint = max(reached, known.checkpoint)
+    self._least = None
+    return _report(self, capture, incarnation, progress)
+
+
+def _of_any_version(self: AbleCaptures, *, joined_s: float | None = None) -> list[str]:
+    for peer in self._peers:
+        peer.version = ""
+    return _able(self, joined_s=joined_s)
+
+
 def _is_same(self: Grant, stored: Grant | None) -> bool:
     return stored is not None and stored.is_same(self)
 
@@ -126,6 +159,9 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
     "ddl_agreement": (Owner, "receive_ddl", lambda self, capture, said: None),
     "ddl_ahead": (Owner, "agreed_to", property(lambda self: MAX)),
+    "edges": (Owner, "grant", _with_old_edges),
+    "ranges_in_reports": (Owner, "report", _for_all_ranges),
+    "version": (AbleCaptures, "able", _of_any_version),
     "old_reports": (Owner, "_of", _any_report),
 }
 """Guards of the machines: where they are, and what is there without them. `Model` has the others."""
@@ -147,6 +183,8 @@ GENTLE: Final = replace(IDLE, patience=True, zombies=False, prompt=AT_ONCE)
 """The owner waits for all, and a capture dies with its worker: so messages alone must keep order."""
 LACKING: Final = replace(RUNNING, target=4, ddl="late", lacks="b", prompt=ALL_AT_ONCE)
 """The catalogue of b has lost the DDL: nothing may count that b reports above it."""
+DEAF: Final = replace(RUNNING, options=(("a", "b"), ("a", "a"), ("b", "b")), whole=True, cut=(("a", "b"),))
+"""Once the network is cut, b receives nothing that a sends, and with that nothing of owner 1."""
 OVERTAKEN: Final = replace(LACKING, budget=Budget(shares=0, repeats=2))
 """The same, and a receives a stored checkpoint earlier than b does."""
 
@@ -192,6 +230,9 @@ CASES: Final[Mapping[str, Case]] = {
     "ddl_cap": Case(replace(RUNNING, target=4)),
     "ddl_agreement": Case(LACKING),
     "ddl_ahead": Case(replace(LACKING, ddl="ahead")),
+    "edges": Case(replace(RUNNING, budget=Budget(), options=(("a", "a"),), whole=True)),
+    "ranges_in_reports": Case(replace(RUNNING, budget=Budget(), options=(("a", "a"),))),
+    "version": Case(replace(RUNNING, budget=Budget(upgrades=1), options=(("a", "b"),))),
 }
 
 HARMLESS: Final[Mapping[str, tuple[Bounds, str]]] = {
@@ -246,12 +287,57 @@ CLEAN: Final[Mapping[str, Bounds]] = {
         options=(("c", "a"), ("b", "c")),
     ),
     "from the election on": Bounds(Budget(shares=1), target=2),
+    "ranges are joined and divided": replace(
+        RUNNING, budget=Budget(shares=2), options=(("a", "a"), ("b", "a")), target=4, prompt=ALL_AT_ONCE,
+        whole=True,
+    ),
+    "and owners and captures die": replace(
+        RUNNING, budget=Budget(shares=2, sessions=1, restarts=1), options=(("b", "b"), ("b", "a")), whole=True
+    ),
+    "a capture receives nothing": replace(DEAF, budget=Budget(shares=2, cuts=1, repeats=1)),
+    "two captures are cut off from each other": replace(
+        DEAF, budget=Budget(shares=2, cuts=2, sessions=1), cut=(("a", "b"), ("b", "a"))
+    ),
+    "one of three captures is cut off": replace(
+        DEAF,
+        captures="abc",
+        budget=Budget(shares=2, cuts=1, sessions=1),
+        options=(("a", "c"), ("b", "c"), ("a", "a"), ("b", "b"), ("c", "c")),
+        cut=(("a", "b"), ("b", "a")),
+    ),
+    "captures are upgraded one by one": replace(
+        RUNNING,
+        budget=Budget(shares=2, upgrades=2, sessions=1),
+        options=(("a", "b"), ("b", "a"), ("a", "a"), ("b", "b")),
+        whole=True,
+    ),
 }  # fmt: skip
 """With all guards: what is explored in CI up to CI_STATES each, and in the long form up to LONG_STATES."""
 CI_STATES: Final = 6_000
 LONG_STATES: Final = 250_000
 
 # --- exploring -------------------------------------------------------------------------------------------
+
+
+EVENTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sessions": ("'s session ends",),
+    "shares": (" gives LOW to ",),
+    "restarts": (" dies and starts again",),
+    "drops": ("lost: ", ", and no answer comes"),
+    "doubles": ("doubled: ",),
+    "repeats": (" repeats its Dispatch to ",),
+    "upgrades": (f" again with version {OTHER_VERSION}",),
+    "cuts": ("cut off", "the cut ends"),
+    "fenced": (" is fenced when it writes ",),
+}
+"""Kinds of steps that are counted, and how their words are recognised; the last that fits counts."""
+
+
+@cache
+def event_of(what: str) -> str:
+    """The kind of a step; empty: it is not counted."""
+    found = [name for name, parts in EVENTS.items() if any(part in what for part in parts)]
+    return found[-1] if found else ""
 
 
 @dataclass(frozen=True)
@@ -267,6 +353,8 @@ class Found:
     complete: bool = False
     """Whether it saw all states that the bounds allow."""
     sample: tuple[World, ...] = ()
+    events: Mapping[str, int] = field(default_factory=dict)
+    """How many steps there were of each kind (`EVENTS`)."""
 
 
 def explore(bounds: Bounds, off: tuple[str, ...] = (), limit: int = 1_000_000, every: int = 0) -> Found:
@@ -289,11 +377,13 @@ def explore(bounds: Bounds, off: tuple[str, ...] = (), limit: int = 1_000_000, e
 def _explore(model: Model, start: World, limit: int, every: int) -> Found:
     came_from: dict[World, tuple[World, str] | None] = {start: None}
     waiting, transitions, finished, sample = deque([start]), 0, 0, []
+    events: Counter[str] = Counter()
     while waiting and len(came_from) < limit:
         world = waiting.popleft()
         finished += world.store.checkpoint == model.bounds.target
         for what, step in model.steps(world):
             transitions += 1
+            events[event_of(what)] += 1
             try:
                 after = model.tidied(step())
                 if after in came_from:
@@ -306,7 +396,11 @@ def _explore(model: Model, start: World, limit: int, every: int) -> Found:
             waiting.append(after)
             if every and len(came_from) % every == 0:
                 sample.append(after)
-    return Found(len(came_from), transitions, finished, complete=not waiting, sample=tuple(sample))
+    del events[""]
+    complete = not waiting
+    return Found(
+        len(came_from), transitions, finished, complete=complete, sample=tuple(sample), events=events
+    )
 
 
 def _trace(came_from: Mapping[World, tuple[World, str] | None], world: World) -> list[str]:
@@ -351,8 +445,10 @@ def _step_to_begin(model: Model, world: World) -> Step | None:
 def heal(model: Model, world: World) -> int:
     """After how many steps without further faults the target is stored; -1: it is not within HEAL_STEPS.
 
-    When nothing moves any more, the owner shares out the ranges again, as it does when a capture fails.
+    When nothing moves any more, the owner shares out the ranges again, as it does when a capture fails. A cut
+    is a fault that lasts: the others must reach the target without the capture that is cut off.
     """
+    model.notices = True
     world, shares = world._replace(left=Budget(shares=0)), HEAL_SHARES
     seen = {world}
     for count in range(HEAL_STEPS):
@@ -433,18 +529,19 @@ def main() -> None:
     """Explore the long form, or write the traces again."""
     if sys.argv[1:] == ["--rewrite"]:
         return _rewrite()
-    states, wrong = 0, False
+    states, wrong, events = 0, False, Counter[str]()
     for name, bounds in CLEAN.items():
         began = time.monotonic()
         found = explore(bounds, limit=LONG_STATES)
         states, wrong = states + found.states, wrong or bool(found.violation)
+        events.update(found.events)
         verdict = found.violation or "clean" + (", and that is all" if found.complete else "")
         seconds = time.monotonic() - began
         print(
             f"{name}: {found.states:,} states, {found.transitions:,} transitions, {verdict}, {seconds:.0f} s"
         )
         print("".join(f"    {step}\n" for step in found.trace), end="", flush=True)
-    print(f"{states:,} states")
+    print(f"{states:,} states;", ", ".join(f"{name} {events[name]:,}" for name in EVENTS))
     sys.exit(wrong)
 
 

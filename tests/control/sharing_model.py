@@ -25,6 +25,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, Final
 
 from tests.control.sharing_world import (
@@ -92,9 +93,13 @@ from tidegate.control.owner import Effect, Finish, Owner
 from tidegate.control.processor import Goal, Processor
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
+from tidegate.server.peers import SILENT_S, Peers
+from tidegate.server.sharing import Sharing
 
 READ_TO: Final = {"late": 1, "ahead": 2}
 """By `Bounds.ddl`, the index in KNOWN up to which DDL may be read at any time."""
+OTHER_VERSION: Final = "2"
+"""The version of an upgraded capture."""
 Step = tuple[str, Callable[[], World]]
 """The name of a step, and a function that returns the world after it. May raise Violation."""
 
@@ -131,6 +136,11 @@ class Model:
         self.names = self.bounds.captures
         self.kept: dict[Hashable, Kept] = {}
         self._done: dict[Hashable, Any] = {}
+        self._cut_off: dict[Mail, bool] = {}
+        self.notices = False
+        """Whether owners know who does not answer, because much time has passed. Until then, they may give
+        ranges to a capture that is cut off.
+        """
 
     # --- machines ----------------------------------------------------------------------------------------
 
@@ -153,9 +163,13 @@ class Model:
         captures = tuple(self._started(i, 1, known) for i in range(count))
         return World((), captures, (), (), Store(), Sink((0,) * count), self.bounds.budget)
 
-    def _started(self, i: int, epoch: int, known: int) -> Capture:
-        machine = Processor(Header(1, "f", "i", 0, self.names[i], epoch, 0))
-        return Capture(epoch, self.keep(machine), known=known)
+    def _started(self, i: int, epoch: int, known: int, version: str = "") -> Capture:
+        machine = Processor(Header(1, "f", "i", 0, self.names[i], epoch, 0), version)
+        return Capture(epoch, self.keep(machine), known=known, version=version)
+
+    def _host(self, rev: int) -> str:
+        """The capture on which an owner is."""
+        return self.names[(rev - 1) % len(self.names)]
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -187,6 +201,13 @@ class Model:
         if left.restarts:
             for i in range(len(self.names)):
                 yield f"{self.names[i]} dies and starts again", partial(self.restarted, world, i)
+        for i in range(len(self.names)) if left.upgrades else ():
+            if world.captures[i].version != OTHER_VERSION:
+                what = f"{self.names[i]} dies and starts again with version {OTHER_VERSION}"
+                yield what, partial(self._upgraded, world, i)
+        if left.cuts and self.bounds.cut:
+            what = "the cut ends" if world.is_cut else self._words_of_cut()
+            yield what, partial(self._cut, world)
         for mail in dict.fromkeys(world.network):
             if left.drops:
                 yield f"lost: {words(mail)}", partial(self._lose, world, mail)
@@ -196,6 +217,16 @@ class Model:
     def _end_session(self, world: World) -> World:
         left = world.left._replace(sessions=world.left.sessions - 1)
         return world._replace(store=world.store._replace(owner=0), left=left)
+
+    def _cut(self, world: World) -> World:
+        """Cut the network, or end the cut."""
+        left = world.left._replace(cuts=world.left.cuts - 1)
+        return world._replace(is_cut=not world.is_cut, left=left)
+
+    def _words_of_cut(self) -> str:
+        (one, other), *_ = self.bounds.cut
+        both = (other, one) in self.bounds.cut
+        return f"{one} and {other} are cut off" if both else f"{other} is cut off from messages of {one}"
 
     def _lose(self, world: World, mail: Mail) -> World:
         return without_mail(_spent(world), mail)
@@ -216,16 +247,22 @@ class Model:
             return self.keep(owner)
 
         kept = self._once(("owner", checkpoint, known), make)
-        term = Term(rev, "meets", kept, known, ((0, 0),) * count, (None,) * count, (0,) * count, checkpoint)
+        version = world.captures[self.names.index(self._host(rev))].version
+        term = Term(
+            rev, "meets", kept, known, ((0, 0),) * count, (None,) * count, (0,) * count, checkpoint,
+            version=version, versions=("",) * count,
+        )  # fmt: skip
         world = world._replace(terms=(*world.terms, term), store=world.store._replace(owner=rev))
         for i in range(count):
             world = self._announce(world, rev - 1, i)
         return world
 
     def _announce(self, world: World, n: int, i: int) -> World:
-        term = world.terms[n]
-        header = Header(1, "f", "i", term.rev, self.names[i], 0, 0)
-        return posted(world, [Mail(self.names[i], wire(Announce(header, "")))])
+        return posted(world, [self._announcement(world.terms[n], self.names[i])])
+
+    @staticmethod
+    def _announcement(term: Term, name: str) -> Mail:
+        return Mail(name, wire(Announce(Header(1, "f", "i", term.rev, name, 0, 0), term.version)))
 
     def _owner_steps(self, world: World, n: int, term: Term) -> Iterator[Step]:
         """Yield the next steps of an owner, which follow from its state."""
@@ -233,8 +270,8 @@ class Model:
         if term.at in ("over", "finished"):
             return
         for i, name in enumerate(self.names):
-            mail = Mail(name, wire(Announce(Header(1, "f", "i", term.rev, name, 0, 0), "")))
-            may_be_lost = term.latest[i][0] > 0 or self.bounds.budget.drops > 0
+            mail = self._announcement(term, name)
+            may_be_lost = term.latest[i][0] > 0 or self.bounds.budget.drops > 0 or self.bounds.cut
             if may_be_lost and term.latest[i][0] < world.captures[i].epoch and mail not in world.network:
                 yield f"{who} announces itself to {name} again", partial(self._announce, world, n, i)
         match term.at:
@@ -274,23 +311,65 @@ class Model:
         met = {name for name, said in zip(self.names, term.latest, strict=True) if said[0]}
         if not world.left.shares or (self.bounds.patience and len(met) < len(self.names)):
             return
+        able = self._able(world, term, met)
         for option in self.bounds.options:
-            if {name for name in option if name} <= met:
+            if {name for name in option if name} <= able:
                 what = ", ".join(
                     f"{which} to {name or 'nobody'}"
                     for which, name in zip(("LOW", "HIGH"), option, strict=True)
                 )
                 yield f"owner {term.rev} gives {what}", partial(self._decide, world, n, option)
 
+    def _able(self, world: World, term: Term, met: set[str]) -> frozenset[str]:
+        """The captures that may get ranges, by the product's own rule (`Sharing.able`)."""
+        if not any(term.versions) and not (self.notices and world.is_cut):
+            return frozenset(met)
+        host, cut = self._host(term.rev), self.bounds.cut if self.notices and world.is_cut else ()
+
+        def find() -> frozenset[str]:
+            now = SimpleNamespace(monotonic=lambda: NOW)
+            node: Any = SimpleNamespace(capture=host, owner_rev=1, drained=set(), clock=now, burdens=dict)
+            peers, long_ago = Peers(), NOW - SILENT_S - 1.0
+            for name, version in zip(self.names, term.versions, strict=True):
+                if name in met:
+                    peer = peers[name]
+                    peer.met_rev, peer.met_at = 1, NOW
+                    peer.received_at = long_ago if (name, host) in cut else NOW
+                    peer.version = "" if version == term.version else "another"
+                    if (host, name) in cut:
+                        peer.say(1, long_ago)
+            sharing = Sharing(node, ALL, peers, lambda: list(peers))
+            return frozenset(sharing.captures.able(joined_s=0.0)) & met
+
+        key = "able", host, frozenset(met), term.version, term.versions, cut
+        found: frozenset[str] = self._once(key, find)
+        return found
+
+    def _check_versions(self, term: Term, takers: set[str]) -> None:
+        known = [
+            (name, version)
+            for name, version, said in zip(self.names, term.versions, term.latest, strict=True)
+            if said[0]
+        ]
+        others = [name for name, version in known if version != term.version]
+        if takers & set(others) and len(others) < len(known):
+            raise Violation(f"ranges are given to {min(takers & set(others))}, of another version")
+
+    def _spans(self, shares: tuple[str, ...], name: str) -> list[Span]:
+        """The ranges that a capture is to have."""
+        spans = [span for span, to in zip(RANGES, shares, strict=True) if to == name]
+        return [ALL] if self.bounds.whole and len(spans) == len(RANGES) else spans
+
     def _decide(self, world: World, n: int, option: tuple[str, ...]) -> World:
         """Let every capture stop; those that will have ranges prepare them."""
         term = world.terms[n]
+        self._check_versions(term, {name for name in option if name})
         world = world._replace(left=world.left._replace(shares=world.left.shares - 1))
         kept, _ = self._owner_does(term.kept, ("sink_lost", ()))
         world = with_term(world, n, term._replace(at="ends", shares=option, kept=kept, pending=()))
         for i, name in enumerate(self.names):
             if term.latest[i][0]:
-                spans = [span for span, to in zip(RANGES, option, strict=True) if to == name]
+                spans = self._spans(option, name)
                 wish = Wish.PREPARE if spans else Wish.REST
                 ranges = tuple(GrantedRange(span, (0, 0)) for span in spans)
                 world = self._dispatch(world, n, i, Asked(wish, 0, ranges, 0, term.latest[i][0]))
@@ -331,6 +410,8 @@ class Model:
         givers = {giver for one in changed.values() for giver in one.givers}
         left = tuple(sorted(givers)) if "owner_fence" not in self.off else ()
         at = "fences" if left and "fence_before_settled" not in self.off else "settles"
+        if self._gets_all(term):
+            left, at = (), "opens"
         world = stored(world, grants)
         term = term._replace(
             at=at, kept=kept, raises=raises, left=left,
@@ -338,13 +419,16 @@ class Model:
         )  # fmt: skip
         return with_term(world, n, term)
 
+    def _gets_all(self, term: Term) -> bool:
+        """Whether one capture gets all keys, and fences its givers itself."""
+        return self.bounds.whole and len(set(term.shares)) == 1
+
     def _grants(self, term: Term, token: tuple[int, int]) -> dict[str, Grant]:
         stored = {name: grant_of(data) for name, data in term.grants}
         takers = sorted({name for name in term.shares if name})
-        shares = {
-            name: [span for span, to in zip(RANGES, term.shares, strict=True) if to == name]
-            for name in takers
-        }
+        shares = {name: self._spans(term.shares, name) for name in takers}
+        if self._gets_all(term):
+            return metadata.raised(stored, takers[0], "i", token, shares[takers[0]], 1)
         if "all_givers" not in self.off:
             if "inherit" in self.off:
                 stored = {name: replace(one, givers={}) for name, one in stored.items()}
@@ -498,6 +582,8 @@ class Model:
             if "order" not in self.off and not self._is_later(said, term.latest[i]):
                 return world
             term = term._replace(latest=put_at(term.latest, i, said))
+        if isinstance(message, Sync) and message.processor_version != term.versions[i]:
+            term = term._replace(versions=put_at(term.versions, i, message.processor_version))
         calls: list[tuple[str, Any]] = []
         if isinstance(message, Sync | Checkpoint):
             ranges = message.checkpoints if isinstance(message, Sync) else message.ranges
@@ -723,19 +809,42 @@ class Model:
     # --- faults ------------------------------------------------------------------------------------------
 
     def restarted(self, world: World, i: int) -> World:
+        world = world._replace(left=world.left._replace(restarts=world.left.restarts - 1))
+        return self._again(world, i, world.captures[i].version)
+
+    def _upgraded(self, world: World, i: int) -> World:
+        world = world._replace(left=world.left._replace(upgrades=world.left.upgrades - 1))
+        return self._again(world, i, OTHER_VERSION)
+
+    def _again(self, world: World, i: int, version: str) -> World:
         capture = world.captures[i]
         machine, worker = capture.kept.machine, capture.worker
-        world = world._replace(left=world.left._replace(restarts=world.left.restarts - 1))
         if worker is not None and self.bounds.zombies:
             zombie = Zombie(self.names[i], worker, machine.reach, positions_of(machine))
             world = world._replace(zombies=tuple(sorted((*world.zombies, zombie))))
-        return with_capture(world, i, self._started(i, capture.epoch + 1, capture.known))
+        return with_capture(world, i, self._started(i, capture.epoch + 1, capture.known, version))
+
+    def _without_cut_off(self, world: World) -> World:
+        """Without the messages that a cut stops."""
+        if not world.is_cut or not any(map(self._is_cut_off, world.network)):
+            return world
+        return world._replace(network=tuple(one for one in world.network if not self._is_cut_off(one)))
+
+    def _is_cut_off(self, mail: Mail) -> bool:
+        if mail not in self._cut_off:
+            header = message_of(mail.text).header
+            owner, capture = self._host(header.owner_rev), header.capture
+            way = (owner, capture) if mail.to == capture else (capture, owner)
+            self._cut_off[mail] = way in self.bounds.cut
+        return self._cut_off[mail]
 
     def tidied(self, world: World) -> World:
         """Without those that can do nothing any more: two worlds that differ in them alone are one."""
+        world = self._without_cut_off(world)
         while now := [one for one in world.network if isinstance(message_of(one.text), self.bounds.prompt)]:
             step = next(iter(self._deliveries(world, now[0])), None)
             world = step[1]() if step is not None else without_mail(world, now[0])
+            world = self._without_cut_off(world)
         ended = {str(term.rev) for term in world.terms if term.at in ("over", "finished")}
         if any(mail.to in ended for mail in world.network) and "term_of_message" not in self.off:
             world = world._replace(network=tuple(mail for mail in world.network if mail.to not in ended))

@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 ALL: Final = Span(b"", b"")
 LOW, HIGH = RANGES = Span(b"", b"m"), Span(b"m", b"")
+NAMES: Final = {LOW: "LOW", HIGH: "HIGH", ALL: "all"}
 START: Final = 1
 """The changefeed's start ts."""
 DDL_TS: Final = 3
@@ -118,6 +119,8 @@ class Capture(NamedTuple):
     known: int = 1
     """Index in KNOWN."""
     worker: Worker | None = None
+    version: str = ""
+    """Of its program; empty: the one that all begin with."""
 
 
 class Asked(NamedTuple):
@@ -159,6 +162,10 @@ class Term(NamedTuple):
     """The epoch of its writer at the sink."""
     ddl_sent: int = 0
     """The ts of the last DDL that the sink had when it was opened."""
+    version: str = ""
+    """Of its capture's program when it was elected."""
+    versions: tuple[str, ...] = ()
+    """By capture, as its last Sync says."""
 
 
 class Store(NamedTuple):
@@ -201,6 +208,10 @@ class Budget(NamedTuple):
     """A message comes twice."""
     repeats: int = 0
     """An owner sends its last Dispatch to a capture again."""
+    upgrades: int = 0
+    """A capture dies and starts again with another version."""
+    cuts: int = 0
+    """The network is cut (`Bounds.cut`), or the cut ends."""
 
 
 class World(NamedTuple):
@@ -213,6 +224,8 @@ class World(NamedTuple):
     store: Store
     sink: Sink
     left: Budget
+    is_cut: bool = False
+    """Whether messages on the ways of `Bounds.cut` are lost."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +259,14 @@ class Bounds:
     """A message, in the words of a trace, of which a copy arrives only after that beginning."""
     restarted: str = ""
     """A capture that has started again after the late message and before it was first to run."""
+    whole: bool = False
+    """A capture that gets all keys gets them as one range, and fences its givers itself, as in the product.
+    Otherwise it gets two ranges, no range ever has other edges, and the owner fences.
+    """
+    cut: tuple[tuple[str, str], ...] = ()
+    """The ways, from one capture to another, that a cut of the network blocks. Owner 1 is on the first
+    capture, owner 2 on the second, and so on in turn.
+    """
 
 
 class Violation(Exception):
@@ -429,4 +450,4 @@ def words(mail: Mail) -> str:
 
 
 def _reached(found: Sequence[RangeProgress]) -> str:
-    return "".join(f", {'LOW' if one.id == LOW else 'HIGH'} at {one.checkpoint_ts}" for one in found)
+    return "".join(f", {NAMES[one.id]} at {one.checkpoint_ts}" for one in found)

@@ -111,7 +111,7 @@ LONG = Bounds(3, 2, 2, 1)
 """4.7 million states: six minutes."""
 REMOVED: Final = Bounds(2, 1, 1, 0, 1)
 """The changefeed is removed once, and another one begins."""
-LONG_REMOVED: Final = Bounds(3, 1, 1, 1, 1)
+LONG_REMOVED: Final = Bounds(3, 1, 1, 0, 1)
 
 
 @dataclass(frozen=True)

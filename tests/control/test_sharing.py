@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from tests.control.sharing import (
     CASES,
@@ -24,14 +26,27 @@ from tests.control.sharing import (
 from tests.control.sharing_model import Model
 from tests.control.sharing_world import Bounds
 
+from tidegate.server.peers import Peer
+
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_all_guards_keep_every_promise_and_without_faults_reach_the_target(name: str) -> None:
     found = explore(CLEAN[name], limit=CI_STATES, every=CI_STATES // 20)
     assert found.violation == "", "\n".join(found.trace)
-    print(f"{name}: {found.states:,} states, {found.transitions:,} transitions")
+    print(f"{name}: {found.states:,} states, {found.transitions:,} transitions, {dict(found.events)}")
+    budgeted = {what for what, count in CLEAN[name].budget._asdict().items() if count}
+    assert budgeted <= found.events.keys(), "something that may happen never does"
     steps = [heal(Model(CLEAN[name]), world) for world in found.sample]
     assert min(steps) >= 0, "from one of the sampled states the target is not reached"
+
+
+def test_a_capture_that_receives_nothing_would_be_waited_for_for_ever() -> None:
+    """If its silence were not noticed (`Peer.is_deaf`), ranges would be given to it again and again."""
+    bounds = CLEAN["a capture receives nothing"]
+    sample = [one for one in explore(bounds, limit=CI_STATES // 3, every=20).sample if one.is_cut]
+    with patch.object(Peer, "is_deaf", lambda self, now: False):
+        assert min(heal(Model(bounds), world) for world in sample) < 0
+    assert min(heal(Model(bounds), world) for world in sample) >= 0
 
 
 @pytest.mark.parametrize("guard", CASES)

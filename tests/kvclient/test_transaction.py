@@ -123,7 +123,6 @@ def test_a_commit_that_arrives_while_its_fate_is_looked_up_is_found(
     assert txn.settle() == commit_ts, "the rollback was refused, so it looked again"
 
 
-
 def test_a_large_transaction_is_cut_into_requests(pd: PdClient) -> None:
     txn = Transaction(pd)
     keys = [b"big%06d" % n for n in range(20_000)]

@@ -21,6 +21,7 @@ from tidegate.server.coming_ranges import ComingRanges
 from tidegate.server.message_client import MessageClient
 from tidegate.server.peers import SILENT_S
 from tidegate.server.recorder import segments
+from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import Tls
 from tidegate.workload.bank import BankWorkload
@@ -38,6 +39,7 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
     monkeypatch.setattr(feed_shares, "fence_writers", lambda plan, writers, alive: found.append(set(writers)))
+    monkeypatch.setattr(KafkaSink, "fence", lambda self, writers, prove: found.append(set(writers)))
     monkeypatch.setattr("tidegate.server.able_captures.JOIN_S", 0.5)
     return found
 
@@ -189,6 +191,10 @@ def test_a_feed_that_pauses_is_released_everywhere_and_resumes(
     check_order(first.lines("one"))
     assert first.call("DELETE", "/changefeeds/one")["http"] == 200
     wait_for(lambda: not second.capture.spans.held, "nothing is held for a feed that is gone")
+    node = first.capture.node
+    assert fenced[-1] == {node.capture, second.capture.node.capture}
+    left = [kv.key for kv in node.metadata.under(f"/tidegate/{node.cluster}/") if "/one" in kv.key]
+    assert left == [], "not even grants: their writers are fenced"
 
 
 def environment(tls: Tls | None) -> dict[str, str]:

@@ -58,20 +58,17 @@ class Table:
     """The commit ts of its rows, rising."""
     load: int = 0
     """Bytes of changes per second, as captures measure them."""
+    id: str = field(init=False)
+    """Its name, which is also the id of its span. No name begins with another one."""
+    span: Span = field(init=False)
+    """Its keys."""
+    task: SpanTask = field(init=False)
+    """The task to deliver it from its creation on."""
 
-    @property
-    def id(self) -> str:
-        """Its name, which is also the id of its span."""
-        return f"t{self.number:02d}"
-
-    @property
-    def span(self) -> Span:
-        """Its keys."""
-        return Span(self.id.encode(), self.id.encode() + b"\xff")
-
-    def task(self, checkpoint: Timestamp = 0) -> SpanTask:
-        """A task to deliver it from its creation on, or from a checkpoint."""
-        return SpanTask(self.id, self.span, self.number, max(self.created_ts, checkpoint))
+    def __post_init__(self) -> None:
+        self.id = f"t{self.number:02d}" if self.number < 100 else f"u{self.number:06d}"
+        self.span = Span(self.id.encode(), self.id.encode() + b"\xff")
+        self.task = SpanTask(self.id, self.span, self.number, self.created_ts)
 
     def first_after(self, ts: Timestamp) -> Timestamp:
         """The commit ts of the first row above a ts. 0: there is none."""
@@ -125,7 +122,7 @@ class Upstream:
         """Create a table. Returns its name."""
         ts = self.tso(now)
         table = self._add(ts)
-        self._log(ts, CREATE_TABLE, "create", table, added=(table.task(),))
+        self._log(ts, CREATE_TABLE, "create", table, added=(table.task,))
         return table.id
 
     def drop(self, now: float) -> str:
@@ -165,7 +162,7 @@ class Upstream:
     def tasks_at(self, checkpoint: Timestamp) -> list[SpanTask]:
         """The tables that are wanted at a checkpoint."""
         return [
-            table.task()
+            table.task
             for table in self.tables.values()
             if table.created_ts <= checkpoint and not 0 < table.dropped_ts <= checkpoint
         ]
